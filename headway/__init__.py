@@ -1,0 +1,33 @@
+"""Headway: run one PyTorch training script on any machine.
+
+`from headway import Accelerator` in the script, `headway launch script.py` in the shell. The names
+below are imported on first use (PEP 562), so that the command line starts without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from headway._version import __version__
+
+if TYPE_CHECKING:
+    from headway.accelerator import Accelerator as Accelerator
+    from headway.errors import HeadwayError as HeadwayError
+
+_HOMES = {
+    "Accelerator": "headway.accelerator",
+    "HeadwayError": "headway.errors",
+}
+
+__all__ = ["Accelerator", "HeadwayError", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,110 @@
+"""What the launcher tells a worker process, and how the worker reads it.
+
+Down goes one JSON value in the variable `HEADWAY_RUN`, beside torch's own RANK, WORLD_SIZE, ...
+The launcher and the runtime share nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from headway.errors import LaunchError, UsageError
+
+VARIABLE = "HEADWAY_RUN"
+VERSION = 1
+
+
+class RunContract(NamedTuple):
+    """The resolved settings that the runtime in the script obeys.
+
+    `origins` says for each of them where the value came from; `flags` names those that were typed
+    on the command line, which code in the script may not contradict.
+    """
+
+    device: str  # cpu, cuda or mps
+    mixed_precision: str  # no, fp16 or bf16
+    gradient_accumulation_steps: int
+    origins: Mapping[str, str]
+    flags: tuple[str, ...] = ()
+
+
+class Ranks(NamedTuple):
+    """This process's place among all processes, in torch's terms."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+
+def encode(run: RunContract) -> str:
+    """Return the value of `HEADWAY_RUN` for `run`."""
+    return json.dumps({"version": VERSION, **run._asdict()}, separators=(",", ":"))
+
+
+def decode(text: str) -> RunContract:
+    """Return the contract that `text`, a value of `HEADWAY_RUN`, holds.
+
+    Raises:
+        LaunchError: it is no contract, or one of another version of Headway.
+    """
+    try:
+        fields = json.loads(text)
+        version = fields.pop("version")
+        if version == VERSION:
+            fields["flags"] = tuple(fields["flags"])
+            return RunContract(**fields)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        version = None
+    raise LaunchError(
+        f"{VARIABLE} holds no run that this Headway understands"
+        + ("" if version is None else f" (version {version}, this one reads {VERSION})"),
+        where=f"environment {VARIABLE}={text[:60]!r}",
+        fix=f"use one version of Headway for launching and in the script, or `unset {VARIABLE}`",
+    )
+
+
+def read_run(environ: Mapping[str, str] = os.environ) -> RunContract | None:
+    """Return what the launcher told this process; None when no `headway launch` started it."""
+    text = environ.get(VARIABLE)
+    return None if text is None else decode(text)
+
+
+def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
+    """Return this process's ranks as the launcher (ours or torchrun) set them; None without one.
+
+    Raises:
+        UsageError: a variable is no number, or RANK is not below WORLD_SIZE.
+    """
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    if not 0 <= rank < world_size:
+        raise UsageError(
+            f"RANK is {rank}, but WORLD_SIZE is {world_size}",
+            where="the environment of this process",
+            fix="start the script with `headway launch` or torchrun, which set both",
+        )
+    return Ranks(
+        rank=rank,
+        local_rank=_number(environ, "LOCAL_RANK", rank),
+        world_size=world_size,
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise UsageError(
+            f"{name} is {text!r}, which is not a whole number",
+            where=f"environment {name}",
+            fix="start the script with `headway launch` or torchrun, which set it",
+        ) from None

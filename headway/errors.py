@@ -1,0 +1,96 @@
+"""Every error that Headway raises on purpose, and what each one tells the user.
+
+    HeadwayError            never raised itself
+    ├── ConfigError         a flag, variable, profile or script name that the user can mend  (exit 2)
+    ├── MachineError        this machine cannot do what was asked                            (exit 3)
+    ├── LaunchError         the ranks could not be started                                   (exit 4)
+    │   └── WorkerFailed    a rank failed                                    (exit: the rank's own)
+    ├── CheckpointError     a checkpoint is missing, damaged or does not fit                 (exit 1)
+    └── UsageError          a script calls the runtime in a way that cannot work             (exit 2)
+
+Raised deep, printed once in `headway/commands/main.py`. A traceback means a bug of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong, as a check found it; several can be shown at once."""
+
+    what: str
+    where: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  from: {self.where}\n  fix:  {self.fix}"
+
+
+class HeadwayError(Exception):
+    """Say what is wrong (with the value), where it came from, and what to do about it.
+
+    Args:
+        what: one sentence that holds the offending value.
+        where: the file and line, variable, flag or call that the value came from.
+        fix: what the user can type or change.
+    """
+
+    exit_code: int = 1
+
+    def __init__(self, what: str, *, where: str, fix: str) -> None:
+        self.problems: tuple[Problem, ...] = (Problem(what, where, fix),)
+        super().__init__(str(self.problems[0]))
+
+    @classmethod
+    def of(cls, problems: Sequence[Problem]) -> HeadwayError:
+        """Return one error that reports all `problems` (at least one)."""
+        error = cls(problems[0].what, where=problems[0].where, fix=problems[0].fix)
+        error.problems = tuple(problems)
+        error.args = ("\n".join(str(problem) for problem in problems),)
+        return error
+
+
+class ConfigError(HeadwayError):
+    """A flag, variable, profile or script name is wrong; the user can mend it."""
+
+    exit_code = 2
+
+
+class MachineError(HeadwayError):
+    """This machine cannot do what was asked."""
+
+    exit_code = 3
+
+
+class LaunchError(HeadwayError):
+    """The ranks could not be started."""
+
+    exit_code = 4
+
+
+class WorkerFailed(LaunchError):
+    """A rank failed; the launcher ends with that rank's own exit code."""
+
+    def __init__(self, what: str, *, where: str, fix: str, exit_code: int = 1) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.exit_code = exit_code
+
+
+class CheckpointError(HeadwayError):
+    """A checkpoint is missing, damaged or does not fit."""
+
+
+class UsageError(HeadwayError):
+    """A script calls the runtime in a way that cannot work."""
+
+    exit_code = 2
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """Return the name among `known` that `word` is most likely a typo of, if any is close."""
+    from difflib import get_close_matches  # only when something is wrong already
+
+    matches = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
