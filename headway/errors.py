@@ -1,12 +1,12 @@
 """Every error that Headway raises on purpose, and what each one tells the user.
 
     HeadwayError            never raised itself
-    ├── ConfigError         a flag, variable, profile or script name that the user can mend  (exit 2)
-    ├── MachineError        this machine cannot do what was asked                            (exit 3)
-    ├── LaunchError         the ranks could not be started                                   (exit 4)
-    │   └── WorkerFailed    a rank failed                                    (exit: the rank's own)
-    ├── CheckpointError     a checkpoint is missing, damaged or does not fit                 (exit 1)
-    └── UsageError          a script calls the runtime in a way that cannot work             (exit 2)
+    ├── ConfigError         a flag, variable, profile or script name is wrong     exit 2
+    ├── MachineError        this machine cannot do what was asked                 exit 3
+    ├── LaunchError         the ranks could not be started                        exit 4
+    │   └── WorkerFailed    a rank failed                                         exit: the rank's
+    ├── CheckpointError     a checkpoint is missing, damaged or does not fit      exit 1
+    └── UsageError          a script calls the runtime in a way that cannot work  exit 2
 
 Raised deep, printed once in `headway/commands/main.py`. A traceback means a bug of ours.
 """

@@ -1,0 +1,53 @@
+# One command each: `make demo` trains for real on two ranks, `make test` passes the tests,
+# `make check` is all that CI runs. Everything lives in .venv, made on first use.
+
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+	&& echo $$python && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --editable
+TREE := headway tests examples benchmarks
+FOLDERS := headway launcher commands config_wizard tests examples benchmarks
+
+.PHONY: demo test test-long check format lint types clean
+
+demo: $(VENV)/.demo
+	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+	$(BIN)/python tests/other_pythons.py
+
+test-long: $(VENV)/.test
+	$(BIN)/python -m pytest --long
+
+check: $(VENV)/.check format lint types test
+
+format: $(VENV)/.check
+	$(BIN)/ruff format --check $(FOLDERS)
+
+lint: $(VENV)/.check
+	$(BIN)/ruff check $(FOLDERS)
+
+types: $(VENV)/.check
+	$(BIN)/mypy $(TREE)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[examples]' --constraint constraints.txt
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[test]' --constraint constraints.txt
+	touch $@ $(VENV)/.demo
+
+$(VENV)/.check: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[test,lint]' --constraint constraints.txt
+	touch $@ $(VENV)/.test $(VENV)/.demo
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Headway needs Python 3.10 or newer, and none was found" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) .venv-3.* build dist headway.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,180 @@
+"""Settle every setting: default < detected < user profile < project profile < environment < flag.
+
+No exception to that order, and every value keeps its origin. Values that the user left to `auto`
+are worked out from the machine, after the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headway.contract import VARIABLE as RUN_VARIABLE
+from headway.errors import ConfigError, Problem, did_you_mean
+from headway.machine import Machine
+from headway.profile import Entry, find_project_profile, read_profile, user_profile_path
+from headway.settings import AUTO, TABLE, Origin, Setting, Settings, Value
+
+LAYERS = (
+    "default",
+    "detected",
+    "user profile",
+    "project profile",
+    "environment",
+    "flag",
+)
+
+Layer = Mapping[str, Entry]
+
+
+def profile_layers(folder: str, environ: Mapping[str, str] = os.environ) -> list[Layer]:
+    """Return what the user's and the project's profile say, in this order, where they exist.
+
+    Args:
+        folder: where the search for the project's `headway.yaml` starts.
+        environ: read for XDG_CONFIG_HOME.
+    """
+    layers: list[Layer] = []
+    user = user_profile_path(environ)
+    if os.path.lexists(user):
+        layers.append(read_profile(user, "user profile"))
+    project = find_project_profile(folder)
+    if project is not None:
+        layers.append(read_profile(project, "project profile"))
+    return layers
+
+
+def environment_layer(environ: Mapping[str, str] = os.environ) -> Layer:
+    """Return what the HEADWAY_* variables say.
+
+    Raises:
+        ConfigError: one of them belongs to no setting.
+    """
+    settings = {row.variable: name for name, row in TABLE.items()}
+    layer = {}
+    problems = []
+    for variable, text in environ.items():
+        # a launch inside a launch: the outer run's contract is not a setting of this one
+        if not variable.startswith("HEADWAY_") or variable == RUN_VARIABLE:
+            continue
+        where = f"environment {variable}"
+        if variable in settings:
+            layer[settings[variable]] = Entry(text, Origin("environment", where))
+        else:
+            problems.append(_unknown(f"{variable} is no variable of Headway", variable, settings))
+    if problems:
+        raise ConfigError.of(problems)
+    return layer
+
+
+def resolve(
+    layers: list[Layer], machine: Machine, environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """Return one typed value for every setting, each with its origin.
+
+    Args:
+        layers: from the weakest to the strongest, without the defaults.
+        machine: what `auto` is worked out from.
+        environ: read for OMP_NUM_THREADS, which beats what would be computed.
+
+    Raises:
+        ConfigError: all unknown names and impossible values at once.
+    """
+    problems: list[Problem] = []
+    default = Origin("default", "default")
+    values = {name: Value(row.default, default) for name, row in TABLE.items()}
+    for layer in layers:
+        for name, entry in layer.items():
+            if name not in TABLE:
+                problems.append(
+                    _unknown(f"{name!r} is no setting", name, TABLE, entry.origin.words)
+                )
+                continue
+            try:
+                value = TABLE[name].parse(entry.raw)
+            except ValueError as error:
+                problems.append(_impossible(TABLE[name], entry, str(error)))
+                continue
+            values[name] = _merged(values[name], Value(value, entry.origin))
+    if problems:
+        raise ConfigError.of(problems)
+    for name, detect in _DETECT.items():
+        if values[name].value == AUTO:
+            asked = values[name].origin
+            value, reason = detect(Settings(values), machine, environ)
+            words = f"detected: {reason}"
+            if asked.layer != "default":
+                words += f" (auto from {asked.words})"
+            values[name] = Value(value, Origin("detected", words))
+    return Settings(values)
+
+
+def _merged(old: Value, new: Value) -> Value:
+    """Maps (`env`) grow from layer to layer; all other values replace each other."""
+    if isinstance(new.value, dict) and old.value:
+        words = f"{old.origin.words}; {new.origin.words}"
+        return Value({**old.value, **new.value}, Origin(new.origin.layer, words))
+    return new
+
+
+def _impossible(row: Setting[Any], entry: Entry, reason: str) -> Problem:
+    raw = entry.raw if isinstance(entry.raw, str) else str(entry.raw)
+    written = raw if len(raw) <= 60 else raw[:57] + "..."
+    example = did_you_mean(raw, row.choices) or (row.choices or (row.example,))[0]
+    fix = {
+        "flag": f"pass `{row.flag} {example}`",
+        "environment": f"`export {row.variable}={example}`, or unset it",
+    }.get(entry.origin.layer, f"write `{row.name}: {example}`")
+    return Problem(f"{row.name} is {written!r}, {reason}", entry.origin.words, fix)
+
+
+def _unknown(what: str, name: str, known: Mapping[str, Any], where: str | None = None) -> Problem:
+    close = did_you_mean(name, known)
+    return Problem(
+        what + (f"; did you mean {close!r}?" if close else ""),
+        where or f"environment {name}",
+        "correct the name, or remove it; `headway config show` lists all settings",
+    )
+
+
+Detect = Callable[[Settings, Machine, Mapping[str, str]], tuple[object, str]]
+
+
+def _detect_device(_: Settings, machine: Machine, __: Mapping[str, str]) -> tuple[object, str]:
+    return machine.best_device()
+
+
+def _detect_num_processes(
+    settings: Settings, machine: Machine, _: Mapping[str, str]
+) -> tuple[object, str]:
+    if settings.device != "cuda":
+        return 1, f"one process on {settings.device}"
+    gpus = settings.devices.select(len(machine.visible_gpus))
+    return max(1, len(gpus)), f"one process for each of {len(gpus)} GPUs"
+
+
+def _detect_threads(
+    settings: Settings, machine: Machine, environ: Mapping[str, str]
+) -> tuple[object, str]:
+    for source, variables in (("env", settings.env), ("environment", environ)):
+        given = variables.get("OMP_NUM_THREADS", "")
+        first = given.split(",")[0].strip()  # "4,2" is 4 threads, 2 in a nested region
+        if first.isdecimal() and int(first) > 0:
+            return int(first), f"{source} OMP_NUM_THREADS={given}"
+    threads = max(1, machine.cores // settings.num_processes)
+    return threads, f"{machine.cores_reason} / {settings.num_processes}"
+
+
+def _detect_main_port(settings: Settings, _: Machine, __: Mapping[str, str]) -> tuple[object, str]:
+    if settings.num_machines > 1:
+        return 29500, "torch's usual port"
+    return None, "on one machine the system chooses a free port"
+
+
+_DETECT: Mapping[str, Detect] = {  # in the order in which they depend on each other
+    "device": _detect_device,
+    "num_processes": _detect_num_processes,
+    "threads_per_process": _detect_threads,
+    "main_port": _detect_main_port,
+}

@@ -1,0 +1,263 @@
+"""Every setting, declared once: type, default, choices, help; flags, profile keys, environment
+names, `--help` and the messages are derived from here.
+
+`Settings` is both the table (its class attributes) and, as an instance, one resolved set of typed
+values that remembers where each came from. No dataclasses here or elsewhere before the script
+starts: importing them costs a fifth of what a whole launch may cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+from headway.devices import ALL, DeviceSpec, parse_devices
+
+T = TypeVar("T")
+
+Raw = str | Sequence[str] | Mapping[str, str]
+"""A value as a source holds it: text from a flag or a variable; from YAML also a list or a map."""
+
+AUTO = "auto"
+"""Written by the user, or the default: let Headway work the value out from the machine."""
+
+
+class Origin(NamedTuple):
+    """Where a value came from: the layer, and the words for a person."""
+
+    layer: str  # one of resolve.LAYERS
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
+class Value(NamedTuple):
+    """A setting's value and its origin."""
+
+    value: Any
+    origin: Origin
+
+
+class Setting(Generic[T]):
+    """One row of the table.
+
+    Args:
+        parse: turns a raw value into the setting's type; raises ValueError with the reason.
+        default: the value when nobody says anything; AUTO where the machine decides.
+        help: one line for `--help` and the documentation.
+        metavar: how the value is written in `--help`.
+        choices: the values that are possible, where they can be counted.
+        of_launch_only: no training script is likely to have an option of this name.
+        needs_launcher: a value other than the default keeps a launcher beside the script.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        parse: Callable[[Raw], T],
+        default: object,
+        help: str,
+        *,
+        metavar: str = "",
+        choices: tuple[str, ...] = (),
+        of_launch_only: bool = False,
+        needs_launcher: bool = False,
+    ) -> None:
+        self._parse = parse
+        self.default = default
+        self.help = help
+        self.metavar = metavar or ("{" + ",".join(choices) + "}" if choices else "")
+        self.choices = choices
+        self.of_launch_only = of_launch_only
+        self.needs_launcher = needs_launcher
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, settings: None, owner: type) -> Setting[T]: ...
+    @overload
+    def __get__(self, settings: Settings, owner: type) -> T: ...
+    def __get__(self, settings: Settings | None, owner: type) -> Setting[T] | T:
+        if settings is None:
+            return self
+        value: T = settings.values[self.name].value
+        return value
+
+    @property
+    def flag(self) -> str:
+        """The flag of `headway launch`: --num-processes."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def example(self) -> str:
+        """A value that is possible, for messages."""
+        if self.default is None or self.default == {}:
+            return self.metavar
+        return str(self.default)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable: HEADWAY_NUM_PROCESSES."""
+        return "HEADWAY_" + self.name.upper()
+
+    def parse(self, raw: Raw) -> T | str:
+        """Return the value that `raw` means (AUTO where that is allowed).
+
+        Raises:
+            ValueError: it means none; the text goes on from "<name> is <raw>, ".
+        """
+        if self.default == AUTO and isinstance(raw, str) and raw.strip().lower() == AUTO:
+            return AUTO
+        return self._parse(raw)
+
+
+def _text(raw: Raw) -> str:
+    if not isinstance(raw, str):
+        raise ValueError(f"which is a {'map' if isinstance(raw, Mapping) else 'list'}, not a text")
+    if not raw.strip():
+        raise ValueError("which is empty")
+    return raw
+
+
+def _choice(*choices: str, same: Mapping[str, str] | None = None) -> Callable[[Raw], str]:
+    def parse(raw: Raw) -> str:
+        word = _text(raw).strip().lower()
+        word = (same or {}).get(word, word)
+        if word not in choices:
+            raise ValueError(f"but it must be one of {', '.join(choices)}")
+        return word
+
+    return parse
+
+
+def _count(minimum: int, maximum: int | None = None) -> Callable[[Raw], int]:
+    def parse(raw: Raw) -> int:
+        text = _text(raw).strip()
+        digits = text.removeprefix("-")
+        if not (digits.isdecimal() and digits.isascii()) or len(digits) > 9:
+            raise ValueError("which is not a whole number")
+        number = int(text)
+        if number < minimum or (maximum is not None and number > maximum):
+            allowed = f"from {minimum} to {maximum}" if maximum else f"{minimum} or more"
+            raise ValueError(f"but it must be {allowed}")
+        return number
+
+    return parse
+
+
+def _devices(raw: Raw) -> DeviceSpec:
+    if isinstance(raw, Mapping):
+        raise ValueError("which is a map, not a count or a list of indices")
+    return parse_devices(raw)
+
+
+def _path(raw: Raw) -> str:
+    from os.path import expanduser
+
+    return expanduser(_text(raw))
+
+
+def _variables(raw: Raw) -> dict[str, str]:
+    """Read a YAML map, or NAME=VALUE words quoted as in a shell."""
+    if isinstance(raw, Mapping):
+        pairs = list(raw.items())
+    else:
+        import shlex
+
+        words = shlex.split(raw) if isinstance(raw, str) else raw
+        for word in words:
+            if "=" not in word:
+                raise ValueError(f"in which {word!r} is not NAME=VALUE")
+        pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
+    for name, value in pairs:
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"in which {name!r} cannot be the name of a variable")
+    return dict(pairs)
+
+
+class Settings:
+    """The table of all settings; an instance holds one resolved value for each."""
+
+    device = Setting(
+        _choice("cpu", "cuda", "mps"),
+        AUTO,
+        "where the script computes",
+        choices=("auto", "cpu", "cuda", "mps"),
+    )
+    devices = Setting[DeviceSpec](
+        _devices,
+        ALL,
+        "which GPUs: a count (2), indices (0,2), or all",
+        metavar="SPEC",
+    )
+    num_processes = Setting(
+        _count(1),
+        AUTO,
+        "processes on this machine: a number, or auto (one for each GPU, else one)",
+        metavar="N",
+        of_launch_only=True,
+    )
+    mixed_precision = Setting(
+        # false and off are how YAML tools write the unquoted `no` back
+        _choice("no", "fp16", "bf16", same={"false": "no", "off": "no"}),
+        "no",
+        "precision of the forward pass",
+        choices=("no", "fp16", "bf16"),
+    )
+    gradient_accumulation_steps = Setting(
+        _count(1), 1, "micro-batches for each optimizer step", metavar="N"
+    )
+    threads_per_process = Setting(
+        _count(1),
+        AUTO,
+        "CPU threads of each process: a number, or auto (usable cores / processes)",
+        metavar="N",
+        of_launch_only=True,
+    )
+    num_machines = Setting(_count(1), 1, "machines in this run", metavar="M", of_launch_only=True)
+    machine_rank = Setting(
+        _count(0), 0, "this machine's place among them, from 0", metavar="R", of_launch_only=True
+    )
+    main_address = Setting[str | None](
+        _text, None, "name or IP address of machine 0", metavar="HOST", of_launch_only=True
+    )
+    main_port = Setting[int | None](
+        _count(1, 65535),
+        AUTO,
+        "port on machine 0 (auto: 29500; on one machine the system chooses)",
+        metavar="PORT",
+        of_launch_only=True,
+    )
+    max_restarts = Setting(
+        _count(0),
+        0,
+        "how often all processes are started again after a failure",
+        metavar="N",
+        of_launch_only=True,
+        needs_launcher=True,
+    )
+    log_dir = Setting[str | None](
+        _path,
+        None,
+        "folder that keeps one log file for each process",
+        metavar="DIR",
+        needs_launcher=True,
+    )
+    env = Setting[dict[str, str]](
+        _variables, {}, "extra environment variable for the script", metavar="NAME=VALUE"
+    )
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self.values = values
+
+    def origin(self, name: str) -> Origin:
+        """Return where the value of the setting `name` came from."""
+        return self.values[name].origin
+
+
+TABLE: Mapping[str, Setting[Any]] = {
+    name: row for name, row in vars(Settings).items() if isinstance(row, Setting)
+}
