@@ -1,0 +1,110 @@
+"""Flags: derived from the settings table, strict, with `-` or `_` between words."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from headway.errors import ConfigError, did_you_mean
+from headway.profile import Entry
+from headway.resolve import Layer
+from headway.settings import TABLE, Origin
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that abbreviates nothing and fails with a ConfigError, not usage text."""
+
+    def __init__(self, command: str, description: str, usage: str | None = None) -> None:
+        super().__init__(
+            prog=f"headway {command}",
+            description=description,
+            usage=usage,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.HelpFormatter(
+                prog, max_help_position=34, width=96
+            ),
+        )
+        self.known: dict[str, bool] = {"--help": False, "-h": False}  # flag: does it take a value?
+
+    def flag(self, name: str, *, short: str | None = None, **options: Any) -> None:
+        """Add one flag; `metavar` makes it take a value."""
+        for spelling in filter(None, (name, short)):
+            self.known[spelling] = "metavar" in options
+        if "metavar" not in options:
+            options.setdefault("action", "store_true")
+        self.add_argument(*filter(None, (short, name)), **options)
+
+    def setting_flags(self) -> None:
+        """Add a flag for every setting; absent ones are None, so that profiles can speak."""
+        for row in TABLE.values():
+            options: dict[str, Any] = {"metavar": row.metavar, "help": row.help}
+            if row.default == {}:
+                options |= {"action": "append", "help": f"{row.help} (repeatable)"}
+            self.flag(row.flag, dest=row.name, **options)
+
+    def split(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the launcher's own part of `argv`, spelled with dashes, and all that follows.
+
+        The first word that is neither a flag nor a flag's value begins the second part.
+
+        Raises:
+            ConfigError: a flag is unknown, or lacks its value.
+        """
+        own: list[str] = []
+        words = list(argv)
+        while words and words[0].startswith("-") and words[0] not in ("-", "--"):
+            name, equals, value = words.pop(0).partition("=")
+            name = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
+            if name not in self.known:
+                self._refuse(name)
+            if self.known[name] and not equals:
+                if not words:
+                    self._needs_value(name)
+                value = words.pop(0)
+            elif equals and not self.known[name]:
+                raise ConfigError(
+                    f"{name} takes no value, and was given {value!r}",
+                    where="the command line",
+                    fix=f"pass {name} alone, or leave it out",
+                )
+            own.append(f"{name}={value}" if self.known[name] and name.startswith("--") else name)
+            if self.known[name] and not name.startswith("--"):
+                own.append(value)
+        return own, words
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
+
+    def _refuse(self, name: str) -> NoReturn:
+        close = did_you_mean(name, self.known)
+        raise ConfigError(
+            f"{name} is no flag of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
+            where="the command line",
+            fix="flags of the script stand after the script"
+            if self.prog.endswith("launch")
+            else f"see `{self.prog} --help`",
+        )
+
+    def _needs_value(self, name: str) -> NoReturn:
+        raise ConfigError(
+            f"{name} needs a value, and the command line ends there",
+            where="the command line",
+            fix=f"see `{self.prog} --help`",
+        )
+
+
+def flag_layer(parsed: argparse.Namespace) -> Layer:
+    """Return what the flags of `Parser.setting_flags` say."""
+    given = {name: getattr(parsed, name) for name in TABLE if getattr(parsed, name) is not None}
+    return {
+        name: Entry(raw, Origin("flag", f"flag {TABLE[name].flag}")) for name, raw in given.items()
+    }
+
+
+def mentioned(words: Iterable[str], parser: Parser) -> list[str]:
+    """Return those of a script's own arguments that are also flags of `parser`."""
+    spelled = (
+        "--" + word[2:].partition("=")[0].replace("_", "-") for word in words if word[:2] == "--"
+    )
+    return [name for name in spelled if name in parser.known and name != "--help"]

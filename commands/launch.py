@@ -1,0 +1,162 @@
+"""`headway launch [flags] script.py [args]`: run a training script in one or many processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from headway.commands.flags import Parser, flag_layer, mentioned
+from headway.errors import ConfigError, did_you_mean
+from headway.launcher.plan import LaunchPlan, Program, build_plan
+from headway.machine import detect_machine
+from headway.profile import Entry
+from headway.resolve import environment_layer, profile_layers, resolve
+from headway.settings import TABLE, Origin
+
+USAGE = """\
+headway launch [flags] script.py [args of the script]
+       headway launch [flags] -m module [args of the module]"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `headway launch` with these words and return the exit code."""
+    parser = make_parser()
+    own, rest = parser.split(argv)
+    parsed = parser.parse_args(own)
+    separated = rest[:1] == ["--"]
+    if separated:
+        rest = rest[1:]
+    program = _program(parsed.module, rest)
+    if not separated:
+        _refuse_misplaced_flags(program, parser)
+    environ = dict(os.environ)
+    machine = detect_machine(environ)
+    flags = dict(flag_layer(parsed))
+    if parsed.cpu:
+        flags["device"] = _cpu_flag(flags.get("device"))
+    layers = [*profile_layers(os.getcwd(), environ), environment_layer(environ), flags]
+    plan = build_plan(
+        resolve(layers, machine, environ),
+        machine,
+        program,
+        python=sys.executable,
+        environ=environ,
+        supervise=parsed.supervise,
+    )
+    if parsed.dry_run:
+        from headway.launcher.describe import describe
+
+        print(describe(plan))
+        return 0
+    if not parsed.quiet:
+        _announce(plan)
+    from headway.launcher.run import run
+
+    return run(plan, environ)
+
+
+def make_parser() -> Parser:
+    """Return the parser of the launcher's own flags."""
+    parser = Parser(
+        "launch",
+        "Run a training script in one or many processes on this machine, or on several. "
+        "Everything after the script belongs to the script.",
+        usage=USAGE,
+    )
+    parser.flag("--module", short="-m", metavar="MODULE", help="run a module, as python -m does")
+    parser.flag("--cpu", help="the same as --device cpu")
+    parser.flag("--supervise", help="keep the launcher beside a single process, as one rank")
+    parser.flag(
+        "--dry-run", help="print the plan, with the origin of each value, and start nothing"
+    )
+    parser.flag("--quiet", short="-q", help="do not print the plan's one line at the start")
+    parser.setting_flags()
+    return parser
+
+
+def _program(module: str | None, rest: list[str]) -> Program:
+    if module is not None:
+        return Program(module, tuple(rest), is_module=True)
+    if not rest:
+        raise ConfigError(
+            "no script is named", where="the command line", fix="headway launch train.py"
+        )
+    script = rest[0]
+    if os.path.isdir(script) and not os.path.isfile(os.path.join(script, "__main__.py")):
+        raise ConfigError(
+            f"{script!r} is a directory without a __main__.py, not a script",
+            where="the command line",
+            fix="name the script inside it",
+        )
+    if not os.path.exists(script):
+        close = _similar_file(script)
+        raise ConfigError(
+            f"there is no script {script!r}" + (f"; did you mean {close!r}?" if close else ""),
+            where=f"the command line, seen from {os.getcwd()}",
+            fix="check the path; a module is run with -m",
+        )
+    if not os.access(script, os.R_OK):
+        raise ConfigError(
+            f"the script {script!r} may not be read by this user",
+            where="the command line",
+            fix=f"chmod u+r {script}",
+        )
+    return Program(script, tuple(rest[1:]))
+
+
+def _similar_file(script: str) -> str | None:
+    folder = os.path.dirname(script)
+    try:
+        files = [name for name in os.listdir(folder or ".") if name.endswith(".py")]
+    except OSError:
+        return None
+    close = did_you_mean(os.path.basename(script), files)
+    return close and os.path.join(folder, close)
+
+
+def _refuse_misplaced_flags(program: Program, parser: Parser) -> None:
+    """Stop where a launcher's flag stands after a script that does not know it.
+
+    All that follows the script belongs to it; but a name such as --num-processes, which no line of
+    the script mentions, was meant for us, and the script would at best ignore it.
+    """
+    of_launch_only = {row.flag for row in TABLE.values() if row.of_launch_only} | {"--dry-run"}
+    misplaced = [name for name in mentioned(program.args, parser) if name in of_launch_only]
+    if not misplaced or program.is_module:
+        return
+    text = _source(program.name)
+    for name in misplaced:
+        word = name.removeprefix("--")
+        if text is not None and word not in text and word.replace("-", "_") not in text:
+            raise ConfigError(
+                f"{name} stands after the script, and {program.name} does not mention it",
+                where="the command line",
+                fix=f"put {name} before the script; if it is the script's, write "
+                f"`headway launch [flags] -- {program.name} ...`",
+            )
+
+
+def _source(path: str) -> str | None:
+    if not path.endswith(".py") or not os.path.isfile(path):
+        return None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _cpu_flag(device: Entry | None) -> Entry:
+    if device is not None and device.raw != "cpu":
+        raise ConfigError(
+            f"--cpu and --device {device.raw} contradict each other",
+            where="the command line",
+            fix="pass one of the two",
+        )
+    return Entry("cpu", Origin("flag", "flag --cpu"))
+
+
+def _announce(plan: LaunchPlan) -> None:
+    from headway.launcher.describe import summary
+
+    for note in plan.notes:
+        print(f"headway: note: {note}", file=sys.stderr)
+    print(f"headway: {summary(plan)}", file=sys.stderr, flush=True)

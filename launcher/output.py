@@ -1,0 +1,176 @@
+"""The ranks' output: read from pipes as it comes, written line by line with the rank in front.
+
+One thread waits for all pipes at once; nothing is polled. On a terminal a progress bar stays a bar:
+a carriage return ends a piece too, and a piece that stands still is shown before its line is done.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import threading
+import time
+from typing import BinaryIO, TextIO
+
+_IDLE_S = 0.1  # an unfinished line is shown on a terminal after this
+_DRAIN_S = 1.0  # what a dead rank's grandchildren may still write is waited for no longer
+_LONGEST = 2**20  # bytes of one line that are kept together
+
+
+class Output:
+    """Reads the ranks' pipes until they close; `close` waits for the rest and ends the thread.
+
+    Args:
+        prefixed: put `[rank] ` before each line.
+        folder: keep a copy in `folder/rank_R_attempt_A.log`, without the prefix.
+    """
+
+    def __init__(self, *, prefixed: bool, folder: str | None) -> None:
+        self._prefixed = prefixed
+        self._folder = folder
+        self._consoles = {1: _Console(sys.stdout), 2: _Console(sys.stderr)}
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._added: list[_Stream] = []
+        self._deadline: float | None = None
+        self._thread = threading.Thread(target=self._pump, name="headway-output", daemon=True)
+        self._thread.start()
+
+    def add(self, rank: int, attempt: int, pipes: dict[int, int]) -> None:
+        """Read a new rank's pipes, {1: fd of stdout, 2: fd of stderr}; closes them in the end."""
+        log = None
+        if self._folder is not None:
+            path = os.path.join(self._folder, f"rank_{rank}_attempt_{attempt}.log")
+            log = _Log(open(path, "wb"), len(pipes))  # noqa: SIM115  closed with its last stream
+        prefix = f"[{rank}] ".encode() if self._prefixed else b""
+        for target, fd in pipes.items():
+            self._added.append(_Stream(fd, prefix, self._consoles[target], log))
+        self._wake()
+
+    def close(self) -> None:
+        """Write what is left and stop reading."""
+        self._deadline = time.monotonic() + _DRAIN_S
+        self._wake()
+        self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        self._selector.close()
+
+    def _wake(self) -> None:
+        os.write(self._wake_write, b"\0")
+
+    def _pump(self) -> None:
+        streams: set[_Stream] = set()
+        while self._deadline is None or (streams and time.monotonic() < self._deadline):
+            waiting = any(stream.is_unfinished for stream in streams)
+            timeout = _IDLE_S if waiting or self._deadline is not None else None
+            ready = self._selector.select(timeout)
+            for key, _ in ready:
+                if key.data is None:
+                    os.read(self._wake_read, 4096)
+                elif not key.data.read():
+                    self._selector.unregister(key.fd)
+                    streams.discard(key.data)
+                    key.data.finish()
+            while self._added:
+                stream = self._added.pop()
+                self._selector.register(stream.fd, selectors.EVENT_READ, stream)
+                streams.add(stream)
+            if not ready:
+                for stream in streams:
+                    stream.show_unfinished()
+        for stream in streams:
+            stream.finish()
+
+
+class _Log:
+    """One rank's file, shared by its two streams."""
+
+    def __init__(self, file: BinaryIO, users: int) -> None:
+        self._file = file
+        self._users = users
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._file.flush()
+
+    def release(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self._file.close()
+
+
+class _Console:
+    """One of the launcher's own streams; knows whose unfinished line the cursor stands in."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._file = stream.buffer
+        self.is_terminal = stream.isatty()
+        self._open: object = None
+        self.is_closed = False
+
+    def write(self, owner: object, piece: bytes, prefix: bytes) -> None:
+        lead = b""
+        if self._open is not owner:
+            lead = (b"\n" if self._open is not None else b"") + prefix
+        elif piece.startswith(b"\r"):
+            piece = b"\r" + prefix + piece[1:]
+        try:
+            self._file.write(lead + piece)
+            self._file.flush()
+        except (BrokenPipeError, ValueError):
+            self.is_closed = True
+        self._open = None if piece.endswith(b"\n") else owner
+
+
+class _Stream:
+    """One pipe of one rank."""
+
+    def __init__(self, fd: int, prefix: bytes, console: _Console, log: _Log | None) -> None:
+        self.fd = fd
+        self._prefix = prefix
+        self._console = console
+        self._log = log
+        self._rest = b""
+
+    @property
+    def is_unfinished(self) -> bool:
+        return bool(self._rest) and self._console.is_terminal
+
+    def read(self) -> bool:
+        """Take what there is; False at the end, or when nobody reads the launcher's output."""
+        data = os.read(self.fd, 65536)
+        if not data or self._console.is_closed:
+            return False
+        if self._log is not None:
+            self._log.write(data)
+        self._rest += data
+        self._show_lines()
+        return True
+
+    def _show_lines(self) -> None:
+        *lines, self._rest = self._rest.split(b"\n")
+        for line in lines:
+            self._console.write(self, line + b"\n", self._prefix)
+        if self._console.is_terminal and b"\r" in self._rest[1:]:
+            drawn, _, last = self._rest.rpartition(b"\r")
+            self._console.write(self, drawn, self._prefix)
+            self._rest = b"\r" + last
+        if len(self._rest) > _LONGEST:
+            self.show_unfinished()
+
+    def show_unfinished(self) -> None:
+        if self._rest and (self._console.is_terminal or len(self._rest) > _LONGEST):
+            self._console.write(self, self._rest, self._prefix)
+            self._rest = b""
+
+    def finish(self) -> None:
+        """Show an unfinished last line, and give the pipe and the log back."""
+        if self._rest:
+            self._console.write(self, self._rest + b"\n", self._prefix)
+            self._rest = b""
+        os.close(self.fd)
+        if self._log is not None:
+            self._log.release()

@@ -1,0 +1,273 @@
+"""How the machines of a run find each other: fixed machine ranks over one TCPStore.
+
+torch's own c10d rendezvous sorts the machines itself (an agent that asked for rank 1 can get 0).
+Here machine 0 listens, the others connect, and every machine keeps the rank it was given. A run on
+one machine listens on the loopback device only.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import sys
+from datetime import timedelta
+
+from torch.distributed import DistError, PrefixStore, Store, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+
+from headway.errors import LaunchError
+from headway.launcher.plan import LOOPBACK
+
+BACKEND = "headway"
+JOIN_TIMEOUT_S = 600.0
+_PATIENCE_S = 3.0  # silence before a line says whom we wait for
+
+
+class FixedRendezvous(RendezvousHandler):
+    """One agent's membership in a run of `num_machines` agents whose ranks are settled beforehand.
+
+    Each call of `next_rendezvous` opens the next round: all machines join it, and the ranks of one
+    round meet under keys of their own. A machine that opens a round early calls the others to it.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        machine_rank: int,
+        num_machines: int,
+        run_id: str,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+    ) -> None:
+        self.address = address
+        self.port = port  # 0: the system chooses, known after the first round
+        self.machine_rank = machine_rank
+        self.num_machines = num_machines
+        self.run_id = run_id
+        self.join_timeout_s = join_timeout_s
+        self.round = -1
+        self._server: Store | None = None
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks meet in the agents' store: no second port, and nothing to race for."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Join the next round and return when all machines have.
+
+        Raises:
+            LaunchError: machine 0 cannot be reached, the port is taken, a machine is missing or its
+                settings do not fit ours.
+        """
+        try:
+            if self._server is None:
+                self._server = self._listen() if self.machine_rank == 0 else self._connect()
+            self.round += 1
+            store = PrefixStore(f"round_{self.round}", self._server)
+            if self.num_machines > 1:
+                self._meet(store)
+        except DistError as error:
+            raise self._lost(error) from None
+        return RendezvousInfo(
+            store,
+            self.machine_rank,
+            self.num_machines,
+            RendezvousStoreInfo(self.address, self.port),
+        )
+
+    def num_nodes_waiting(self) -> int:
+        """Return whether another machine has called for the next round (it lost its ranks).
+
+        Raises:
+            LaunchError: another machine gave up, or machine 0 is gone.
+        """
+        if self._server is None or self.num_machines == 1:
+            return 0
+        try:
+            if self._server.check(["failed"]):
+                machine = self._server.get("failed").decode()
+                raise LaunchError(
+                    f"machine {machine} failed, so this one stopped too",
+                    where=f"machine {self.machine_rank} of {self.num_machines}",
+                    fix=f"read the output of machine {machine}: the cause stands there",
+                )
+            return int(self._server.check([f"round_{self.round + 1}/called"]))
+        except DistError as error:
+            raise self._lost(error) from None
+
+    def announce_failure(self) -> None:
+        """Tell the other machines that this one gives up."""
+        if self._server is not None and self.num_machines > 1:
+            try:
+                if not self._server.check(["failed"]):
+                    self._server.set("failed", str(self.machine_rank))
+            except DistError:
+                pass  # machine 0 is gone; the others notice by themselves
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def get_run_id(self) -> str:
+        return self.run_id
+
+    def shutdown(self) -> bool:
+        self._server = None
+        return True
+
+    def _listen(self) -> TCPStore:
+        listener = _bind(self.address, self.port)
+        self.port = listener.getsockname()[1]
+        return TCPStore(
+            self.address,
+            self.port,
+            is_master=True,
+            timeout=timedelta(seconds=self.join_timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),  # the store closes it
+        )
+
+    def _connect(self) -> TCPStore:
+        _wait_for_port(self.address, self.port, self.machine_rank, self.join_timeout_s)
+        return TCPStore(
+            self.address,
+            self.port,
+            is_master=False,
+            timeout=timedelta(seconds=self.join_timeout_s),
+            wait_for_workers=False,
+        )
+
+    def _meet(self, store: Store) -> None:
+        """Wait until every machine has joined this round, and check that all mean the same run."""
+        store.set("called", "1")
+        if store.add(f"claim_{self.machine_rank}", 1) > 1:
+            raise LaunchError(
+                f"machine_rank {self.machine_rank} was given to two machines",
+                where=f"the run at {self.address}:{self.port}",
+                fix=f"give every machine its own --machine-rank, from 0 to {self.num_machines - 1}",
+            )
+        store.set(f"machine_{self.machine_rank}", json.dumps(self.num_machines))
+        keys = {rank: f"machine_{rank}" for rank in range(self.num_machines)}
+        for patience_s in (_PATIENCE_S, self.join_timeout_s - _PATIENCE_S):
+            try:
+                store.wait(list(keys.values()), timedelta(seconds=max(patience_s, 1)))
+                break
+            except DistError:
+                missing = [str(rank) for rank, key in keys.items() if not store.check([key])]
+                if patience_s == _PATIENCE_S:
+                    _say(f"waiting for machine {', '.join(missing)} of {self.num_machines}")
+        else:
+            raise LaunchError(
+                f"machine {', '.join(missing)} did not join within {self.join_timeout_s:.0f} s",
+                where=f"machine {self.machine_rank} of {self.num_machines}",
+                fix="run the same command there, with its own --machine-rank",
+            )
+        expected = json.loads(store.get("machine_0"))
+        if expected != self.num_machines:
+            raise LaunchError(
+                f"num_machines is {self.num_machines} here, but {expected} on machine 0",
+                where=f"machine {self.machine_rank}, and machine 0 at {self.address}",
+                fix="pass the same --num-machines on every machine",
+            )
+
+    def _lost(self, error: Exception) -> LaunchError:
+        return LaunchError(
+            f"the connection to machine 0 at {self.address}:{self.port} is lost",
+            where=f"machine {self.machine_rank} of {self.num_machines}; torch says: "
+            f"{str(error).splitlines()[0]}",
+            fix="look at the output of machine 0: it stopped, or the network between you did",
+        )
+
+
+def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """Build a handler from torch's parameters, as its registry asks for one."""
+    host, _, port = params.endpoint.rpartition(":")
+    return FixedRendezvous(
+        address=host,
+        port=int(port),
+        machine_rank=int(params.get("machine_rank")),
+        num_machines=params.max_nodes,
+        run_id=params.run_id,
+    )
+
+
+rendezvous_handler_registry.register(BACKEND, create_handler)
+
+
+def _bind(address: str, port: int) -> socket.socket:
+    """Return a socket that listens on `address`, or on all of them if it is not this machine's."""
+    for host in (address, ""):
+        try:
+            family = socket.AF_INET if host == "" else _family(host)
+            return socket.create_server((host, port), family=family, backlog=2048)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise LaunchError(
+                    f"port {port} is in use on this machine",
+                    where=f"main_address {address}, main_port {port}",
+                    fix="pass another --main-port, the same on every machine",
+                ) from None
+            if error.errno == errno.EACCES:
+                raise LaunchError(
+                    f"port {port} may not be opened by this user",
+                    where=f"main_address {address}, main_port {port}",
+                    fix="pass a --main-port above 1023, the same on every machine",
+                ) from None
+            if address == LOOPBACK or host == "" or isinstance(error, socket.gaierror):
+                raise _unknown_address(address, error) from None
+    raise AssertionError("the loop returns or raises")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+
+
+def _wait_for_port(address: str, port: int, machine_rank: int, timeout_s: float) -> None:
+    """Return once something listens there, so that a wrong address is named and not waited for."""
+    import time
+
+    deadline = time.monotonic() + timeout_s
+    speak_at = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=5).close()
+            return
+        except socket.gaierror as error:
+            raise _unknown_address(address, error) from None
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"machine {machine_rank} cannot reach machine 0 at {address}:{port}: "
+                    f"{error.strerror or error}",
+                    where=f"main_address {address}, main_port {port}",
+                    fix="start the run on machine 0, and let its firewall pass that port",
+                ) from None
+            if time.monotonic() > speak_at:
+                _say(f"waiting for machine 0 at {address}:{port} ({error.strerror or error})")
+                speak_at = deadline
+            time.sleep(0.2)
+
+
+def _unknown_address(address: str, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"main_address {address!r} cannot be used: {error.strerror or error}",
+        where=f"main_address {address}",
+        fix="pass --main-address with a name or IP address of machine 0 that every machine knows",
+    )
+
+
+def _say(line: str) -> None:
+    print(f"headway: {line}", file=sys.stderr, flush=True)

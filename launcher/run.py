@@ -1,0 +1,67 @@
+"""Carries a plan out: one process replaces the launcher, several run under the agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from headway.errors import LaunchError
+from headway.launcher.plan import LaunchPlan
+
+
+def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
+    """Run the plan to its end and return the exit code; does not return for an exec'ed script.
+
+    Args:
+        plan: the launch.
+        environ: what the processes inherit, before the plan's changes.
+
+    Raises:
+        LaunchError: the processes could not be started.
+        WorkerFailed: one of several failed.
+    """
+    environment = changed(plan, environ)
+    if plan.supervised is None:
+        replace_with_script(plan, environment)
+    from headway.launcher.agent import supervise  # imports torch
+
+    return supervise(plan, environment)
+
+
+def changed(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` with the plan's changes."""
+    environment = dict(environ)
+    for name, change in plan.environment.items():
+        if change.value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = change.value
+    return environment
+
+
+def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:
+    """Become the script's Python: its pid, terminal, stdin, signals and exit code are then its own.
+
+    Raises:
+        LaunchError: the system refuses to run it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and exec would hand that on
+        number = getattr(signal, name, None)
+        if number is not None:
+            signal.signal(number, signal.SIG_DFL)
+    command = plan.program.command(plan.python)
+    try:
+        os.execve(plan.python, command, environment)
+    except OSError as error:
+        raise LaunchError(
+            f"{plan.python} cannot be started: {error.strerror}",
+            where=f"the command {command[:3]}",
+            fix="shorten the arguments or the environment"
+            if error.strerror == "Argument list too long"
+            else "install Headway into a working Python",
+        ) from None
