@@ -26,11 +26,18 @@ class Parser(argparse.ArgumentParser):
             ),
         )
         self.known: dict[str, bool] = {"--help": False, "-h": False}  # flag: does it take a value?
+        self._long_name: dict[str, str] = {}
+        self._last: set[str] = set()
 
-    def flag(self, name: str, *, short: str | None = None, **options: Any) -> None:
-        """Add one flag; `metavar` makes it take a value."""
+    def flag(
+        self, name: str, *, short: str | None = None, is_last: bool = False, **options: Any
+    ) -> None:
+        """Add one flag; `metavar` makes it take a value, and no flag follows one that is last."""
         for spelling in filter(None, (name, short)):
             self.known[spelling] = "metavar" in options
+            self._long_name[spelling] = name
+            if is_last:
+                self._last.add(spelling)
         if "metavar" not in options:
             options.setdefault("action", "store_true")
         self.add_argument(*filter(None, (short, name)), **options)
@@ -68,9 +75,10 @@ class Parser(argparse.ArgumentParser):
                     where="the command line",
                     fix=f"pass {name} alone, or leave it out",
                 )
-            own.append(f"{name}={value}" if self.known[name] and name.startswith("--") else name)
-            if self.known[name] and not name.startswith("--"):
-                own.append(value)
+            # with "=", a value may begin with a dash
+            own.append(f"{self._long_name[name]}={value}" if self.known[name] else name)
+            if name in self._last:
+                break
         return own, words
 
     def error(self, message: str) -> NoReturn:

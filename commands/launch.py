@@ -64,7 +64,13 @@ def make_parser() -> Parser:
         "Everything after the script belongs to the script.",
         usage=USAGE,
     )
-    parser.flag("--module", short="-m", metavar="MODULE", help="run a module, as python -m does")
+    parser.flag(
+        "--module",
+        short="-m",
+        metavar="MODULE",
+        is_last=True,
+        help="run a module, as python -m does",
+    )
     parser.flag("--cpu", help="the same as --device cpu")
     parser.flag("--supervise", help="keep the launcher beside a single process, as one rank")
     parser.flag(

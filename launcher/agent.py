@@ -4,6 +4,7 @@ starting and stopping the processes is ours (`ranks.py`).
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -25,6 +26,11 @@ from headway.launcher.output import Output
 from headway.launcher.plan import LOOPBACK, LaunchPlan
 from headway.launcher.ranks import STOPPED_AND_SAVED, NoLogs, RankExit, RankProcesses
 from headway.profile import shown
+
+# what torch's agent logs about a stop is said here in one line of our own
+_torch_log = logging.getLogger("torch.distributed.elastic")
+_torch_log.addHandler(logging.NullHandler())
+_torch_log.propagate = False
 
 GRACE_PERIOD_S = 30
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
@@ -50,7 +56,7 @@ def supervise(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
     agent = Agent(plan, environ, handler, output)
     stopped_by = None
     try:
-        with _stop_signals(agent.kill):
+        with _stop_signals(agent.hurry):
             agent.run()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
@@ -94,10 +100,10 @@ class Agent(LocalElasticAgent):
         """How the ranks of the last attempt ended, in that order."""
         return list(self._ranks.exits.values()) if self._ranks else []
 
-    def kill(self) -> None:
-        """End all ranks without grace."""
+    def hurry(self) -> None:
+        """Grant the ranks that are being stopped no more grace."""
         if self._ranks:
-            self._ranks.kill()
+            self._ranks.hurry()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         attempt = self._handler.round
@@ -178,8 +184,8 @@ def _log_folder(plan: LaunchPlan) -> str | None:
 
 
 @contextmanager
-def _stop_signals(kill: Callable[[], None]) -> Iterator[None]:
-    """Turn the first stop signal into torch's SignalException, a second one into `kill`.
+def _stop_signals(hurry: Callable[[], None]) -> Iterator[None]:
+    """Turn the first stop signal into torch's SignalException, a second one into `hurry`.
 
     A SIGHUP that is ignored already (nohup) stays ignored.
     """
@@ -188,7 +194,7 @@ def _stop_signals(kill: Callable[[], None]) -> Iterator[None]:
     def stop(number: int, _: FrameType | None) -> None:
         seen.append(number)
         if len(seen) > 1:
-            kill()
+            hurry()
         else:
             raise SignalException(f"stopped by signal {number}", signal.Signals(number))
 

@@ -120,8 +120,11 @@ class _Console:
         try:
             self._file.write(lead + piece)
             self._file.flush()
-        except (BrokenPipeError, ValueError):
+        except BrokenPipeError:
             self.is_closed = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)  # what is still buffered may go there
+            os.dup2(nowhere, self._file.fileno())
+            os.close(nowhere)
         self._open = None if piece.endswith(b"\n") else owner
 
 

@@ -73,8 +73,9 @@ class RankProcesses(PContext):
         self._output = output
         self._attempt = attempt
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._stopping = False
+        self._kill_at = float("inf")  # when grace ends, on the monotonic clock
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
 
     def start(self) -> None:
@@ -110,8 +111,11 @@ class RankProcesses(PContext):
         """Note the ranks that have ended, after waiting at most `timeout_s` for the first."""
         try:
             while True:
-                local_rank, code = self._ended.get(timeout_s > 0, timeout_s or None)
+                ended = self._ended.get(timeout_s > 0, timeout_s or None)
                 timeout_s = 0
+                if ended is None:
+                    continue
+                local_rank, code = ended
                 rank, pid = int(self.envs[local_rank]["RANK"]), self._processes[local_rank].pid
                 self.exits[local_rank] = RankExit(rank, pid, code, self._stopping)
         except queue.Empty:
@@ -140,19 +144,19 @@ class RankProcesses(PContext):
             for local_rank in self._alive():
                 with suppress(ProcessLookupError):
                     os.kill(self._processes[local_rank].pid, death_sig)
-        deadline = time.monotonic() + timeout
-        while self._alive() and time.monotonic() < deadline:
-            self._collect(timeout_s=max(0.01, deadline - time.monotonic()))
-        self.kill()
-
-    def kill(self) -> None:
-        """End every rank and what it has started, at once."""
-        self._stopping = True
+        self._kill_at = min(self._kill_at, time.monotonic() + timeout)
+        while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
+            self._collect(timeout_s=left_s)
         for process in self._processes.values():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         while self._alive():
             self._collect(timeout_s=1)
+
+    def hurry(self) -> None:
+        """Grant no more grace; may be called from a signal handler while `close` waits."""
+        self._kill_at = 0
+        self._ended.put(None)
 
     def _alive(self) -> list[int]:
         return [local_rank for local_rank in self._processes if local_rank not in self.exits]

@@ -27,14 +27,17 @@ from headway.launcher.plan import LOOPBACK
 
 BACKEND = "headway"
 JOIN_TIMEOUT_S = 600.0
+_OWN_KEYS = "headway/"  # the agents' keys; all others in the store are the ranks'
+_FAILED = _OWN_KEYS + "failed"
 _PATIENCE_S = 3.0  # silence before a line says whom we wait for
 
 
 class FixedRendezvous(RendezvousHandler):
     """One agent's membership in a run of `num_machines` agents whose ranks are settled beforehand.
 
-    Each call of `next_rendezvous` opens the next round: all machines join it, and the ranks of one
-    round meet under keys of their own. A machine that opens a round early calls the others to it.
+    Each call of `next_rendezvous` opens the next round, and all machines join it; a machine that
+    lost its ranks thereby calls the others. Before a new round opens, machine 0 removes what the
+    ranks of the last one wrote: torch's ranks use the same keys again and would find dead addresses.
     """
 
     def __init__(
@@ -74,9 +77,10 @@ class FixedRendezvous(RendezvousHandler):
             if self._server is None:
                 self._server = self._listen() if self.machine_rank == 0 else self._connect()
             self.round += 1
-            store = PrefixStore(f"round_{self.round}", self._server)
+            store = PrefixStore(f"{_OWN_KEYS}round_{self.round}", self._server)
             if self.num_machines > 1:
                 self._meet(store)
+            self._open(store)
         except DistError as error:
             raise self._lost(error) from None
         return RendezvousInfo(
@@ -95,14 +99,14 @@ class FixedRendezvous(RendezvousHandler):
         if self._server is None or self.num_machines == 1:
             return 0
         try:
-            if self._server.check(["failed"]):
-                machine = self._server.get("failed").decode()
+            if self._server.check([_FAILED]):
+                machine = self._server.get(_FAILED).decode()
                 raise LaunchError(
                     f"machine {machine} failed, so this one stopped too",
                     where=f"machine {self.machine_rank} of {self.num_machines}",
                     fix=f"read the output of machine {machine}: the cause stands there",
                 )
-            return int(self._server.check([f"round_{self.round + 1}/called"]))
+            return int(self._server.check([f"{_OWN_KEYS}round_{self.round + 1}/called"]))
         except DistError as error:
             raise self._lost(error) from None
 
@@ -110,8 +114,8 @@ class FixedRendezvous(RendezvousHandler):
         """Tell the other machines that this one gives up."""
         if self._server is not None and self.num_machines > 1:
             try:
-                if not self._server.check(["failed"]):
-                    self._server.set("failed", str(self.machine_rank))
+                if not self._server.check([_FAILED]):
+                    self._server.set(_FAILED, str(self.machine_rank))
             except DistError:
                 pass  # machine 0 is gone; the others notice by themselves
 
@@ -182,6 +186,18 @@ class FixedRendezvous(RendezvousHandler):
                 where=f"machine {self.machine_rank}, and machine 0 at {self.address}",
                 fix="pass the same --num-machines on every machine",
             )
+
+    def _open(self, store: Store) -> None:
+        """Let the ranks of this round start, in a store that holds nothing of earlier ones."""
+        if self.machine_rank != 0:
+            store.wait(["open"])
+            return
+        assert self._server is not None
+        if self.round > 0:
+            for key in self._server.list_keys():
+                if not key.startswith(_OWN_KEYS):
+                    self._server.delete_key(key)
+        store.set("open", "1")
 
     def _lost(self, error: Exception) -> LaunchError:
         return LaunchError(

@@ -1,0 +1,261 @@
+"""`headway launch` as a user types it: what it refuses, and that one process is the script."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEADWAY = [sys.executable, "-m", "headway"]
+
+
+def headway(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
+    return subprocess.run(
+        [*HEADWAY, *words], env=environ, capture_output=True, text=True, timeout=120
+    )
+
+
+def script(text: str, name: str = "script.py") -> str:
+    Path(name).write_text(text)
+    return name
+
+
+TELL = """
+import json, os, signal, sys
+print(json.dumps({
+    "argv": sys.argv, "pid": os.getpid(), "file": __file__, "path0": sys.path[0],
+    "environ": dict(os.environ), "stdin": sys.stdin.read(), "torch": "torch" in sys.modules,
+    "sigpipe": open("/proc/self/status").read() if sys.platform == "linux" else "",
+}))
+"""
+
+
+def test_every_argument_after_the_script_reaches_it_byte_for_byte() -> None:
+    words = [
+        "--help",
+        "--",
+        "$HOME",
+        "~",
+        "",
+        "a b",
+        "'q'",
+        '"',
+        "--cpu",
+        "-m",
+        "${local_rank}",
+        "*",
+    ]
+    done = headway("launch", "-q", script(TELL), *words)
+    assert json.loads(done.stdout)["argv"] == ["script.py", *words]
+    raw = b"\xff\xfe"  # no valid UTF-8
+    answer = subprocess.run(
+        [*HEADWAY, "launch", "-q", script("import os, sys; print(os.fsencode(sys.argv[1]))"), raw],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+    )
+    assert answer.stdout.strip() == repr(raw).encode()
+
+
+def test_one_process_is_the_script_itself() -> None:
+    process = subprocess.Popen(
+        [*HEADWAY, "launch", "-q", script(TELL)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RANK": "3"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    told = json.loads(process.communicate("typed\n", timeout=60)[0])
+    assert told["pid"] == process.pid
+    assert told["stdin"] == "typed\n"
+    assert told["file"] == str(Path("script.py").absolute())
+    assert told["path0"] == str(Path.cwd())
+    assert "RANK" not in told["environ"]
+    assert told["environ"]["ACCELERATE_USE_CPU"] == "true"
+    assert "OMP_NUM_THREADS" in told["environ"]
+    assert not told["torch"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_one_process_inherits_no_ignored_sigpipe() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # a shell's `| head` that is done
+    text = "import os, signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL); os.write(1, b'x')"
+    for command in ([sys.executable], [*HEADWAY, "launch", "-q"]):
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run([*command, script(text)], env=environ, stdout=writer, timeout=60)
+        assert done.returncode == -signal.SIGPIPE
+    os.close(writer)
+    ignored = headway("launch", "-q", script("print(open('/proc/self/status').read())", "s.py"))
+    plain = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True)
+    lines = [
+        next(line for line in out.stdout.splitlines() if "SigIgn" in line)
+        for out in (ignored, plain)
+    ]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("code", [0, 1, 42, 75])
+def test_the_exit_code_of_one_process_is_its_own(code: int) -> None:
+    assert headway("launch", script(f"raise SystemExit({code})")).returncode == code
+
+
+def test_a_signal_to_the_launcher_is_a_signal_to_the_script() -> None:
+    process = subprocess.Popen(
+        [*HEADWAY, "launch", "-q", script("import time; print('up', flush=True); time.sleep(60)")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    process.terminate()
+    assert process.wait(timeout=30) == -signal.SIGTERM
+    process.stdout.close()
+
+
+def test_a_module_runs_as_under_python_m() -> None:
+    Path("package").mkdir()
+    Path("package/__init__.py").touch()
+    Path("package/other.py").write_text("NAME = 'other'")
+    Path("package/tool.py").write_text(
+        "import sys\nfrom .other import NAME\nprint(NAME, __spec__.name, sys.argv[1:])"
+    )
+    done = headway("launch", "-q", "-m", "package.tool", "--flag", "-m")
+    assert done.stdout.strip() == "other package.tool ['--flag', '-m']"
+
+
+@pytest.mark.parametrize("spelling", ["--num-processes", "--num_processes"])
+def test_flags_take_dashes_or_underscores_and_an_equals_sign(spelling: str) -> None:
+    for words in ([spelling, "3"], [f"{spelling}=3"]):
+        done = headway("launch", "--cpu", *words, "--dry-run", script("pass"))
+        assert "3 processes on cpu" in done.stdout
+
+
+def test_a_launch_and_a_plan_never_import_torch() -> None:
+    for words in (["--help"], ["config", "show"], ["launch", "--dry-run", script("pass")]):
+        text = (
+            "import sys; from headway.commands.main import main; "
+            f"code = main({words!r}); assert 'torch' not in sys.modules; raise SystemExit(code)"
+        )
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run([sys.executable, "-c", text], env=environ, capture_output=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_launch_path_stays_free_of_slow_imports() -> None:
+    names = "('torch', 'yaml', 'dataclasses', 'inspect', 'logging', 'subprocess', 'platformdirs')"
+    text = (
+        "import os, sys\n"
+        "def stop(*_): raise SystemExit(', '.join(n for n in " + names + " if n in sys.modules))\n"
+        "os.execve = stop\n"
+        "from headway.commands.main import main\n"
+        "main(['launch', '-q', 'script.py'])"
+    )
+    script("pass")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # -S: site would import what editable installs of other packages need
+    done = subprocess.run([sys.executable, "-S", "-c", text], env=environ, capture_output=True)
+    assert done.stderr.strip() == b""
+
+
+REFUSALS = {
+    "no script": (["--cpu"], "no script is named"),
+    "a missing script": (["scirpt.py"], "did you mean 'script.py'"),
+    "a directory": (["folder"], "is a directory"),
+    "an unknown flag": (["--num-procesess", "2", "script.py"], "did you mean --num-processes"),
+    "an abbreviated flag": (["--num-proc", "2", "script.py"], "is no flag"),
+    "a flag after the script": (["script.py", "--num_processes", "2"], "stands after the script"),
+    "a wrong number": (["--num-processes", "two", "script.py"], "which is not a whole number"),
+    "a wrong choice": (["--device=tpu", "script.py"], "one of cpu, cuda, mps"),
+    "a flag without its value": (["--num-processes"], "needs a value"),
+    "a value for a flag that takes none": (["--cpu=yes", "script.py"], "takes no value"),
+    "contradicting flags": (["--cpu", "--device", "cuda", "script.py"], "contradict each other"),
+    "fp16 on a CPU": (["--cpu", "--mixed-precision", "fp16", "script.py"], "bf16"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_mistake_is_two_to_four_lines_and_exit_2_before_anything_starts(case: str) -> None:
+    words, reason = REFUSALS[case]
+    script("open('started', 'w')")
+    Path("folder").mkdir()
+    done = headway("launch", *words)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert 2 <= len(done.stderr.splitlines()) <= 4
+    assert not Path("started").exists()
+
+
+def test_four_cuda_processes_without_a_gpu_are_refused_with_exit_3() -> None:
+    done = headway("launch", "--device", "cuda", "--num-processes", "4", script("pass"))
+    assert done.returncode == 3
+    assert "this machine shows no GPU" in done.stderr
+
+
+def test_a_flag_that_the_script_knows_stays_the_scripts() -> None:
+    reads = script("import sys; print(sys.argv[1:])  # knows --num_processes", "reads.py")
+    done = headway("launch", "-q", reads, "--num_processes", "2")
+    assert done.stdout.strip() == "['--num_processes', '2']"
+    plain = script("import sys; print(sys.argv[1:])", "plain.py")
+    done = headway("launch", "-q", "--", plain, "--num-processes", "2")
+    assert done.stdout.strip() == "['--num-processes', '2']"
+    common = headway("launch", "-q", plain, "--device", "x", "--log-dir", "y")
+    assert common.stdout.strip() == "['--device', 'x', '--log-dir', 'y']"
+
+
+def test_a_real_start_says_the_plan_in_one_quiet_line() -> None:
+    done = headway("launch", "--cpu", script("print('out')"))
+    assert done.stdout == "out\n"
+    assert len(done.stderr.splitlines()) == 1
+    assert "script.py: 1 process on cpu, precision fp32" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["", "- a\n", "device: [cpu", "devise: cpu\n", "num_processes: x\n"]
+)
+def test_a_broken_profile_starts_nothing(text: str) -> None:
+    Path("headway.yaml").write_text(text)
+    done = headway("launch", script("open('started', 'w')"))
+    assert done.returncode == 2
+    assert "headway.yaml" in done.stderr
+    assert "fix:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not Path("started").exists()
+
+
+def test_a_plan_shows_profile_environment_and_flag_as_origins() -> None:
+    Path("headway.yaml").write_text("mixed_precision: no\n")
+    done = headway(
+        "launch",
+        "--num-processes",
+        "2",
+        "--dry-run",
+        script("pass"),
+        HEADWAY_GRADIENT_ACCUMULATION_STEPS="4",
+    )
+    for origin in (
+        "headway.yaml, line 1",
+        "environment HEADWAY_GRADIENT_ACCUMULATION_STEPS",
+        "flag --num-processes",
+        "detected: ",
+    ):
+        assert origin in done.stdout
+
+
+def test_ctrl_c_before_the_start_is_one_line() -> None:
+    text = (
+        "import headway.commands.launch as launch\n"
+        "def interrupt(*_): raise KeyboardInterrupt\n"
+        "launch.detect_machine = interrupt\n"
+        "from headway.commands.main import main\n"
+        "raise SystemExit(main(['launch', 'script.py']))"
+    )
+    script("pass")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", text], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "headway: interrupted\n")

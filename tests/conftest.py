@@ -1,0 +1,99 @@
+"""Guards every test: none reads this user's profile, none leaves anything behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+_STEERING = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME"),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the long forms too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    skip = pytest.mark.skip(reason="the long form; runs with --long")
+    for item in items:
+        if "long" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def own_surroundings(
+    nothing_is_left_behind: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Run in an empty folder, without profiles and variables of the person who runs the tests."""
+    for name in list(os.environ):
+        if name in _STEERING or name.startswith(("HEADWAY_", "ACCELERATE_", "TORCHELASTIC_")):
+            monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
+    work = home / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Give the test and all it starts a temporary folder, and look into it afterwards."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    left = [name for name in os.listdir(folder) if not name.startswith("pymp-")]
+    assert not left, f"left behind in the temporary folder: {left}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Fail a test that leaks a variable, a process, a thread, a process group or a file."""
+    before = _traces()
+    yield
+    after = _traces()
+    for kind, traces in after.items():
+        assert traces <= before[kind], f"left behind: {kind} {traces - before[kind]}"
+    torch_distributed = sys.modules.get("torch.distributed")
+    if torch_distributed is not None:
+        assert not torch_distributed.is_initialized(), "left behind: a process group"
+
+
+def _traces() -> dict[str, set[str]]:
+    return {
+        "variables": {f"{name}={value}" for name, value in os.environ.items()}
+        - {f"PYTEST_CURRENT_TEST={os.environ.get('PYTEST_CURRENT_TEST')}"},
+        "processes": {f"{child.pid} {_title(child)}" for child in _children()},
+        "threads": {thread.name for thread in threading.enumerate()},
+        "files in the repository": {entry.name for entry in os.scandir(REPOSITORY)},
+    }
+
+
+def _children() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    _, alive = psutil.wait_procs(children, timeout=0)
+    # Python's own helpers, started once and kept for all tests
+    return [child for child in alive if "multiprocessing" not in _title(child)]
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

@@ -1,0 +1,81 @@
+"""Each setting reads what users write, from any source, and says why it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.devices import DeviceSpec
+from headway.settings import AUTO, TABLE, Raw
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "value"),
+    [
+        ("device", "CPU", "cpu"),
+        ("device", "auto", AUTO),
+        ("num_processes", " 4 ", 4),
+        ("num_processes", "Auto", AUTO),
+        ("mixed_precision", "no", "no"),
+        ("mixed_precision", "No", "no"),
+        ("mixed_precision", "false", "no"),
+        ("main_address", "10", "10"),
+        ("main_port", "65535", 65535),
+        ("env", "A=1 B='two words' C=x=y", {"A": "1", "B": "two words", "C": "x=y"}),
+        ("env", ["A=$HOME", "B="], {"A": "$HOME", "B": ""}),
+        ("env", {"A": "1"}, {"A": "1"}),
+        # Lightning's table, and one GPU by its index
+        ("devices", "3", DeviceSpec(first=3)),
+        ("devices", "-1", DeviceSpec()),
+        ("devices", "all", DeviceSpec()),
+        ("devices", ["0"], DeviceSpec(indices=(0,))),
+        ("devices", ["1", "3"], DeviceSpec(indices=(1, 3))),
+        ("devices", "[1, 3]", DeviceSpec(indices=(1, 3))),
+        ("devices", "1, 3", DeviceSpec(indices=(1, 3))),
+        ("devices", "3,1", DeviceSpec(indices=(3, 1))),
+        ("devices", "1,", DeviceSpec(indices=(1,))),
+    ],
+)
+def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) -> None:
+    assert TABLE[name].parse(raw) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "reason"),
+    [
+        ("device", "tpu", "one of cpu, cuda, mps"),
+        ("device", "", "empty"),
+        ("device", ["cpu"], "list"),
+        ("num_processes", "four", "whole number"),
+        ("num_processes", "0", "1 or more"),
+        ("num_processes", "-3", "1 or more"),
+        ("num_processes", "2.0", "whole number"),
+        ("num_processes", "²", "whole number"),
+        ("num_processes", "9" * 5000, "whole number"),
+        ("num_processes", {"a": "b"}, "map"),
+        ("main_port", "65536", "from 1 to 65535"),
+        ("max_restarts", "auto", "whole number"),
+        ("env", "A", "NAME=VALUE"),
+        ("env", "=1", "name of a variable"),
+        ("env", "A='", "No closing quotation"),
+        ("devices", "1,1", "twice"),
+        ("devices", "1,x", "'x'"),
+        ("devices", "0", "neither a count"),
+        ("devices", "-2", "neither a count"),
+        ("devices", {"a": "b"}, "map"),
+    ],
+)
+def test_a_setting_refuses_the_rest_with_the_reason(name: str, raw: Raw, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        TABLE[name].parse(raw)
+
+
+def test_flags_and_variables_are_derived_from_the_names() -> None:
+    row = TABLE["threads_per_process"]
+    assert (row.flag, row.variable) == ("--threads-per-process", "HEADWAY_THREADS_PER_PROCESS")
+
+
+def test_every_setting_has_a_help_and_an_example_that_it_reads_itself() -> None:
+    for name, row in TABLE.items():
+        assert row.help, name
+        if row.default is not None and row.default != {}:
+            assert row.parse(row.example) == row.default

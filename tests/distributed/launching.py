@@ -1,0 +1,56 @@
+"""Starts real launches for tests, and looks at what they leave."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+HEADWAY = [sys.executable, "-m", "headway", "launch"]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment, in which `headway` is found, and `variables`."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
+
+
+def launch(
+    *words: str, timeout_s: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `headway launch` with these words to its end."""
+    return subprocess.run(
+        [*HEADWAY, *words],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+def start(*words: str, **options: object) -> subprocess.Popen[str]:
+    """Begin `headway launch` with these words."""
+    return subprocess.Popen(
+        [*HEADWAY, *words],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,  # type: ignore[call-overload, no-any-return]
+    )
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether the process runs; a zombie that nobody has waited for yet does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def script(text: str, name: str = "script.py") -> str:
+    """Write a script into the working directory and return its name."""
+    Path(name).write_text(text)
+    return name

@@ -1,0 +1,399 @@
+"""`headway launch` with several ranks: one group, true ranks, a true exit code, no traces."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from launching import HEADWAY, environment, is_alive, launch, script, start
+
+pytestmark = pytest.mark.distributed
+
+GROUP = """
+import json, os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+seen = {name: os.environ.get(name) for name in (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "EXTRA")}
+seen |= {"sum": total.item(), "size": dist.get_world_size(), "argv": sys.argv[1:],
+         "threads": torch.get_num_threads(), "stdin": sys.stdin.read()}
+open(f"seen_{seen['RANK']}.json", "w").write(json.dumps(seen))
+print("done")
+dist.destroy_process_group()
+"""
+
+
+def told(count: int) -> list[dict[str, object]]:
+    assert sorted(Path.cwd().glob("seen_*.json")) == [
+        Path.cwd() / f"seen_{rank}.json" for rank in range(count)
+    ]
+    return [json.loads(Path(f"seen_{rank}.json").read_text()) for rank in range(count)]
+
+
+def test_three_cpu_ranks_form_one_group_of_three() -> None:
+    words = ["--cpu", "--num-processes", "3", "--env", "EXTRA=a b"]
+    done = subprocess.run(
+        [*HEADWAY, *words, script(GROUP), "$HOME", "${local_rank}", "$$", "", "--", "--help"],
+        env=environment(OMP_NUM_THREADS="1"),
+        input="typed",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = told(3)
+    for rank, seen in enumerate(ranks):
+        assert (seen["RANK"], seen["LOCAL_RANK"]) == (str(rank), str(rank))
+        assert (seen["WORLD_SIZE"], seen["LOCAL_WORLD_SIZE"], seen["size"]) == ("3", "3", 3)
+        assert seen["sum"] == 6
+        assert seen["MASTER_ADDR"] == "127.0.0.1"
+        assert seen["GLOO_SOCKET_IFNAME"] == ("lo0" if sys.platform == "darwin" else "lo")
+        assert seen["OMP_NUM_THREADS"] == "1"
+        assert seen["EXTRA"] == "a b"
+        assert seen["argv"] == ["$HOME", "${local_rank}", "$$", "", "--", "--help"]
+        assert seen["stdin"] == ("typed" if rank == 0 else "")
+    assert sorted(done.stdout.splitlines()) == ["[0] done", "[1] done", "[2] done"]
+
+
+def test_threads_of_torch_follow_the_setting() -> None:
+    done = launch(
+        "--cpu",
+        "--num-processes",
+        "2",
+        "--threads-per-process",
+        "3",
+        script(GROUP),
+        OMP_NUM_THREADS="1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert [seen["threads"] for seen in told(2)] == [2, 2]
+
+
+def test_one_supervised_process_is_one_rank_of_a_group_of_one() -> None:
+    done = launch("--cpu", "--supervise", script(GROUP))
+    assert done.returncode == 0, done.stderr
+    (seen,) = told(1)
+    assert (seen["RANK"], seen["WORLD_SIZE"], seen["size"]) == ("0", "1", 1)
+    assert done.stdout == "done\n"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_two_agents_on_this_machine_form_one_group_with_the_ranks_they_were_given() -> None:
+    words = [
+        "--cpu",
+        "--num-machines",
+        "2",
+        "--main-address",
+        "127.0.0.1",
+        "--main-port",
+        str(free_port()),
+    ]
+    name = script(GROUP)
+    second = start(
+        *words, "--machine-rank", "1", "--num-processes", "2", name
+    )  # comes first, waits
+    time.sleep(0.5)
+    first = start(*words, "--machine-rank", "0", "--num-processes", "1", name)
+    for process in (first, second):
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    ranks = told(3)
+    assert [seen["LOCAL_RANK"] for seen in ranks] == ["0", "0", "1"]
+    assert [seen["LOCAL_WORLD_SIZE"] for seen in ranks] == ["1", "2", "2"]
+    assert all(seen["WORLD_SIZE"] == "3" and seen["sum"] == 6 for seen in ranks)
+
+
+def test_a_failure_on_one_machine_ends_the_other_and_names_it() -> None:
+    words = [
+        "--cpu",
+        "--num-machines",
+        "2",
+        "--main-address",
+        "127.0.0.1",
+        "--main-port",
+        str(free_port()),
+    ]
+    name = script("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\ntime.sleep(60)")
+    machines = [start(*words, "--machine-rank", str(rank), name) for rank in (0, 1)]
+    outputs = [machine.communicate(timeout=60) for machine in machines]
+    assert [machine.returncode for machine in machines] == [4, 9]
+    assert "machine 1 failed" in outputs[0][1]
+    assert "rank 1 failed with exit code 9" in outputs[1][1]
+
+
+def test_a_restart_on_one_machine_restarts_all_ranks_together() -> None:
+    words = [
+        "--cpu",
+        "--num-machines",
+        "2",
+        "--main-address",
+        "127.0.0.1",
+        "--main-port",
+        str(free_port()),
+    ]
+    name = script(
+        "import os, sys\n"
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "if first and dist.get_rank() == 1: os._exit(9)\n"
+        "total = torch.ones(1)\n"
+        "dist.all_reduce(total)\n"
+        "print('sum', total.item())\n"
+        "dist.destroy_process_group()\n"
+    )
+    machines = [
+        start(*words, "--max-restarts", "1", "--machine-rank", str(rank), name) for rank in (0, 1)
+    ]
+    for machine in machines:
+        out, errors = machine.communicate(timeout=120)
+        assert machine.returncode == 0, errors
+        assert "sum 2.0" in out
+        assert "restart 1" in errors
+
+
+def test_two_machines_with_one_rank_are_told_so() -> None:
+    port = str(free_port())
+    words = ["--cpu", "--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", port]
+    machines = [
+        start(*words, "--machine-rank", rank, script("import time; time.sleep(6)"))
+        for rank in ("0", "1", "1")
+    ]
+    time.sleep(0.1)
+    outputs = []
+    for machine in machines[1:]:
+        outputs.append(machine.communicate(timeout=60)[1])
+    machines[0].communicate(timeout=60)
+    assert any("machine_rank 1 was given to two machines" in text for text in outputs)
+
+
+def test_a_port_in_use_is_refused_with_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        words = ["--num-machines", "2", "--main-address", "127.0.0.1"]
+        port = str(server.getsockname()[1])
+        done = launch("--cpu", *words, "--main-port", port, script("pass"))
+    assert done.returncode == 4
+    assert f"port {port} is in use" in done.stderr
+    assert "--main-port" in done.stderr
+
+
+@pytest.mark.parametrize("code", [1, 42])
+def test_the_exit_code_is_that_of_the_first_rank_to_fail(code: int) -> None:
+    text = f"import os, sys, time\nif os.environ['RANK'] == '1': sys.exit({code})\ntime.sleep(60)"
+    started = time.monotonic()
+    done = launch("--cpu", "--num-processes", "3", script(text))
+    assert time.monotonic() - started < 30
+    assert done.returncode == code
+    assert f"rank 1 failed with exit code {code}; ranks 0, 2 stopped after it" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_dies_of_a_signal_gives_128_and_the_signal() -> None:
+    text = "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(60)"
+    done = launch("--cpu", "--num-processes", "2", script(text))
+    assert done.returncode == 137
+    assert "rank 1 was ended by SIGKILL" in done.stderr
+
+
+def test_stopped_and_saved_is_no_failure_and_no_restart() -> None:
+    text = "import os, sys; print('run'); sys.exit(75 if os.environ['RANK'] == '0' else 0)"
+    done = launch("--cpu", "--num-processes", "2", "--max-restarts", "2", script(text))
+    assert done.returncode == 75
+    assert done.stdout.count("run") == 2
+
+
+def test_ranks_are_restarted_together_and_each_restart_is_one_line() -> None:
+    text = (
+        "import os, sys, time\n"
+        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "print('attempt', attempt)\n"
+        "if attempt == '0' and os.environ['RANK'] == '1': sys.exit(3)\n"
+        "if attempt == '0': time.sleep(60)\n"
+    )
+    done = launch("--cpu", "--num-processes", "2", "--max-restarts", "2", script(text))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("attempt 1") == 2
+    assert [line for line in done.stderr.splitlines() if "restart" in line] == [
+        "headway: rank 1 failed with exit code 3; restart 1"
+    ]
+
+
+def test_each_rank_has_its_own_log_file_for_each_attempt() -> None:
+    text = (
+        "import os, sys, time\n"
+        "print('out', os.environ['RANK']); print('err', file=sys.stderr)\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': sys.exit(3)\n"
+    )
+    done = launch(
+        "--cpu", "--num-processes", "2", "--max-restarts", "1", "--log-dir", "logs", script(text)
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = Path("logs").iterdir()
+    files = {path.name: path.read_text() for path in run.iterdir()}
+    assert files.keys() == {f"rank_{r}_attempt_{a}.log" for r in (0, 1) for a in (0, 1)}
+    assert sorted(files["rank_1_attempt_1.log"].splitlines()) == ["err", "out 1"]
+    assert "[1] out 1" in done.stdout
+
+
+WAITING = """
+import os, signal, subprocess, sys, time
+def stop(number, frame):
+    print("saving", flush=True)
+    sys.exit(STOPPED)
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+open(f"pid_{os.environ['RANK']}", "w").write(f"{os.getpid()} {child.pid}")
+while True:
+    time.sleep(0.1)
+"""
+
+
+def pids_of_ranks(count: int) -> list[int]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        texts = [path.read_text() for path in Path.cwd().glob("pid_*")]
+        if len(texts) == count and all(texts):
+            return [int(pid) for text in texts for pid in text.split()]
+        time.sleep(0.05)
+    raise AssertionError("the ranks did not start")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "expected"),
+    [
+        (signal.SIGTERM, 0, 0),
+        (signal.SIGTERM, 75, 75),
+        (signal.SIGHUP, 5, 5),
+        (signal.SIGINT, 0, 130),
+        (signal.SIGINT, 75, 130),
+    ],
+)
+def test_a_stop_reaches_the_ranks_and_nothing_survives_it(
+    number: signal.Signals, code: int, expected: int
+) -> None:
+    if number == signal.SIGHUP:
+        text = WAITING.replace("signal.SIGTERM", "signal.SIGHUP")
+    else:
+        text = WAITING
+    process = start("--cpu", "--num-processes", "2", script(text.replace("STOPPED", str(code))))
+    pids = pids_of_ranks(2)
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == expected, errors
+    assert out.count("saving") == 2
+    assert "Traceback" not in errors
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_a_second_ctrl_c_ends_ranks_that_do_not_listen() -> None:
+    text = WAITING.replace("sys.exit(STOPPED)", "pass")
+    process = start("--cpu", "--num-processes", "2", script(text))
+    pids = pids_of_ranks(2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert time.monotonic() - started < 3
+    assert process.returncode == 130
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_an_ignored_hangup_stays_ignored() -> None:
+    text = WAITING.replace("STOPPED", "0")
+    process = start(
+        "--cpu",
+        "--num-processes",
+        "2",
+        script(text),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # as nohup does
+    )
+    pids_of_ranks(2)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_run_on_one_machine_listens_on_loopback_only() -> None:
+    text = GROUP.replace('print("done")', "import time; time.sleep(3)")
+    process = start("--cpu", "--num-processes", "2", script(text), stdin=subprocess.DEVNULL)
+    heard: set[str] = set()
+    while process.poll() is None:
+        family = [psutil.Process(process.pid)]
+        try:
+            family += family[0].children(recursive=True)
+            for member in family:
+                heard |= {
+                    str(connection.laddr.ip)
+                    for connection in member.net_connections("inet")
+                    if connection.status == psutil.CONN_LISTEN
+                }
+        except psutil.Error:
+            pass
+        time.sleep(0.1)
+    process.communicate()
+    assert process.returncode == 0
+    assert heard == {"127.0.0.1"}
+
+
+def test_lines_of_ranks_are_never_torn() -> None:
+    text = (
+        "import os, sys\n"
+        "for i in range(2000):\n"
+        "    sys.stdout.write(os.environ['RANK'] * 40); sys.stdout.write('\\n')\n"
+    )
+    done = launch("--cpu", "--num-processes", "3", script(text))
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6000
+    assert set(lines) == {f"[{rank}] {str(rank) * 40}" for rank in range(3)}
+
+
+def test_a_reader_that_goes_away_ends_the_launch_without_a_traceback() -> None:
+    name = script("import os\nwhile True: print('y' * 100)")
+    done = subprocess.run(
+        f"{sys.executable} -m headway launch -q --cpu --num-processes 2 {name} | head -2",
+        shell=True,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert len(done.stdout.splitlines()) == 2
+    assert "headway/" not in done.stderr  # no frame of ours
+
+
+def test_torchs_private_names_that_the_agent_leans_on_are_there() -> None:
+    import inspect
+
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    assert list(inspect.signature(LocalElasticAgent._start_workers).parameters) == [
+        "self",
+        "worker_group",
+    ]
+    source = inspect.getsource(LocalElasticAgent)
+    for use in ("self._pcontext.wait(0)", "self._pcontext.pids()", "self._pcontext.close("):
+        assert use in source

@@ -1,0 +1,63 @@
+"""Runs the tests that need no torch under the other Pythons that are found on this machine.
+
+    python tests/other_pythons.py
+
+Each gets a virtual environment of its own, `.venv-3.X`, with everything but torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSIONS = ("3.10", "3.12", "3.13")
+PACKAGES = ["pyyaml", "psutil", "questionary", "rich", "platformdirs", "pytest", "pytest-timeout"]
+TESTS = ["tests/core", "tests/launcher", "tests/commands"]
+
+
+def find_python(version: str) -> str | None:
+    """Return a working interpreter of this version: on the PATH, or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
+    for candidate in filter(None, candidates):
+        check = [str(candidate), "-c", "import venv, sys; print('%d.%d' % sys.version_info[:2])"]
+        answer = subprocess.run(check, capture_output=True, text=True)
+        if answer.returncode == 0 and answer.stdout.strip() == version:
+            return str(candidate)
+    return None
+
+
+def run_tests(python: str, version: str) -> int:
+    """Make the environment where there is none, run the tests in it, return pytest's exit code."""
+    environment = ROOT / f".venv-{version}"
+    own = str(environment / "bin" / "python")
+    if not (environment / ".ready").exists():
+        subprocess.run([python, "-m", "venv", "--clear", str(environment)], check=True)
+        subprocess.run([own, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+        (environment / ".ready").touch()
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
+    return subprocess.run(command, cwd=ROOT, env=variables).returncode
+
+
+def main() -> int:
+    failed = []
+    for version in VERSIONS:
+        python = find_python(version)
+        if version == f"{sys.version_info[0]}.{sys.version_info[1]}" or python is None:
+            print(f"Python {version}: {'this one' if python else 'not found'}, skipped")
+            continue
+        print(f"Python {version}:", flush=True)
+        if run_tests(python, version):
+            failed.append(version)
+    if failed:
+        print(f"failed under Python {', '.join(failed)}")
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

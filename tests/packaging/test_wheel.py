@@ -1,0 +1,104 @@
+"""The wheel holds all of the code, nothing else, and works beside scripts with our own names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGED = ("headway", "launcher", "commands", "config_wizard")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from the tracked files, through an sdist, as a release would be."""
+    copy = tmp_path_factory.mktemp("tree")
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    names = [name for name in tracked.stdout.decode().split("\0") if name]
+    subprocess.run(["tar", "cf", copy / "t.tar", *names], cwd=ROOT, check=True)
+    subprocess.run(["tar", "xf", "t.tar"], cwd=copy, check=True)
+    out = copy / "dist"
+    command = [sys.executable, "-m", "build", "--outdir", out, copy]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_exactly_the_tracked_code(wheel: Path) -> None:
+    expected = {
+        f"headway/{'' if folder == 'headway' else folder + '/'}{path.name}"
+        for folder in PACKAGED
+        for path in (ROOT / folder).iterdir()
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert packed == expected
+
+
+SCRIPT = """
+import commands.mine, launcher, os, sys
+import headway.launcher.plan
+assert launcher.MINE and commands.mine.MINE
+print("rank", os.environ.get("RANK"), headway.__file__)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_installed_wheel_runs_a_script_beside_a_launcher_py_and_a_commands_package(
+    wheel: Path, tmp_path: Path, ranks: int
+) -> None:
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", wheel]
+    subprocess.run(install, check=True, capture_output=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    # torch and the rest come from here; a folder named in a .pth brings no editable installs along
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    work = Path("project")
+    (work / "commands").mkdir(parents=True)
+    (work / "commands" / "__init__.py").touch()
+    (work / "commands" / "mine.py").write_text("MINE = True")
+    (work / "launcher.py").write_text("MINE = True")
+    (work / "train.py").write_text(SCRIPT)
+    environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    command = [environment / "bin" / "headway", "launch", "--cpu", "--num-processes", str(ranks)]
+    done = subprocess.run(
+        [*command, "train.py"], cwd=work, env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rank ") == ranks
+    assert done.stdout.count(str(site)) == ranks
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_wheel_brings_all_it_needs_into_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel]
+    subprocess.run(install, check=True, capture_output=True)
+    Path("train.py").write_text(
+        "from headway import Accelerator\nprint(Accelerator().num_processes)\n"
+    )
+    environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    command = [environment / "bin" / "headway", "launch", "-q", "--cpu", "--num-processes", "2"]
+    done = subprocess.run(
+        [*command, "train.py"], env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] 2", "[1] 2"], done.stderr
