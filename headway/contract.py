@@ -77,9 +77,10 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
     """Return this process's ranks as the launcher (ours or torchrun) set them; None without one.
 
     Raises:
-        UsageError: a variable is no number, or RANK is not below WORLD_SIZE.
+        UsageError: a variable is no number, WORLD_SIZE promises other ranks and RANK is missing, or
+            RANK is not below WORLD_SIZE.
     """
-    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+    if "RANK" not in environ and environ.get("WORLD_SIZE", "1") == "1":
         return None
     rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     if not 0 <= rank < world_size:

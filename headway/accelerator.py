@@ -1,0 +1,318 @@
+"""The user's object: it knows whom to ask, and decides nothing itself."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from headway import collectives
+from headway.accumulation import Accumulation
+from headway.arguments import agree, check_steps, refuse_foreign
+from headway.contract import read_run
+from headway.data import PreparedDataLoader
+from headway.errors import UsageError
+from headway.optimizer import PreparedOptimizer, PreparedScheduler
+from headway.precision import precision_for, restore_forward
+from headway.process import Process
+from headway.saving import save_whole
+from headway.strategy import strategy_for
+from headway.world import join_world
+
+Tensors = torch.Tensor | Iterable[torch.Tensor]
+
+
+class Accelerator(Process):
+    """Prepare a training script for one process or many; names and meanings are Accelerate's.
+
+    Under `headway launch` the launcher's settings hold; an argument given here beats a profile or
+    variable (one line on stderr says so) and may not contradict a flag. Under plain python or
+    torchrun the device is the best one there, the precision `no`, the accumulation 1.
+
+    Args:
+        device_placement: move models and batches to `device`.
+        split_batches: the loaders' batch_size is that of all ranks together, not of each.
+        mixed_precision: `no`, `fp16` or `bf16`.
+        gradient_accumulation_steps: micro-batches in one optimizer step.
+        cpu: use the CPU, whatever else is there.
+        step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
+        unsupported: Accelerate's other arguments are refused, unless they are None.
+
+    Raises:
+        UsageError: an argument is impossible, unknown, or contradicts a flag.
+        MachineError: this machine has no such device or precision.
+        LaunchError: the ranks cannot form a group.
+    """
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        split_batches: bool = False,
+        mixed_precision: str | None = None,
+        gradient_accumulation_steps: int | None = None,
+        cpu: bool = False,
+        *,
+        step_scheduler_with_optimizer: bool = True,
+        **unsupported: NoReturn,
+    ) -> None:
+        refuse_foreign(unsupported)
+        agreed = agree(
+            read_run(),
+            mixed_precision=mixed_precision,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            cpu=cpu,
+        )
+        self.device_placement = device_placement
+        self.split_batches = split_batches
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        super().__init__(join_world(agreed.device))
+        self._precision = precision_for(
+            agreed.mixed_precision, self.device, where=agreed.precision_from
+        )
+        self._strategy = strategy_for(self._world)
+        self._accumulation = Accumulation(agreed.gradient_accumulation_steps)
+        self._prepared: list[tuple[Any, Any]] = []  # the script's object, and ours
+        if self.is_main_process and agreed.notes:
+            print(*agreed.notes, sep="\n", file=sys.stderr, flush=True)
+
+    # ------------------------------------------------------------------ settings that hold
+
+    @property
+    def mixed_precision(self) -> str:
+        return self._precision.name
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        return self._accumulation.steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        check_steps(steps)
+        self._accumulation.steps = steps
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether gradients are due, so that optimizers step and ranks exchange gradients."""
+        return self._accumulation.sync_gradients
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last step of an optimizer was none, because fp16 gradients overflowed."""
+        return any(one.step_was_skipped for one in self._all(PreparedOptimizer))
+
+    # ------------------------------------------------------------------ prepare
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Return models, optimizers, data loaders and schedulers made ready, in the given order.
+
+        An object of another kind, or one that is prepared already, is returned as it is. One
+        argument gives the object itself, several a tuple.
+
+        Args:
+            device_placement: for each argument, whether it is moved to `device`.
+
+        Raises:
+            UsageError: a scheduler's optimizer has not been prepared, or a loader cannot be shared
+                out.
+        """
+        placement = device_placement or [self.device_placement] * len(args)
+        if len(placement) != len(args):
+            raise UsageError(
+                f"device_placement has {len(placement)} entries for {len(args)} objects",
+                where="the script's prepare(...)",
+                fix="give one entry for each object, or leave device_placement out",
+            )
+        results = [self._prepare(*pair) for pair in zip(args, placement, strict=True)]
+        results = [
+            self._prepare_scheduler(one) if isinstance(one, LRScheduler) else one for one in results
+        ]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _prepare(self, obj: Any, place: bool) -> Any:
+        known = self._find(obj)
+        if known is not None:
+            return known
+        if isinstance(obj, (PreparedOptimizer, PreparedDataLoader)):  # another Accelerator's
+            return obj
+        prepared: Any
+        if isinstance(obj, torch.nn.Module):
+            moved = obj.to(self.device) if place else obj
+            prepared = self._strategy.prepare_model(self._precision.prepare_model(moved))
+        elif isinstance(obj, torch.optim.Optimizer):
+            prepared = PreparedOptimizer(obj, self._accumulation, self._precision)
+        elif isinstance(obj, DataLoader):
+            prepared = PreparedDataLoader(
+                obj,
+                self._world.ranks,
+                self._accumulation,
+                split_batches=self.split_batches,
+                device=self.device if place else None,
+            )
+        else:
+            return obj
+        self._prepared.append((obj, prepared))
+        return prepared
+
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> Any:
+        known = self._find(scheduler)
+        if known is not None:
+            return known
+        optimizer = self._find(scheduler.optimizer)
+        if optimizer is None:
+            raise UsageError(
+                f"{type(scheduler).__name__} has an optimizer that has not been prepared",
+                where="the script's prepare(...)",
+                fix="give the optimizer to prepare() together with the scheduler, or before it",
+            )
+        prepared = PreparedScheduler(scheduler, optimizer, self.step_scheduler_with_optimizer)
+        self._prepared.append((scheduler, prepared))
+        return prepared
+
+    def _find(self, obj: Any) -> Any:
+        """Return what `obj` was prepared as; None if it was not."""
+        pairs = (pair for pair in self._prepared if obj is pair[0] or obj is pair[1])
+        return next(pairs, (None, None))[1]
+
+    def _all(self, kind: type[Any]) -> list[Any]:
+        return [prepared for _, prepared in self._prepared if isinstance(prepared, kind)]
+
+    def unwrap_model(
+        self,
+        model: torch.nn.Module,
+        keep_fp32_wrapper: bool = True,
+        keep_torch_compile: bool = True,
+    ) -> torch.nn.Module:
+        """Return the model that `prepare` was given.
+
+        Args:
+            keep_fp32_wrapper: let the model go on computing under autocast.
+            keep_torch_compile: return a compiled model as such.
+        """
+        model = self._strategy.unwrap(model)
+        if not keep_torch_compile:
+            model = getattr(model, "_orig_mod", model)
+        if not keep_fp32_wrapper:
+            restore_forward(model)
+        return model
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forget all prepared objects and free what they held.
+
+        Returns:
+            A None for each of `objects`: `model, optimizer = accelerator.free_memory(model, ...)`.
+        """
+        self._prepared.clear()
+        self._accumulation = Accumulation(self.gradient_accumulation_steps)
+        freed = [None] * len(objects)
+        del objects
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
+        return freed
+
+    clear = free_memory
+
+    # ------------------------------------------------------------------ train
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context in which operations outside a prepared model use the precision."""
+        return self._precision.autocast()
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
+        self._precision.backward(loss / self.gradient_accumulation_steps, **kwargs)
+
+    @contextmanager
+    def accumulate(self, *models: torch.nn.Module) -> Iterator[None]:
+        """Do one micro-batch: every n-th one and the loader's last one make an optimizer step.
+
+        The last step of an epoch may have fewer than n micro-batches; each still counts 1/n.
+
+        Args:
+            models: those trained here; without any, all prepared models.
+        """
+        self._accumulation.begin_micro_batch()
+        with ExitStack() as stack:
+            if not self.sync_gradients:
+                for model in models or self._all(torch.nn.Module):
+                    stack.enter_context(self.no_sync(model))
+            yield
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which gradients of `model` stay on their rank."""
+        return self._strategy.no_sync(model)
+
+    def clip_grad_norm_(
+        self, parameters: Tensors, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor | None:
+        """Clip the gradients' norm and return what it was; None while gradients accumulate."""
+        if not self.sync_gradients:
+            return None
+        parameters = self._unscaled(parameters)
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
+        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate."""
+        if self.sync_gradients:
+            torch.nn.utils.clip_grad_value_(self._unscaled(parameters), clip_value)
+
+    def _unscaled(self, parameters: Tensors) -> list[torch.Tensor]:
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        self._precision.unscale([one.optimizer for one in self._all(PreparedOptimizer)], tensors)
+        return tensors
+
+    # ------------------------------------------------------------------ between ranks
+
+    def gather(self, tensor: Any) -> Any:
+        """See `headway.collectives.gather`."""
+        return collectives.gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gather results for samples of the current batch, in the data set's order, each once.
+
+        Call it inside the loop over a prepared loader. Samples that were repeated to give all ranks
+        equally many are left out.
+
+        Args:
+            input_data: tensors of shape [samples of this rank's batch, ...], nested at will; or a
+                list of objects, one for each sample.
+            use_gather_object: take a tensor as an object, too.
+        """
+        if use_gather_object or not collectives.only_tensors(input_data):
+            return self._accumulation.without_repeats(collectives.gather_object(input_data))
+        gathered = collectives.gather(input_data)
+        return collectives.for_each_tensor(self._accumulation.without_repeats, gathered)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """See `headway.collectives.reduce`; here the default is the sum."""
+        return collectives.reduce(tensor, reduction, scale)
+
+    def pad_across_processes(
+        self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
+    ) -> Any:
+        """See `headway.collectives.pad_across_processes`."""
+        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
+
+    def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
+        """See `headway.collectives.broadcast`."""
+        return collectives.broadcast(tensor, from_process)
+
+    # ------------------------------------------------------------------ save
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Return the state of a model, under the names it had before `prepare` if `unwrap`."""
+        return (self.unwrap_model(model) if unwrap else model).state_dict()
+
+    def save(self, obj: Any, f: str | os.PathLike[str]) -> None:
+        """Write `obj` with torch.save on rank 0: the whole file appears, or none of it."""
+        if self.is_main_process:
+            save_whole(obj, f)

@@ -1,0 +1,134 @@
+"""The constructor's arguments laid over what the launcher said. Decides only; prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from headway.contract import RunContract
+from headway.errors import UsageError, did_you_mean
+
+PRECISIONS = ("no", "fp16", "bf16")
+CALL = "the script's Accelerator(...)"
+QUIET_ORIGINS = ("default", "detected")  # nobody's wish: beating one is not worth a line
+NO_LAUNCHER = RunContract("auto", "no", 1, origins={})
+SUPPORTED = (
+    "device_placement",
+    "split_batches",
+    "mixed_precision",
+    "gradient_accumulation_steps",
+    "cpu",
+    "step_scheduler_with_optimizer",
+)
+FOREIGN = {  # Accelerate's other arguments -> what to do instead
+    "dataloader_config": "pass split_batches=... itself; every other field keeps its default",
+    "gradient_accumulation_plugin": "pass gradient_accumulation_steps=...",
+    "rng_types": "remove it: samplers always agree across ranks",
+    "log_with": "remove it, and log in the script under `if accelerator.is_main_process`",
+    "project_dir": "remove it, and give accelerator.save() a full path",
+    "project_config": "remove it, and give accelerator.save() a full path",
+    "dynamo_backend": "call torch.compile(model) before prepare()",
+    "dynamo_plugin": "call torch.compile(model) before prepare()",
+    "kwargs_handlers": "remove it: torch's defaults hold for DDP and GradScaler",
+    "deepspeed_plugin": "remove it: models are trained with DistributedDataParallel",
+    "deepspeed_plugins": "remove it: models are trained with DistributedDataParallel",
+    "fsdp_plugin": "remove it: models are trained with DistributedDataParallel",
+    "torch_tp_plugin": "remove it: models are trained with DistributedDataParallel",
+    "megatron_lm_plugin": "remove it: models are trained with DistributedDataParallel",
+    "parallelism_config": "remove it: models are trained with DistributedDataParallel",
+}
+
+
+class Agreement(NamedTuple):
+    """What holds in this process, and the lines that say which wishes lost."""
+
+    device: str  # auto, cpu, cuda or mps
+    mixed_precision: str
+    gradient_accumulation_steps: int
+    precision_from: str
+    notes: tuple[str, ...] = ()
+
+
+def agree(
+    run: RunContract | None,
+    *,
+    mixed_precision: str | None = None,
+    gradient_accumulation_steps: int | None = None,
+    cpu: bool = False,
+) -> Agreement:
+    """Lay the constructor's arguments over `run`; None (False for `cpu`) means no opinion.
+
+    Args:
+        run: what the launcher said; None under plain python or torchrun, where no profile is read.
+
+    Raises:
+        UsageError: an argument is no possible value, or contradicts a flag of the command line.
+    """
+    _check_precision(mixed_precision)
+    if gradient_accumulation_steps is not None:
+        check_steps(gradient_accumulation_steps)
+    said = run or NO_LAUNCHER
+    given: dict[str, Any] = {
+        "device": "cpu" if cpu else None,
+        "mixed_precision": mixed_precision,
+        "gradient_accumulation_steps": gradient_accumulation_steps,
+    }
+    wishes = {name: value for name, value in given.items() if value is not None}
+    beaten = {name: value for name, value in wishes.items() if value != getattr(said, name)}
+    notes = [] if run is None else [_note(run, *wish) for wish in beaten.items()]
+    holds = said._replace(**wishes)
+    return Agreement(
+        device=holds.device,
+        mixed_precision=holds.mixed_precision,
+        gradient_accumulation_steps=holds.gradient_accumulation_steps,
+        precision_from=CALL if mixed_precision else said.origins.get("mixed_precision", CALL),
+        notes=tuple(note for note in notes if note is not None),
+    )
+
+
+def refuse_foreign(arguments: Mapping[str, object]) -> None:
+    """Refuse arguments that Headway does not have; one of Accelerate's that is None asks nothing.
+
+    Raises:
+        UsageError: names the first of them and the way out.
+    """
+    for name, value in arguments.items():
+        if name in FOREIGN and value is None:
+            continue
+        guess = did_you_mean(name, SUPPORTED)
+        fix = FOREIGN.get(name) or (f"did you mean {guess}=?" if guess else "remove it")
+        raise UsageError(f"Accelerator() takes no argument {name!r}", where=CALL, fix=fix)
+
+
+def check_steps(steps: int) -> None:
+    """Raise UsageError unless `steps` is a number of micro-batches."""
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise UsageError(
+            f"gradient_accumulation_steps is {steps!r}, not a whole number from 1 on",
+            where=CALL,
+            fix="pass the number of micro-batches in one optimizer step",
+        )
+
+
+def _check_precision(name: str | None) -> None:
+    if name is not None and name not in PRECISIONS:
+        raise UsageError(
+            f"mixed_precision is {name!r}, not one of {', '.join(PRECISIONS)}",
+            where=CALL,
+            fix="pass mixed_precision='bf16'",
+        )
+
+
+def _note(run: RunContract, name: str, value: object) -> str | None:
+    origin = run.origins.get(name, "the launcher")
+    said = getattr(run, name)
+    argument = "cpu=True" if name == "device" else f"{name}={value!r}"
+    if name in run.flags:
+        raise UsageError(
+            f"Accelerator({argument}) contradicts {name} {said!r} of the command line",
+            where=f"{CALL}, and {origin}",
+            fix="remove the argument from the script, or the flag from the command line",
+        )
+    if origin.startswith(QUIET_ORIGINS):
+        return None
+    return f"headway: Accelerator({argument}) beats {name} {said!r} ({origin})"

@@ -1,0 +1,196 @@
+"""Gather, reduce, broadcast and pad over nested lists, tuples and mappings of tensors.
+
+Without a process group every function is complete for one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from headway.errors import UsageError
+from headway.world import rank_and_size
+
+
+def gather(tensor: Any) -> Any:
+    """Return the tensors of all ranks, joined along dimension 0 in the order of the ranks.
+
+    Args:
+        tensor: tensors of the same shape and dtype on every rank, of shape [n, ...] or [], alone or
+            nested in lists, tuples and mappings.
+
+    Returns:
+        The same nesting with tensors of shape [world size * n, ...], or [world size] for scalars
+        (with one rank, too), on every rank.
+    """
+    return for_each_tensor(_gather, tensor, strict="gather")
+
+
+def gather_object(object: Any) -> Any:
+    """Return one list of the elements of every rank's list of picklable objects, in rank order."""
+    _, size = rank_and_size()
+    if size == 1:
+        return object
+    lists: list[Any] = [None] * size
+    dist.all_gather_object(lists, object)
+    return [element for one in lists for element in one]
+
+
+def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+    """Return the sum or mean over ranks of each tensor, times `scale`; the input is not changed.
+
+    Args:
+        tensor: tensors of the same shape and dtype on every rank, alone or nested.
+        reduction: `sum`, `mean` or `none` (every rank keeps its own).
+        scale: factor for the result.
+    """
+    if reduction not in ("sum", "mean", "none"):
+        raise UsageError(
+            f"reduction is {reduction!r}, not one of sum, mean, none",
+            where="the script's reduce(...)",
+            fix="pass reduction='sum' or reduction='mean'",
+        )
+
+    def reduce_one(one: torch.Tensor) -> torch.Tensor:
+        _, size = rank_and_size()
+        result = one.detach().clone(memory_format=torch.contiguous_format)
+        if size > 1 and reduction != "none":
+            dist.all_reduce(result)
+            result = result / size if reduction == "mean" else result
+        return result if scale == 1.0 else result * scale
+
+    return for_each_tensor(reduce_one, tensor, strict="reduce")
+
+
+def broadcast(tensor: Any, from_process: int = 0) -> Any:
+    """Overwrite each tensor by that of rank `from_process`, and return it (alone or nested)."""
+
+    def broadcast_one(one: torch.Tensor) -> torch.Tensor:
+        if rank_and_size()[1] > 1:
+            dist.broadcast(one, src=from_process)
+        return one
+
+    return for_each_tensor(broadcast_one, tensor, strict="broadcast")
+
+
+def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
+    """Overwrite a list of picklable objects by that of rank `from_process`, and return it."""
+    if rank_and_size()[1] > 1:
+        dist.broadcast_object_list(object_list, src=from_process)
+    return object_list
+
+
+def pad_across_processes(
+    tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
+) -> Any:
+    """Pad each tensor along `dim` to the largest size that any rank has there.
+
+    Args:
+        tensor: tensors whose sizes may differ between ranks in `dim` only, alone or nested; one
+            that has no dimension `dim` is returned as it is.
+        pad_index: the value to pad with.
+        pad_first: pad at the beginning instead of the end.
+    """
+
+    def pad_one(one: torch.Tensor) -> torch.Tensor:
+        if not -one.ndim <= dim < one.ndim or rank_and_size()[1] == 1:
+            return one
+        sizes = _gather(torch.tensor(one.shape[dim], device=one.device))
+        shape = list(one.shape)
+        shape[dim] = int(sizes.max()) - one.shape[dim]
+        padding = one.new_full(shape, pad_index)
+        return torch.cat([padding, one] if pad_first else [one, padding], dim=dim)
+
+    return for_each_tensor(pad_one, tensor, strict="pad_across_processes")
+
+
+def send_to_device(
+    tensor: Any, device: torch.device | str, non_blocking: bool = False, skip_keys: Any = None
+) -> Any:
+    """Return the tensors (and whatever else has a `.to`), nested as they are, on `device`.
+
+    Args:
+        non_blocking: do not wait for copies from pinned memory.
+        skip_keys: key or keys of a mapping whose values stay where they are.
+    """
+    skipped = {skip_keys} if isinstance(skip_keys, str) else set(skip_keys or ())
+
+    def send(data: Any) -> Any:
+        if isinstance(data, Mapping) and skipped:
+            kept = {key: one if key in skipped else send(one) for key, one in data.items()}
+            return _like(data, kept)
+        if callable(getattr(data, "to", None)):
+            try:
+                return data.to(device, non_blocking=non_blocking)
+            except TypeError:  # a `.to` that takes the device only
+                return data.to(device)
+        return _for_each_child(send, data)
+
+    return send(tensor)
+
+
+def for_each_tensor(
+    function: Callable[[torch.Tensor], Any], data: Any, *, strict: str | None = None
+) -> Any:
+    """Return `data` with `function` applied to every tensor in its lists, tuples and mappings.
+
+    Args:
+        strict: name of the operation that takes tensors only; None lets other leaves pass.
+
+    Raises:
+        UsageError: a leaf is no tensor, and `strict` is given.
+    """
+    if isinstance(data, torch.Tensor):
+        return function(data)
+    if isinstance(data, (list, tuple, Mapping)):
+        return _for_each_child(lambda one: for_each_tensor(function, one, strict=strict), data)
+    if strict is not None:
+        raise UsageError(
+            f"{strict}() got a {type(data).__name__}, which is neither a tensor"
+            " nor a list, tuple or mapping of tensors",
+            where=f"the script's {strict}(...)",
+            fix="pass torch.tensor(...) on accelerator.device, or use gather_object(...)",
+        )
+    return data
+
+
+def only_tensors(data: Any) -> bool:
+    """Return whether all leaves of nested `data` are tensors."""
+    if isinstance(data, Mapping):
+        return all(only_tensors(one) for one in data.values())
+    if isinstance(data, (list, tuple)):
+        return all(only_tensors(one) for one in data)
+    return isinstance(data, torch.Tensor)
+
+
+def _gather(tensor: torch.Tensor) -> torch.Tensor:
+    _, size = rank_and_size()
+    if tensor.ndim == 0:
+        tensor = tensor.reshape(1)
+    if size == 1:
+        return tensor
+    tensor = tensor.detach().contiguous()
+    parts = [torch.empty_like(tensor) for _ in range(size)]
+    dist.all_gather(parts, tensor)
+    return torch.cat(parts)
+
+
+def _for_each_child(function: Callable[[Any], Any], data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return _like(data, {key: function(one) for key, one in data.items()})
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*map(function, data))
+    if isinstance(data, (list, tuple)):
+        return type(data)(map(function, data))
+    return data
+
+
+def _like(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Return `items` as the same kind of mapping as `data`, where that can be built from a dict."""
+    try:
+        return type(data)(items)  # type: ignore[call-arg]
+    except TypeError:  # defaultdict and others with arguments of their own
+        return items

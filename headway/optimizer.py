@@ -1,0 +1,121 @@
+"""Optimizers and learning-rate schedulers that keep time with gradient accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from headway.accumulation import Accumulation
+from headway.precision import Precision
+
+
+class PreparedOptimizer(torch.optim.Optimizer):
+    """The script's optimizer, which steps only when gradients are due.
+
+    While gradients accumulate, `step()` and `zero_grad()` do nothing. All else is the optimizer's
+    own, found under `.optimizer`.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, accumulation: Accumulation, precision: Precision
+    ) -> None:
+        self.optimizer = optimizer  # super().__init__ would make a second set of parameter groups
+        self._accumulation = accumulation
+        self._precision = precision
+        self.step_count = 0  # steps that changed the weights
+        self.step_was_skipped = False  # the last one, for an overflow in fp16
+        if optimizer.state:  # loaded before the model moved to its device
+            optimizer.load_state_dict(optimizer.state_dict())
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Change the weights, unless gradients accumulate or overflowed (fp16)."""
+        if self._accumulation.sync_gradients:
+            self.step_was_skipped = self._precision.step(self.optimizer, closure)
+            self.step_count += not self.step_was_skipped
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients, unless they accumulate."""
+        if self._accumulation.sync_gradients:
+            self._precision.gradients_dropped(self.optimizer)
+            self.optimizer.zero_grad(set_to_none)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.optimizer.add_param_group(param_group)
+
+    def __repr__(self) -> str:
+        return f"Prepared{self.optimizer!r}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __getattr__(self, name: str) -> Any:
+        return _delegate(self, "optimizer", name)
+
+
+class PreparedScheduler:
+    """The script's scheduler, which steps once for each step of its optimizer.
+
+    However many ranks there are and whatever `split_batches` says, a schedule is written in
+    optimizer steps: `step()` does nothing when the optimizer has not changed the weights since the
+    scheduler's last step (gradients accumulate, or overflowed in fp16). So it may be called in each
+    iteration, or once an epoch. (Accelerate steps it once per rank instead: schedules written for
+    that must no longer be multiplied by the number of processes.)
+
+    With `step_scheduler_with_optimizer=False` every call is a step.
+    """
+
+    def __init__(
+        self, scheduler: LRScheduler, optimizer: PreparedOptimizer, step_with_optimizer: bool
+    ) -> None:
+        self.scheduler = scheduler
+        self._optimizer = optimizer
+        self._step_with_optimizer = step_with_optimizer
+        self._seen_steps = optimizer.step_count
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step, if the optimizer has; arguments (a metric) go to the scheduler."""
+        if self._step_with_optimizer and self._optimizer.step_count == self._seen_steps:
+            return
+        self._seen_steps = self._optimizer.step_count
+        self.scheduler.step(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"Prepared{type(self.scheduler).__name__}"
+
+    def __getattr__(self, name: str) -> Any:
+        return _delegate(self, "scheduler", name)
+
+
+def _delegate(wrapper: object, inner: str, name: str) -> Any:
+    """Return attribute `name` of what `wrapper` holds under the name `inner`."""
+    if inner not in wrapper.__dict__:  # a copy in the making
+        raise AttributeError(name)
+    return getattr(wrapper.__dict__[inner], name)

@@ -1,0 +1,110 @@
+"""One process among the ranks: who it is, and what it does before, after or for the others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar, cast
+
+import torch
+
+from headway.world import DistributedType, World, barrier, leave_world
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Process:
+    """This rank, as the script sees it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    @property
+    def device(self) -> torch.device:
+        return self._world.device
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        return self._world.distributed_type
+
+    @property
+    def num_processes(self) -> int:
+        """The number of ranks on all machines together (the world size)."""
+        return self._world.ranks.world_size
+
+    @property
+    def process_index(self) -> int:
+        return self._world.ranks.rank
+
+    @property
+    def local_process_index(self) -> int:
+        return self._world.ranks.local_rank
+
+    @property
+    def is_main_process(self) -> bool:
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        return self.local_process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        return self.process_index == self.num_processes - 1
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every rank has come here."""
+        barrier(self.device)
+
+    def main_process_first(self) -> AbstractContextManager[None]:
+        """Return a context that rank 0 leaves before the others enter it."""
+        return self._goes_first(self.is_main_process)
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        """Return a context that each machine's first rank leaves before the others enter it."""
+        return self._goes_first(self.is_local_main_process)
+
+    @contextmanager
+    def _goes_first(self, is_first: bool) -> Iterator[None]:
+        if not is_first:
+            self.wait_for_everyone()
+        yield
+        if is_first:
+            self.wait_for_everyone()
+
+    def on_main_process(self, function: Function) -> Function:
+        """Let a function run on rank 0 only; elsewhere it returns None."""
+        return _only_if(self.is_main_process, function)
+
+    def on_local_main_process(self, function: Function) -> Function:
+        """Let a function run on each machine's first rank only; elsewhere it returns None."""
+        return _only_if(self.is_local_main_process, function)
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Any:
+        """Let a function run on one rank only; elsewhere it returns None.
+
+        Either `on_process(function, 1)` or `@accelerator.on_process(process_index=1)`.
+        """
+        if function is None:
+            return functools.partial(self.on_process, process_index=process_index)
+        return _only_if(self.process_index == process_index, function)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once on each machine."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)
+
+    def end_training(self) -> None:
+        """End the process group; call it last, on every rank."""
+        leave_world()
+
+
+def _only_if(condition: bool, function: Function) -> Function:
+    @functools.wraps(function)
+    def run_here(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if condition else None
+
+    return cast(Function, run_here)

@@ -1,0 +1,27 @@
+"""A face only: the names that people know from `accelerate.utils`; nothing is defined here."""
+
+from __future__ import annotations
+
+from headway.collectives import (
+    broadcast,
+    broadcast_object_list,
+    gather,
+    gather_object,
+    pad_across_processes,
+    reduce,
+    send_to_device,
+)
+from headway.seeding import set_seed
+from headway.world import DistributedType
+
+__all__ = [
+    "DistributedType",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "pad_across_processes",
+    "reduce",
+    "send_to_device",
+    "set_seed",
+]

@@ -1,0 +1,141 @@
+"""This process's place among the ranks, and its device; starts and ends the process group."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from headway.contract import Ranks, read_ranks
+from headway.errors import LaunchError, MachineError, UsageError
+
+
+class DistributedType(str, Enum):
+    """How the ranks work together; compares equal to its name, as in Accelerate."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    # never reported: scripts written for Accelerate compare with them
+    FSDP = "FSDP"
+    DEEPSPEED = "DEEPSPEED"
+    MEGATRON_LM = "MEGATRON_LM"
+    XLA = "XLA"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class World(NamedTuple):
+    """Who this process is, and the device that its model and batches go to."""
+
+    device: torch.device
+    ranks: Ranks
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        if self.ranks.world_size == 1:
+            return DistributedType.NO
+        if self.device.type == "cuda":
+            return DistributedType.MULTI_GPU
+        return DistributedType.MULTI_CPU
+
+
+def join_world(device: str) -> World:
+    """Choose this rank's device, and form the process group when there are several ranks.
+
+    A group that exists already (from another `Accelerator`, or from the script) is used as it is.
+
+    Args:
+        device: `cpu`, `cuda`, `mps`, or `auto` for the best that every rank can have.
+
+    Raises:
+        MachineError: the device is not there, or there are fewer than this machine's ranks need.
+        LaunchError: the environment promises several ranks, but they cannot form a group.
+        UsageError: the group that exists has another size than the environment promises.
+    """
+    ranks = read_ranks() or Ranks()
+    if ranks.world_size == 1 and dist.is_initialized():  # the script formed a group without RANK
+        ranks = Ranks(
+            dist.get_rank(), dist.get_rank(), dist.get_world_size(), dist.get_world_size()
+        )
+    world = World(_device_of(ranks, device), ranks)
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    if ranks.world_size > 1:
+        if not dist.is_initialized():
+            _form_group(world)
+        _refuse_split_brain(ranks)
+    return world
+
+
+def leave_world() -> None:
+    """End the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks in the group; (0, 1) without a group."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def barrier(device: torch.device) -> None:
+    """Wait until every rank has come here."""
+    if rank_and_size()[1] > 1:
+        dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def _device_of(ranks: Ranks, asked: str) -> torch.device:
+    name = _best_device(ranks) if asked == "auto" else asked
+    if name == "cuda":
+        count = torch.cuda.device_count()
+        if ranks.local_rank >= count:
+            raise MachineError(
+                f"local rank {ranks.local_rank} has no GPU of its own: torch sees {count} here",
+                where=f"device {asked!r}, LOCAL_WORLD_SIZE={ranks.local_world_size}",
+                fix="start as many processes as there are GPUs, or train with `--cpu`",
+            )
+        return torch.device("cuda", ranks.local_rank)
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise MachineError(
+            "device is 'mps', but torch finds no Apple GPU that it can use here",
+            where="device 'mps'",
+            fix="choose `--device cpu`, or install an arm64 Python and torch on Apple silicon",
+        )
+    return torch.device(name)
+
+
+def _best_device(ranks: Ranks) -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    if ranks.world_size == 1 and torch.backends.mps.is_available():
+        return "mps"  # one process only: ranks cannot form a group on MPS
+    return "cpu"
+
+
+def _form_group(world: World) -> None:
+    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend)
+    except (RuntimeError, ValueError) as error:
+        raise LaunchError(
+            f"the {world.ranks.world_size} ranks could not form a group: {error}",
+            where=f"rank {world.ranks.rank}, torch.distributed.init_process_group({backend!r})",
+            fix="start the script with `headway launch` or torchrun, on every machine",
+        ) from error
+
+
+def _refuse_split_brain(ranks: Ranks) -> None:
+    rank, size = rank_and_size()
+    if (rank, size) != (ranks.rank, ranks.world_size):
+        raise UsageError(
+            f"this process is rank {ranks.rank} of {ranks.world_size},"
+            f" but rank {rank} of {size} in its process group: trainings would run apart",
+            where="RANK and WORLD_SIZE, and the group that torch.distributed already has",
+            fix="remove the script's own init_process_group(...) before Accelerator()",
+        )
