@@ -37,7 +37,7 @@ class FixedRendezvous(RendezvousHandler):
 
     Each call of `next_rendezvous` opens the next round, and all machines join it; a machine that
     lost its ranks thereby calls the others. Before a new round opens, machine 0 removes what the
-    ranks of the last one wrote: torch's ranks use the same keys again and would find dead addresses.
+    ranks of the last one wrote: torch uses the same keys again and would find dead addresses.
     """
 
     def __init__(

@@ -25,6 +25,12 @@ def test_a_contract_that_is_none_is_refused(text: str) -> None:
         decode(text)
 
 
+def test_a_world_without_a_rank_is_no_world_of_one() -> None:
+    assert read_ranks({"WORLD_SIZE": "1"}) is None
+    with pytest.raises(UsageError, match="RANK"):
+        read_ranks({"WORLD_SIZE": "2"})
+
+
 def test_ranks_are_read_under_torchs_names() -> None:
     environ = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
     assert read_ranks(environ) == Ranks(5, 1, 8, 4)

@@ -40,7 +40,7 @@ def test_lists_comments_quotes_and_a_byte_order_mark_are_understood() -> None:
     assert settings.num_processes == 2
 
 
-BROKEN = {
+BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "empty": ("", "empty", None),
     "only a comment": ("# nothing\n", "empty", None),
     "a list": ("- device\n- cpu\n", "is a list", 1),
@@ -168,7 +168,7 @@ def test_readers_see_a_whole_profile_while_writers_are_killed() -> None:
             until = time.monotonic() + 0.4
             while time.monotonic() < until:
                 entries = read_profile(path, "user profile")
-                fill = entries["env"].raw["FILL"] if "env" in entries else ""  # type: ignore[call-overload, index]
+                fill = entries["env"].raw["FILL"] if "env" in entries else ""  # type: ignore[call-overload]
                 assert fill == fill[:1] * lengths.get(fill[:1], 0)
                 seen.add(fill[:1])
             letter = "ab"[kill % 2]

@@ -28,7 +28,10 @@ def public_members(file: str, name: str) -> list[str]:
 def surface() -> str:
     """Return all that users may lean on, a line each."""
     lines = [f"headway.{name}" for name in headway.__all__]
-    lines += [f"Accelerator.{name}" for name in public_members("accelerator.py", "Accelerator")]
+    members = public_members("accelerator.py", "Accelerator") + public_members(
+        "process.py", "Process"
+    )
+    lines += [f"Accelerator.{name}" for name in sorted(members)]
     utils = ast.parse((PACKAGE / "utils.py").read_text())
     names = [a for node in utils.body if isinstance(node, ast.ImportFrom) for a in node.names]
     lines += sorted(f"headway.utils.{a.name}" for a in names if a.name != "annotations")

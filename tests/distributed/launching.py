@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,16 +31,17 @@ def launch(
     )
 
 
-def start(*words: str, **options: object) -> subprocess.Popen[str]:
+def start(*words: str, **options: Any) -> subprocess.Popen[str]:
     """Begin `headway launch` with these words."""
-    return subprocess.Popen(
+    process: subprocess.Popen[str] = subprocess.Popen(
         [*HEADWAY, *words],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **options,  # type: ignore[call-overload, no-any-return]
+        **options,
     )
+    return process
 
 
 def is_alive(pid: int) -> bool:

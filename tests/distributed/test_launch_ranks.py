@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from launching import HEADWAY, environment, is_alive, launch, script, start
+from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
 
 pytestmark = pytest.mark.distributed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def plan(
     *,
     layer: str = "flag",
     supervise: bool = False,
-    **values: Raw,
+    **values: Any,
 ) -> LaunchPlan:
     entries = {
         name: Entry(raw, Origin(layer, f"{layer} {TABLE[name].flag}"))
@@ -66,7 +67,7 @@ def test_one_process_replaces_the_launcher() -> None:
         ("num_machines is 2", {"num_machines": "2", "main_address": "a"}),
     ],
 )
-def test_what_needs_a_launcher_keeps_one(why: str, values: dict[str, str]) -> None:
+def test_what_needs_a_launcher_keeps_one(why: str, values: dict[str, Any]) -> None:
     assert plan(layer="flag", **values).supervised == why
     assert plan(supervise=True).supervised == "--supervise"
 
@@ -151,7 +152,7 @@ class TestGpus:
         assert set_by(plan(SERVER, device="cpu"))["CUDA_VISIBLE_DEVICES"] == ""
 
 
-REFUSED: dict[str, tuple[Machine, dict[str, Raw], type[HeadwayError], str]] = {
+REFUSED: dict[str, tuple[Machine, dict[str, Any], type[HeadwayError], str]] = {
     "cuda without a GPU": (
         LAPTOP,
         {"device": "cuda", "num_processes": "4"},

@@ -30,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["tar", "cf", copy / "t.tar", *names], cwd=ROOT, check=True)
     subprocess.run(["tar", "xf", "t.tar"], cwd=copy, check=True)
     out = copy / "dist"
-    command = [sys.executable, "-m", "build", "--outdir", out, copy]
+    command = [sys.executable, "-m", "build", "--outdir", str(out), str(copy)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = out.glob("*.whl")
@@ -63,8 +63,8 @@ def test_an_installed_wheel_runs_a_script_beside_a_launcher_py_and_a_commands_pa
 ) -> None:
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=True)
-    python = environment / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", wheel]
+    python = str(environment / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)]
     subprocess.run(install, check=True, capture_output=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     # torch and the rest come from here; a folder named in a .pth brings no editable installs along
@@ -76,7 +76,13 @@ def test_an_installed_wheel_runs_a_script_beside_a_launcher_py_and_a_commands_pa
     (work / "launcher.py").write_text("MINE = True")
     (work / "train.py").write_text(SCRIPT)
     environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    command = [environment / "bin" / "headway", "launch", "--cpu", "--num-processes", str(ranks)]
+    command = [
+        str(environment / "bin" / "headway"),
+        "launch",
+        "--cpu",
+        "--num-processes",
+        str(ranks),
+    ]
     done = subprocess.run(
         [*command, "train.py"], cwd=work, env=environ, capture_output=True, text=True, timeout=120
     )
@@ -90,14 +96,30 @@ def test_an_installed_wheel_runs_a_script_beside_a_launcher_py_and_a_commands_pa
 def test_a_wheel_brings_all_it_needs_into_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=True)
-    python = environment / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel]
+    python = str(environment / "bin" / "python")
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "-c",
+        str(ROOT / "constraints.txt"),
+        str(wheel),
+    ]
     subprocess.run(install, check=True, capture_output=True)
     Path("train.py").write_text(
         "from headway import Accelerator\nprint(Accelerator().num_processes)\n"
     )
     environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    command = [environment / "bin" / "headway", "launch", "-q", "--cpu", "--num-processes", "2"]
+    command = [
+        str(environment / "bin" / "headway"),
+        "launch",
+        "-q",
+        "--cpu",
+        "--num-processes",
+        "2",
+    ]
     done = subprocess.run(
         [*command, "train.py"], env=environ, capture_output=True, text=True, timeout=120
     )

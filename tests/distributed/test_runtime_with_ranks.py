@@ -1,0 +1,245 @@
+"""What the runtime does on one, two and three real ranks (gloo). See runtime_worker.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).with_name("runtime_worker.py")
+LIMIT_S = 150
+Seen = list[dict[str, Any]]
+
+pytestmark = pytest.mark.distributed
+every_world = pytest.mark.parametrize("world", [1, 2, 3])
+several_ranks = pytest.mark.parametrize("world", [2, 3])
+
+
+@pytest.fixture(scope="session")
+def seen_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Seen]:
+    """Return a function that starts so many ranks (once) and returns what each of them saw."""
+
+    @cache
+    def outcome(world: int) -> Seen | str:
+        return run_ranks(world, tmp_path_factory.mktemp("ranks"))
+
+    def seen(world: int) -> Seen:
+        found = outcome(world)
+        assert not isinstance(found, str), found
+        return found
+
+    return seen
+
+
+def run_ranks(world: int, folder: Path) -> Seen | str:
+    """Return what each rank saw, or the output of one that failed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(folder)],
+            env=environment(rank, world, port) | {"TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        for rank, process in enumerate(ranks):
+            output, _ = process.communicate(timeout=LIMIT_S)
+            if process.returncode:
+                return f"rank {rank} of {world} ended with {process.returncode}:\n{output}"
+    except subprocess.TimeoutExpired as expired:
+        return f"the ranks took more than {LIMIT_S} s:\n{expired.output!r}"
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+    return [json.loads((folder / f"{world}-{rank}.json").read_text()) for rank in range(world)]
+
+
+def environment(rank: int, world: int, port: int) -> dict[str, str]:
+    foreign = ("HEADWAY_", "ACCELERATE_", "COV_CORE")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    plain |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if world == 1:
+        return plain
+    return plain | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+@several_ranks
+@pytest.mark.parametrize("accumulation", ["1", "2"])
+def test_same_global_batch_gives_the_same_weights_with_any_number_of_ranks(
+    seen_with: Callable[[int], Seen], world: int, accumulation: str
+) -> None:
+    alone = seen_with(1)[0]["weights"]["1"]
+    for rank in seen_with(world):
+        assert rank["weights"][accumulation] == pytest.approx(alone, abs=1e-6)
+
+
+@several_ranks
+def test_ranks_end_alike_after_a_batch_that_cannot_be_shared_out_evenly(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    first, *others = (rank["weights_after_an_uneven_batch"] for rank in seen_with(world))
+    assert others == [first] * (world - 1)
+
+
+@every_world
+def test_gather_for_metrics_gives_each_sample_once_in_order(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        assert rank["wrong_metrics"] == []
+
+
+@every_world
+def test_gather_for_metrics_keeps_rows_of_a_sample_together_and_scalars_whole(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        found = rank["metrics_of_several_rows_and_scalars"]
+        assert found["rows"] == [sample for sample in range(17) for _ in range(3)]
+        assert found["scalars"]
+
+
+@every_world
+def test_loader_workers_lose_and_repeat_nothing(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        found = rank["worker_processes"]
+        for kind in ("map", "stream"):
+            assert found[kind] == [list(range(11))] * 2
+            assert found[f"{kind} attributes"] == [2, 2, 11]
+
+
+@every_world
+def test_an_unseeded_script_still_gets_disjoint_shards_that_change_each_epoch(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    epochs = list(zip(*(rank["shards"]["unseeded"] for rank in seen_with(world)), strict=True))
+    for parts in epochs:
+        assert sorted(chain.from_iterable(parts)) == list(range(24))
+    assert epochs[0] != epochs[1]
+
+
+@several_ranks
+def test_rank_0_s_own_generator_orders_the_samples_of_all_ranks(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    parts = [rank["shards"]["own generator"] for rank in seen_with(world)]
+    assert sorted(chain.from_iterable(parts)) == list(range(24))
+
+
+@several_ranks
+def test_one_seed_gives_one_order_of_samples_with_any_number_of_ranks(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    assert seen_with(world)[0]["shards"]["order"] == seen_with(1)[0]["shards"]["order"]
+
+
+@several_ranks
+def test_rank_r_gets_every_wth_batch(seen_with: Callable[[int], Seen], world: int) -> None:
+    batches = [[first, first + 1] for first in range(0, 24, 2)]
+    for index, rank in enumerate(seen_with(world)):
+        assert rank["shards"]["batches"] == batches[index::world]
+
+
+def test_drop_last_drops_the_round_that_is_not_whole(seen_with: Callable[[int], Seen]) -> None:
+    found = [[rank["shards"]["drop_last"] for rank in seen_with(world)] for world in (1, 2, 3)]
+    assert found[0] == [[4, [[0, 1], [2, 3], [4, 5], [6, 7]]]]
+    assert found[1] == [[2, [[0, 1], [4, 5]]], [2, [[2, 3], [6, 7]]]]
+    assert found[2] == [[1, [[0, 1]]], [1, [[2, 3]]], [1, [[4, 5]]]]
+
+
+def test_batches_of_the_script_s_own_sizes_stay_whole(seen_with: Callable[[int], Seen]) -> None:
+    two, three = ([rank["shards"]["buckets"] for rank in seen_with(world)] for world in (2, 3))
+    assert two == [[[0], [3, 4, 5], [7]], [[1, 2], [6], [8]]]
+    assert three == [[[0], [6]], [[1, 2], [7]], [[3, 4, 5], [8]]]
+
+
+@every_world
+def test_one_scheduler_step_per_optimizer_step(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        assert rank["schedule"]["plain"] == [10, 10, 0.5, True]
+        assert rank["schedule"]["split"] == [10, 10, 0.5, True]
+
+
+@every_world
+def test_the_last_incomplete_window_of_an_epoch_makes_a_step(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        assert rank["schedule"]["3 of 10"] == [4, 4, 0.8, True]
+
+
+@several_ranks
+def test_gradients_stay_on_their_rank_until_they_are_due(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        assert rank["gradients_while_accumulating"] == [False, True, False, True, True]
+
+
+@every_world
+def test_collectives_agree_with_arithmetic(seen_with: Callable[[int], Seen], world: int) -> None:
+    for index, rank in enumerate(seen_with(world)):
+        found = rank["collectives"]
+        assert found["gather"] == [[one, one] for one in range(world)]
+        assert found["scalar"] == list(range(world))
+        assert found["objects"] == [f"rank {one}" for one in range(world)]
+        assert found["sum"] == [world, sum(range(world))]
+        assert found["mean"] == (world - 1) / 2
+        assert found["scaled"] == world
+        assert found["broadcast"] == world - 1
+        assert found["list"] == [f"rank {world - 1}", world - 1]
+        assert found["padded"] == [[1, 1]] * (index + 1) + [[7, 7]] * (world - index - 1)
+        assert found["padded first"] == ([1, 1] if index == world - 1 else [0, 0])
+        assert found["untouched"] == 3.0
+
+
+@every_world
+def test_each_rank_knows_its_place_and_its_turn(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for index, rank in enumerate(seen_with(world)):
+        found = rank["order_of_ranks"]
+        assert found["main"] == (0 if index == 0 else None)
+        assert found["last"] == (index if index == world - 1 else None)
+        assert found["is last"] == (index == world - 1)
+        assert found["saved"] == {"rank": 0}
+        assert found["type"]
+        assert found["place"] == [index, world, "cpu"]
+
+
+@several_ranks
+def test_loaders_that_cannot_be_shared_out_are_refused_with_a_way_out(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        assert "shared out twice" in rank["refusals"]["twice"]
+        assert f"multiple of {world}" in rank["refusals"]["split"]

@@ -1,0 +1,330 @@
+"""The Accelerator in one process on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader, TensorDataset
+
+from headway import Accelerator, contract
+from headway.errors import LaunchError, MachineError, UsageError
+from headway.utils import DistributedType, send_to_device, set_seed
+
+
+def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader[Any], LambdaLR]:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(10, 3)), batch_size=4)
+    return model, optimizer, loader, LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+
+def test_importing_the_runtime_starts_nothing() -> None:
+    code = (
+        "import torch, headway.accelerator, headway.utils;"
+        "assert not torch.distributed.is_initialized();"
+        "assert not torch.cuda.is_initialized()"
+    )
+    root = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
+
+
+def test_prepare_keeps_the_order_and_passes_strangers_through() -> None:
+    model, optimizer, loader, scheduler = make()
+    stranger = object()
+    prepared = Accelerator(cpu=True).prepare(scheduler, stranger, loader, optimizer, model)
+    assert prepared[0].scheduler is scheduler
+    assert prepared[1] is stranger
+    assert prepared[2].dataset is loader.dataset
+    assert prepared[3].optimizer is optimizer
+    assert prepared[4] is model
+
+
+def test_prepare_of_one_object_returns_it_alone() -> None:
+    model = torch.nn.Linear(3, 1)
+    assert Accelerator(cpu=True).prepare(model) is model
+
+
+def test_preparing_twice_changes_nothing() -> None:
+    accelerator = Accelerator(cpu=True)
+    objects = make()
+    once = accelerator.prepare(*objects)
+    assert accelerator.prepare(*once) == once
+    assert accelerator.prepare(*objects) == once
+
+
+def test_scheduler_without_its_optimizer_is_refused() -> None:
+    *_, scheduler = make()
+    with pytest.raises(UsageError, match="LambdaLR has an optimizer that has not been prepared"):
+        Accelerator(cpu=True).prepare(scheduler)
+
+
+def test_device_placement_needs_an_entry_for_each_object() -> None:
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, *_ = make()
+    accelerator.prepare(model, optimizer, device_placement=[False, False])
+    with pytest.raises(UsageError, match="1 entries for 2 objects"):
+        accelerator.prepare(model, optimizer, device_placement=[True])
+
+
+def test_prepared_optimizer_is_an_optimizer_in_all_respects(tmp_path: Path) -> None:
+    model, optimizer, *_ = make()
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(optimizer)
+    assert isinstance(prepared, torch.optim.Optimizer)
+    scheduler = accelerator.prepare(LambdaLR(prepared, lambda step: 0.5**step))
+    for _ in range(3):
+        accelerator.backward(model(torch.ones(1, 3)).sum())
+        prepared.step()
+        scheduler.step()
+        prepared.zero_grad()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
+    assert prepared.state is optimizer.state
+    assert prepared.defaults["lr"] == 0.1
+    torch.save(prepared.state_dict(), tmp_path / "o.pt")
+    prepared.load_state_dict(torch.load(tmp_path / "o.pt"))
+    assert prepared.param_groups is optimizer.param_groups
+    assert copy.deepcopy(prepared).param_groups[0]["lr"] == prepared.param_groups[0]["lr"]
+
+
+def test_scheduler_steps_once_per_epoch_too_even_after_a_broken_off_window() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer, _, scheduler = accelerator.prepare(*make())
+    for _ in range(2):
+        for _micro_batch in range(3):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.ones(1, 3)).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+        scheduler.step()
+        scheduler.step()  # no optimizer step in between
+    assert scheduler.last_epoch == 2
+
+
+def test_scheduler_may_step_on_its_own() -> None:
+    accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
+    _, optimizer, _, scheduler = accelerator.prepare(*make())
+    optimizer.step()
+    scheduler.step()
+    scheduler.step()
+    assert scheduler.last_epoch == 2
+
+
+def test_plateau_scheduler_gets_its_metric() -> None:
+    accelerator = Accelerator(cpu=True)
+    _, optimizer, *_ = make()
+    optimizer, scheduler = accelerator.prepare(optimizer, ReduceLROnPlateau(optimizer, patience=0))
+    for loss in (1.0, 2.0):
+        optimizer.step()
+        scheduler.step(loss)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def test_accumulated_gradients_are_the_mean_and_survive_zero_grad() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=1.0))
+    for factor in (2.0, 4.0):
+        with accelerator.accumulate():
+            accelerator.backward(weight * factor)
+            assert (accelerator.clip_grad_norm_([weight], 100.0) is None) == (factor == 2.0)
+            optimizer.step()
+            if factor == 4.0:
+                assert weight.grad is not None
+                assert weight.grad.item() == 3.0
+            optimizer.zero_grad()
+    assert weight.item() == -3.0
+    assert weight.grad is None
+
+
+def test_nested_and_broken_off_loops_do_not_confuse_accumulation() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, _, train, _ = accelerator.prepare(*make())  # 3 batches
+    validation = accelerator.prepare(DataLoader(TensorDataset(torch.ones(2, 3)), batch_size=1))
+    held = []  # loops that nobody ends
+    due = []
+    for _ in range(2):
+        for _batch in train:
+            with accelerator.accumulate(model):
+                due.append(accelerator.sync_gradients)
+            held.append(iter(validation))
+            next(held[-1])
+            for _other in validation:
+                break
+    assert due == [False, True, True] * 2
+    for _batch in train:
+        with accelerator.accumulate(model):
+            due.append(accelerator.sync_gradients)
+        break
+    with accelerator.accumulate(model):
+        due.append(accelerator.sync_gradients)  # the window that the loop left open goes on
+    assert due[-2:] == [False, True]
+
+
+def test_accumulation_steps_can_be_changed() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.gradient_accumulation_steps = 3
+    assert accelerator.gradient_accumulation_steps == 3
+    with pytest.raises(UsageError):
+        accelerator.gradient_accumulation_steps = 0
+
+
+def test_clipping_bounds_the_gradients_and_returns_the_norm() -> None:
+    accelerator = Accelerator(cpu=True)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    accelerator.backward((weight * torch.tensor([3.0, 4.0])).sum())
+    assert accelerator.clip_grad_norm_([weight], 1.0) == pytest.approx(5.0)
+    accelerator.clip_grad_value_(weight, 0.7)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == pytest.approx([0.6, 0.7])
+
+
+def test_bf16_computes_in_bf16_and_returns_fp32() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model = torch.nn.Linear(64, 64)
+    exact = model(torch.ones(1, 64))
+    prepared = accelerator.prepare(model)
+    outputs = prepared(torch.ones(1, 64))
+    assert outputs.dtype == torch.float32
+    assert outputs.equal(outputs.bfloat16().float())
+    assert not outputs.equal(exact)
+    with accelerator.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    assert next(prepared.parameters()).dtype == torch.float32
+    assert list(inspect.signature(prepared.forward).parameters) == ["input"]
+    assert accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)(torch.ones(1, 64)).equal(
+        exact
+    )
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copy_of_a_bf16_model_has_its_own_weights(duplicate: Any) -> None:
+    model = Accelerator(cpu=True, mixed_precision="bf16").prepare(torch.nn.Linear(4, 4))
+    twin = duplicate(model)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    assert model(torch.ones(1, 4)).count_nonzero() == 0
+    assert twin(torch.ones(1, 4)).count_nonzero() > 0
+
+
+def test_fp16_on_the_cpu_is_refused_and_names_bf16() -> None:
+    with pytest.raises(UsageError, match="use bf16"):
+        Accelerator(cpu=True, mixed_precision="fp16")
+
+
+def test_launcher_s_settings_hold_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = contract.RunContract("cpu", "bf16", 4, origins={})
+    monkeypatch.setenv(contract.VARIABLE, contract.encode(run))
+    accelerator = Accelerator()
+    assert accelerator.mixed_precision == "bf16"
+    assert accelerator.gradient_accumulation_steps == 4
+
+
+def test_argument_that_beats_the_profile_is_announced_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origins = {"mixed_precision": "profile default.yaml, line 2"}
+    run = contract.RunContract("cpu", "bf16", 1, origins=origins)
+    monkeypatch.setenv(contract.VARIABLE, contract.encode(run))
+    assert Accelerator(mixed_precision="no").mixed_precision == "no"
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert "default.yaml, line 2" in said.err
+    assert said.out == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = contract.RunContract("cuda", "no", 1, origins={})
+    monkeypatch.setenv(contract.VARIABLE, contract.encode(run))
+    with pytest.raises(MachineError, match="torch sees 0"):
+        Accelerator()
+
+
+def test_ranks_that_cannot_form_a_group_stop_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(LaunchError, match=r"2 ranks could not form a group[\s\S]*MASTER_ADDR"):
+        Accelerator(cpu=True)
+
+
+def test_a_rank_of_two_in_a_group_of_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match="rank 1 of 2, but rank 0 of 1"):
+            Accelerator(cpu=True)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_one_process_is_every_kind_of_main_process(capsys: pytest.CaptureFixture[str]) -> None:
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.is_main_process
+    assert accelerator.is_local_main_process
+    assert accelerator.is_last_process
+    assert accelerator.distributed_type == DistributedType.NO
+    with accelerator.main_process_first(), accelerator.local_main_process_first():
+        accelerator.print("once")
+    assert capsys.readouterr().out == "once\n"
+    assert accelerator.on_local_main_process(lambda: 5)() == 5
+    assert accelerator.on_process(process_index=1)(lambda: 5)() is None
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def test_a_save_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    path = tmp_path / "model.pt"
+    accelerator.save(accelerator.get_state_dict(torch.nn.Linear(1, 1)), path)
+    whole = path.read_bytes()
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        accelerator.save({"weights": torch.ones(1000), "bad": lambda: None}, str(path))
+    assert path.read_bytes() == whole
+    assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["model.pt"]
+
+
+def test_free_memory_forgets_objects_and_returns_nones() -> None:
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, *_ = accelerator.prepare(*make())
+    assert accelerator.free_memory(model, optimizer) == [None, None]
+    assert accelerator.prepare(optimizer.optimizer) is not optimizer
+
+
+def test_an_unknown_argument_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="no argument 'fsdp_plugin'"):
+        Accelerator(fsdp_plugin=object())  # type: ignore[arg-type]
+
+
+def test_set_seed_repeats_every_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), torch.rand(1).item()
+
+    set_seed(3)
+    first = draw()
+    set_seed(3)
+    assert draw() == first
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    set_seed(1, device_specific=True)
+    assert draw() == first
+
+
+def test_batches_of_any_shape_are_moved_and_keep_their_types() -> None:
+    batch = {"x": torch.ones(1), "nested": [(torch.ones(2),), "text"]}
+    moved = send_to_device(batch, "meta", skip_keys="x")
+    assert moved["x"].device.type == "cpu"
+    assert moved["nested"][0][0].device.type == "meta"
+    assert moved["nested"][1] == "text"
