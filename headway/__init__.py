@@ -14,13 +14,15 @@ from headway._version import __version__
 if TYPE_CHECKING:
     from headway.accelerator import Accelerator as Accelerator
     from headway.errors import HeadwayError as HeadwayError
+    from headway.world import DistributedType as DistributedType
 
 _HOMES = {
     "Accelerator": "headway.accelerator",
+    "DistributedType": "headway.world",
     "HeadwayError": "headway.errors",
 }
 
-__all__ = ["Accelerator", "HeadwayError", "__version__"]
+__all__ = ["Accelerator", "DistributedType", "HeadwayError", "__version__"]
 
 
 def __getattr__(name: str) -> object:

@@ -7,13 +7,12 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from headway import collectives
 from headway.accumulation import Accumulation
 from headway.arguments import agree, check_steps, refuse_foreign
 from headway.contract import read_run
@@ -22,8 +21,8 @@ from headway.errors import UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.precision import precision_for, restore_forward
 from headway.process import Process
-from headway.saving import save_whole
-from headway.strategy import strategy_for
+from headway.saving import save_into, save_whole
+from headway.strategy import strategy_for, uncompiled
 from headway.world import join_world
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]
@@ -113,16 +112,19 @@ class Accelerator(Process):
         """Return models, optimizers, data loaders and schedulers made ready, in the given order.
 
         An object of another kind, or one that is prepared already, is returned as it is. One
-        argument gives the object itself, several a tuple.
+        argument gives the object itself, several a tuple. A process needs one Accelerator only; it
+        does not take what another one prepared.
 
         Args:
             device_placement: for each argument, whether it is moved to `device`.
 
         Raises:
-            UsageError: a scheduler's optimizer has not been prepared, or a loader cannot be shared
-                out.
+            UsageError: a scheduler's optimizer has not been prepared, a loader cannot be shared
+                out, or an object is another Accelerator's.
         """
-        placement = device_placement or [self.device_placement] * len(args)
+        placement = device_placement
+        if placement is None:
+            placement = [self.device_placement] * len(args)
         if len(placement) != len(args):
             raise UsageError(
                 f"device_placement has {len(placement)} entries for {len(args)} objects",
@@ -139,8 +141,12 @@ class Accelerator(Process):
         known = self._find(obj)
         if known is not None:
             return known
-        if isinstance(obj, (PreparedOptimizer, PreparedDataLoader)):  # another Accelerator's
-            return obj
+        if isinstance(obj, (PreparedOptimizer, PreparedDataLoader, PreparedScheduler)):
+            raise UsageError(
+                f"prepare() got a {type(obj).__name__} that is not of this Accelerator's making",
+                where="the script's prepare(...)",
+                fix="use one Accelerator everywhere, and prepare new objects after free_memory()",
+            )
         prepared: Any
         if isinstance(obj, torch.nn.Module):
             moved = obj.to(self.device) if place else obj
@@ -151,7 +157,6 @@ class Accelerator(Process):
             prepared = PreparedDataLoader(
                 obj,
                 self._world.ranks,
-                self._accumulation,
                 split_batches=self.split_batches,
                 device=self.device if place else None,
             )
@@ -189,7 +194,7 @@ class Accelerator(Process):
         keep_fp32_wrapper: bool = True,
         keep_torch_compile: bool = True,
     ) -> torch.nn.Module:
-        """Return the model that `prepare` was given.
+        """Return the model that `prepare` was given; one that was compiled since stays compiled.
 
         Args:
             keep_fp32_wrapper: let the model go on computing under autocast.
@@ -197,19 +202,20 @@ class Accelerator(Process):
         """
         model = self._strategy.unwrap(model)
         if not keep_torch_compile:
-            model = getattr(model, "_orig_mod", model)
+            model = uncompiled(model)
         if not keep_fp32_wrapper:
+            restore_forward(uncompiled(model))
             restore_forward(model)
         return model
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Forget all prepared objects and free what they held.
+        """Forget all prepared objects, free what they held, and begin a new accumulation.
 
         Returns:
             A None for each of `objects`: `model, optimizer = accelerator.free_memory(model, ...)`.
         """
         self._prepared.clear()
-        self._accumulation = Accumulation(self.gradient_accumulation_steps)
+        self._accumulation.reset()
         freed = [None] * len(objects)
         del objects
         gc.collect()
@@ -253,12 +259,13 @@ class Accelerator(Process):
 
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float = 2
-    ) -> torch.Tensor | None:
-        """Clip the gradients' norm and return what it was; None while gradients accumulate."""
-        if not self.sync_gradients:
-            return None
-        parameters = self._unscaled(parameters)
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+    ) -> torch.Tensor:
+        """Clip the gradients' norm, unless gradients accumulate, and return what it was."""
+        if self.sync_gradients:
+            parameters = self._unscaled(parameters)
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        gradients = [one.grad for one in _as_list(parameters) if one.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients, norm_type) / self._precision.loss_scale()
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
         """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate."""
@@ -266,45 +273,9 @@ class Accelerator(Process):
             torch.nn.utils.clip_grad_value_(self._unscaled(parameters), clip_value)
 
     def _unscaled(self, parameters: Tensors) -> list[torch.Tensor]:
-        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        tensors = _as_list(parameters)
         self._precision.unscale([one.optimizer for one in self._all(PreparedOptimizer)], tensors)
         return tensors
-
-    # ------------------------------------------------------------------ between ranks
-
-    def gather(self, tensor: Any) -> Any:
-        """See `headway.collectives.gather`."""
-        return collectives.gather(tensor)
-
-    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather results for samples of the current batch, in the data set's order, each once.
-
-        Call it inside the loop over a prepared loader. Samples that were repeated to give all ranks
-        equally many are left out.
-
-        Args:
-            input_data: tensors of shape [samples of this rank's batch, ...], nested at will; or a
-                list of objects, one for each sample.
-            use_gather_object: take a tensor as an object, too.
-        """
-        if use_gather_object or not collectives.only_tensors(input_data):
-            return self._accumulation.without_repeats(collectives.gather_object(input_data))
-        gathered = collectives.gather(input_data)
-        return collectives.for_each_tensor(self._accumulation.without_repeats, gathered)
-
-    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """See `headway.collectives.reduce`; here the default is the sum."""
-        return collectives.reduce(tensor, reduction, scale)
-
-    def pad_across_processes(
-        self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
-    ) -> Any:
-        """See `headway.collectives.pad_across_processes`."""
-        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
-
-    def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
-        """See `headway.collectives.broadcast`."""
-        return collectives.broadcast(tensor, from_process)
 
     # ------------------------------------------------------------------ save
 
@@ -312,7 +283,22 @@ class Accelerator(Process):
         """Return the state of a model, under the names it had before `prepare` if `unwrap`."""
         return (self.unwrap_model(model) if unwrap else model).state_dict()
 
-    def save(self, obj: Any, f: str | os.PathLike[str]) -> None:
-        """Write `obj` with torch.save on rank 0: the whole file appears, or none of it."""
-        if self.is_main_process:
-            save_whole(obj, f)
+    def save(
+        self, obj: Any, f: str | os.PathLike[str] | IO[bytes], safe_serialization: bool = False
+    ) -> None:
+        """Write `obj` on rank 0: the whole file appears, or none of it.
+
+        Args:
+            f: a path, or an open binary file.
+            safe_serialization: write a state dict with safetensors, not anything with torch.save.
+        """
+        if not self.is_main_process:
+            return
+        if isinstance(f, (str, os.PathLike)):
+            save_whole(obj, f, safe=safe_serialization)
+        else:
+            save_into(obj, f, safe=safe_serialization)
+
+
+def _as_list(tensors: Tensors) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from headway.contract import RunContract
+from headway.contract import PRECISIONS, RunContract
 from headway.errors import UsageError, did_you_mean
 
-PRECISIONS = ("no", "fp16", "bf16")
 CALL = "the script's Accelerator(...)"
 QUIET_ORIGINS = ("default", "detected")  # nobody's wish: beating one is not worth a line
 NO_LAUNCHER = RunContract("auto", "no", 1, origins={})

@@ -29,6 +29,21 @@ def gather(tensor: Any) -> Any:
     return for_each_tensor(_gather, tensor, strict="gather")
 
 
+def gather_uneven(tensor: Any) -> Any:
+    """Gather tensors whose sizes along dimension 0 may differ between ranks."""
+
+    def gather_one(one: torch.Tensor) -> torch.Tensor:
+        if one.ndim == 0:
+            return _gather(one)
+        lengths = _gather(torch.tensor(len(one), device=one.device)).tolist()
+        gathered, longest = _gather(pad_across_processes(one)), max(lengths)
+        return torch.cat(
+            [gathered[rank * longest :][:length] for rank, length in enumerate(lengths)]
+        )
+
+    return for_each_tensor(gather_one, tensor, strict="gather")
+
+
 def gather_object(object: Any) -> Any:
     """Return one list of the elements of every rank's list of picklable objects, in rank order."""
     _, size = rank_and_size()

@@ -1,7 +1,7 @@
 """What the launcher tells a worker process, and how the worker reads it.
 
 Down goes one JSON value in the variable `HEADWAY_RUN`, beside torch's own RANK, WORLD_SIZE, ...
-The launcher and the runtime share nothing else.
+The launcher and the runtime share nothing else. Without it, Accelerate's variables are read.
 """
 
 from __future__ import annotations
@@ -9,12 +9,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
 VERSION = 1
+PRECISIONS = ("no", "fp16", "bf16")
+YES = ("1", "true", "t", "yes", "y", "on")  # what Accelerate takes for true
+ACCELERATE = {  # the variables of `accelerate launch`
+    "device": "ACCELERATE_USE_CPU",
+    "mixed_precision": "ACCELERATE_MIXED_PRECISION",
+    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+}
 
 
 class RunContract(NamedTuple):
@@ -24,7 +31,7 @@ class RunContract(NamedTuple):
     on the command line, which code in the script may not contradict.
     """
 
-    device: str  # cpu, cuda or mps
+    device: str  # cpu, cuda or mps; auto under `accelerate launch`
     mixed_precision: str  # no, fp16 or bf16
     gradient_accumulation_steps: int
     origins: Mapping[str, str]
@@ -68,9 +75,38 @@ def decode(text: str) -> RunContract:
 
 
 def read_run(environ: Mapping[str, str] = os.environ) -> RunContract | None:
-    """Return what the launcher told this process; None when no `headway launch` started it."""
+    """Return what the launcher, ours or Accelerate's, told this process; None without either.
+
+    Our launcher sets Accelerate's variables, too; they say the same and are not looked at.
+
+    Raises:
+        LaunchError: `HEADWAY_RUN` cannot be understood.
+        UsageError: a variable of Accelerate's has a value that Headway has not.
+    """
     text = environ.get(VARIABLE)
-    return None if text is None else decode(text)
+    return _read_accelerate(environ) if text is None else decode(text)
+
+
+def _read_accelerate(environ: Mapping[str, str]) -> RunContract | None:
+    said = {name: variable for name, variable in ACCELERATE.items() if variable in environ}
+    if not said:
+        return None
+    precision = environ.get(ACCELERATE["mixed_precision"], "no").lower()
+    if precision not in PRECISIONS:
+        raise UsageError(
+            f"mixed_precision is {precision!r}, not one of {', '.join(PRECISIONS)}",
+            where=f"environment {ACCELERATE['mixed_precision']}",
+            fix="choose another --mixed_precision for `accelerate launch`",
+        )
+    return RunContract(
+        device="cpu" if environ.get(ACCELERATE["device"], "").lower() in YES else "auto",
+        mixed_precision=precision,
+        gradient_accumulation_steps=_number(environ, ACCELERATE["gradient_accumulation_steps"], 1),
+        origins={
+            name: f"environment {ACCELERATE[name]}" if name in said else "default"
+            for name in ACCELERATE
+        },
+    )
 
 
 def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
@@ -95,6 +131,25 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
         world_size=world_size,
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
     )
+
+
+class Crash(NamedTuple):
+    """How an unhandled exception ended a rank's program."""
+
+    time: float  # seconds since the epoch
+    kind: str  # the exception's class
+    message: str
+    traceback: str  # as Python prints it, without the launcher's frames
+
+
+def encode_status(record: Mapping[str, object]) -> str:
+    """Return one status record as the line that goes up a rank's status pipe."""
+    return json.dumps(record) + "\n"
+
+
+def decode_status(lines: str) -> list[dict[str, Any]]:
+    """Return the records in what has come up a status pipe; half a line at the end is left out."""
+    return [json.loads(line) for line in lines.split("\n")[:-1]]
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -42,6 +42,11 @@ class PreparedOptimizer(torch.optim.Optimizer):
             self._precision.gradients_dropped(self.optimizer)
             self.optimizer.zero_grad(set_to_none)
 
+    def withheld_step_since(self, step_count: int) -> bool:
+        """Return whether a step was asked for since then that gradients were not ready for."""
+        is_due = self._accumulation.sync_gradients
+        return self.step_count == step_count and (not is_due or self.step_was_skipped)
+
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups
@@ -71,7 +76,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
         return f"Prepared{self.optimizer!r}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
+        # a scheduler built on this one patches `step`, for this object only
+        return {name: value for name, value in self.__dict__.items() if name != "step"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -85,9 +91,10 @@ class PreparedScheduler:
 
     However many ranks there are and whatever `split_batches` says, a schedule is written in
     optimizer steps: `step()` does nothing when the optimizer has not changed the weights since the
-    scheduler's last step (gradients accumulate, or overflowed in fp16). So it may be called in each
-    iteration, or once an epoch. (Accelerate steps it once per rank instead: schedules written for
-    that must no longer be multiplied by the number of processes.)
+    scheduler's last step, and that because gradients accumulate or overflowed (fp16). So it may be
+    called in each iteration, once an epoch, or to wind a fresh schedule forward. (Accelerate steps
+    it once per rank instead: schedules written for that must no longer be multiplied by the number
+    of processes.)
 
     With `step_scheduler_with_optimizer=False` every call is a step.
     """
@@ -101,8 +108,8 @@ class PreparedScheduler:
         self._seen_steps = optimizer.step_count
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step, if the optimizer has; arguments (a metric) go to the scheduler."""
-        if self._step_with_optimizer and self._optimizer.step_count == self._seen_steps:
+        """Step, unless the optimizer had to wait; arguments (a metric) go to the scheduler."""
+        if self._step_with_optimizer and self._optimizer.withheld_step_since(self._seen_steps):
             return
         self._seen_steps = self._optimizer.step_count
         self.scheduler.step(*args, **kwargs)

@@ -54,6 +54,10 @@ class Precision:
         """Add the gradients of `loss` to the parameters."""
         loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
+    def loss_scale(self) -> float:
+        """Return how many times their true size gradients have until they are unscaled."""
+        return 1.0
+
     def unscale(self, optimizers: Iterable[Optimizer], tensors: Iterable[torch.Tensor]) -> None:
         """Bring the gradients of those optimizers that own `tensors` to their true size."""
 
@@ -101,6 +105,9 @@ class Fp16(Bf16):
         if self._has_stepped:
             self._adapt_scale()
         super().backward(self._scaler.scale(loss), **kwargs)
+
+    def loss_scale(self) -> float:
+        return self._scaler.get_scale()
 
     def unscale(self, optimizers: Iterable[Optimizer], tensors: Iterable[torch.Tensor]) -> None:
         wanted = set(map(id, tensors))

@@ -1,4 +1,4 @@
-"""One process among the ranks: who it is, and what it does before, after or for the others."""
+"""One process among the ranks: who it is, and what it does before, for or with the others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from headway import collectives
+from headway.readings import current_reading
 from headway.world import DistributedType, World, barrier, leave_world
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -91,6 +93,46 @@ class Process:
         if function is None:
             return functools.partial(self.on_process, process_index=process_index)
         return _only_if(self.process_index == process_index, function)
+
+    def gather(self, tensor: Any) -> Any:
+        """See `headway.collectives.gather`."""
+        return collectives.gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gather results for samples of the current batch, in the data set's order, each once.
+
+        Call it inside the loop over a prepared loader. Samples that were repeated to give all ranks
+        equally many are left out. `loss.repeat(batch_size)` is cut to as many as the batch has.
+
+        Args:
+            input_data: tensors of shape [samples of this rank's batch, ...], nested at will; or a
+                list of objects, one for each sample. The ranks' batches have different sizes only
+                where a batch sampler without `batch_size` made them so.
+            use_gather_object: take a tensor as an object, too.
+        """
+        reading = current_reading()
+
+        def without_repeats(gathered: Any) -> Any:
+            return reading.without_repeats(gathered, self.num_processes)
+
+        if use_gather_object or not collectives.only_tensors(input_data):
+            return without_repeats(collectives.gather_object(input_data))
+        gather = collectives.gather if reading.round.is_even else collectives.gather_uneven
+        return collectives.for_each_tensor(without_repeats, gather(input_data))
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """See `headway.collectives.reduce`; here the default is the sum."""
+        return collectives.reduce(tensor, reduction, scale)
+
+    def pad_across_processes(
+        self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
+    ) -> Any:
+        """See `headway.collectives.pad_across_processes`."""
+        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
+
+    def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
+        """See `headway.collectives.broadcast`."""
+        return collectives.broadcast(tensor, from_process)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once on each machine."""

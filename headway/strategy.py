@@ -51,7 +51,20 @@ class DDP(Strategy):
         )
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        return model.module if isinstance(model, DistributedDataParallel) else model
+        outer: Any = model
+        inner = uncompiled(model)
+        if not isinstance(inner, DistributedDataParallel):
+            return model
+        unwrapped: torch.nn.Module = inner.module
+        # compiled as before
+        return unwrapped if inner is model else type(outer)(unwrapped, outer.dynamo_ctx)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+        inner = uncompiled(model)
+        return inner.no_sync() if isinstance(inner, DistributedDataParallel) else nullcontext()
+
+
+def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model that `torch.compile` was given, or `model` itself."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, torch.nn.Module) else model

@@ -25,6 +25,31 @@ def test_a_contract_that_is_none_is_refused(text: str) -> None:
         decode(text)
 
 
+def test_accelerate_s_variables_are_read_where_ours_is_missing() -> None:
+    environ = {
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+        "ACCELERATE_USE_CPU": "True",
+    }
+    run = read_run(environ)
+    assert run is not None
+    assert run[:3] == ("cpu", "bf16", 4)
+    assert run.origins["mixed_precision"] == "environment ACCELERATE_MIXED_PRECISION"
+    assert read_run({**environ, "HEADWAY_RUN": encode(RUN)}) == RUN
+    some = read_run({"ACCELERATE_USE_CPU": "false"})
+    assert some is not None
+    assert some[:3] == ("auto", "no", 1)
+    assert some.origins["mixed_precision"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("MIXED_PRECISION", "fp8"), ("GRADIENT_ACCUMULATION_STEPS", "auto")]
+)
+def test_values_of_accelerate_s_that_headway_has_not_are_refused(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"ACCELERATE_{name}"):
+        read_run({f"ACCELERATE_{name}": value})
+
+
 def test_a_world_without_a_rank_is_no_world_of_one() -> None:
     assert read_ranks({"WORLD_SIZE": "1"}) is None
     with pytest.raises(UsageError, match="RANK"):

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-WORKER = Path(__file__).with_name("runtime_worker.py")
-LIMIT_S = 150
-Seen = list[dict[str, Any]]
+from tests.distributed.ranks import Seen, run_ranks
 
 pytestmark = pytest.mark.distributed
 every_world = pytest.mark.parametrize("world", [1, 2, 3])
@@ -39,53 +29,6 @@ def seen_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Seen]
         return found
 
     return seen
-
-
-def run_ranks(world: int, folder: Path) -> Seen | str:
-    """Return what each rank saw, or the output of one that failed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder)],
-            env=environment(rank, world, port) | {"TMPDIR": str(folder)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        for rank, process in enumerate(ranks):
-            output, _ = process.communicate(timeout=LIMIT_S)
-            if process.returncode:
-                return f"rank {rank} of {world} ended with {process.returncode}:\n{output}"
-    except subprocess.TimeoutExpired as expired:
-        return f"the ranks took more than {LIMIT_S} s:\n{expired.output!r}"
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-            if process.stdout:
-                process.stdout.close()
-    return [json.loads((folder / f"{world}-{rank}.json").read_text()) for rank in range(world)]
-
-
-def environment(rank: int, world: int, port: int) -> dict[str, str]:
-    foreign = ("HEADWAY_", "ACCELERATE_", "COV_CORE")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    plain |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    if world == 1:
-        return plain
-    return plain | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
 
 
 @several_ranks
@@ -243,3 +186,88 @@ def test_loaders_that_cannot_be_shared_out_are_refused_with_a_way_out(
     for rank in seen_with(world):
         assert "shared out twice" in rank["refusals"]["twice"]
         assert f"multiple of {world}" in rank["refusals"]["split"]
+        assert "Loops has an __iter__ of its own" in rank["refusals"]["own iter"]
+
+
+@every_world
+def test_a_loss_repeated_to_the_batch_size_counts_each_sample_once(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        found = rank["repeated_losses"]
+        assert found["map"] == found["stream"] == [21, 84, 21]
+        assert found["few"][0] == found["few"][2] == 2
+
+
+@every_world
+def test_metrics_are_exact_in_uneven_and_nested_rounds_and_for_any_accelerator(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        found = rank["metrics_of_uneven_rounds"]
+        for kind in ("short", "buckets", "nested", "other"):
+            assert found[kind] == list(range(9))
+
+
+@every_world
+def test_streams_that_differ_between_ranks_are_refused_on_all_of_them(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        said = rank["unlike_streams"]
+        if world == 1:
+            assert said == ["", "", ""]
+            continue
+        assert [one.partition(" give different ")[2].partition(",")[0] for one in said] == [
+            *("samples", "samples", "lengths")
+        ]
+        assert all("set_seed(...)" in one and "leave its loader out" in one for one in said)
+
+
+@every_world
+def test_a_sampler_without_generator_is_left_without(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    assert all(rank["sampler_is_left_as_it_was"] for rank in seen_with(world))
+
+
+@every_world
+def test_weights_are_saved_under_the_names_of_one_process(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    plain, compiled = ["0.weight", "0.bias"], ["_orig_mod.0.weight", "_orig_mod.0.bias"]
+    for rank in seen_with(world):
+        found = rank["names_of_weights"]
+        assert found["plain"] == plain
+        assert found["compiled after"] == found["compiled before"] == compiled
+        for name in ("plain", "compiled after", "compiled before"):
+            assert found[f"{name}, unwrapped"] == plain
+
+
+@several_ranks
+def test_accumulate_holds_back_the_models_it_is_given_compiled_or_not(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        assert rank["gradients_of_two_models"] == {"a": False, "b": True, "c": False}
+
+
+@several_ranks
+@pytest.mark.parametrize(("precision", "tolerance"), [("no", 1e-5), ("bf16", 0.05)])
+def test_two_models_with_an_optimizer_each_train_alike_with_any_number_of_ranks(
+    seen_with: Callable[[int], Seen], world: int, precision: str, tolerance: float
+) -> None:
+    alone = seen_with(1)[0]["weights_of_two_models"][precision]
+    ranks = [rank["weights_of_two_models"][precision] for rank in seen_with(world)]
+    assert ranks == [ranks[0]] * world
+    assert ranks[0] == pytest.approx(alone, abs=tolerance)
+
+
+@every_world
+def test_what_is_for_each_machine_s_first_rank_happens_there_first_and_only_there(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    first, *others = (rank["once_on_each_machine"] for rank in seen_with(world))
+    assert first == {"printed": "once\n", "local main": 0, "first was there": True}
+    for other in others:
+        assert other == {"printed": "", "local main": None, "first was there": True}

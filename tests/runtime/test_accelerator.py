@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import pickle
 import random
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
@@ -76,6 +78,8 @@ def test_device_placement_needs_an_entry_for_each_object() -> None:
     accelerator.prepare(model, optimizer, device_placement=[False, False])
     with pytest.raises(UsageError, match="1 entries for 2 objects"):
         accelerator.prepare(model, optimizer, device_placement=[True])
+    with pytest.raises(UsageError, match="0 entries for 1 objects"):
+        accelerator.prepare(model, device_placement=[])
 
 
 def test_prepared_optimizer_is_an_optimizer_in_all_respects(tmp_path: Path) -> None:
@@ -107,9 +111,97 @@ def test_scheduler_steps_once_per_epoch_too_even_after_a_broken_off_window() -> 
                 accelerator.backward(model(torch.ones(1, 3)).sum())
                 optimizer.step()
                 optimizer.zero_grad()
+            if not accelerator.sync_gradients:
+                scheduler.step()
         scheduler.step()
-        scheduler.step()  # no optimizer step in between
-    assert scheduler.last_epoch == 2
+    assert scheduler.last_epoch == 3  # as many as optimizer steps
+
+
+def test_a_fresh_schedule_can_be_wound_forward_and_a_raw_optimizer_drives_it_too() -> None:
+    accelerator = Accelerator(cpu=True)
+    model, raw, _, plain = make()
+    model, _, scheduler = accelerator.prepare(model, raw, plain)
+    raw.step()  # torch warns of schedulers that step first
+    for _ in range(3):
+        scheduler.step()
+    assert scheduler.last_epoch == 3
+    raw.step()
+    scheduler.step()
+    assert scheduler.last_epoch == 4
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_a_copy_of_an_optimizer_with_a_scheduler_steps_its_own_weights(duplicate: Any) -> None:
+    model, optimizer, *_ = make()
+    prepared = Accelerator(cpu=True).prepare(optimizer)
+    torch.optim.lr_scheduler.StepLR(prepared, 1)
+    twin = duplicate(prepared)
+    before = copy.deepcopy(model.state_dict())
+    for group in (*prepared.param_groups, *twin.param_groups):
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    twin.step()
+    assert all(before[name].equal(value) for name, value in model.state_dict().items())
+    assert not twin.param_groups[0]["params"][0].equal(before["weight"])
+
+
+def test_loaded_optimizer_state_follows_the_weights() -> None:
+    model, optimizer, *_ = make()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    model.double()  # as a move to another device
+    Accelerator(cpu=True).prepare(optimizer)
+    assert optimizer.state[next(model.parameters())]["exp_avg"].dtype == torch.float64
+
+
+def test_what_another_accelerator_prepared_is_refused() -> None:
+    _, *prepared = Accelerator(cpu=True).prepare(*make())
+    for one in prepared:
+        with pytest.raises(UsageError, match="use one Accelerator everywhere"):
+            Accelerator(cpu=True).prepare(one)
+
+
+def test_freeing_memory_keeps_optimizers_and_loops_in_time() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer, loader, _ = accelerator.prepare(*make())  # 3 batches
+    for _ in range(2):
+        for (x,) in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(x).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+        accelerator.free_memory()
+    assert optimizer.step_count == 4
+
+
+def test_the_name_distributed_type_is_found_beside_accelerator() -> None:
+    import headway
+
+    assert headway.DistributedType is DistributedType
+
+
+def test_accelerate_s_variables_hold_without_our_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    accelerator = Accelerator()
+    assert (accelerator.mixed_precision, accelerator.gradient_accumulation_steps) == ("bf16", 3)
+    assert accelerator.device.type == "cpu"
+
+
+def test_save_writes_files_open_files_and_safetensors(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    state = {"weight": torch.arange(3)}
+    path = tmp_path / "model.safetensors"
+    accelerator.save(state, path, safe_serialization=True)
+    assert safetensors.torch.load_file(path)["weight"].tolist() == [0, 1, 2]
+    for safe in (False, True):
+        file = io.BytesIO()
+        accelerator.save(state, file, safe_serialization=safe)
+        file.seek(0)
+        loaded = safetensors.torch.load(file.read()) if safe else torch.load(file)
+        assert loaded["weight"].tolist() == [0, 1, 2]
+    assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == [path.name]
 
 
 def test_scheduler_may_step_on_its_own() -> None:
@@ -138,7 +230,9 @@ def test_accumulated_gradients_are_the_mean_and_survive_zero_grad() -> None:
     for factor in (2.0, 4.0):
         with accelerator.accumulate():
             accelerator.backward(weight * factor)
-            assert (accelerator.clip_grad_norm_([weight], 100.0) is None) == (factor == 2.0)
+            norm = accelerator.clip_grad_norm_([weight], 0.5 if factor == 2.0 else 100.0)
+            assert norm.item() == (1.0 if factor == 2.0 else 3.0)
+            accelerator.clip_grad_value_([weight], 0.5 if factor == 2.0 else 100.0)
             optimizer.step()
             if factor == 4.0:
                 assert weight.grad is not None

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from headway.accumulation import Accumulation
 from headway.contract import Ranks
 from headway.data import PreparedDataLoader
 from headway.errors import UsageError
+from headway.streams import mark
 
 
 def shares(loader: DataLoader[Any], world: int, **options: Any) -> list[list[Any]]:
@@ -22,9 +23,7 @@ def shares(loader: DataLoader[Any], world: int, **options: Any) -> list[list[Any
     return [
         [batch.tolist() for batch in prepared]
         for rank in range(world)
-        for prepared in [
-            PreparedDataLoader(loader, Ranks(rank, rank, world, world), Accumulation(1), **options)
-        ]
+        for prepared in [PreparedDataLoader(loader, Ranks(rank, rank, world, world), **options)]
     ]
 
 
@@ -93,7 +92,7 @@ def test_the_script_s_loader_answers_for_everything_else() -> None:
 
     sampler = Epochs(range(10))
     loader: DataLoader[Any] = DataLoader(torch.arange(10), batch_size=4, sampler=sampler)  # type: ignore[arg-type]
-    prepared = PreparedDataLoader(loader, Ranks(0, 0, 2, 2), Accumulation(1))
+    prepared = PreparedDataLoader(loader, Ranks(0, 0, 2, 2))
     prepared.set_epoch(3)
     assert sampler.epoch == 3
     assert isinstance(prepared, DataLoader)
@@ -104,9 +103,7 @@ def test_the_script_s_loader_answers_for_everything_else() -> None:
 
 
 def test_stream_without_length_has_none_after_prepare() -> None:
-    prepared = PreparedDataLoader(
-        DataLoader(Stream(3), batch_size=2), Ranks(0, 0, 2, 2), Accumulation(1)
-    )
+    prepared = PreparedDataLoader(DataLoader(Stream(3), batch_size=2), Ranks(0, 0, 2, 2))
     with pytest.raises(TypeError):
         len(prepared)
 
@@ -114,3 +111,78 @@ def test_stream_without_length_has_none_after_prepare() -> None:
 def test_split_batches_without_batch_size_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be split over 2 ranks"):
         shares(DataLoader(Stream(3), batch_size=None), 2, split_batches=True)
+
+
+def test_batches_are_moved_to_the_device() -> None:
+    loader: DataLoader[Any] = DataLoader(torch.arange(4), batch_size=2)  # type: ignore[arg-type]
+    prepared = PreparedDataLoader(loader, Ranks(0, 0, 1, 1), device=torch.device("meta"))
+    assert [batch.device.type for batch in prepared] == ["meta", "meta"]
+
+
+class Epochs:
+    """Notes which epochs it is told."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.told: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told.append(epoch)
+
+
+class EpochsSampler(Epochs, SequentialSampler): ...
+
+
+class EpochsBatches(Epochs, BatchSampler): ...
+
+
+class EpochsStream(Epochs, Stream): ...
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_every_pass_tells_its_number_to_whoever_asks_for_it(world: int) -> None:
+    sampler = EpochsSampler(range(4))
+    batches, stream = EpochsBatches(sampler, 2, False), EpochsStream(4)
+    for loader in (
+        DataLoader(torch.arange(4), batch_sampler=batches),  # type: ignore[arg-type]
+        DataLoader(stream, batch_size=2),
+    ):
+        prepared = PreparedDataLoader(loader, Ranks(0, 0, world, world))
+        assert sum(1 for _ in prepared for _ in prepared) > 0  # nested passes count, too
+        passes = (batches if loader.dataset is not stream else stream).told
+        assert passes == list(range(len(passes)))
+        prepared.set_epoch(7)
+        for _ in range(2):
+            next(iter(prepared))
+        assert passes[-3:] == [7, 7, 8]
+    assert sampler.told == batches.told
+
+
+@pytest.mark.parametrize("name", ["batch_size", "collate_fn", "num_workers", "sampler"])
+def test_a_prepared_loader_refuses_changes_that_would_have_no_effect(name: str) -> None:
+    prepared = PreparedDataLoader(DataLoader(Stream(4)), Ranks(0, 0, 1, 1))
+    with pytest.raises(UsageError, match=f"set {name} before prepare"):
+        setattr(prepared, name, None)
+    prepared.my_note = 5
+    assert prepared.my_note == 5
+
+
+def test_a_loader_with_its_own_loop_is_read_by_one_rank_and_refused_by_two() -> None:
+    class Doubling(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return map(torch.neg, super().__iter__())
+
+    loader = Doubling(torch.arange(2))  # type: ignore[arg-type]
+    assert shares(loader, 1) == [[[0], [-1]]]
+    with pytest.raises(UsageError, match="Doubling has an __iter__ of its own"):
+        shares(loader, 2)
+
+
+def test_marks_tell_values_apart_and_not_objects() -> None:
+    def samples(last: float) -> list[Any]:
+        return [{"text": "a", "array": np.arange(3)}, (torch.tensor([1.0, last]), None, object())]
+
+    assert mark(samples(2.0)) == mark(samples(2.0))
+    assert mark(samples(2.0)) != mark(samples(3.0))
+    assert mark([np.arange(3)]) != mark([np.arange(1, 4)])
+    assert mark([torch.eye(2).to_sparse()]) == mark([torch.eye(2).to_sparse()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headway import Accelerator
 from headway.accumulation import Accumulation
 from headway.errors import UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
@@ -105,3 +106,14 @@ def test_closures_are_refused() -> None:
     training.backward(1.0)
     with pytest.raises(UsageError, match="closure"):
         training.optimizers[0].step(lambda: 0.0)
+
+
+def test_norm_of_accumulating_gradients_is_their_true_one() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator._precision = Fp16(CPU)  # the constructor refuses fp16 on CPUs
+    weight = torch.nn.Parameter(torch.zeros(1))
+    with accelerator.accumulate():
+        accelerator.backward(weight * 4.0)
+        assert weight.grad is not None
+        assert weight.grad.item() > 1000
+        assert accelerator.clip_grad_norm_([weight], 1.0).item() == 2.0

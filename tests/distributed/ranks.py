@@ -1,0 +1,63 @@
+"""Starts the ranks of the runtime's tests, without a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).with_name("runtime_worker.py")
+LIMIT_S = 150
+Seen = list[dict[str, Any]]
+
+
+def run_ranks(world: int, folder: Path) -> Seen | str:
+    """Return what each rank saw, or the output of one that failed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(folder)],
+            env=environment(rank, world, port) | {"TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        for rank, process in enumerate(ranks):
+            output, _ = process.communicate(timeout=LIMIT_S)
+            if process.returncode:
+                return f"rank {rank} of {world} ended with {process.returncode}:\n{output}"
+    except subprocess.TimeoutExpired as expired:
+        return f"the ranks took more than {LIMIT_S} s:\n{expired.output!r}"
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+    return [json.loads((folder / f"{world}-{rank}.json").read_text()) for rank in range(world)]
+
+
+def environment(rank: int, world: int, port: int) -> dict[str, str]:
+    foreign = ("HEADWAY_", "ACCELERATE_", "COV_CORE")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    plain |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if world == 1:
+        return plain
+    return plain | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
