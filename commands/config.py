@@ -94,7 +94,7 @@ def _show(argv: Sequence[str]) -> int:
     parser = Parser("config show", "Print every setting, its value and where it came from.")
     parser.flag("--json", help="as one JSON object")
     parsed = _parse(parser, argv)
-    settings = resolve([*profile_layers(os.getcwd()), environment_layer()], detect_machine())
+    settings = resolve([*profile_layers(), environment_layer()], detect_machine())
     print(_as_json(settings) if parsed.json else _as_table(settings))
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from headway.errors import ConfigError, did_you_mean
@@ -112,6 +113,7 @@ def flag_layer(parsed: argparse.Namespace) -> Layer:
 
 def mentioned(words: Iterable[str], parser: Parser) -> list[str]:
     """Return those of a script's own arguments that are also flags of `parser`."""
+    words = takewhile(lambda word: word != "--", words)
     spelled = (
         "--" + word[2:].partition("=")[0].replace("_", "-") for word in words if word[:2] == "--"
     )

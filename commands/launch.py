@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser, flag_layer, mentioned
@@ -12,7 +14,7 @@ from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import detect_machine
 from headway.profile import Entry
 from headway.resolve import environment_layer, profile_layers, resolve
-from headway.settings import TABLE, Origin
+from headway.settings import Origin
 
 USAGE = """\
 headway launch [flags] script.py [args of the script]
@@ -27,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     separated = rest[:1] == ["--"]
     if separated:
         rest = rest[1:]
-    program = _program(parsed.module, rest)
+    program = _program(parsed, rest)
     if not separated:
         _refuse_misplaced_flags(program, parser)
     environ = dict(os.environ)
@@ -35,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     flags = dict(flag_layer(parsed))
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
-    layers = [*profile_layers(os.getcwd(), environ), environment_layer(environ), flags]
+    layers = [*profile_layers(environ), environment_layer(environ), flags]
     plan = build_plan(
         resolve(layers, machine, environ),
         machine,
@@ -49,8 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
         print(describe(plan))
         return 0
-    if not parsed.quiet:
-        _announce(plan)
+    _announce(plan, is_quiet=parsed.quiet)
     from headway.launcher.run import run
 
     return run(plan, environ)
@@ -71,6 +72,7 @@ def make_parser() -> Parser:
         is_last=True,
         help="run a module, as python -m does",
     )
+    parser.flag("--no-python", help="run a program that is no Python script")
     parser.flag("--cpu", help="the same as --device cpu")
     parser.flag("--supervise", help="keep the launcher beside a single process, as one rank")
     parser.flag(
@@ -81,14 +83,16 @@ def make_parser() -> Parser:
     return parser
 
 
-def _program(module: str | None, rest: list[str]) -> Program:
-    if module is not None:
-        return Program(module, tuple(rest), is_module=True)
+def _program(parsed: Namespace, rest: list[str]) -> Program:
+    if parsed.module is not None:
+        return Program(parsed.module, tuple(rest), "module")
     if not rest:
         raise ConfigError(
             "no script is named", where="the command line", fix="headway launch train.py"
         )
     script = rest[0]
+    if parsed.no_python:
+        return Program(_executable(script), tuple(rest[1:]), "program")
     if os.path.isdir(script) and not os.path.isfile(os.path.join(script, "__main__.py")):
         raise ConfigError(
             f"{script!r} is a directory without a __main__.py, not a script",
@@ -99,7 +103,7 @@ def _program(module: str | None, rest: list[str]) -> Program:
         close = _similar_file(script)
         raise ConfigError(
             f"there is no script {script!r}" + (f"; did you mean {close!r}?" if close else ""),
-            where=f"the command line, seen from {os.getcwd()}",
+            where="the command line",
             fix="check the path; a module is run with -m",
         )
     if not os.access(script, os.R_OK):
@@ -109,6 +113,19 @@ def _program(module: str | None, rest: list[str]) -> Program:
             fix=f"chmod u+r {script}",
         )
     return Program(script, tuple(rest[1:]))
+
+
+def _executable(name: str) -> str:
+    from shutil import which
+
+    path = which(name)
+    if path is None:
+        raise ConfigError(
+            f"there is no program {name!r} that can be executed",
+            where="the command line, and PATH",
+            fix="check the name; a Python script needs no --no-python",
+        )
+    return path
 
 
 def _similar_file(script: str) -> str | None:
@@ -122,28 +139,37 @@ def _similar_file(script: str) -> str | None:
 
 
 def _refuse_misplaced_flags(program: Program, parser: Parser) -> None:
-    """Stop where a launcher's flag stands after a script that does not know it.
+    """Stop where a launcher's flag stands after a script that cannot have meant it.
 
-    All that follows the script belongs to it; but a name such as --num-processes, which no line of
-    the script mentions, was meant for us, and the script would at best ignore it.
+    All that follows the script belongs to it. But a script that neither mentions the flag nor shows
+    a sign of reading arguments would ignore it, and the launcher would seem to.
     """
-    of_launch_only = {row.flag for row in TABLE.values() if row.of_launch_only} | {"--dry-run"}
-    misplaced = [name for name in mentioned(program.args, parser) if name in of_launch_only]
-    if not misplaced or program.is_module:
+    misplaced = mentioned(program.args, parser)
+    text = _source(program) if misplaced else None
+    if text is None or _READS_ARGUMENTS.search(text):
         return
-    text = _source(program.name)
     for name in misplaced:
         word = name.removeprefix("--")
-        if text is not None and word not in text and word.replace("-", "_") not in text:
+        if word not in text and word.replace("-", "_") not in text:
             raise ConfigError(
-                f"{name} stands after the script, and {program.name} does not mention it",
+                f"{name} stands after the script, and {program.name} does not read it",
                 where="the command line",
-                fix=f"put {name} before the script; if it is the script's, write "
-                f"`headway launch [flags] -- {program.name} ...`",
+                fix=f"put {name} before the script; if it is the script's own: "
+                f"headway launch [flags] -- {program.name} ...",
             )
 
 
-def _source(path: str) -> str | None:
+_READS_ARGUMENTS = re.compile(
+    r"argv|arg_?pars|\bargs\b|click|fire|typer|tyro|hydra|docopt|absl|cyclopts|\bcli\b",
+    re.IGNORECASE,
+)
+
+
+def _source(program: Program) -> str | None:
+    """Return the program's text where it is a Python file that is easily found."""
+    path = program.name
+    if program.kind == "module":
+        path = os.path.join(*program.name.split(".")) + ".py"
     if not path.endswith(".py") or not os.path.isfile(path):
         return None
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -151,7 +177,7 @@ def _source(path: str) -> str | None:
 
 
 def _cpu_flag(device: Entry | None) -> Entry:
-    if device is not None and device.raw != "cpu":
+    if device is not None and str(device.raw).strip().lower() != "cpu":
         raise ConfigError(
             f"--cpu and --device {device.raw} contradict each other",
             where="the command line",
@@ -160,9 +186,10 @@ def _cpu_flag(device: Entry | None) -> Entry:
     return Entry("cpu", Origin("flag", "flag --cpu"))
 
 
-def _announce(plan: LaunchPlan) -> None:
-    from headway.launcher.describe import summary
-
+def _announce(plan: LaunchPlan, is_quiet: bool) -> None:
     for note in plan.notes:
-        print(f"headway: note: {note}", file=sys.stderr)
-    print(f"headway: {summary(plan)}", file=sys.stderr, flush=True)
+        print(f"headway: note: {note}", file=sys.stderr, flush=True)
+    if not is_quiet:
+        from headway.launcher.describe import summary
+
+        print(f"headway: {summary(plan)}", file=sys.stderr, flush=True)

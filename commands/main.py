@@ -5,12 +5,16 @@ Only the subcommand that was asked for is imported. Only here is a HeadwayError 
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from headway._version import __version__
 from headway.errors import ConfigError, HeadwayError, did_you_mean
+
+_CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
 COMMANDS = {
     "config": "look at this machine and write its profile; `config show` lists all settings",
@@ -33,8 +37,11 @@ commands:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     try:
-        return _dispatch(words)
+        exit_code = _dispatch(words)
+        sys.stdout.flush()
+        return exit_code
     except HeadwayError as error:
         sys.stdout.flush()
         for problem in error.problems:
@@ -43,9 +50,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("headway: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `headway config show | head`
-        sys.stderr.close()
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  what is left may go there
+        if error.errno != errno.EPIPE:  # a reader such as `head` may stop when it likes
+            print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Put the null device where a standard stream was closed (`>&-`), as if nobody read it.
+
+    It is not inherited by a script that replaces the launcher: that one finds the stream closed.
+    """
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd, inheritable=False)
+                os.close(opened)
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115
 
 
 def _dispatch(words: list[str]) -> int:

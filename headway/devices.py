@@ -54,14 +54,19 @@ def parse_devices(raw: str | Sequence[str]) -> DeviceSpec:
         return DeviceSpec(indices=_indices(text[1:-1].split(",")))
     if "," in text:
         return DeviceSpec(indices=_indices(text.removesuffix(",").split(",")))
-    if not text.isdecimal() or int(text) == 0:
+    if not _is_number(text) or int(text) == 0:
         raise ValueError("which is neither a count, nor a list of indices such as 0,2, nor all")
     return DeviceSpec(first=int(text))
 
 
+def _is_number(text: str) -> bool:
+    """True for a number that could count the GPUs of a machine."""
+    return text.isascii() and text.isdecimal() and len(text) <= 4
+
+
 def _indices(parts: Sequence[str]) -> tuple[int, ...]:
     for part in parts:
-        if not part.strip().isdecimal():
+        if not _is_number(part.strip()):
             raise ValueError(f"in which {part.strip()!r} is not the index of a GPU")
     indices = tuple(int(part) for part in parts)
     if len(set(indices)) < len(indices):

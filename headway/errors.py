@@ -23,9 +23,11 @@ class Problem(NamedTuple):
     what: str
     where: str
     fix: str
+    details: str = ""  # shown between what and where: a traceback
 
     def __str__(self) -> str:
-        return f"{self.what}\n  from: {self.where}\n  fix:  {self.fix}"
+        details = "".join(f"\n  {line}".rstrip() for line in self.details.splitlines())
+        return f"{self.what}{details}\n  from: {self.where}\n  fix:  {self.fix}"
 
 
 class HeadwayError(Exception):
@@ -73,8 +75,12 @@ class LaunchError(HeadwayError):
 class WorkerFailed(LaunchError):
     """A rank failed; the launcher ends with that rank's own exit code."""
 
-    def __init__(self, what: str, *, where: str, fix: str, exit_code: int = 1) -> None:
+    def __init__(
+        self, what: str, *, where: str, fix: str, details: str = "", exit_code: int = 1
+    ) -> None:
         super().__init__(what, where=where, fix=fix)
+        self.problems = (Problem(what, where, fix, details),)
+        self.args = (str(self.problems[0]),)
         self.exit_code = exit_code
 
 

@@ -125,6 +125,28 @@ def _cgroup_quota(root: str) -> float | None:
     return min(quotas, default=None)
 
 
+def count_memory_kills(root: str = "/") -> int:
+    """Return how often the kernel's memory killer has struck in this process's cgroup.
+
+    Source: the kernel's cgroup-v2.rst (memory.events), cgroup-v1/memory.rst (memory.oom_control).
+    """
+    counts = [0]
+    for line in _read(root, "proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            files = [f"{folder}/memory.events" for folder in _upward("sys/fs/cgroup", path)]
+        elif "memory" in controllers.split(","):
+            mount = "sys/fs/cgroup/memory"
+            files = [f"{folder}/memory.oom_control" for folder in _upward(mount, path)]
+        else:
+            continue
+        for file in files:
+            words = _read(root, file).split()
+            if "oom_kill" in words[:-1]:
+                counts.append(int(words[words.index("oom_kill") + 1]))
+    return max(counts)
+
+
 def _upward(mount: str, path: str) -> list[str]:
     """Return the folder of the cgroup `path` and all above it; in a container only the mount is."""
     parts = [part for part in path.split("/") if part not in ("", "..")]

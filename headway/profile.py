@@ -34,14 +34,25 @@ class Entry(NamedTuple):
 def user_profile_path(environ: Mapping[str, str] = os.environ) -> str:
     """Return the path of this user's profile, whether or not it exists."""
     if "linux" in sys.platform:  # what platformdirs answers, without its import time
-        home = environ.get("XDG_CONFIG_HOME", "").strip() or os.path.expanduser("~/.config")
-        return os.path.join(home, "headway", "default.yaml")
+        folder = environ.get("XDG_CONFIG_HOME", "")
+        if not os.path.isabs(folder):  # the XDG specification has relative ones ignored
+            folder = os.path.join(_home(), ".config")
+        return os.path.join(folder, "headway", "default.yaml")
     from platformdirs import user_config_dir
 
     return os.path.join(user_config_dir("headway", appauthor=False), "default.yaml")
 
 
-def find_project_profile(start: str) -> str | None:
+def _home() -> str:
+    home = os.path.expanduser("~")
+    if home == "/" and hasattr(os, "getuid"):  # what an empty HOME gives
+        import pwd
+
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    return home
+
+
+def find_project_profile(start: str = ".") -> str | None:
     """Return the nearest `headway.yaml` from `start` upward, or None.
 
     The search ends after the home folder, at the root, and where another file system begins.
@@ -50,8 +61,11 @@ def find_project_profile(start: str) -> str | None:
         ConfigError: the file found belongs neither to this user nor to root; its `env` could make
             this user's processes load somebody else's code.
     """
-    home = os.path.realpath(os.path.expanduser("~"))
-    folder = os.path.realpath(start)
+    home = os.path.realpath(_home())
+    try:
+        folder = os.path.realpath(start)
+    except FileNotFoundError:  # the working directory has been removed
+        return None
     device = os.stat(folder).st_dev
     while True:
         path = os.path.join(folder, PROJECT_FILE)
@@ -78,7 +92,7 @@ def _check_owner(path: str) -> None:
 
 def shown(path: str) -> str:
     """Return `path` as a person would write it, with ~ for the home folder."""
-    home = os.path.expanduser("~")
+    home = _home()
     return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
 
 
@@ -108,13 +122,17 @@ def read_profile(path: str, layer: str) -> dict[str, Entry]:
 
 def _read_text(path: str) -> str:
     try:
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(
+                    "the profile is no file", where=shown(path), fix="move it out of the way"
+                )
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             f"the profile cannot be read: {error.strerror}",
             where=shown(path),
-            fix="mend its permissions, or write a new one with `headway config --yes`",
+            fix="mend its permissions, or remove it",
         ) from None
     if len(data) > MAX_BYTES:
         raise ConfigError(

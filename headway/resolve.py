@@ -28,12 +28,12 @@ LAYERS = (
 Layer = Mapping[str, Entry]
 
 
-def profile_layers(folder: str, environ: Mapping[str, str] = os.environ) -> list[Layer]:
+def profile_layers(environ: Mapping[str, str] = os.environ, folder: str = ".") -> list[Layer]:
     """Return what the user's and the project's profile say, in this order, where they exist.
 
     Args:
-        folder: where the search for the project's `headway.yaml` starts.
         environ: read for XDG_CONFIG_HOME.
+        folder: where the search for the project's `headway.yaml` starts.
     """
     layers: list[Layer] = []
     user = user_profile_path(environ)
@@ -158,12 +158,18 @@ def _detect_threads(
     settings: Settings, machine: Machine, environ: Mapping[str, str]
 ) -> tuple[object, str]:
     for source, variables in (("env", settings.env), ("environment", environ)):
-        given = variables.get("OMP_NUM_THREADS", "")
-        first = given.split(",")[0].strip()  # "4,2" is 4 threads, 2 in a nested region
-        if first.isdecimal() and int(first) > 0:
-            return int(first), f"{source} OMP_NUM_THREADS={given}"
+        threads = threads_given_by(variables)
+        if threads is not None:
+            return threads, f"{source} OMP_NUM_THREADS={variables['OMP_NUM_THREADS']}"
     threads = max(1, machine.cores // settings.num_processes)
     return threads, f"{machine.cores_reason} / {settings.num_processes}"
+
+
+def threads_given_by(variables: Mapping[str, str]) -> int | None:
+    """Return what OMP_NUM_THREADS says; None without it, or where OpenMP could not obey it."""
+    first = variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    # "4,2" is 4 threads, and 2 in a nested region
+    return int(first) if first.isdecimal() and first.isascii() and int(first) > 0 else None
 
 
 def _detect_main_port(settings: Settings, _: Machine, __: Mapping[str, str]) -> tuple[object, str]:
@@ -172,9 +178,18 @@ def _detect_main_port(settings: Settings, _: Machine, __: Mapping[str, str]) -> 
     return None, "on one machine the system chooses a free port"
 
 
+def _detect_start_method(
+    _: Settings, machine: Machine, __: Mapping[str, str]
+) -> tuple[object, str]:
+    if machine.system == "Linux":
+        return "fork", "one torch import for all ranks"
+    return "exec", f"forking is not safe on {machine.system}"
+
+
 _DETECT: Mapping[str, Detect] = {  # in the order in which they depend on each other
     "device": _detect_device,
     "num_processes": _detect_num_processes,
     "threads_per_process": _detect_threads,
     "main_port": _detect_main_port,
+    "start_method": _detect_start_method,
 }

@@ -137,8 +137,10 @@ def _count(minimum: int, maximum: int | None = None) -> Callable[[Raw], int]:
     def parse(raw: Raw) -> int:
         text = _text(raw).strip()
         digits = text.removeprefix("-")
-        if not (digits.isdecimal() and digits.isascii()) or len(digits) > 9:
+        if not (digits.isdecimal() and digits.isascii()):
             raise ValueError("which is not a whole number")
+        if len(digits) > 9:
+            raise ValueError("which is too large")
         number = int(text)
         if number < minimum or (maximum is not None and number > maximum):
             allowed = f"from {minimum} to {maximum}" if maximum else f"{minimum} or more"
@@ -239,12 +241,26 @@ class Settings:
         of_launch_only=True,
         needs_launcher=True,
     )
+    grace_period_s = Setting(
+        _count(0, 86400),
+        30,
+        "seconds that ranks get to stop, counted from the stop signal",
+        metavar="S",
+        of_launch_only=True,
+    )
     log_dir = Setting[str | None](
         _path,
         None,
         "folder that keeps one log file for each process",
         metavar="DIR",
         needs_launcher=True,
+    )
+    start_method = Setting(
+        _choice("fork", "exec"),
+        AUTO,
+        "how ranks start: forked from one warm process, or each a fresh interpreter (exec)",
+        choices=("auto", "fork", "exec"),
+        of_launch_only=True,
     )
     env = Setting[dict[str, str]](
         _variables, {}, "extra environment variable for the script", metavar="NAME=VALUE"

@@ -4,12 +4,14 @@ starting and stopping the processes is ours (`ranks.py`).
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -22,9 +24,12 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from headway.errors import LaunchError, WorkerFailed
 from headway.launcher import rendezvous
+from headway.launcher.failures import STOPPED_AND_SAVED, Failure, RankExit, find_failure
 from headway.launcher.output import Output
 from headway.launcher.plan import LOOPBACK, LaunchPlan
-from headway.launcher.ranks import STOPPED_AND_SAVED, NoLogs, RankExit, RankProcesses
+from headway.launcher.ranks import NoLogs, RankProcesses
+from headway.launcher.starter import Starter
+from headway.machine import count_memory_kills
 from headway.profile import shown
 
 # what torch's agent logs about a stop is said here in one line of our own
@@ -32,17 +37,17 @@ _torch_log = logging.getLogger("torch.distributed.elastic")
 _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
-GRACE_PERIOD_S = 30
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+_USER_SIGNALS = ("SIGUSR1", "SIGUSR2")
 _ENDED_BY_INTERRUPT = 130
 
 
-def supervise(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
+def supervise(plan: LaunchPlan, starter: Starter) -> int:
     """Run all ranks of this machine to their end and return the launcher's exit code.
 
     Args:
         plan: the launch.
-        environ: the environment of every rank, but for what differs from rank to rank.
+        starter: starts the ranks.
 
     Raises:
         WorkerFailed: a rank failed; the error's exit code is the rank's.
@@ -53,31 +58,38 @@ def supervise(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
         prefixed=plan.settings.num_processes * plan.settings.num_machines > 1, folder=folder
     )
     handler = _rendezvous_handler(plan)
-    agent = Agent(plan, environ, handler, output)
+    agent = Agent(plan, starter, handler, output)
     stopped_by = None
     try:
-        with _stop_signals(agent.hurry):
+        with _signals(agent):
             agent.run()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
+    except _InVain:
+        pass
     finally:
         output.close()
         if stopped_by is not None or any(end.is_failure for end in agent.exits):
             handler.announce_failure()
         handler.shutdown()
-    return _exit_code(plan, agent.exits, stopped_by, folder)
+    return _exit_code(agent, stopped_by, folder)
+
+
+class _InVain(Exception):
+    """The same exception came twice at the same place: no restart will help."""
 
 
 class Agent(LocalElasticAgent):
     """torch's agent with our ranks. This class is all that leans on torch's private names:
-    `_start_workers(worker_group)` is called after each rendezvous and returns the pids, and
-    `_pcontext` is the context that torch then polls and closes.
+    `_start_workers(worker_group)` is called after each rendezvous and returns the pids,
+    `_restart_workers(worker_group)` before one that follows a failure, and `_pcontext` is the
+    context that torch polls and closes.
     """
 
     def __init__(
         self,
         plan: LaunchPlan,
-        environ: Mapping[str, str],
+        starter: Starter,
         handler: rendezvous.FixedRendezvous,
         output: Output,
     ) -> None:
@@ -88,12 +100,14 @@ class Agent(LocalElasticAgent):
             entrypoint=plan.program.name,
             max_restarts=plan.settings.max_restarts,
         )
-        super().__init__(spec, NoLogs(), shutdown_timeout=GRACE_PERIOD_S)
+        super().__init__(spec, NoLogs(), shutdown_timeout=plan.settings.grace_period_s)
         self._plan = plan
-        self._environ = environ
+        self._starter = starter
         self._handler = handler
-        self._output = output
+        self.output = output
         self._ranks: RankProcesses | None = None
+        self._last_failure: Failure | None = None
+        self._kills_before = count_memory_kills()
 
     @property
     def exits(self) -> list[RankExit]:
@@ -110,18 +124,46 @@ class Agent(LocalElasticAgent):
         if attempt > 0:
             self._say_restart(attempt)
         envs = {
-            worker.local_rank: {**self._environ, **_rank_environment(worker_group, worker, attempt)}
+            worker.local_rank: _rank_environment(worker_group, worker, attempt)
             for worker in worker_group.workers
         }
         self._ranks = self._pcontext = RankProcesses(
-            self._plan.program.command(self._plan.python), envs, self._output, attempt
+            self._starter,
+            envs,
+            self.output,
+            attempt,
+            tells_its_end=self._plan.program.kind != "program",
         )
         self._ranks.start()
         return self._ranks.pids()
 
+    def forward(self, number: int) -> None:
+        """Send a signal on to the ranks that are alive."""
+        if self._ranks:
+            self._ranks.forward(number)
+
+    def find_failure(self) -> Failure | None:
+        """Return how the last attempt failed on this machine, None if it did not."""
+        kills = count_memory_kills() - self._kills_before
+        return find_failure(
+            self.exits,
+            ranks=[worker.global_rank for worker in self._worker_group.workers],
+            world_size=self._worker_group.workers[0].world_size,
+            evidence=f" (the kernel's memory killer struck {kills} times)" if kills else "",
+            last_lines={end.rank: self.output.tail(end.rank) for end in self.exits},
+        )
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        self._stop_workers(worker_group)
+        failure = self.find_failure()
+        if failure is not None and failure.is_repeat_of(self._last_failure):
+            raise _InVain
+        self._last_failure = failure
+        super()._restart_workers(worker_group)
+
     def _say_restart(self, attempt: int) -> None:
-        failed = [end for end in self.exits if end.is_failure and not end.was_stopping]
-        cause = describe_exit(failed[0]) if failed else "another machine lost its ranks"
+        failure = self._last_failure
+        cause = "another machine lost its ranks" if failure is None else failure.cause
         print(f"headway: {cause}; restart {attempt}", file=sys.stderr, flush=True)
 
 
@@ -184,75 +226,55 @@ def _log_folder(plan: LaunchPlan) -> str | None:
 
 
 @contextmanager
-def _stop_signals(hurry: Callable[[], None]) -> Iterator[None]:
-    """Turn the first stop signal into torch's SignalException, a second one into `hurry`.
-
-    A SIGHUP that is ignored already (nohup) stays ignored.
+def _signals(agent: Agent) -> Iterator[None]:
+    """Turn the first stop signal into torch's SignalException and let a second one end all grace;
+    send the user's signals on to the ranks. A SIGHUP that is ignored already (nohup) stays so.
     """
     seen: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
         seen.append(number)
         if len(seen) > 1:
-            hurry()
+            agent.hurry()
         else:
             raise SignalException(f"stopped by signal {number}", signal.Signals(number))
 
+    def forward(number: int, _: FrameType | None) -> None:
+        agent.forward(number)
+
     before = {}
-    for name in _STOP_SIGNALS:
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, stop)
+    for names, handler in ((_STOP_SIGNALS, stop), (_USER_SIGNALS, forward)):
+        for name in names:
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
-def _exit_code(
-    plan: LaunchPlan, exits: list[RankExit], stopped_by: signal.Signals | None, folder: str | None
-) -> int:
+def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | None) -> int:
     if stopped_by == signal.SIGINT:
         print("headway: interrupted", file=sys.stderr)
         return _ENDED_BY_INTERRUPT
-    failures = [end for end in exits if end.is_failure]
-    if stopped_by is not None and failures:
+    failure = agent.find_failure()
+    if failure is None:
+        saved = any(end.code == STOPPED_AND_SAVED for end in agent.exits)
+        return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
+    if stopped_by is not None:
         print(f"headway: stopped by {stopped_by.name}", file=sys.stderr)
-        return _shell_code(failures[0].code)
-    if failures:
-        first, victims = failures[0], [end for end in failures[1:] if end.was_stopping]
-        raise WorkerFailed(
-            describe_exit(first) + _after(first, victims),
-            where=f"{plan.program.name}, process {first.pid}",
-            fix="its own output stands above"
-            if folder is None
-            else f"read {shown(folder)}/rank_{first.rank}_attempt_*.log",
-            exit_code=_shell_code(first.code),
-        )
-    if any(end.code == STOPPED_AND_SAVED for end in exits):
-        return STOPPED_AND_SAVED
-    return 0
-
-
-def describe_exit(end: RankExit) -> str:
-    """Return in words how a rank failed: "rank 1 failed with exit code 3"."""
-    if end.code >= 0:
-        return f"rank {end.rank} failed with exit code {end.code}"
-    try:
-        name = signal.Signals(-end.code).name
-    except ValueError:
-        name = f"signal {-end.code}"
-    return f"rank {end.rank} was ended by {name}"
-
-
-def _after(first: RankExit, victims: list[RankExit]) -> str:
-    if not victims:
-        return ""
-    ranks = ", ".join(str(end.rank) for end in sorted(victims))
-    return f"; rank{'s' * (len(victims) > 1)} {ranks} stopped after it"
-
-
-def _shell_code(code: int) -> int:
-    """Return an exit code as a shell would: 128+n for signal n."""
-    return code if code >= 0 else 128 - code
+        return failure.exit_code
+    where = f"process {failure.first.pid} on {socket.gethostname()}"
+    if folder is not None:
+        with open(os.path.join(folder, "failure.json"), "w", encoding="utf-8") as file:
+            json.dump(failure.as_json(), file, indent=2)
+        where += f"; logs in {shown(folder)}"
+    raise WorkerFailed(
+        failure.cause + failure.aftermath,
+        where=where,
+        fix=failure.fix,
+        details=failure.details,
+        exit_code=failure.exit_code,
+    )

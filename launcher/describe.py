@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from headway.launcher.plan import LOOPBACK, LaunchPlan
+from headway.launcher.plan import LOOPBACK, RANK_VARIABLES, LaunchPlan
 from headway.settings import TABLE, Settings, Value
 
 
@@ -30,6 +30,8 @@ def describe(plan: LaunchPlan) -> str:
     lines += [
         f"  {row}" for row in _columns([_changed(*item) for item in plan.environment.items()])
     ]
+    if plan.supervised is not None:
+        lines.append(f"  and for each rank its own {', '.join(RANK_VARIABLES[:6])}, ...")
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 
 

@@ -13,17 +13,24 @@ from headway import contract
 from headway.contract import RunContract
 from headway.errors import ConfigError, MachineError, Problem
 from headway.machine import Machine
+from headway.resolve import threads_given_by
 from headway.settings import TABLE, Origin, Settings, Value
 
 RANK_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
 )
 """torch's names for a process's place in the group; the launcher alone sets them."""
+
+_SETTING_OF = {
+    "ACCELERATE_USE_CPU": "device",
+    "ACCELERATE_MIXED_PRECISION": "mixed_precision",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "CUDA_VISIBLE_DEVICES": "devices",
+}
+"""Variables that follow from a setting, and may not be set beside it."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -31,13 +38,15 @@ LOOPBACK = "127.0.0.1"
 class Program(NamedTuple):
     """What the user wants to run, and the arguments that are the program's own."""
 
-    name: str  # a path, or with `is_module` a module's name
+    name: str  # a path, or a module's name
     args: tuple[str, ...] = ()
-    is_module: bool = False
+    kind: str = "script"  # script, module, or program for what is no Python
 
     def command(self, python: str) -> list[str]:
         """Return the argv that runs it."""
-        return [python, *(["-m"] if self.is_module else []), self.name, *self.args]
+        dashes = ["--"] if self.name.startswith("-") else []
+        before = {"script": [python, *dashes], "module": [python, "-m"], "program": []}
+        return [*before[self.kind], self.name, *self.args]
 
 
 class LaunchPlan(NamedTuple):
@@ -151,6 +160,14 @@ def _contradictions(settings: Settings) -> list[Problem]:
                     f"env sets {name}, which the launcher sets for each process",
                     _where(settings, "env"),
                     f"remove {name} from `env`",
+                )
+            )
+        if name in _SETTING_OF:
+            problems.append(
+                Problem(
+                    f"env sets {name}, which follows from the setting {_SETTING_OF[name]}",
+                    _where(settings, "env", _SETTING_OF[name]),
+                    f"set {_SETTING_OF[name]} instead",
                 )
             )
     if "OMP_NUM_THREADS" in settings.env and _said(settings, "threads_per_process"):
@@ -297,9 +314,8 @@ def _environment(
         "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": _from(settings, "gradient_accumulation_steps"),
     }
-    if settings.origin("threads_per_process").layer != "detected" or not (
-        environ.get("OMP_NUM_THREADS") or settings.env.get("OMP_NUM_THREADS")
-    ):
+    threads = threads_given_by(settings.env) or threads_given_by(environ)
+    if threads is None or settings.origin("threads_per_process").layer != "detected":
         changes["OMP_NUM_THREADS"] = _from(settings, "threads_per_process")
     if device == "mps":
         given = environ.get("PYTORCH_ENABLE_MPS_FALLBACK")
@@ -308,10 +324,9 @@ def _environment(
         changes["CUDA_VISIBLE_DEVICES"] = _from(settings, "device", "")
     if gpus and gpus != tuple(range(len(machine.visible_gpus))):
         changes["CUDA_VISIBLE_DEVICES"] = _from(settings, "devices", _mask(gpus, machine))
-    if supervised is None:
-        stale = Origin("default", "one process has no group")
-        changes |= {name: Value(None, stale) for name in RANK_VARIABLES if name in environ}
-    elif not environ.get("PYTHONUNBUFFERED"):
+    stale = Origin("default", "of another launch around this one")
+    changes |= {name: Value(None, stale) for name in RANK_VARIABLES if name in environ}
+    if supervised is not None and not environ.get("PYTHONUNBUFFERED"):
         changes["PYTHONUNBUFFERED"] = Value("1", Origin("default", "output passes through pipes"))
     if supervised is not None and _is_local(settings):
         changes |= _loopback_interfaces(settings, machine, environ)

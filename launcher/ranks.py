@@ -1,4 +1,4 @@
-"""The process context that torch's agent drives: starts one fresh interpreter for each rank.
+"""The process context that torch's agent drives: the ranks of one machine in one attempt.
 
 A subclass of torch's public `PContext`, so that the agent stays torch's while the processes, their
 pipes and their end are ours. torch's log files, tailing threads and signal handlers are not used.
@@ -9,12 +9,9 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import subprocess
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
 from torch.distributed.elastic.multiprocessing.api import (
     LogsDest,
@@ -24,56 +21,46 @@ from torch.distributed.elastic.multiprocessing.api import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from headway.contract import Crash, decode_status
+from headway.launcher.failures import RankExit
 from headway.launcher.output import Output
-
-STOPPED_AND_SAVED = 75
-"""A rank's exit code for: stopped by request, state saved, run me again. No failure."""
+from headway.launcher.starter import Ended, Starter, cannot_start
 
 _VICTIM_GRACE_S = 5  # for ranks that stop because another one failed
-
-
-class RankExit(NamedTuple):
-    """How one rank ended; `code` is negative for a signal, as `subprocess` gives it."""
-
-    rank: int
-    pid: int
-    code: int
-    was_stopping: bool  # it ended after the launcher had begun to stop the ranks
-
-    @property
-    def is_failure(self) -> bool:
-        return self.code not in (0, STOPPED_AND_SAVED)
 
 
 class RankProcesses(PContext):
     """All ranks of this machine, in one attempt.
 
     Args:
-        command: the argv of every rank.
-        envs: by local rank, the whole environment of that rank; RANK is in it.
+        starter: starts the processes and reports their ends.
+        envs: by local rank, the variables that differ from rank to rank; RANK is among them.
         output: reads the ranks' pipes.
         attempt: 0, and one more for each restart.
+        tells_its_end: the program is Python, and says when it comes to its own end.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        starter: Starter,
         envs: Mapping[int, dict[str, str]],
         output: Output,
         attempt: int,
+        tells_its_end: bool,
     ) -> None:
         super().__init__(
             name="headway",
-            entrypoint=command[0],
-            args={local_rank: tuple(command[1:]) for local_rank in envs},
+            entrypoint="headway",
+            args=dict.fromkeys(envs, ()),
             envs=dict(envs),
             logs_specs=NoLogs(),
         )
-        self._command = list(command)
+        self._starter = starter
         self._output = output
         self._attempt = attempt
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._ended: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        self._tells_its_end = tells_its_end
+        self._local_ranks: dict[int, int] = {}  # by pid
+        self._status: dict[int, int] = {}  # by local rank, the status pipe's reading end
         self._stopping = False
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
@@ -83,43 +70,51 @@ class RankProcesses(PContext):
         self._start()
 
     def pids(self) -> dict[int, int]:
-        return {local_rank: process.pid for local_rank, process in self._processes.items()}
+        return {local_rank: pid for pid, local_rank in self._local_ranks.items()}
 
     def _start(self) -> None:
         for local_rank, env in self.envs.items():
-            reads, writes = zip(*(os.pipe() for _ in range(2)), strict=True)
             try:
-                process = subprocess.Popen(
-                    self._command,
-                    env=env,
-                    stdin=None if env["RANK"] == "0" else subprocess.DEVNULL,
-                    stdout=writes[0],
-                    stderr=writes[1],
-                    start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone
-                )
+                streams = _Streams(is_first=env["RANK"] == "0")
+            except OSError as error:
+                raise cannot_start(error) from None
+            try:
+                pid = self._starter.start(env, streams.theirs)
             finally:
-                for fd in writes:
+                for fd in streams.theirs:
                     os.close(fd)
-            self._processes[local_rank] = process
-            self._output.add(int(env["RANK"]), self._attempt, {1: reads[0], 2: reads[1]})
-            threading.Thread(target=self._await, args=(local_rank, process), daemon=True).start()
-
-    def _await(self, local_rank: int, process: subprocess.Popen[bytes]) -> None:
-        self._ended.put((local_rank, process.wait()))
+            self._local_ranks[pid] = local_rank
+            self._status[local_rank] = streams.status
+            self._output.add(int(env["RANK"]), self._attempt, {1: streams.out, 2: streams.err})
 
     def _collect(self, timeout_s: float = 0) -> None:
         """Note the ranks that have ended, after waiting at most `timeout_s` for the first."""
         try:
             while True:
-                ended = self._ended.get(timeout_s > 0, timeout_s or None)
+                ended = self._starter.ended.get(timeout_s > 0, timeout_s or None)
                 timeout_s = 0
-                if ended is None:
-                    continue
-                local_rank, code = ended
-                rank, pid = int(self.envs[local_rank]["RANK"]), self._processes[local_rank].pid
-                self.exits[local_rank] = RankExit(rank, pid, code, self._stopping)
+                if ended is not None and ended.pid in self._local_ranks:
+                    local_rank = self._local_ranks[ended.pid]
+                    self.exits[local_rank] = self._end_of(local_rank, ended)
         except queue.Empty:
             pass
+
+    def _end_of(self, local_rank: int, ended: Ended) -> RankExit:
+        end = RankExit(
+            rank=int(self.envs[local_rank]["RANK"]),
+            pid=ended.pid,
+            code=ended.code,
+            time=ended.time,
+            was_stopping=self._stopping,
+            left_silently=self._tells_its_end,
+        )
+        for record in decode_status(_read_all(self._status.pop(local_rank))):
+            if "crash" in record:
+                crash = Crash(**record["crash"])
+                end = end._replace(crash=crash, time=crash.time, left_silently=False)
+            elif "end" in record:
+                end = end._replace(time=record["end"], reason=record["reason"], left_silently=False)
+        return end
 
     def _poll(self) -> RunProcsResult | None:
         self._collect()
@@ -141,25 +136,70 @@ class RankProcesses(PContext):
             timeout = min(timeout, _VICTIM_GRACE_S)
         if not self._stopping:
             self._stopping = True
-            for local_rank in self._alive():
-                with suppress(ProcessLookupError):
-                    os.kill(self._processes[local_rank].pid, death_sig)
+            self.forward(death_sig)
         self._kill_at = min(self._kill_at, time.monotonic() + timeout)
         while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
             self._collect(timeout_s=left_s)
-        for process in self._processes.values():
+        for pid in self._local_ranks:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)
         while self._alive():
             self._collect(timeout_s=1)
 
     def hurry(self) -> None:
         """Grant no more grace; may be called from a signal handler while `close` waits."""
         self._kill_at = 0
-        self._ended.put(None)
+        self._starter.ended.put(None)
+
+    def forward(self, number: int) -> None:
+        """Send a signal to the ranks that are alive, and not to what they have started."""
+        pids = self.pids()
+        for local_rank in self._alive():
+            with suppress(ProcessLookupError):
+                os.kill(pids[local_rank], number)
 
     def _alive(self) -> list[int]:
-        return [local_rank for local_rank in self._processes if local_rank not in self.exits]
+        return [one for one in self._local_ranks.values() if one not in self.exits]
+
+
+class _Streams:
+    """The descriptors of a new rank: four that it gets, three that the launcher reads.
+
+    Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does.
+    """
+
+    def __init__(self, is_first: bool) -> None:
+        self._opened: list[int] = []
+        try:
+            stdin = self._keep(os.dup(0) if is_first else os.open(os.devnull, os.O_RDONLY))[0]
+            self.out, out = self._channel(is_first and os.isatty(1))
+            self.err, err = self._channel(is_first and os.isatty(2))
+            self.status, status = self._keep(*os.pipe())
+        except OSError:
+            for fd in self._opened:
+                os.close(fd)
+            raise
+        self.theirs = (stdin, out, err, status)
+
+    def _channel(self, is_terminal: bool) -> tuple[int, int]:
+        """Return the reading and the writing end of a pipe or a pseudo-terminal."""
+        if not is_terminal:
+            reading, writing = self._keep(*os.pipe())
+            return reading, writing
+        import pty
+        import termios
+
+        reading, writing = self._keep(*pty.openpty())
+        modes = termios.tcgetattr(writing)
+        modes[1] &= ~termios.OPOST  # the launcher's own terminal does that
+        termios.tcsetattr(writing, termios.TCSANOW, modes)
+        with suppress(termios.error, AttributeError):
+            termios.tcsetwinsize(writing, termios.tcgetwinsize(1))
+        return reading, writing
+
+    def _keep(self, *fds: int) -> tuple[int, ...]:
+        self._opened += fds
+        return fds
 
 
 class NoLogs(LogsSpecs):
@@ -172,3 +212,14 @@ class NoLogs(LogsSpecs):
     @property
     def root_log_dir(self) -> str:
         return ""
+
+
+def _read_all(fd: int) -> str:
+    """Return what stands in a pipe whose writer has ended, and close it."""
+    os.set_blocking(fd, False)
+    text = b""
+    with suppress(BlockingIOError):  # a child of the rank's may still hold the other end
+        while data := os.read(fd, 65536):
+            text += data
+    os.close(fd)
+    return text.decode(errors="replace")

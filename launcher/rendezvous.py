@@ -11,6 +11,7 @@ import errno
 import json
 import socket
 import sys
+import time
 from datetime import timedelta
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
@@ -29,6 +30,7 @@ BACKEND = "headway"
 JOIN_TIMEOUT_S = 600.0
 _OWN_KEYS = "headway/"  # the agents' keys; all others in the store are the ranks'
 _FAILED = _OWN_KEYS + "failed"
+_POLL_S = 0.1
 _PATIENCE_S = 3.0  # silence before a line says whom we wait for
 
 
@@ -164,21 +166,20 @@ class FixedRendezvous(RendezvousHandler):
                 fix=f"give every machine its own --machine-rank, from 0 to {self.num_machines - 1}",
             )
         store.set(f"machine_{self.machine_rank}", json.dumps(self.num_machines))
-        keys = {rank: f"machine_{rank}" for rank in range(self.num_machines)}
-        for patience_s in (_PATIENCE_S, self.join_timeout_s - _PATIENCE_S):
-            try:
-                store.wait(list(keys.values()), timedelta(seconds=max(patience_s, 1)))
-                break
-            except DistError:
-                missing = [str(rank) for rank, key in keys.items() if not store.check([key])]
-                if patience_s == _PATIENCE_S:
-                    _say(f"waiting for machine {', '.join(missing)} of {self.num_machines}")
-        else:
-            raise LaunchError(
-                f"machine {', '.join(missing)} did not join within {self.join_timeout_s:.0f} s",
-                where=f"machine {self.machine_rank} of {self.num_machines}",
-                fix="run the same command there, with its own --machine-rank",
-            )
+        missing = list(range(self.num_machines))
+        deadline, speak_at = _from_now(self.join_timeout_s), _from_now(_PATIENCE_S)
+        while missing := [rank for rank in missing if not store.check([f"machine_{rank}"])]:
+            named = ", ".join(map(str, missing))
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"machine {named} did not join within {self.join_timeout_s:.0f} s",
+                    where=f"machine {self.machine_rank} of {self.num_machines}",
+                    fix="run the same command there, with its own --machine-rank",
+                )
+            if time.monotonic() > speak_at:
+                _say(f"waiting for machine {named} of {self.num_machines}")
+                speak_at = deadline
+            time.sleep(_POLL_S)
         expected = json.loads(store.get("machine_0"))
         if expected != self.num_machines:
             raise LaunchError(
@@ -190,7 +191,8 @@ class FixedRendezvous(RendezvousHandler):
     def _open(self, store: Store) -> None:
         """Let the ranks of this round start, in a store that holds nothing of earlier ones."""
         if self.machine_rank != 0:
-            store.wait(["open"])
+            while not store.check(["open"]):  # in steps, so that a stop signal is heard
+                time.sleep(_POLL_S)
             return
         assert self._server is not None
         if self.round > 0:
@@ -253,10 +255,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 def _wait_for_port(address: str, port: int, machine_rank: int, timeout_s: float) -> None:
     """Return once something listens there, so that a wrong address is named and not waited for."""
-    import time
-
-    deadline = time.monotonic() + timeout_s
-    speak_at = time.monotonic() + _PATIENCE_S
+    deadline, speak_at = _from_now(timeout_s), _from_now(_PATIENCE_S)
     while True:
         try:
             socket.create_connection((address, port), timeout=5).close()
@@ -274,7 +273,11 @@ def _wait_for_port(address: str, port: int, machine_rank: int, timeout_s: float)
             if time.monotonic() > speak_at:
                 _say(f"waiting for machine 0 at {address}:{port} ({error.strerror or error})")
                 speak_at = deadline
-            time.sleep(0.2)
+            time.sleep(_POLL_S)
+
+
+def _from_now(seconds: float) -> float:
+    return time.monotonic() + seconds
 
 
 def _unknown_address(address: str, error: OSError) -> LaunchError:

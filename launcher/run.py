@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from headway.errors import LaunchError
 from headway.launcher.plan import LaunchPlan
 
 
@@ -26,9 +25,15 @@ def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
     environment = changed(plan, environ)
     if plan.supervised is None:
         replace_with_script(plan, environment)
-    from headway.launcher.agent import supervise  # imports torch
+    from headway.launcher.starter import Starter
 
-    return supervise(plan, environment)
+    starter = Starter(plan, environment)  # its server imports torch while we do
+    try:
+        from headway.launcher.agent import supervise
+
+        return supervise(plan, starter)
+    finally:
+        starter.close()
 
 
 def changed(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -56,12 +61,8 @@ def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoR
             signal.signal(number, signal.SIG_DFL)
     command = plan.program.command(plan.python)
     try:
-        os.execve(plan.python, command, environment)
+        os.execve(command[0], command, environment)
     except OSError as error:
-        raise LaunchError(
-            f"{plan.python} cannot be started: {error.strerror}",
-            where=f"the command {command[:3]}",
-            fix="shorten the arguments or the environment"
-            if error.strerror == "Argument list too long"
-            else "install Headway into a working Python",
-        ) from None
+        from headway.launcher.starter import cannot_start
+
+        raise cannot_start(error) from None

@@ -197,15 +197,69 @@ def test_four_cuda_processes_without_a_gpu_are_refused_with_exit_3() -> None:
     assert "this machine shows no GPU" in done.stderr
 
 
-def test_a_flag_that_the_script_knows_stays_the_scripts() -> None:
-    reads = script("import sys; print(sys.argv[1:])  # knows --num_processes", "reads.py")
-    done = headway("launch", "-q", reads, "--num_processes", "2")
-    assert done.stdout.strip() == "['--num_processes', '2']"
-    plain = script("import sys; print(sys.argv[1:])", "plain.py")
-    done = headway("launch", "-q", "--", plain, "--num-processes", "2")
-    assert done.stdout.strip() == "['--num-processes', '2']"
-    common = headway("launch", "-q", plain, "--device", "x", "--log-dir", "y")
-    assert common.stdout.strip() == "['--device', 'x', '--log-dir', 'y']"
+def test_a_flag_after_a_script_that_reads_arguments_is_the_scripts() -> None:
+    words = ["--num_processes", "2", "--device", "x", "--cpu", "--", "--log-dir", "y"]
+    done = headway("launch", "-q", script("import sys; print(sys.argv[1:])", "reads.py"), *words)
+    assert done.stdout.strip() == str(words)
+
+
+def test_two_dashes_give_all_that_follows_to_a_script_that_does_not_seem_to_read_it() -> None:
+    plain = script("print('ran')", "plain.py")
+    assert headway("launch", "-q", plain, "--device", "cpu").returncode == 2
+    assert headway("launch", "-q", "--", plain, "--device", "cpu").stdout == "ran\n"
+    assert headway("launch", "-q", plain, "--", "--device", "cpu").stdout == "ran\n"
+
+
+def test_a_script_whose_name_begins_with_a_dash_runs() -> None:
+    done = headway("launch", "-q", "--", script("import sys; print(sys.argv)", "-dash.py"), "a")
+    assert done.stdout.strip() == "['-dash.py', 'a']"
+
+
+def test_quiet_hides_the_plan_and_no_warning() -> None:
+    done = headway("launch", "-q", "--main-port", "1234", script("pass"))
+    assert (
+        done.stderr == "headway: note: main_port has no effect on one machine (flag --main-port)\n"
+    )
+
+
+def test_cpu_and_the_same_device_do_not_contradict() -> None:
+    assert headway("launch", "-q", "--cpu", "--device", "CPU", script("pass")).returncode == 0
+
+
+def in_shell(command: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    line = command.replace("HEADWAY", f"{sys.executable} -m headway")
+    return subprocess.run(
+        ["bash", "-c", line], env=environ, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_closed_streams_are_no_reason_for_a_traceback() -> None:
+    script("open('ran', 'a').write('x')")
+    for redirections in (">&-", "2>&-", "<&-", ">&- 2>&- <&-"):
+        done = in_shell(f"HEADWAY launch --cpu script.py {redirections}")
+        assert (done.returncode, done.stdout) == (0, "")
+        assert "Traceback" not in done.stderr
+    assert Path("ran").read_text() == "xxxx"
+    assert in_shell("HEADWAY launch nosuch.py 2>&-").stdout == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("words", ["config show", "--help", "launch --dry-run script.py"])
+def test_a_full_disk_under_the_output_is_one_line(words: str) -> None:
+    script("pass")
+    done = in_shell(f"HEADWAY {words} >/dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+def test_a_removed_working_directory_is_no_reason_for_a_traceback() -> None:
+    path = Path(script("print('ran')")).absolute()
+    Path("gone").mkdir()
+    done = in_shell(f"cd gone; rmdir ../gone; HEADWAY launch -q {path}; HEADWAY launch x.py")
+    assert done.stdout == "ran\n"
+    assert "there is no script 'x.py'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_real_start_says_the_plan_in_one_quiet_line() -> None:

@@ -19,10 +19,16 @@ MAY_IMPORT = {
     "commands": {"core", "launcher", "config_wizard", "commands"},
     "face": {"core", "runtime", "face", "commands"},  # __init__ and __main__
 }
-IMPORT_TORCH = {"launcher/agent.py", "launcher/ranks.py", "launcher/rendezvous.py"}
+IMPORT_TORCH = {
+    "launcher/agent.py",
+    "launcher/ranks.py",
+    "launcher/rendezvous.py",
+    "launcher/server.py",
+}
 READ_ENVIRON = {"headway/resolve.py", "headway/contract.py", "headway/machine.py"}
 # profiles lie below a folder that a variable names; a subcommand hands the environment on
 READ_ENVIRON |= {"headway/profile.py", "commands/launch.py"}
+READ_ENVIRON |= {"launcher/server.py"}  # a forked rank gets its own variables
 
 FILES = [path for folder in ("headway", *LINKS) for path in sorted((ROOT / folder).glob("*.py"))]
 

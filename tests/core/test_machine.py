@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.machine import Gpu, Machine, detect_machine
+from headway.machine import Gpu, Machine, count_memory_kills, detect_machine
 
 GPUS = tuple(Gpu("RTX", f"GPU-{letter}{letter}", 2**34, (8, 6)) for letter in "abcd")
 
@@ -118,3 +118,15 @@ def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monke
     )
     monkeypatch.setattr("headway.machine._torch_without_cuda", lambda: "2.13.0+cpu")
     assert "torch (2.13.0+cpu) is built without CUDA" in detect_machine({}, root).gpus_reason
+
+
+def test_the_memory_killers_count_is_read_from_either_cgroup_version(tmp_path: Path) -> None:
+    assert count_memory_kills(f"{tmp_path}/") == 0
+    root = record(tmp_path, proc__self__cgroup="0::/job\n5:memory:/job\n")
+    for folder, text in (
+        ("sys/fs/cgroup/job/memory.events", "low 0\nmax 7\noom 2\noom_kill 3\n"),
+        ("sys/fs/cgroup/memory/job/memory.oom_control", "under_oom 0\noom_kill 2\n"),
+    ):
+        (tmp_path / folder).parent.mkdir(parents=True)
+        (tmp_path / folder).write_text(text)
+    assert count_memory_kills(root) == 3

@@ -16,7 +16,12 @@ import pytest
 from headway import profile
 from headway.errors import ConfigError
 from headway.machine import Machine
-from headway.profile import find_project_profile, read_profile, write_profile
+from headway.profile import (
+    find_project_profile,
+    read_profile,
+    user_profile_path,
+    write_profile,
+)
 from headway.resolve import resolve
 from headway.settings import Settings
 
@@ -98,6 +103,22 @@ def test_a_billion_laughs_are_refused_without_a_laugh() -> None:
 def test_an_unreadable_profile_is_an_error_with_its_path() -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_profile(str(Path.cwd()), "user profile")
+
+
+def test_a_profile_that_is_a_fifo_is_refused_at_once() -> None:
+    os.mkfifo("fifo.yaml")
+    with pytest.raises(ConfigError, match="is no file"):
+        read_profile("fifo.yaml", "user profile")
+
+
+def test_a_relative_xdg_folder_is_ignored_and_an_empty_home_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home = os.environ["HOME"]
+    assert user_profile_path({"XDG_CONFIG_HOME": "x"}) == f"{home}/.config/headway/default.yaml"
+    monkeypatch.setenv("HOME", "")
+    assert os.path.isabs(user_profile_path({}))
+    assert user_profile_path({}) != "/.config/headway/default.yaml"
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root to chown")

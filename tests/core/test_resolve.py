@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,6 +30,8 @@ TWO_VALUES = {  # for each setting, two different values that are possible
     "main_address": ("a", "b"),
     "main_port": ("1000", "2000"),
     "max_restarts": ("1", "2"),
+    "grace_period_s": ("1", "2"),
+    "start_method": ("fork", "exec"),
     "log_dir": ("a", "b"),
     "env": ("A=1", "A=2"),
 }
@@ -161,7 +162,7 @@ def test_the_project_profile_is_found_upward_and_beats_the_user_profile(tmp_path
     (project / "headway.yaml").write_text("device: cpu\n")
     deep = project / "src" / "deep"
     deep.mkdir(parents=True)
-    layers = profile_layers(str(deep), {"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    layers = profile_layers({"XDG_CONFIG_HOME": str(tmp_path / "config")}, str(deep))
     settings = resolve(layers, CPU, {})
     assert (settings.device, settings.num_processes) == ("cpu", 2)
     assert settings.origin("device").words.endswith("work/headway.yaml, line 1")
@@ -169,4 +170,4 @@ def test_the_project_profile_is_found_upward_and_beats_the_user_profile(tmp_path
 
 def test_the_search_for_a_project_profile_ends_at_home(tmp_path: Path) -> None:
     (tmp_path / "headway.yaml").write_text("device: cuda\n")  # above HOME
-    assert profile_layers(os.getcwd(), {"XDG_CONFIG_HOME": str(tmp_path)}) == []
+    assert profile_layers({"XDG_CONFIG_HOME": str(tmp_path)}) == []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -134,7 +137,7 @@ def test_a_failure_on_one_machine_ends_the_other_and_names_it() -> None:
     outputs = [machine.communicate(timeout=60) for machine in machines]
     assert [machine.returncode for machine in machines] == [4, 9]
     assert "machine 1 failed" in outputs[0][1]
-    assert "rank 1 failed with exit code 9" in outputs[1][1]
+    assert "rank 1 of 2 ended with exit code 9" in outputs[1][1]
 
 
 def test_a_restart_on_one_machine_restarts_all_ranks_together() -> None:
@@ -200,7 +203,10 @@ def test_the_exit_code_is_that_of_the_first_rank_to_fail(code: int) -> None:
     done = launch("--cpu", "--num-processes", "3", script(text))
     assert time.monotonic() - started < 30
     assert done.returncode == code
-    assert f"rank 1 failed with exit code {code}; ranks 0, 2 stopped after it" in done.stderr
+    assert (
+        f"rank 1 of 3 ended with exit code {code}; ranks 0, 2 stopped after rank 1 failed"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -208,7 +214,7 @@ def test_a_rank_that_dies_of_a_signal_gives_128_and_the_signal() -> None:
     text = "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(60)"
     done = launch("--cpu", "--num-processes", "2", script(text))
     assert done.returncode == 137
-    assert "rank 1 was ended by SIGKILL" in done.stderr
+    assert "rank 1 of 2 was ended by SIGKILL" in done.stderr
 
 
 def test_stopped_and_saved_is_no_failure_and_no_restart() -> None:
@@ -230,7 +236,7 @@ def test_ranks_are_restarted_together_and_each_restart_is_one_line() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("attempt 1") == 2
     assert [line for line in done.stderr.splitlines() if "restart" in line] == [
-        "headway: rank 1 failed with exit code 3; restart 1"
+        "headway: rank 1 of 2 ended with exit code 3; restart 1"
     ]
 
 
@@ -356,6 +362,105 @@ def test_a_run_on_one_machine_listens_on_loopback_only() -> None:
     process.communicate()
     assert process.returncode == 0
     assert heard == {"127.0.0.1"}
+
+
+def test_a_slow_reader_gets_every_line() -> None:
+    name = script("for i in range(590): print('x' * 90)\nprint('LAST LINE')")
+    done = subprocess.run(
+        f"{sys.executable} -m headway launch -q --cpu --num-processes 3 {name} | (sleep 5; cat)",
+        shell=True,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.count("LAST LINE") == 3
+    assert len(done.stdout.splitlines()) == 3 * 591
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_stops_no_rank_and_is_no_success() -> None:
+    name = script("for i in range(3000): print('x' * 100)\nopen('done', 'w')")
+    done = subprocess.run(
+        f"{sys.executable} -m headway launch -q --cpu --num-processes 2 {name} > /dev/full",
+        shell=True,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("No space left on device; it is lost") == 1
+    assert Path("done").exists()
+
+
+def test_ctrl_c_is_heard_while_machine_0_waits_for_the_others() -> None:
+    words = ["--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", str(free_port())]
+    process = start("--cpu", *words, script("pass"))
+    assert process.stderr is not None
+    while "waiting for machine 1" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+
+
+def test_the_users_signal_is_sent_on_to_the_ranks() -> None:
+    text = WAITING.replace("signal.SIGTERM", "signal.SIGUSR1").replace("STOPPED", "0")
+    process = start("--cpu", "--num-processes", "2", script(text))
+    pids = pids_of_ranks(2)
+    process.send_signal(signal.SIGUSR1)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out.count("saving") == 2
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ulimit")
+def test_ranks_that_the_system_refuses_are_a_launch_error() -> None:
+    words = f"{sys.executable} -m headway launch --cpu --num-processes 12 {script('pass')}"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -n 40; {words}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 4
+    assert "Too many open files" in done.stderr
+    assert "ulimit -n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix() -> None:
+    import pty
+
+    name = script(
+        "import sys, time\n"
+        "print(sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty())\n"
+        "for i in range(3): print(f'\\r{i}/3 bar', end='', flush=True); time.sleep(0.3)\n"
+        "print()\n"
+    )
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [*HEADWAY, "-q", "--cpu", "--num-processes", "2", name],
+        env=environment(),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    shown = b""
+    with suppress(OSError):  # the terminal's other end is closed
+        while data := os.read(leader, 4096):
+            shown += data
+    os.close(leader)
+    assert process.wait(timeout=60) == 0
+    assert b"[0] True True True\r\n" in shown
+    assert b"[1] False False False\r\n" in shown
+    bars = [piece for piece in re.split(rb"[\r\n]+", shown) if b"bar" in piece]
+    assert bars
+    assert all(piece[:4] in (b"[0] ", b"[1] ") for piece in bars)
 
 
 def test_lines_of_ranks_are_never_torn() -> None:

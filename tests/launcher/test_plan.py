@@ -72,6 +72,12 @@ def test_what_needs_a_launcher_keeps_one(why: str, values: dict[str, Any]) -> No
     assert plan(supervise=True).supervised == "--supervise"
 
 
+def test_no_variable_of_a_run_around_it_reaches_an_inner_run() -> None:
+    stale = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_ERROR_FILE": "/x", "RANK": "1"}
+    for count in ("1", "2"):
+        assert not changed(plan(environ=stale, num_processes=count), stale).keys() & stale.keys()
+
+
 def test_one_process_is_not_told_the_ranks_of_a_run_around_it() -> None:
     stale = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "PATH": "/bin"}
     environment = changed(plan(environ=stale), stale)
@@ -99,6 +105,8 @@ def test_threads_are_set_unless_the_users_variable_says_them() -> None:
     mine = {"OMP_NUM_THREADS": "3"}
     assert "OMP_NUM_THREADS" not in set_by(plan(environ=mine))
     assert set_by(plan(environ=mine, threads_per_process="5"))["OMP_NUM_THREADS"] == "5"
+    nonsense = {"OMP_NUM_THREADS": "abc"}
+    assert set_by(plan(environ=nonsense))["OMP_NUM_THREADS"] == "8"
 
 
 def test_ranks_on_one_machine_stay_on_loopback_unless_the_user_named_a_device() -> None:
@@ -197,6 +205,13 @@ REFUSED: dict[str, tuple[Machine, dict[str, Any], type[HeadwayError], str]] = {
     "a machine rank on one machine": (LAPTOP, {"machine_rank": "1"}, ConfigError, "only machine"),
     "machines without an address": (LAPTOP, {"num_machines": "2"}, ConfigError, "where machine 0"),
     "a variable of the launcher's": (LAPTOP, {"env": "RANK=3"}, ConfigError, "RANK"),
+    "an inner rank's variable": (LAPTOP, {"env": "GROUP_RANK=3"}, ConfigError, "GROUP_RANK"),
+    "a variable that follows from a setting": (
+        LAPTOP,
+        {"env": "ACCELERATE_MIXED_PRECISION=bf16"},
+        ConfigError,
+        "follows from the setting mixed_precision",
+    ),
     "threads said twice": (
         LAPTOP,
         {"env": "OMP_NUM_THREADS=3", "threads_per_process": "2"},

@@ -1,0 +1,133 @@
+"""The launcher's side of `server.py`: asks it for ranks, hears how they end.
+
+No torch here, so that the server can be started before the launcher's own slow imports.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import queue
+import signal
+import socket
+import subprocess
+import threading
+import time
+from array import array
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from headway.errors import LaunchError
+from headway.launcher.plan import LaunchPlan
+from headway.launcher.worker import boot
+
+_TITLE_ROOM = "-" * 60  # an argument that the ranks' titles are written over
+
+
+class Ended(NamedTuple):
+    """A rank's process has ended; `code` is negative for a signal, as `subprocess` gives it."""
+
+    pid: int
+    code: int
+    time: float  # seconds since the epoch
+
+
+class Starter:
+    """Starts ranks, and puts each one's end into the queue `ended` (None only wakes a reader).
+
+    Args:
+        plan: how the ranks start.
+        environ: what they have in common; set before the server imports torch.
+    """
+
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str]) -> None:
+        self.ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._socket, theirs = socket.socketpair()
+        program, settings = plan.program, plan.settings
+        told = [
+            str(theirs.fileno()),
+            "program" if program.kind == "program" else settings.start_method,
+            str(settings.grace_period_s),
+            _TITLE_ROOM,
+            program.kind,
+            program.name,
+            *program.args,
+        ]
+        try:
+            self._server = subprocess.Popen(
+                [plan.python, "-c", boot("server"), *told],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone
+            )
+        except OSError as error:
+            self._socket.close()
+            raise cannot_start(error) from None
+        finally:
+            theirs.close()
+        self._reader = threading.Thread(target=self._read, name="headway-starter", daemon=True)
+        self._reader.start()
+
+    def start(self, env: Mapping[str, str], fds: tuple[int, int, int, int]) -> int:
+        """Start one rank and return its pid.
+
+        Args:
+            env: the variables that differ from rank to rank.
+            fds: the rank's stdin, stdout, stderr and status pipe; the caller closes them.
+
+        Raises:
+            LaunchError: the server has ended.
+        """
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
+        pid = None
+        with suppress(OSError):
+            self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
+            pid = self._started.get()
+        if pid is None:
+            raise LaunchError(
+                "the process that starts the ranks has ended",
+                where=f"process {self._server.pid}, exit code {self._server.wait()}",
+                fix="read what it printed above, or try --start-method exec",
+            )
+        return pid
+
+    def close(self) -> None:
+        """Have the server end whatever the ranks have left, and wait until it has."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        self._server.wait()
+        self._reader.join()
+        self._socket.close()
+
+    def _read(self) -> None:
+        alive: set[int] = set()
+        with suppress(OSError), self._socket.makefile("r", encoding="utf-8") as answers:
+            for line in answers:
+                fact = json.loads(line)
+                if "started" in fact:
+                    alive.add(fact["started"])
+                    self._started.put(fact["started"])
+                else:
+                    alive.discard(fact["ended"])
+                    self.ended.put(Ended(fact["ended"], fact["code"], fact["time"]))
+        self._started.put(None)
+        for pid in alive:  # the server died, and with it all ranks
+            self.ended.put(Ended(pid, -signal.SIGKILL, time.time()))
+
+
+def cannot_start(error: OSError) -> LaunchError:
+    """Return the error that says why the system refuses to start a process."""
+    fixes = {
+        errno.E2BIG: "shorten the arguments or the environment",
+        errno.EMFILE: "raise the number of open files: `ulimit -n 4096`",
+        errno.EAGAIN: "raise the number of processes: `ulimit -u`, or start fewer ranks",
+        errno.ENOMEM: "start fewer ranks, or free some memory",
+    }
+    return LaunchError(
+        f"the ranks cannot be started: {error.strerror}",
+        where="the operating system",
+        fix=fixes.get(error.errno or 0, "install Headway into a working Python"),
+    )

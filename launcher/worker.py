@@ -1,0 +1,181 @@
+"""What a rank's process does around the user's script: become `__main__`, tell how it ended.
+
+The script must not be able to tell that it was started here rather than by `python script.py`. The
+same code runs in a process forked from the server and in a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import io
+import os
+import signal
+import sys
+import time
+import traceback
+import types
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.machinery import SourceFileLoader
+from types import TracebackType
+from typing import NoReturn
+
+from headway.contract import Crash, encode_status
+from headway.launcher.survival import die_with_parent
+
+_HERE = os.path.dirname(__file__)
+
+
+_BOOT = """\
+import sys
+if sys.path[:1] == [""]: del sys.path[0]
+from headway.launcher.{module} import main
+main()
+"""
+
+
+def boot(module: str) -> str:
+    """Return what `python -c` needs to run `main` of a module of the launcher's.
+
+    With -c, Python puts the working directory first, where a user's file could shadow any module.
+    """
+    return _BOOT.format(module=module)
+
+
+def main() -> None:
+    """Run the program in this fresh interpreter, as the words say that the server wrote."""
+    server, status, kind, name, *args = sys.argv[1:]
+    die_with_parent(int(server))
+    os.set_inheritable(int(status), False)
+    atexit.register(last_of_all)
+    run_program(kind, name, args, int(status))
+
+
+def run_program(kind: str, name: str, args: Sequence[str], status: int) -> None:
+    """Run the user's program as `__main__`; the caller then lets the interpreter end as usual.
+
+    Args:
+        kind: `script` or `module`.
+        name: the script's path, or the module's name.
+        args: the program's own arguments.
+        status: the descriptor that status records are written to.
+
+    Raises:
+        SystemExit: the script's own, or 1 after an unhandled exception has been shown.
+    """
+    sys.argv = [name, *args]
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    vars(main).update(__builtins__=builtins, __annotations__={})
+    try:
+        if kind == "module":
+            _run_module(name)
+        elif os.path.isdir(name) or not _is_source(name):
+            _run_container(name)
+        else:
+            _run_file(name, main)
+    except SystemExit as stop:
+        _tell_end(status, stop)
+        raise
+    except BaseException as error:  # noqa: BLE001  it is shown, reported and obeyed
+        _fail(error, status)
+    _tell_end(status, None)
+
+
+def _run_file(path: str, main: types.ModuleType) -> None:
+    file = os.path.abspath(path)
+    if not _is_path_safe():
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    main.__file__ = file
+    main.__cached__ = None  # type: ignore[attr-defined]
+    main.__loader__ = SourceFileLoader("__main__", file)
+    with io.open_code(file) as source:
+        code = compile(source.read(), file, "exec", dont_inherit=True)
+    exec(code, main.__dict__)  # noqa: S102  the user's script
+
+
+def _run_module(name: str) -> None:
+    if not _is_path_safe():
+        sys.path.insert(0, os.getcwd())
+    run_module_as_main(name, alter_argv=True)
+
+
+def _run_container(path: str) -> None:
+    """Run the `__main__` of a directory or a zip file, or a compiled script."""
+    sys.path.insert(0, path)
+    run_module_as_main("__main__", alter_argv=False)
+
+
+def run_module_as_main(name: str, alter_argv: bool) -> None:
+    """Do what `python -m` does. The one use of runpy's private function: its public ones put a
+    temporary module in the place of `__main__`.
+    """
+    import runpy
+
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+
+
+def _is_path_safe() -> bool:
+    return bool(getattr(sys.flags, "safe_path", False))
+
+
+def _is_source(path: str) -> bool:
+    with open(path, "rb") as file:
+        return b"\0" not in file.read(512)
+
+
+def _tell_end(status: int, stop: SystemExit | None) -> None:
+    """Say that the program came to its own end: a rank that left by os._exit never says so."""
+    reason = stop.code if stop is not None and isinstance(stop.code, str) else ""
+    _write(status, encode_status({"end": time.time(), "reason": reason[:2000]}))
+
+
+def _fail(error: BaseException, status: int) -> NoReturn:
+    """Report an unhandled exception upward, show it as Python would, and end as Python would."""
+    shown = _without_our_frames(error.__traceback__)
+    error.__traceback__ = shown
+    lines = traceback.format_exception(type(error), error, shown)
+    crash = Crash(
+        time=time.time(),
+        kind=type(error).__name__,
+        message=str(error)[:2000],
+        traceback="".join(lines)[-20000:],
+    )
+    _write(status, encode_status({"crash": crash._asdict()}))
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
+    sys.excepthook(type(error), error, shown)
+    if isinstance(error, KeyboardInterrupt):
+        die_of_interrupt_at_the_end()
+    sys.exit(1)
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if os.path.dirname(file) != _HERE and not file.startswith("<frozen runpy"):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def die_of_interrupt_at_the_end() -> None:
+    """Make this process end by SIGINT itself, after everything else, as Python does."""
+    global _dies_of_interrupt
+    _dies_of_interrupt = True
+
+
+_dies_of_interrupt = False
+
+
+def last_of_all() -> None:
+    """Registered with atexit before anything else, and so run after everything else."""
+    if _dies_of_interrupt:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _write(fd: int, text: str) -> None:
+    with suppress(OSError):  # the launcher is gone
+        os.write(fd, text.encode())

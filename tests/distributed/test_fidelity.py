@@ -1,0 +1,197 @@
+"""A script cannot tell how it was started, but for a written list of differences."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.launching import HEADWAY, environment, launch, script
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
+]
+
+WAYS = {
+    "python": [sys.executable],
+    "one process": [*HEADWAY, "-q", "--cpu"],
+    "forked": [*HEADWAY, "-q", "--cpu", "--num-processes", "2", "--start-method", "fork"],
+    "fresh": [*HEADWAY, "-q", "--cpu", "--num-processes", "2", "--start-method", "exec"],
+}
+
+ALLOWED = {  # what may differ from plain python, and why
+    "one process": {"environ"},
+    "forked": {
+        "environ",
+        "sys.orig_argv",  # the server's
+        "torch in sys.modules",  # it is preloaded
+        "warnings.filters",  # torch's own are set already
+        "streams",  # pipes to the launcher, unbuffered; compared by themselves below
+    },
+    "fresh": {"environ", "sys.orig_argv", "streams"},
+}
+
+VARIABLES = {  # what the launcher may add to the environment
+    "HEADWAY_RUN",
+    "ACCELERATE_USE_CPU",
+    "ACCELERATE_MIXED_PRECISION",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "OMP_NUM_THREADS",
+    "PYTHONUNBUFFERED",
+    "GLOO_SOCKET_IFNAME",
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+    "TORCHELASTIC_USE_AGENT_STORE",
+}
+
+
+def probe(way: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [*WAYS[way], "probe.py", "--flag", "$HOME", ""],
+        env=environment(OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1"),
+        input="typed",
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("atexit ran") == (1 if way in ("python", "one process") else 2)
+    told: dict[str, Any] = json.loads(Path("probe_0.json").read_text())
+    return told
+
+
+def test_a_script_sees_the_same_however_it_was_started() -> None:
+    shutil.copy(Path(__file__).with_name("probe.py"), "probe.py")
+    plain = probe("python")
+    for way, allowed in ALLOWED.items():
+        told = probe(way)
+        assert told.keys() == plain.keys()
+        differing = {key for key in plain if told[key] != plain[key]}
+        shown = {key: (plain[key], told[key]) for key in differing - allowed}
+        assert not shown, f"{way}: {shown}"
+        added = {
+            name for name, text in told["environ"].items() if plain["environ"].get(name) != text
+        }
+        assert added <= VARIABLES, way
+        assert plain["environ"].keys() <= told["environ"].keys()
+        for name, stream in told["streams"].items():
+            ours = {k: v for k, v in stream.items() if k != "buffer"}
+            assert ours == {k: v for k, v in plain["streams"][name].items() if k != "buffer"}, way
+
+
+ENDS = {
+    "exit 0": ("sys.exit()", 0),
+    "exit 7": ("sys.exit(7)", 7),
+    "exit with a text": ("sys.exit('a reason')", 1),
+    "an exception": ("raise ValueError('boom')", 1),
+    "an interrupt": ("raise KeyboardInterrupt", -signal.SIGINT),
+    "os._exit": ("os._exit(9)", 9),
+    "a signal": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    "a segmentation fault": ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+    "a daemon thread": ("threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", 0),
+    "a closed pipe": ("r, w = os.pipe(); os.close(r); os.write(w, b'x')", 1),
+    "a syntax error": ("def (", 1),
+}
+
+
+@pytest.mark.parametrize("way", ["fork", "exec"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_ends_as_under_plain_python(end: str, way: str) -> None:
+    text, code = ENDS[end]
+    name = script(
+        "import atexit, os, signal, sys, threading, time\n"
+        "atexit.register(print, 'atexit')\n"
+        f"print('begun')\n{text}\n"
+    )
+    plain = subprocess.run([sys.executable, "-u", name], capture_output=True, text=True, timeout=60)
+    assert plain.returncode == code
+    done = launch("-q", "--cpu", "--supervise", "--start-method", way, name)
+    assert done.returncode == (code if code >= 0 else 128 - code)
+    assert done.stdout == plain.stdout
+    assert plain.stderr in done.stderr
+
+
+@pytest.mark.parametrize("way", ["fork", "exec"])
+def test_a_module_runs_as_under_python_m_in_a_rank(way: str) -> None:
+    Path("package").mkdir()
+    Path("package/__init__.py").touch()
+    Path("package/other.py").write_text("NAME = 'other'")
+    Path("package/tool.py").write_text(
+        "import sys\nfrom .other import NAME\n"
+        "print(NAME, __spec__.name, __package__, sys.argv, sys.path[0], __file__)\n"
+    )
+    plain = subprocess.run(
+        [sys.executable, "-m", "package.tool", "-m", "x"], capture_output=True, text=True
+    )
+    words = ["-q", "--cpu", "--supervise", "--start-method", way, "-m", "package.tool", "-m", "x"]
+    assert launch(*words).stdout == plain.stdout
+
+
+@pytest.mark.parametrize("way", ["fork", "exec"])
+def test_a_directory_with_a_main_runs_in_a_rank(way: str) -> None:
+    Path("folder").mkdir()
+    Path("folder/__main__.py").write_text("import sys, side; print(sys.argv, __name__, side.X)")
+    Path("folder/side.py").write_text("X = 1")
+    plain = subprocess.run([sys.executable, "folder", "a"], capture_output=True, text=True)
+    done = launch("-q", "--cpu", "--supervise", "--start-method", way, "folder", "a")
+    assert done.stdout == plain.stdout == "['folder', 'a'] __main__ 1\n"
+
+
+def test_ranks_do_not_share_their_random_numbers() -> None:
+    drawn = "print(random.random(), numpy.random.rand(), torch.rand(1).item())"
+    done = launch(
+        "-q", "--cpu", "--num-processes", "3", script(f"import random, numpy, torch\n{drawn}")
+    )
+    columns = zip(*(line.split()[1:] for line in done.stdout.splitlines()), strict=True)
+    assert [len(set(column)) for column in columns] == [3, 3, 3]
+
+
+def test_files_beside_the_script_shadow_nothing_of_the_server() -> None:
+    for taken in ("headway", "launcher", "json", "selectors", "torch"):
+        Path(f"{taken}.py").write_text("raise SystemExit('shadowed')")
+    Path("sub").mkdir()
+    Path("sub/script.py").write_text("import torch; print('fine', torch.ones(1).item())")
+    text = "import sys; del sys.path[0]; import headway.commands.main as m; sys.exit(m.main())"
+    words = ["launch", "-q", "--cpu", "--supervise", "sub/script.py"]
+    done = subprocess.run(
+        [sys.executable, "-c", text, *words], env=environment(), capture_output=True, text=True
+    )
+    assert done.stdout == "fine 1.0\n", done.stderr
+
+
+def test_the_title_of_a_rank_names_the_script_and_the_rank() -> None:
+    name = script(
+        "print(open('/proc/self/cmdline', 'rb').read().rstrip(b'\\0').decode())", "train.py"
+    )
+    done = launch("-q", "--cpu", "--num-processes", "2", "--start-method", "fork", name)
+    assert sorted(done.stdout.splitlines()) == ["[0] train.py rank 0", "[1] train.py rank 1"]
+
+
+def test_the_server_has_one_thread_and_no_cuda_context_when_it_forks() -> None:
+    text = """
+import os
+status = open(f"/proc/{os.getppid()}/status").read()
+tasks = os.listdir(f"/proc/{os.getppid()}/task")
+maps = open(f"/proc/{os.getppid()}/maps").read()
+print(len(tasks), "nvidia" in maps, os.getpgid(os.getppid()) == os.getppid())
+"""
+    done = launch("-q", "--cpu", "--supervise", script(text), OMP_NUM_THREADS="1")
+    assert done.stdout == "1 False True\n"
+    assert os.environ.get("OPENBLAS_NUM_THREADS") is None
+
+
+def test_the_private_function_of_runpy_is_there() -> None:
+    import inspect
+    import runpy
+
+    function = vars(runpy)["_run_module_as_main"]
+    assert list(inspect.signature(function).parameters) == ["mod_name", "alter_argv"]

@@ -1,0 +1,122 @@
+"""The examples do what their docstrings promise, under every launcher they name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NUM_TEST_SAMPLES = 449
+
+PYTHON = [sys.executable]
+TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+HEADWAY = [*PYTHON, "-m", "headway", "launch", "--cpu", "--num-processes", "2"]
+
+CHECK_MODEL = """\
+import runpy, sys, torch
+
+digits = runpy.run_path(sys.argv[1])
+model = digits["build_model"]()
+model.load_state_dict(torch.load(sys.argv[2], weights_only=True))
+images, labels = digits["load_datasets"]()[1].tensors
+print(int((model.eval()(images).argmax(dim=1) == labels).sum()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "num_ranks"),
+    [
+        pytest.param(PYTHON, 1, id="plain python"),
+        pytest.param(TORCHRUN, 2, id="torchrun", marks=pytest.mark.distributed),
+        pytest.param(HEADWAY, 2, id="headway launch", marks=pytest.mark.distributed),
+    ],
+)
+def test_digits_learns_counts_each_test_sample_once_and_saves_its_model(
+    launcher: list[str], num_ranks: int, tmp_path: Path
+) -> None:
+    stdout, stderr = run(launcher, "digits.py", tmp_path)
+
+    assert re.findall(r"number of ranks: (\d+)", stdout) == [str(num_ranks)]
+    [(accuracy, num_correct, num_samples)] = re.findall(
+        r"test accuracy: (\S+) \((\d+) of (\d+)\)", stdout
+    )
+    assert float(accuracy) >= 0.97
+    assert int(num_samples) == NUM_TEST_SAMPLES
+    assert stderr.count("training:   0%") == 1, "a progress bar on the main process alone"
+    assert num_correct_of_saved_model(tmp_path / "digits.pt") == int(num_correct)
+
+
+@pytest.mark.distributed
+@pytest.mark.long
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_digits_learns_as_well_on_more_ranks(num_ranks: int, tmp_path: Path) -> None:
+    stdout, _ = run([*HEADWAY[:-1], str(num_ranks)], "digits.py", tmp_path, "--output", "a.pt")
+
+    assert float(re.findall(r"test accuracy: (\S+)", stdout)[0]) >= 0.97
+    assert f"of {NUM_TEST_SAMPLES})" in stdout
+    assert num_correct_of_saved_model(tmp_path / "a.pt") >= 0.97 * NUM_TEST_SAMPLES
+
+
+def test_char_gpt_learns_within_a_few_steps_and_samples(tmp_path: Path) -> None:
+    stdout, _ = run(PYTHON, "char_gpt.py", tmp_path, "--steps", "80", "--sample-length", "50")
+
+    first, *_, last = losses(stdout)
+    assert first > 4.5, "an untrained model knows nothing of 128 characters"
+    assert last < 3.5
+    assert len(stdout.partition("sample:\n")[2].rstrip("\n")) >= len("def ") + 40
+
+
+@pytest.mark.distributed
+@pytest.mark.long
+def test_char_gpt_at_its_defaults_learns_words_on_two_ranks(tmp_path: Path) -> None:
+    stdout, _ = run(HEADWAY, "char_gpt.py", tmp_path)
+
+    assert stdout.count("sample:") == 1
+    assert losses(stdout)[-1] < 2.2
+
+
+@pytest.mark.long
+def test_char_gpt_124m_has_the_parameters_of_gpt_2(tmp_path: Path) -> None:
+    options = ["--size", "124m", "--steps", "1", "--batch-size", "1", "--sample-length", "1"]
+    stdout, _ = run(PYTHON, "char_gpt.py", tmp_path, *options)
+
+    assert "124,475,904 parameters" in stdout  # GPT-2's 124,439,808, its vocabulary padded
+
+
+def run(launcher: list[str], example: str, folder: Path, *options: str) -> tuple[str, str]:
+    """Run an example to its end in `folder`, and return its stdout and stderr."""
+    scratch = folder / "scratch"  # torchrun leaves a folder behind
+    scratch.mkdir()
+    done = subprocess.run(
+        [*launcher, str(EXAMPLES / example), *options],
+        cwd=folder,
+        env=environment(TMPDIR=str(scratch)),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def losses(stdout: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"step +\d+ +loss (\S+)", stdout)]
+
+
+def num_correct_of_saved_model(path: Path) -> int:
+    """Return how many of the test samples a saved model recognises, without any launcher."""
+    words = [*PYTHON, "-c", CHECK_MODEL, str(EXAMPLES / "digits.py"), str(path)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment, in which `headway` is found and no GPU, and more."""
+    python_path = os.pathsep.join(filter(None, sys.path))
+    return {**os.environ, "PYTHONPATH": python_path, "CUDA_VISIBLE_DEVICES": "", **variables}
