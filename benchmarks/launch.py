@@ -4,14 +4,14 @@
     python benchmarks/launch.py --ranks 1,2,4,8,16    # more group sizes
     python benchmarks/launch.py --json result.json
 
-Measured from start to end of the command, on the CPU, contenders alternating within each
-repetition after one warm-up round, so that a noisy moment falls on all of them:
+On the CPU, contenders alternating within each repetition after one warm-up round, so that a noisy
+moment falls on all of them:
 
-1. an empty script in one process, beyond what `python script.py` takes;
-2. N ranks that form a gloo group, do one all-reduce and end; with the memory (PSS) of all processes
-   of the job at the all-reduce.
+1. an empty script in one process, from start to end, beyond what `python script.py` takes;
+2. N ranks that form a gloo group: from the start of the command to the first finished all-reduce on
+   rank 0; with the memory of all ranks (PSS, so that shared pages count once; Linux only).
 
-Ratios are of medians. For honest figures install what users get, in an environment of its own:
+Profiles and variables of the person who runs this are left out. Ratios are of medians. For honest figures install what users get, in an environment of its own:
 
     python -m build --wheel
     pip install dist/*.whl accelerate lightning -c constraints.txt
@@ -43,10 +43,14 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 assert total.item() == dist.get_world_size()
-with open("/proc/self/smaps_rollup") as file:
-    pss = next(line.split()[1] for line in file if line.startswith("Pss:"))
-with open(f"pss_{dist.get_rank()}", "w") as file:
-    file.write(pss)
+now = time.time()
+if dist.get_rank() == 0:
+    open("first_all_reduce", "w").write(str(now))
+if os.path.exists("/proc/self/smaps_rollup"):
+    with open("/proc/self/smaps_rollup") as file:
+        pss = next(line.split()[1] for line in file if line.startswith("Pss:"))
+    open(f"pss_{dist.get_rank()}", "w").write(pss)
+dist.barrier()
 dist.destroy_process_group()
 """
 
@@ -80,6 +84,8 @@ def many_ranks(count: int) -> Commands:
 
 def installed(commands: Commands) -> Commands:
     """Leave out the contenders that are not there, and say so."""
+    if not Path(commands["headway launch"][0]).exists():
+        raise SystemExit(f"headway is not installed beside {sys.executable}: see --help")
     there = {name: words for name, words in commands.items() if Path(words[0]).exists()}
     for name in commands.keys() - there.keys():
         print(f"{name}: not installed, left out")
@@ -97,10 +103,13 @@ def measure(
     (folder / "script.py").write_text(script)
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     memory: dict[str, list[float]] = {name: [] for name in commands}
-    environ = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    settings = ("HEADWAY_", "ACCELERATE_", "HF_", "XDG_")
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(settings)}
+    environ |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
+    done_at = folder / "first_all_reduce"
     for repetition in range(repeat + 1):
         for name, words in commands.items():
-            started = time.perf_counter()
+            started, wall = time.perf_counter(), time.time()
             done = subprocess.run(
                 [*words, "script.py"],
                 cwd=folder,
@@ -109,6 +118,9 @@ def measure(
                 capture_output=True,
             )
             elapsed = time.perf_counter() - started
+            if done_at.exists():
+                elapsed = float(done_at.read_text()) - wall
+                done_at.unlink()
             if done.returncode:
                 print(done.stderr.decode(errors="replace"), file=sys.stderr)
                 done.check_returncode()
@@ -145,17 +157,20 @@ def table_of_ranks(
     for name, runs in seconds.items():
         median, pss = statistics.median(runs), statistics.median(memory[name])
         times = f"{median:>8.2f} s{median / base:>12.2f}"
-        print(f"{name:<20}{times}{pss:>9.0f} MiB{pss / base_memory:>12.2f}")
+        print(f"{name:<20}{times}{pss:>9.0f} MiB{pss / (base_memory or 1):>12.2f}")
         rows.append({"contender": name, "ranks": count, "median_s": median, "pss_mib": pss})
     return rows
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What a launch costs, beside the peers.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=7, help="repetitions of each (default 7)")
     parser.add_argument("--ranks", default="1,2,4", help="group sizes (default 1,2,4)")
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
+    options.repeat = max(1, options.repeat)
     for name in ("headway", "torch", "accelerate", "lightning"):
         try:
             print(f"{name} {version(name)}", end=", ")

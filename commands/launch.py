@@ -14,7 +14,7 @@ from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import detect_machine
 from headway.profile import Entry
 from headway.resolve import environment_layer, profile_layers, resolve
-from headway.settings import Origin
+from headway.settings import TABLE, Origin
 
 USAGE = """\
 headway launch [flags] script.py [args of the script]
@@ -142,15 +142,22 @@ def _refuse_misplaced_flags(program: Program, parser: Parser) -> None:
     """Stop where a launcher's flag stands after a script that cannot have meant it.
 
     All that follows the script belongs to it. But a script that neither mentions the flag nor shows
-    a sign of reading arguments would ignore it, and the launcher would seem to.
+    a sign of reading arguments would ignore it, and the launcher would seem to have.
     """
     misplaced = mentioned(program.args, parser)
     text = _source(program) if misplaced else None
-    if text is None or _READS_ARGUMENTS.search(text):
+    if text is None:
         return
+    # with argparse and nothing else, an option that is not spelled out would be refused anyway
+    own_parser = "add_argument(" in text and "parse_known" not in text
+    of_launch_only = {row.flag for row in TABLE.values() if row.of_launch_only}
     for name in misplaced:
         word = name.removeprefix("--")
-        if word not in text and word.replace("-", "_") not in text:
+        if own_parser and name in of_launch_only:
+            is_read = name in text or "--" + word.replace("-", "_") in text
+        else:
+            is_read = bool(_READS_ARGUMENTS.search(text)) or word in text
+        if not is_read:
             raise ConfigError(
                 f"{name} stands after the script, and {program.name} does not read it",
                 where="the command line",

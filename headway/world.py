@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
+import time
 from enum import Enum
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
@@ -77,6 +81,16 @@ def leave_world() -> None:
         dist.destroy_process_group()
 
 
+def _leave_world_unless_failed() -> None:
+    """Let gloo's threads finish before Python ends: one that needs Python then aborts the process.
+
+    Known in torch as pytorch#190489. Not after an unhandled exception: the other ranks are busy.
+    """
+    if getattr(sys, "last_type", None) is None:
+        leave_world()
+        time.sleep(0.02)  # a thread that waits for Python's lock gets it now
+
+
 def rank_and_size() -> tuple[int, int]:
     """Return this process's rank and the number of ranks in the group; (0, 1) without a group."""
     if dist.is_initialized():
@@ -119,9 +133,13 @@ def _best_device(ranks: Ranks) -> str:
 
 
 def _form_group(world: World) -> None:
+    # DDP imports this later; imported while a group exists, it would hold that group for good
+    import_module("torch.distributed.nn.functional")
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend)
+        if world.device.type == "cpu":
+            atexit.register(_leave_world_unless_failed)
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
             f"the {world.ranks.world_size} ranks could not form a group: {error}",

@@ -39,6 +39,7 @@ class Failure(NamedTuple):
     """The root of a failed run, and what it took with it."""
 
     first: RankExit
+    alike: tuple[int, ...]  # ranks that failed by themselves in the same way
     victims: tuple[int, ...]  # ranks that failed or were stopped because of it
     world_size: int
     evidence: str  # what else is known: the kernel's memory killer
@@ -61,10 +62,12 @@ class Failure(NamedTuple):
     @property
     def aftermath(self) -> str:
         """What the other ranks did, in a few words."""
-        if not self.victims:
-            return ""
-        ranks = f"rank{'s' * (len(self.victims) > 1)} {ranges(self.victims)}"
-        return f"; {ranks} stopped after rank {self.first.rank} failed"
+        words = ""
+        if self.alike:
+            words += f"; so did {_named(self.alike)}"
+        if self.victims:
+            words += f"; {_named(self.victims)} stopped after rank {self.first.rank} failed"
+        return words
 
     @property
     def details(self) -> str:
@@ -145,14 +148,28 @@ def find_failure(
             first = end
             break
     fine = {end.rank for end in ended if end.code == 0 and not end.was_stopping}
-    victims = tuple(rank for rank in sorted(ranks) if rank != first.rank and rank not in fine)
+    alike = {end.rank for end in own if end is not first and _is_alike(end, first)}
+    others = sorted({*ranks} - fine - {first.rank})
     return Failure(
         first=first,
-        victims=victims,
+        alike=tuple(rank for rank in others if rank in alike),
+        victims=tuple(rank for rank in others if rank not in alike),
         world_size=world_size,
         evidence=evidence if first.code == -signal.SIGKILL else "",
         last_lines=tuple((last_lines or {}).get(first.rank, ())),
     )
+
+
+def _is_alike(end: RankExit, first: RankExit) -> bool:
+    if end.was_stopping or end.code != first.code:
+        return False
+    if end.crash is None or first.crash is None:
+        return end.crash is first.crash and end.code > 0
+    return (end.crash.kind, end.crash.message) == (first.crash.kind, first.crash.message)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
 
 
 def is_out_of_memory(crash: Crash) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import select
 import selectors
 import sys
@@ -141,11 +142,13 @@ class _Console:
     def write(self, owner: object, piece: bytes, prefix: bytes) -> None:
         if self.is_closed:
             return
-        if self._open is not owner:
-            lead = (b"\n" if self._open is not None else b"") + prefix
-            piece = lead + piece.removeprefix(b"\r")
-        elif piece.startswith(b"\r"):
-            piece = b"\r" + prefix + piece[1:]
+        is_new_line = self._open is not owner
+        lead = b"\n" if is_new_line and self._open is not None else b""
+        if is_new_line:
+            piece = prefix + piece.removeprefix(b"\r")
+        if prefix:  # a bar is drawn anew from the line's beginning
+            piece = re.sub(rb"\r(?!\n|$)", b"\r" + prefix, piece)
+        piece = lead + piece
         self._open = None if piece.endswith(b"\n") else owner
         try:
             _write_all(self._fd, piece)

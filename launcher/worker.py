@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from headway.contract import Crash, encode_status
+from headway.errors import HeadwayError
 from headway.launcher.survival import die_with_parent
 
 _HERE = os.path.dirname(__file__)
@@ -131,10 +132,14 @@ def _tell_end(status: int, stop: SystemExit | None) -> None:
 
 
 def _fail(error: BaseException, status: int) -> NoReturn:
-    """Report an unhandled exception upward, show it as Python would, and end as Python would."""
-    shown = _without_our_frames(error.__traceback__)
-    error.__traceback__ = shown
-    lines = traceback.format_exception(type(error), error, shown)
+    """Report an unhandled exception upward, show it as Python would, and end as Python would.
+
+    What is the user's to mend (HeadwayError) is shown without our frames, and keeps its exit code.
+    An interrupt is not shown: whoever pressed Ctrl-C knows.
+    """
+    shown = error.__traceback__ = _without_our_frames(error.__traceback__)
+    ours = isinstance(error, HeadwayError)
+    lines = _in_short(error) if ours else traceback.format_exception(type(error), error, shown)
     crash = Crash(
         time=time.time(),
         kind=type(error).__name__,
@@ -143,10 +148,21 @@ def _fail(error: BaseException, status: int) -> NoReturn:
     )
     _write(status, encode_status({"crash": crash._asdict()}))
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
-    sys.excepthook(type(error), error, shown)
     if isinstance(error, KeyboardInterrupt):
         die_of_interrupt_at_the_end()
-    sys.exit(1)
+    elif ours:
+        sys.stderr.writelines(lines)
+    else:
+        sys.excepthook(type(error), error, shown)
+    sys.exit(error.exit_code if isinstance(error, HeadwayError) else 1)
+
+
+def _in_short(error: BaseException) -> list[str]:
+    """Return the script's frames and the error's own three lines."""
+    package = os.path.dirname(_HERE) + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(package)]
+    return [*traceback.format_list(theirs), f"{type(error).__name__}: {error}\n"]
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -169,6 +185,8 @@ _dies_of_interrupt = False
 
 def last_of_all() -> None:
     """Registered with atexit before anything else, and so run after everything else."""
+    if "torch.distributed" in sys.modules:
+        time.sleep(0.02)  # gloo's threads drop their last works; see headway.world
     if _dies_of_interrupt:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -203,6 +203,14 @@ def test_a_flag_after_a_script_that_reads_arguments_is_the_scripts() -> None:
     assert done.stdout.strip() == str(words)
 
 
+def test_a_launchers_flag_after_a_script_with_another_parser_is_refused() -> None:
+    text = "import argparse; p = argparse.ArgumentParser(); p.add_argument('--lr'); "
+    name = script(text + "print(p.parse_args(), 'num_processes')", "parser.py")
+    assert headway("launch", "-q", name, "--lr", "3").returncode == 0
+    done = headway("launch", "-q", name, "--num-processes", "2")
+    assert "stands after the script" in done.stderr
+
+
 def test_two_dashes_give_all_that_follows_to_a_script_that_does_not_seem_to_read_it() -> None:
     plain = script("print('ran')", "plain.py")
     assert headway("launch", "-q", plain, "--device", "cpu").returncode == 2

@@ -117,7 +117,8 @@ def test_a_script_ends_as_under_plain_python(end: str, way: str) -> None:
     done = launch("-q", "--cpu", "--supervise", "--start-method", way, name)
     assert done.returncode == (code if code >= 0 else 128 - code)
     assert done.stdout == plain.stdout
-    assert plain.stderr in done.stderr
+    if end != "an interrupt":  # whoever pressed Ctrl-C knows
+        assert plain.stderr in done.stderr
 
 
 @pytest.mark.parametrize("way", ["fork", "exec"])

@@ -364,6 +364,16 @@ def test_a_run_on_one_machine_listens_on_loopback_only() -> None:
     assert heard == {"127.0.0.1"}
 
 
+def test_a_wrong_use_of_the_runtime_is_short_and_exits_2() -> None:
+    text = "from headway import Accelerator\nAccelerator(mixed_precision='bf61')\n"
+    done = launch("-q", "--cpu", "--num-processes", "2", script(text))
+    assert done.returncode == 2
+    assert "so did rank" in done.stderr
+    assert "headway/arguments.py" not in done.stderr
+    assert "script.py" in done.stderr
+    assert "fix:" in done.stderr
+
+
 def test_a_slow_reader_gets_every_line() -> None:
     name = script("for i in range(590): print('x' * 90)\nprint('LAST LINE')")
     done = subprocess.run(

@@ -93,5 +93,10 @@ def test_only_the_same_exception_at_the_same_place_is_a_repeat() -> None:
     assert not first.is_repeat_of(None)
 
 
+def test_ranks_that_failed_alike_are_no_victims() -> None:
+    found = failure(*(ended(rank, 2, rank) for rank in (3, 0, 1)))
+    assert found.aftermath == "; so did ranks 1, 3; rank 2 stopped after rank 0 failed"
+
+
 def test_ranks_are_written_as_ranges() -> None:
     assert ranges([7, 0, 2, 3, 4]) == "0, 2-4, 7"
