@@ -11,7 +11,8 @@ moment falls on all of them:
 2. N ranks that form a gloo group: from the start of the command to the first finished all-reduce on
    rank 0; with the memory of all ranks (PSS, so that shared pages count once; Linux only).
 
-Profiles and variables of the person who runs this are left out. Ratios are of medians. For honest figures install what users get, in an environment of its own:
+Profiles and variables of the person who runs this are left out. Ratios are of medians.
+For honest figures install what users get, in an environment of its own:
 
     python -m build --wheel
     pip install dist/*.whl accelerate lightning -c constraints.txt

@@ -1,0 +1,208 @@
+"""Nothing outlives a run, however it ends; and a crash names the right rank, of every kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.distributed.launching import is_alive, launch, script, start
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(sys.platform != "linux", reason="subreapers and parent-death signals"),
+]
+
+GRACE_S = 2
+
+POLITE = ""
+STUBBORN = """
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, lambda *_: None)
+"""
+FAMILY = """
+sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
+note(subprocess.Popen(sleep).pid)
+note(subprocess.Popen(sleep, start_new_session=True).pid)  # a daemon of the script's
+import torch.utils.data
+loader = torch.utils.data.DataLoader(range(1000), num_workers=2)
+batches = iter(loader)
+next(batches)
+for worker in batches._workers:
+    note(worker.pid)
+"""
+SCRIPT = """
+import os, signal, subprocess, sys, time
+pids = [os.getpid()]
+def note(pid):
+    pids.append(pid)
+{manners}
+open("pids_" + os.environ["RANK"] + ".tmp", "w").write(" ".join(map(str, pids)))
+os.rename("pids_" + os.environ["RANK"] + ".tmp", "pids_" + os.environ["RANK"])
+while True:
+    time.sleep(0.1)
+"""
+
+
+def kill_launcher(process: subprocess.Popen[str]) -> None:
+    process.kill()
+
+
+def kill_a_rank(process: subprocess.Popen[str]) -> None:
+    os.kill(int(Path("pids_0").read_text().split()[0]), signal.SIGKILL)
+
+
+def kill_the_server(process: subprocess.Popen[str]) -> None:
+    for child in psutil.Process(process.pid).children():
+        child.kill()
+
+
+def send(number: int):  # type: ignore[no-untyped-def]
+    return lambda process: process.send_signal(number)
+
+
+def interrupt_twice(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+
+
+STOPS = {  # how the run is ended: what is done, the exit code of polite ranks
+    "ctrl-c": (send(signal.SIGINT), 130),
+    "ctrl-c twice": (interrupt_twice, 130),
+    "SIGTERM": (send(signal.SIGTERM), 143),
+    "SIGHUP": (send(signal.SIGHUP), 129),
+    "launcher killed": (kill_launcher, -9),
+    "rank killed": (kill_a_rank, 137),
+    "server killed": (kill_the_server, 137),
+}
+MANNERS = {"polite": POLITE, "stubborn": STUBBORN, "family": FAMILY}
+
+FULL = [(stop, manner, count) for stop in STOPS for manner in MANNERS for count in (1, 4)]
+SHORT = {
+    ("ctrl-c", "polite", 4),
+    ("ctrl-c twice", "stubborn", 1),
+    ("SIGTERM", "family", 1),
+    ("launcher killed", "stubborn", 4),
+    ("launcher killed", "family", 1),
+    ("rank killed", "family", 1),
+    ("server killed", "stubborn", 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("stop", "manner", "count"),
+    [
+        pytest.param(
+            *case, marks=() if case in SHORT else pytest.mark.long, id=" ".join(map(str, case))
+        )
+        for case in FULL
+    ],
+)
+def test_nothing_survives(stop: str, manner: str, count: int) -> None:
+    do, code = STOPS[stop]
+    text = SCRIPT.format(manners=MANNERS[manner])
+    words = ["--supervise", "--num-processes", str(count), "--grace-period-s", str(GRACE_S)]
+    process = start("-q", "--cpu", *words, script(text))
+    deadline = time.monotonic() + 90
+    while len(list(Path.cwd().glob("pids_?"))) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    server = [child.pid for child in psutil.Process(process.pid).children()]
+    pids = [int(pid) for path in Path.cwd().glob("pids_?") for pid in path.read_text().split()]
+    assert all(is_alive(pid) for pid in pids)
+
+    do(process)
+    process.communicate(timeout=60)
+    until = time.monotonic() + (GRACE_S + 2 if stop == "launcher killed" else 0.5)
+    while time.monotonic() < until and any(is_alive(pid) for pid in [*pids, *server]):
+        time.sleep(0.05)
+    survivors = [pid for pid in [*pids, *server] if is_alive(pid)]
+    for pid in survivors:
+        os.kill(pid, signal.SIGKILL)
+    assert not survivors
+    if manner == "polite":
+        assert process.returncode == code
+    elif stop.startswith("ctrl-c"):
+        assert process.returncode == 130
+
+
+GROUP = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+def step(number):
+    if number == 3 and dist.get_rank() == {rank}:
+        {fault}
+    dist.all_reduce(torch.ones(1))
+for number in range(5):
+    step(number)
+dist.destroy_process_group()
+"""
+KINDS = {  # what the rank does: what the report says, and the exit code
+    "exception": ("raise ValueError('boom')", "failed with ValueError", 1),
+    "sys.exit": ("sys.exit(7)", "ended with exit code 7", 7),
+    "os._exit(0)": ("os._exit(0)", "left by os._exit(0) while the others went on", 1),
+    "SIGKILL": ("os.kill(os.getpid(), 9)", "was ended by SIGKILL", 137),
+    "SIGSEGV": ("os.kill(os.getpid(), 11)", "was ended by SIGSEGV", 139),
+    "out of memory": (
+        "raise torch.OutOfMemoryError('CUDA out of memory')",
+        "failed with OutOfMemoryError",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank"),
+    [
+        pytest.param(kind, rank, marks=() if rank == place % 4 else pytest.mark.long)
+        for place, kind in enumerate(KINDS)
+        for rank in range(4)
+    ],
+)
+def test_a_crash_names_the_rank_that_failed_first(kind: str, rank: int) -> None:
+    fault, words, code = KINDS[kind]
+    name = script(GROUP.format(rank=rank, fault=fault))
+    started = time.monotonic()
+    done = launch("-q", "--cpu", "--num-processes", "4", "--log-dir", "logs", name)
+    assert time.monotonic() - started < 30
+    assert done.returncode == code
+    report = done.stderr[done.stderr.rindex("error: ") :].splitlines()
+    assert report[0].startswith(f"error: rank {rank} of 4 {words}")
+    others = [other for other in range(4) if other != rank]
+    assert f"stopped after rank {rank} failed" in report[0], report[0]
+    assert len(report) <= 25
+    if kind == "exception":
+        assert "ValueError: boom" in report[-3]
+        assert 'script.py", line 7, in step' in "\n".join(report)
+        assert "headway" not in "\n".join(report[:-2])
+    if kind == "out of memory":
+        assert "batch smaller" in report[-1]
+    (copy,) = Path("logs").glob("*/failure.json")
+    told = json.loads(copy.read_text())
+    assert (told["rank"], told["exit_code"]) == (rank, code)
+    assert set(told["victims"]) <= set(others)
+
+
+def test_the_same_exception_twice_is_not_tried_a_third_time() -> None:
+    name = script("print('tried')\nraise ValueError('always')")
+    done = launch("-q", "--cpu", "--supervise", "--max-restarts", "5", name)
+    assert done.stdout.count("tried") == 2
+    assert done.stderr.count("; restart ") == 1
+    assert done.returncode == 1
+
+
+def test_eight_launches_at_once_all_succeed() -> None:
+    name = script(GROUP.format(rank=-1, fault="pass"))
+    processes = [start("-q", "--cpu", "--num-processes", "2", name) for _ in range(8)]
+    errors = [process.communicate(timeout=150)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 8, errors
