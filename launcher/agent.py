@@ -251,8 +251,8 @@ def _signals(agent: Agent) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, old in before.items():  # the run is being stopped: no signal stops it better
+            signal.signal(number, signal.SIG_IGN if seen else old)
 
 
 def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | None) -> int:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from headway.errors import LaunchError
 from headway.launcher.plan import LaunchPlan
+from headway.launcher.survival import adopt_orphans, end_descendants
 from headway.launcher.worker import boot
 
 _TITLE_ROOM = "-" * 60  # an argument that the ranks' titles are written over
@@ -45,6 +46,7 @@ class Starter:
         self.ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._socket, theirs = socket.socketpair()
+        adopt_orphans()
         program, settings = plan.program, plan.settings
         told = [
             str(theirs.fileno()),
@@ -98,7 +100,8 @@ class Starter:
         """Have the server end whatever the ranks have left, and wait until it has."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-        self._server.wait()
+        if self._server.wait() != 0:  # it was killed, and what was below it is ours now
+            end_descendants(0)
         self._reader.join()
         self._socket.close()
 
