@@ -11,6 +11,7 @@ from headway.contract import Crash
 STOPPED_AND_SAVED = 75
 """A rank's exit code for: stopped by request, state saved, run me again. No failure."""
 
+_FOUND_DEAD_WITHIN_S = 1.0
 _MOST_LINES = 12  # of a failed rank's last output
 _MEMORY_ADVICE = (
     "the device's memory is full: make the batch smaller (and gradient_accumulation_steps larger, "
@@ -127,8 +128,9 @@ def find_failure(
 ) -> Failure | None:
     """Return the first failure among `exits`, or None when no rank failed.
 
-    A rank that left silently with code 0 is to blame if it left before another one failed: the
-    others then fail on the connection that it dropped.
+    A rank that left silently (os._exit, a signal) is to blame if it left before another one failed:
+    the others then fail on the connection that it dropped. Their exceptions may be noted a moment
+    before its process is found dead. An abort is no silent death: that is how gloo's victims die.
 
     Args:
         exits: how this machine's ranks ended.
@@ -144,7 +146,8 @@ def find_failure(
         return None
     first = own[0]
     for end in ended:
-        if end.time < first.time and end.left_silently and end.code == 0:
+        is_silent = end.left_silently and not end.was_stopping and end.code != -signal.SIGABRT
+        if is_silent and end.time < first.time + _FOUND_DEAD_WITHIN_S:
             first = end
             break
     fine = {end.rank for end in ended if end.code == 0 and not end.was_stopping}

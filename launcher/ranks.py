@@ -61,7 +61,7 @@ class RankProcesses(PContext):
         self._tells_its_end = tells_its_end
         self._local_ranks: dict[int, int] = {}  # by pid
         self._status: dict[int, int] = {}  # by local rank, the status pipe's reading end
-        self._stopping = False
+        self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
 
@@ -105,7 +105,7 @@ class RankProcesses(PContext):
             pid=ended.pid,
             code=ended.code,
             time=ended.time,
-            was_stopping=self._stopping,
+            was_stopping=ended.time > self._stopped_at,
             left_silently=self._tells_its_end,
         )
         for record in decode_status(_read_all(self._status.pop(local_rank))):
@@ -134,8 +134,8 @@ class RankProcesses(PContext):
         self._collect()
         if any(end.is_failure for end in self.exits.values()):
             timeout = min(timeout, _VICTIM_GRACE_S)
-        if not self._stopping:
-            self._stopping = True
+        if self._stopped_at == float("inf"):
+            self._stopped_at = time.time()
             self.forward(death_sig)
         self._kill_at = min(self._kill_at, time.monotonic() + timeout)
         while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:

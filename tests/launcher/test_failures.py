@@ -39,6 +39,19 @@ def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> Non
     assert found.exit_code == 1
 
 
+@pytest.mark.parametrize("code", [0, -9, -11])
+def test_a_silent_death_that_is_found_a_moment_later_still_came_first(code: int) -> None:
+    victim = ended(0, 1, PEER.time, crash=PEER)
+    assert failure(victim, ended(2, code, PEER.time + 0.3)).first.rank == 2
+    assert failure(victim, ended(2, code, PEER.time + 30)).first.rank == 0
+    assert failure(victim, ended(2, code, PEER.time + 0.3, was_stopping=True)).first.rank == 0
+
+
+def test_an_aborting_victim_is_not_blamed_for_the_exception_before_it() -> None:
+    found = failure(ended(1, 1, BOOM.time, crash=BOOM), ended(0, -6, BOOM.time + 0.2))
+    assert found.first.rank == 1
+
+
 def test_a_rank_that_came_to_its_end_is_not_blamed() -> None:
     fine = ended(2, 0, 1.5, left_silently=False)
     found = failure(fine, ended(0, 1, BOOM.time, crash=BOOM))
