@@ -1,119 +1,50 @@
-"""`headway config --yes` writes what this machine is; `headway config show` explains settings."""
+"""`headway config`: asks about this machine and writes its profile; its subcommands show, change,
+check and convert profiles.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from argparse import Namespace
 from collections.abc import Sequence
+from importlib import import_module
 
-from headway.commands.flags import Parser
-from headway.devices import DeviceSpec
 from headway.errors import ConfigError, did_you_mean
-from headway.machine import Machine, detect_machine
-from headway.profile import read_profile, shown, user_profile_path, write_profile
-from headway.resolve import environment_layer, profile_layers, resolve
-from headway.settings import Settings
+
+SUBCOMMANDS = {  # name: the function that runs it, what it does
+    "show": ("config_show.show", "every setting and its value; --origin: and where it comes from"),
+    "path": ("config_show.path", "where your profile lies"),
+    "list": ("config_show.list_profiles", "your profiles, and the one in use"),
+    "schema": ("config_show.schema", "the JSON schema of profiles, for editors"),
+    "validate": ("config_check.validate", "check profiles, for CI: exit code 1 where one is wrong"),
+    "set": ("config_edit.set_keys", "KEY=VALUE ...: change these and nothing else"),
+    "unset": ("config_edit.unset_keys", "KEY ...: back to what is detected"),
+    "edit": ("config_edit.edit", "open the profile in $EDITOR; checked before it replaces"),
+    "use": ("config_edit.use", "NAME: the profile that is used from now on"),
+}
+
+APPENDIX = f"""
+subcommands (each has its own --help):
+{chr(10).join(f"  {name:<10}{text}" for name, (_, text) in SUBCOMMANDS.items())}
+"""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway config` with these words and return the exit code."""
+    name = "config_write.write_detected"
     if argv and not argv[0].startswith("-"):
-        if argv[0] != "show":
-            close = did_you_mean(argv[0], ["show"])
-            raise ConfigError(
-                f"{argv[0]!r} is no subcommand of `headway config`"
-                + (f"; did you mean {close!r}?" if close else ""),
-                where="the command line",
-                fix="`headway config --yes` or `headway config show`",
-            )
-        return _show(argv[1:])
-    parser = Parser("config", "Look at this machine and write its profile for this user.")
-    parser.flag("--yes", help="write what was detected, without questions")
-    parsed = _parse(parser, argv)
-    if not parsed.yes:
-        raise ConfigError(
-            "`headway config` cannot ask questions yet",
-            where="the command line",
-            fix="`headway config --yes` writes what was detected; edit the file afterwards",
-        )
-    return _write_detected()
+        name = _subcommand(argv[0])
+        argv = argv[1:]
+    module, _, function = name.partition(".")
+    exit_code: int = getattr(import_module(f"headway.commands.{module}"), function)(argv)
+    return exit_code
 
 
-def _parse(parser: Parser, argv: Sequence[str]) -> Namespace:
-    own, rest = parser.split(argv)
-    if rest:
-        parser.error(f"{rest[0]!r} is not expected here")
-    return parser.parse_args(own)
-
-
-def _write_detected() -> int:
-    path = user_profile_path()
-    machine = detect_machine()
-    values, reasons = detected_profile(machine)
-    before = _values_before(path)
-    write_profile(path, values, comment="\n".join(["Written by `headway config --yes`.", *reasons]))
-    print(f"wrote {shown(path)}")
-    for name, value in values.items():
-        old = before.get(name)
-        change = "" if old is None or old == str(value) else f"  (was {old})"
-        print(f"  {name}: {value}{change}")
-    for name in before.keys() - values.keys():
-        print(f"  {name}: removed  (was {before[name]})")
-    print("next: headway launch your_script.py")
-    return 0
-
-
-def detected_profile(machine: Machine) -> tuple[dict[str, object], list[str]]:
-    """Return the profile that fits `machine` best, and the reasons in words."""
-    settings = resolve([], machine, {})
-    values: dict[str, object] = {
-        "device": settings.device,
-        "num_processes": settings.num_processes,
-        "mixed_precision": "no",
-    }
-    reasons = [f"{name}: {settings.origin(name)}" for name in ("device", "num_processes")]
-    if settings.device == "cuda" and all(gpu.capability >= (8, 0) for gpu in machine.visible_gpus):
-        values["mixed_precision"] = "bf16"
-        reasons.append("mixed_precision: every GPU computes in bf16")
-    return values, reasons
-
-
-def _values_before(path: str) -> dict[str, str]:
-    if not os.path.lexists(path):
-        return {}
-    try:
-        return {name: str(entry.raw) for name, entry in read_profile(path, "user profile").items()}
-    except ConfigError as error:
-        print(f"headway: the profile before was broken: {error.problems[0].what}", file=sys.stderr)
-        return {}
-
-
-def _show(argv: Sequence[str]) -> int:
-    parser = Parser("config show", "Print every setting, its value and where it came from.")
-    parser.flag("--json", help="as one JSON object")
-    parsed = _parse(parser, argv)
-    settings = resolve([*profile_layers(), environment_layer()], detect_machine())
-    print(_as_json(settings) if parsed.json else _as_table(settings))
-    return 0
-
-
-def _as_json(settings: Settings) -> str:
-    return json.dumps(
-        {
-            name: {
-                "value": str(value) if isinstance(value, DeviceSpec) else value,
-                "layer": origin.layer,
-                "origin": origin.words,
-            }
-            for name, (value, origin) in settings.values.items()
-        },
-        indent=2,
+def _subcommand(word: str) -> str:
+    if word in SUBCOMMANDS:
+        return SUBCOMMANDS[word][0]
+    close = did_you_mean(word, SUBCOMMANDS)
+    raise ConfigError(
+        f"{word!r} is no subcommand of `headway config`"
+        + (f"; did you mean {close!r}?" if close else ""),
+        where="the command line",
+        fix="`headway config --help` lists them",
     )
-
-
-def _as_table(settings: Settings) -> str:
-    from headway.launcher.describe import settings_table
-
-    return "\n".join(settings_table(settings))

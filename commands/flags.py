@@ -16,7 +16,9 @@ from headway.settings import TABLE, Origin
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that abbreviates nothing and fails with a ConfigError, not usage text."""
 
-    def __init__(self, command: str, description: str, usage: str | None = None) -> None:
+    def __init__(
+        self, command: str, description: str, usage: str | None = None, appendix: str = ""
+    ) -> None:
         super().__init__(
             prog=f"headway {command}",
             description=description,
@@ -29,6 +31,10 @@ class Parser(argparse.ArgumentParser):
         self.known: dict[str, bool] = {"--help": False, "-h": False}  # flag: does it take a value?
         self._long_name: dict[str, str] = {}
         self._last: set[str] = set()
+        self._appendix = appendix  # printed as it is, at the end of --help
+
+    def format_help(self) -> str:
+        return super().format_help() + self._appendix
 
     def flag(
         self, name: str, *, short: str | None = None, is_last: bool = False, **options: Any
@@ -42,6 +48,10 @@ class Parser(argparse.ArgumentParser):
         if "metavar" not in options:
             options.setdefault("action", "store_true")
         self.add_argument(*filter(None, (short, name)), **options)
+
+    def profile_flag(self) -> None:
+        """Add the flag that says which of this user's profiles is meant."""
+        self.flag("--profile", metavar="NAME", help="which of your profiles: a name, or a path")
 
     def setting_flags(self) -> None:
         """Add a flag for every setting; absent ones are None, so that profiles can speak."""
@@ -81,6 +91,25 @@ class Parser(argparse.ArgumentParser):
             if name in self._last:
                 break
         return own, words
+
+    def parse_words(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """Return the flags and the other words of a command line where they may mix."""
+        own: list[str] = []
+        words: list[str] = []
+        rest = list(argv)
+        while rest:
+            flags, rest = self.split(rest)
+            own += flags
+            words += rest[:1]
+            rest = rest[1:]
+        return self.parse_args(own), words
+
+    def parse_flags(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Return the flags of a command line that takes nothing else."""
+        parsed, words = self.parse_words(argv)
+        if words:
+            self.error(f"{words[0]!r} is not expected here")
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")

@@ -13,7 +13,7 @@ from headway.errors import ConfigError, did_you_mean
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import detect_machine
 from headway.profile import Entry
-from headway.resolve import environment_layer, profile_layers, resolve
+from headway.resolve import environment_layer, overruled, profile_layers, resolve
 from headway.settings import TABLE, Origin
 
 USAGE = """\
@@ -37,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
     flags = dict(flag_layer(parsed))
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
-    layers = [*profile_layers(environ), environment_layer(environ), flags]
+    profiles = profile_layers(environ, profile=parsed.profile)
+    layers = [*profiles, environment_layer(environ), flags]
     plan = build_plan(
         resolve(layers, machine, environ),
         machine,
@@ -46,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
         environ=environ,
         supervise=parsed.supervise,
     )
+    if parsed.profile:
+        plan = plan._replace(notes=(*plan.notes, *overruled(profiles)))
     if parsed.dry_run:
         from headway.launcher.describe import describe
 
@@ -79,6 +82,7 @@ def make_parser() -> Parser:
         "--dry-run", help="print the plan, with the origin of each value, and start nothing"
     )
     parser.flag("--quiet", short="-q", help="do not print the plan's one line at the start")
+    parser.profile_flag()
     parser.setting_flags()
     return parser
 

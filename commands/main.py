@@ -17,7 +17,7 @@ from headway.errors import ConfigError, HeadwayError, did_you_mean
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
 COMMANDS = {
-    "config": "look at this machine and write its profile; `config show` lists all settings",
+    "config": "ask about this machine and write its profile; show, change and check profiles",
     "launch": "run a training script in one or many processes",
 }
 

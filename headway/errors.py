@@ -14,7 +14,9 @@ Raised deep, printed once in `headway/commands/main.py`. A traceback means a bug
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+E = TypeVar("E", bound="HeadwayError")
 
 
 class Problem(NamedTuple):
@@ -46,7 +48,7 @@ class HeadwayError(Exception):
         super().__init__(str(self.problems[0]))
 
     @classmethod
-    def of(cls, problems: Sequence[Problem]) -> HeadwayError:
+    def of(cls: type[E], problems: Sequence[Problem]) -> E:
         """Return one error that reports all `problems` (at least one)."""
         error = cls(problems[0].what, where=problems[0].where, fix=problems[0].fix)
         error.problems = tuple(problems)

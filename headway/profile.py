@@ -1,4 +1,4 @@
-"""The machine profile on disk: where it is, reading it strictly, writing it atomically.
+"""The machine profile on disk: which one is meant, where it is, and reading it strictly.
 
 A profile is one flat YAML map of settings. It is read from the parser's events, so that every
 value keeps its line, every scalar stays the text that the user wrote (`no` is no boolean here), and
@@ -11,17 +11,28 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from headway.errors import ConfigError
+from headway._version import __version__
+from headway.errors import ConfigError, Problem, did_you_mean
 from headway.settings import Origin, Raw
 
 VERSION = 1
+VARIABLE = "HEADWAY_PROFILE"
 PROJECT_FILE = "headway.yaml"
+DEFAULT_NAME = "default"
 MAX_BYTES = 2**20
 _NULLS = ("", "~", "null", "Null", "NULL")
 _QUOTED = ("'", '"', "|", ">")  # a scalar's style; a plain one has none
+
+
+class Mark(NamedTuple):
+    """Where a key and its value stand in the text, as indices of characters."""
+
+    key: int
+    value: int
+    end: int  # behind the value's last character
+    items: Mapping[str, Mark]  # of the keys in a map; empty for other values
 
 
 class Entry(NamedTuple):
@@ -29,18 +40,100 @@ class Entry(NamedTuple):
 
     raw: Raw
     origin: Origin
+    mark: Mark | None = None  # None for what is in no file
 
 
-def user_profile_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of this user's profile, whether or not it exists."""
+class ProfileChoice(NamedTuple):
+    """Which profile of this user is meant."""
+
+    name: str  # a name, or a path
+    path: str
+    chosen_by: str  # the flag, variable or file that says so; empty where nobody does
+
+    def must_exist(self) -> None:
+        """Refuse a profile that somebody named and that is not there.
+
+        Raises:
+            ConfigError: it does not exist.
+        """
+        if not os.path.lexists(self.path):
+            folder = os.path.dirname(self.path)
+            close = None if is_path(self.name) else did_you_mean(self.name, profile_names(folder))
+            raise ConfigError(
+                f"there is no profile {self.name!r}"
+                + (f"; did you mean {close!r}?" if close else ""),
+                where=self.chosen_by or shown(self.path),
+                fix="`headway config list` names all; "
+                f"`headway config --profile {self.name}` makes this one",
+            )
+
+
+def choose_profile(
+    flag: str | None = None, environ: Mapping[str, str] = os.environ
+) -> ProfileChoice:
+    """Return which profile of this user is meant, whether or not it exists.
+
+    Args:
+        flag: the value of --profile; it beats HEADWAY_PROFILE, which beats `headway config use`.
+        environ: read for HEADWAY_PROFILE and the folder of the profiles.
+
+    Raises:
+        ConfigError: the name cannot be one.
+    """
+    if flag is not None:
+        name, chosen_by = flag, "flag --profile"
+    elif VARIABLE in environ:
+        name, chosen_by = environ[VARIABLE], f"environment {VARIABLE}"
+    else:
+        selection = selection_path(environ)
+        name, chosen_by = DEFAULT_NAME, ""
+        if os.path.exists(selection):
+            name, chosen_by = read_text(selection).strip(), shown(selection)
+    if is_path(name):
+        return ProfileChoice(name, os.path.abspath(os.path.expanduser(name)), chosen_by)
+    if not _is_name(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a profile",
+            where=chosen_by,
+            fix="use letters, digits, '-', '_' and '.', or a path to a YAML file",
+        )
+    return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)
+
+
+def is_path(name: str) -> bool:
+    """True for what names a file, rather than a profile of this user."""
+    return "/" in name or os.sep in name or name.endswith((".yaml", ".yml"))
+
+
+def _is_name(name: str) -> bool:
+    return name[:1].isalnum() and all(char.isalnum() or char in "-_." for char in name)
+
+
+def profile_names(folder: str) -> list[str]:
+    """Return the names of the profiles in `folder`, sorted."""
+    try:
+        files = os.listdir(folder)
+    except OSError:
+        return []
+    stems = (file.removesuffix(".yaml") for file in files if file.endswith(".yaml"))
+    return sorted(stem for stem in stems if _is_name(stem))
+
+
+def selection_path(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the path of the file that `headway config use` writes: the name of a profile."""
+    return os.path.join(user_folder(environ), "selected")
+
+
+def user_folder(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the folder of this user's profiles, whether or not it exists."""
     if "linux" in sys.platform:  # what platformdirs answers, without its import time
         folder = environ.get("XDG_CONFIG_HOME", "")
         if not os.path.isabs(folder):  # the XDG specification has relative ones ignored
             folder = os.path.join(_home(), ".config")
-        return os.path.join(folder, "headway", "default.yaml")
+        return os.path.join(folder, "headway")
     from platformdirs import user_config_dir
 
-    return os.path.join(user_config_dir("headway", appauthor=False), "default.yaml")
+    return user_config_dir("headway", appauthor=False)
 
 
 def _home() -> str:
@@ -107,20 +200,22 @@ def read_profile(path: str, layer: str) -> dict[str, Entry]:
         ConfigError: unreadable, no YAML, not a flat map, a duplicate key, an alias, a tag, a newer
             version.
     """
-    text = _read_text(path)
-    entries = _Reader(path, layer).read(text)
-    version = entries.pop("version", None)
-    if version is not None and version.raw != str(VERSION):
-        newer = isinstance(version.raw, str) and version.raw.isdecimal()
-        raise ConfigError(
-            f"version is {version.raw!r}, but this Headway reads version {VERSION}",
-            where=version.origin.words,
-            fix="update Headway: `pip install -U headway`" if newer else f"`version: {VERSION}`",
-        )
+    entries = parse_profile(read_text(path), path, layer)
+    entries.pop("version", None)
     return entries
 
 
-def _read_text(path: str) -> str:
+def parse_profile(text: str, path: str, layer: str) -> dict[str, Entry]:
+    """Return the entries of a profile's `text`, the version included; `path` is for messages."""
+    return _Reader(path, layer).read(text)
+
+
+def read_text(path: str) -> str:
+    """Return the text of the file at `path`, which should be a profile.
+
+    Raises:
+        ConfigError: unreadable, no ordinary file, larger than MAX_BYTES, no UTF-8.
+    """
     try:
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -157,12 +252,14 @@ class _Reader:
     def __init__(self, path: str, layer: str) -> None:
         self.path = path
         self.layer = layer
+        self.problems: list[Problem] = []
+        self.end = 0  # of the value read last
 
     def read(self, text: str) -> dict[str, Entry]:
         import yaml  # 20 ms, spent only where there is a profile
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        self.yaml = yaml
+        self.yaml: Any = yaml
         try:
             self.events: Iterator[Any] = yaml.parse(text, Loader=loader)
             next(self.events)  # the stream's start
@@ -177,7 +274,6 @@ class _Reader:
                 raise self._error(
                     "a second document begins", extra, "keep one document in the file"
                 )
-            return entries
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             raise ConfigError(
@@ -189,9 +285,12 @@ class _Reader:
             line = text.count("\n", 0, getattr(error, "position", 0)) + 1
             raise ConfigError(
                 f"the profile is not YAML: {str(error).splitlines()[0]}",
-                where=f"{shown(self.path)}, line {line}",
+                where=f"{self.layer} {shown(self.path)}, line {line}",
                 fix="remove that character",
             ) from None
+        if self.problems:
+            raise ConfigError.of(self.problems)
+        return entries
 
     def _settings(self) -> dict[str, Entry]:
         event = next(self.events)
@@ -203,36 +302,65 @@ class _Reader:
         self._refuse_tricks(event)
         entries: dict[str, Entry] = {}
         for key, event in self._keys():
+            raw, mark = self._value(key, event)
             if key in entries:
-                raise self._error(
-                    f"{key!r} stands twice; first in {entries[key].origin.words.split(', ')[-1]}",
-                    event,
-                    "keep one of the two",
-                )
-            raw = self._value(key, next(self.events))
-            entries[key] = Entry(raw, Origin(self.layer, f"{self.layer} {self._at(event)}"))
+                first = entries[key].origin.words.split(", ")[-1]
+                self._note(f"{key!r} stands twice; first in {first}", event, "keep one of the two")
+                continue
+            words = f"{self.layer} {shown(self.path)}, line {event.start_mark.line + 1}"
+            origin = Origin(self.layer, words, event.start_mark.column + 1)
+            entries[key] = Entry(raw, origin, mark)
+            if key == "version":
+                self._check_version(raw, event)
         return entries
 
-    def _value(self, key: str, event: Any) -> Raw:
+    def _check_version(self, raw: Raw, event: Any) -> None:
+        """Stop at a newer version before its other novelties are taken for mistakes."""
+        if raw == str(VERSION):
+            return
+        newer = isinstance(raw, str) and raw.isdecimal() and raw.isascii() and int(raw[:9]) > 0
+        raise self._error(
+            f"version is {raw!r}, but Headway {__version__} reads version {VERSION}",
+            event,
+            f"update to a Headway that reads version {raw}: `pip install -U headway`"
+            if newer
+            else f"write `version: {VERSION}`",
+        )
+
+    def _value(self, key: str, at: Any) -> tuple[Raw, Mark]:
+        """Read the value of `key`, which stands where the event `at` does."""
+        event = next(self.events)
         self._refuse_tricks(event)
+        items: dict[str, Mark] = {}
+        raw: Raw
         if isinstance(event, self.yaml.SequenceStartEvent):
-            items = []
+            raw = []
             while not isinstance(item := next(self.events), self.yaml.SequenceEndEvent):
-                items.append(self._scalar(key, item))
-            return items
-        if isinstance(event, self.yaml.MappingStartEvent):
-            pairs: dict[str, str] = {}
-            for name, place in self._keys():
-                if name in pairs:
-                    raise self._error(f"{key}.{name} stands twice", place, "keep one of the two")
-                pairs[name] = self._scalar(f"{key}.{name}", next(self.events))
-            return pairs
-        return self._scalar(key, event)
+                raw.append(self._scalar(key, item))
+            self._close(item)
+        elif isinstance(event, self.yaml.MappingStartEvent):
+            raw = {}
+            for name, item in self._keys():
+                value = next(self.events)
+                if name in raw:
+                    self._note(f"{key}.{name} stands twice", item, "keep one of the two")
+                raw[name] = self._scalar(f"{key}.{name}", value)
+                places = (item.start_mark.index, value.start_mark.index, self.end)
+                items[name] = Mark(*places, items={})
+        else:
+            raw = self._scalar(key, event)
+        return raw, Mark(at.start_mark.index, event.start_mark.index, self.end, items)
 
     def _keys(self) -> Iterator[tuple[str, Any]]:
         """Yield the keys of the map that has just begun; the caller reads each value."""
         while not isinstance(event := next(self.events), self.yaml.MappingEndEvent):
             yield self._scalar("a key", event), event
+        self._close(event)
+
+    def _close(self, event: Any) -> None:
+        """Note where a collection ends: behind its bracket, or else with its last value."""
+        if event.start_mark.index < event.end_mark.index:
+            self.end = event.end_mark.index
 
     def _scalar(self, key: str, event: Any) -> str:
         self._refuse_tricks(event)
@@ -240,7 +368,8 @@ class _Reader:
             raise self._error(f"{key} holds a list or a map too deep", event, "write plain values")
         value: str = event.value
         if event.style not in _QUOTED and value in _NULLS:
-            raise self._error(f"{key} has no value", event, "give it one, or delete the line")
+            self._note(f"{key} has no value", event, "give it one, or delete the line")
+        self.end = event.end_mark.index
         return value
 
     def _refuse_tricks(self, event: Any) -> None:
@@ -254,71 +383,14 @@ class _Reader:
             )
 
     def _error(self, what: str, event: Any, fix: str) -> ConfigError:
-        place = shown(self.path) if event is None else self._at(event)
-        return ConfigError(what, where=f"{self.layer} {place}", fix=fix)
+        """Return the error that ends the reading, together with what was noted before."""
+        place = self._place(None if event is None else event.start_mark)
+        return ConfigError.of([*self.problems, Problem(what, place, fix)])
 
-    def _at(self, event: Any) -> str:
-        return f"{shown(self.path)}, line {event.start_mark.line + 1}"
+    def _note(self, what: str, event: Any, fix: str) -> None:
+        """Note a problem that the rest of the file can still be read after."""
+        self.problems.append(Problem(what, self._place(event.start_mark), fix))
 
     def _place(self, mark: Any) -> str:
         place = f"{self.layer} {shown(self.path)}"
         return f"{place}, line {mark.line + 1}, column {mark.column + 1}" if mark else place
-
-
-def write_profile(path: str, values: Mapping[str, object], comment: str = "") -> None:
-    """Write `values` to the profile at `path`, whole or not at all, readable at every moment.
-
-    Writers take turns by a lock on the folder; the text goes to a temporary file beside the
-    profile, is flushed to the disk, and then takes the profile's name. A link is followed, and an
-    existing file keeps its permissions.
-
-    Raises:
-        ConfigError: the folder cannot be written to, or the disk is full.
-    """
-    import tempfile
-
-    import yaml
-
-    body = yaml.safe_dump({"version": VERSION, **values}, sort_keys=False, allow_unicode=True)
-    target = os.path.realpath(path)
-    folder = os.path.dirname(target)
-    temporary = None
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with _locked(folder):
-            mode = stat.S_IMODE(os.stat(target).st_mode) if os.path.exists(target) else 0o644
-            handle, temporary = tempfile.mkstemp(prefix=".headway-", suffix=".tmp", dir=folder)
-            with open(handle, "w", encoding="utf-8") as file:
-                file.writelines(f"# {line}\n" for line in comment.splitlines())
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, mode)
-            os.replace(temporary, target)
-            temporary = None
-    except OSError as error:
-        raise ConfigError(
-            f"the profile cannot be written: {error.strerror}",
-            where=shown(target),
-            fix="make the folder writable, free some space, or set XDG_CONFIG_HOME",
-        ) from None
-    finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-
-
-@contextmanager
-def _locked(folder: str) -> Iterator[None]:
-    """Hold the folder's lock; at the end its entries are put on the disk too."""
-    if os.name == "nt":  # folders cannot be opened there: os.replace alone must do
-        yield
-        return
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-        os.fsync(handle)
-    finally:
-        os.close(handle)  # releases the lock

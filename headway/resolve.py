@@ -7,13 +7,14 @@ are worked out from the machine, after the others.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from headway.contract import VARIABLE as RUN_VARIABLE
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine import Machine
-from headway.profile import Entry, find_project_profile, read_profile, user_profile_path
+from headway.profile import VARIABLE as PROFILE_VARIABLE
+from headway.profile import Entry, choose_profile, find_project_profile, read_profile
 from headway.settings import AUTO, TABLE, Origin, Setting, Settings, Value
 
 LAYERS = (
@@ -27,22 +28,44 @@ LAYERS = (
 
 Layer = Mapping[str, Entry]
 
+# a launch inside a launch: the outer run's contract is not a setting of this one
+_NO_SETTINGS = (RUN_VARIABLE, PROFILE_VARIABLE)
 
-def profile_layers(environ: Mapping[str, str] = os.environ, folder: str = ".") -> list[Layer]:
+
+def profile_layers(
+    environ: Mapping[str, str] = os.environ, folder: str = ".", profile: str | None = None
+) -> list[Layer]:
     """Return what the user's and the project's profile say, in this order, where they exist.
 
     Args:
-        environ: read for XDG_CONFIG_HOME.
+        environ: read for HEADWAY_PROFILE and XDG_CONFIG_HOME.
         folder: where the search for the project's `headway.yaml` starts.
+        profile: the value of --profile: which of the user's profiles, by name or path.
+
+    Raises:
+        ConfigError: one of them is broken, or the user's was named and is not there.
     """
     layers: list[Layer] = []
-    user = user_profile_path(environ)
-    if os.path.lexists(user):
-        layers.append(read_profile(user, "user profile"))
+    user = choose_profile(profile, environ)
+    if user.chosen_by:
+        user.must_exist()
     project = find_project_profile(folder)
+    is_project = project and os.path.realpath(user.path) == os.path.realpath(project)
+    if os.path.lexists(user.path) and not is_project:
+        layers.append(read_profile(user.path, "user profile"))
     if project is not None:
         layers.append(read_profile(project, "project profile"))
     return layers
+
+
+def overruled(layers: Sequence[Layer]) -> list[str]:
+    """Return a sentence for each value of the first layer that a later one replaces."""
+    return [
+        f"{name} of {entry.origin} gives way to {stronger[name].origin}"
+        for name, entry in (layers[0] if layers else {}).items()
+        for stronger in layers[1:]
+        if name in stronger and stronger[name].raw != entry.raw and name != "env"
+    ]
 
 
 def environment_layer(environ: Mapping[str, str] = os.environ) -> Layer:
@@ -55,14 +78,14 @@ def environment_layer(environ: Mapping[str, str] = os.environ) -> Layer:
     layer = {}
     problems = []
     for variable, text in environ.items():
-        # a launch inside a launch: the outer run's contract is not a setting of this one
-        if not variable.startswith("HEADWAY_") or variable == RUN_VARIABLE:
+        if not variable.startswith("HEADWAY_") or variable in _NO_SETTINGS:
             continue
         where = f"environment {variable}"
         if variable in settings:
             layer[settings[variable]] = Entry(text, Origin("environment", where))
         else:
-            problems.append(_unknown(f"{variable} is no variable of Headway", variable, settings))
+            known = [*settings, *_NO_SETTINGS]
+            problems.append(_unknown(f"{variable} is no variable of Headway", variable, known))
     if problems:
         raise ConfigError.of(problems)
     return layer
@@ -87,9 +110,7 @@ def resolve(
     for layer in layers:
         for name, entry in layer.items():
             if name not in TABLE:
-                problems.append(
-                    _unknown(f"{name!r} is no setting", name, TABLE, entry.origin.words)
-                )
+                problems.append(_unknown(f"{name!r} is no setting", name, TABLE, str(entry.origin)))
                 continue
             try:
                 value = TABLE[name].parse(entry.raw)
@@ -126,10 +147,10 @@ def _impossible(row: Setting[Any], entry: Entry, reason: str) -> Problem:
         "flag": f"pass `{row.flag} {example}`",
         "environment": f"`export {row.variable}={example}`, or unset it",
     }.get(entry.origin.layer, f"write `{row.name}: {example}`")
-    return Problem(f"{row.name} is {written!r}, {reason}", entry.origin.words, fix)
+    return Problem(f"{row.name} is {written!r}, {reason}", str(entry.origin), fix)
 
 
-def _unknown(what: str, name: str, known: Mapping[str, Any], where: str | None = None) -> Problem:
+def _unknown(what: str, name: str, known: Iterable[str], where: str | None = None) -> Problem:
     close = did_you_mean(name, known)
     return Problem(
         what + (f"; did you mean {close!r}?" if close else ""),

@@ -27,9 +27,10 @@ class Origin(NamedTuple):
 
     layer: str  # one of resolve.LAYERS
     words: str
+    column: int | None = None  # of the key in its file, where there is one
 
     def __str__(self) -> str:
-        return self.words
+        return self.words if self.column is None else f"{self.words}, column {self.column}"
 
 
 class Value(NamedTuple):
@@ -65,7 +66,7 @@ class Setting(Generic[T]):
         of_launch_only: bool = False,
         needs_launcher: bool = False,
     ) -> None:
-        self._parse = parse
+        self.kind = parse
         self.default = default
         self.help = help
         self.metavar = metavar or ("{" + ",".join(choices) + "}" if choices else "")
@@ -111,7 +112,7 @@ class Setting(Generic[T]):
         """
         if self.default == AUTO and isinstance(raw, str) and raw.strip().lower() == AUTO:
             return AUTO
-        return self._parse(raw)
+        return self.kind(raw)
 
 
 def _text(raw: Raw) -> str:
@@ -133,8 +134,14 @@ def _choice(*choices: str, same: Mapping[str, str] | None = None) -> Callable[[R
     return parse
 
 
-def _count(minimum: int, maximum: int | None = None) -> Callable[[Raw], int]:
-    def parse(raw: Raw) -> int:
+class Count:
+    """Reads whole numbers from `minimum` to `maximum`, both included."""
+
+    def __init__(self, minimum: int, maximum: int | None = None) -> None:
+        self.minimum = minimum
+        self.maximum = maximum
+
+    def __call__(self, raw: Raw) -> int:
         text = _text(raw).strip()
         digits = text.removeprefix("-")
         if not (digits.isdecimal() and digits.isascii()):
@@ -142,12 +149,12 @@ def _count(minimum: int, maximum: int | None = None) -> Callable[[Raw], int]:
         if len(digits) > 9:
             raise ValueError("which is too large")
         number = int(text)
-        if number < minimum or (maximum is not None and number > maximum):
-            allowed = f"from {minimum} to {maximum}" if maximum else f"{minimum} or more"
+        if number < self.minimum or (self.maximum is not None and number > self.maximum):
+            allowed = f"{self.minimum} or more"
+            if self.maximum is not None:
+                allowed = f"from {self.minimum} to {self.maximum}"
             raise ValueError(f"but it must be {allowed}")
         return number
-
-    return parse
 
 
 def _devices(raw: Raw) -> DeviceSpec:
@@ -196,7 +203,7 @@ class Settings:
         metavar="SPEC",
     )
     num_processes = Setting(
-        _count(1),
+        Count(1),
         AUTO,
         "processes on this machine: a number, or auto (one for each GPU, else one)",
         metavar="N",
@@ -210,31 +217,31 @@ class Settings:
         choices=("no", "fp16", "bf16"),
     )
     gradient_accumulation_steps = Setting(
-        _count(1), 1, "micro-batches for each optimizer step", metavar="N"
+        Count(1), 1, "micro-batches for each optimizer step", metavar="N"
     )
     threads_per_process = Setting(
-        _count(1),
+        Count(1),
         AUTO,
         "CPU threads of each process: a number, or auto (usable cores / processes)",
         metavar="N",
         of_launch_only=True,
     )
-    num_machines = Setting(_count(1), 1, "machines in this run", metavar="M", of_launch_only=True)
+    num_machines = Setting(Count(1), 1, "machines in this run", metavar="M", of_launch_only=True)
     machine_rank = Setting(
-        _count(0), 0, "this machine's place among them, from 0", metavar="R", of_launch_only=True
+        Count(0), 0, "this machine's place among them, from 0", metavar="R", of_launch_only=True
     )
     main_address = Setting[str | None](
         _text, None, "name or IP address of machine 0", metavar="HOST", of_launch_only=True
     )
     main_port = Setting[int | None](
-        _count(1, 65535),
+        Count(1, 65535),
         AUTO,
         "port on machine 0 (auto: 29500; on one machine the system chooses)",
         metavar="PORT",
         of_launch_only=True,
     )
     max_restarts = Setting(
-        _count(0),
+        Count(0),
         0,
         "how often all processes are started again after a failure",
         metavar="N",
@@ -242,7 +249,7 @@ class Settings:
         needs_launcher=True,
     )
     grace_period_s = Setting(
-        _count(0, 86400),
+        Count(0, 86400),
         30,
         "seconds that ranks get to stop, counted from the stop signal",
         metavar="S",

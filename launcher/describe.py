@@ -12,7 +12,7 @@ def describe(plan: LaunchPlan) -> str:
     """Return the plan for a person: every setting with its origin, how it runs, what changes."""
     settings = plan.settings
     lines = [summary(plan), "", "settings"]
-    lines += [f"  {row}" for row in settings_table(settings)]
+    lines += [f"  {row}" for row in settings_table(settings).splitlines()]
     lines += ["", "start"]
     ranks = f"{settings.num_processes} on this machine"
     if settings.num_machines > 1:
@@ -35,11 +35,13 @@ def describe(plan: LaunchPlan) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 
 
-def settings_table(settings: Settings) -> list[str]:
+def settings_table(settings: Settings, with_origin: bool = True) -> str:
     """Return one line for each setting: its name, its value, its origin."""
-    return _columns(
-        [(name, _shown(settings.values[name].value), settings.origin(name).words) for name in TABLE]
-    )
+    rows = []
+    for name in TABLE:
+        value, origin = settings.values[name]
+        rows.append((name, _shown(value), origin.words if with_origin else ""))
+    return "\n".join(_columns(rows))
 
 
 def summary(plan: LaunchPlan) -> str:

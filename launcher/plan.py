@@ -89,10 +89,10 @@ def build_plan(
         ConfigError: settings contradict each other.
         MachineError: this machine cannot do what they ask.
     """
-    contradictions = _contradictions(settings)
+    contradicting = contradictions(settings)
     impossible = _impossible_here(settings, machine)
-    if contradictions or impossible:
-        raise (ConfigError if contradictions else MachineError).of(contradictions + impossible)
+    if contradicting or impossible:
+        raise (ConfigError if contradicting else MachineError).of(contradicting + impossible)
     gpus = _selected_gpus(settings, machine)[: settings.num_processes]
     supervised = _why_supervised(settings, supervise)
     return LaunchPlan(
@@ -121,7 +121,8 @@ def _where(settings: Settings, *names: str) -> str:
     return "; ".join(f"{name}: {settings.origin(name)}" for name in names)
 
 
-def _contradictions(settings: Settings) -> list[Problem]:
+def contradictions(settings: Settings) -> list[Problem]:
+    """Return what cannot be true at once on any machine."""
     problems = []
     device, processes = settings.device, settings.num_processes
     if device == "cpu" and settings.mixed_precision == "fp16":

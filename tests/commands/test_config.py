@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands import config
+from headway.commands import config_write
 from headway.commands.main import main
 from headway.machine import Gpu, Machine
-from headway.profile import user_profile_path
+from headway.profile import choose_profile
 from headway.settings import TABLE
 
 H100 = Gpu("NVIDIA H100", "GPU-0", 80 * 2**30, (9, 0))
@@ -33,10 +33,10 @@ def test_the_profile_fits_the_machine(
     machine = machine._replace(
         gpus=tuple(g._replace(uuid=f"{i}") for i, g in enumerate(machine.gpus))
     )
-    values, reasons = config.detected_profile(machine)
+    values, reasons = config_write.detected_profile(machine)
     assert values == {
         "device": device,
-        "num_processes": processes,
+        "num_processes": str(processes),
         "mixed_precision": precision,
     }
     assert all(reasons)
@@ -44,7 +44,7 @@ def test_the_profile_fits_the_machine(
 
 def test_yes_writes_a_profile_that_show_reads(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "--yes"]) == 0
-    written = Path(user_profile_path())
+    written = Path(choose_profile().path)
     assert "device: cpu" in written.read_text()
     assert "next: headway launch" in capsys.readouterr().out
     assert main(["config", "show", "--json"]) == 0
@@ -55,28 +55,35 @@ def test_yes_writes_a_profile_that_show_reads(capsys: pytest.CaptureFixture[str]
     assert "default.yaml, line " in shown["device"]["origin"]
 
 
-def test_yes_again_says_what_it_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path(user_profile_path())
+def test_yes_again_says_what_it_changed_and_keeps_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = Path(choose_profile().path)
     path.parent.mkdir(parents=True)
-    path.write_text("device: cuda\nmax_restarts: 3\n")
+    path.write_text("# mine\ndevice: cuda  # the big one\nmax_restarts: 3\n")
     assert main(["config", "--yes"]) == 0
     out = capsys.readouterr().out
     assert "device: cpu  (was cuda)" in out
-    assert "max_restarts: removed  (was 3)" in out
+    assert path.read_text().startswith("# mine\ndevice: cpu  # the big one\nmax_restarts: 3\n")
     path.write_text("- broken")
-    assert main(["config", "--yes"]) == 0
-    assert "broken" in capsys.readouterr().err
+    assert main(["config", "--yes"]) == 2
+    assert "is a list" in capsys.readouterr().err
+    assert path.read_text() == "- broken"
 
 
-def test_show_prints_every_setting_its_value_and_its_origin(
+def test_show_prints_every_setting_and_with_origin_where_it_comes_from(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADWAY_MIXED_PRECISION", "bf16")
-    assert main(["config", "show"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(TABLE)
-    (line,) = [line for line in lines if line.startswith("mixed_precision")]
-    assert line.split(maxsplit=2)[1:] == ["bf16", "environment HEADWAY_MIXED_PRECISION"]
+    for flags, columns in (
+        ([], ["bf16"]),
+        (["--origin"], ["bf16", "environment HEADWAY_MIXED_PRECISION"]),
+    ):
+        assert main(["config", "show", *flags]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == list(TABLE)
+        (line,) = [line for line in lines if line.startswith("mixed_precision")]
+        assert line.split(maxsplit=2)[1:] == columns
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import stat
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -17,12 +13,12 @@ from headway import profile
 from headway.errors import ConfigError
 from headway.machine import Machine
 from headway.profile import (
+    choose_profile,
     find_project_profile,
     read_profile,
-    user_profile_path,
-    write_profile,
+    user_folder,
 )
-from headway.resolve import resolve
+from headway.resolve import profile_layers, resolve
 from headway.settings import Settings
 
 
@@ -71,7 +67,8 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "two documents": ("device: cpu\n---\ndevice: cpu\n", "second document", 2),
     "a control character": ("device: cpu\nlog_dir: a\0b\n", "not YAML", 2),
     "no UTF-8": (b"device: cpu\nlog_dir: \xff\n", "not UTF-8", 2),
-    "a newer version": ("version: 99\n", "version is '99'", 1),
+    "a newer version": ("version: 99\nworkers: {a: {b: c}}\n", "version 99.*pip install -U", 1),
+    "an older version": ("version: 0\n", "write `version: 1`", 1),
     "a deep bomb": ("env: " + "[" * 100_000, "too deep", 1),
     "too large": ("#" * (profile.MAX_BYTES + 1), "larger than 1 MiB", None),
 }
@@ -80,7 +77,7 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_profile_is_one_error_with_file_line_and_fix(kind: str) -> None:
     text, reason, line = BROKEN[kind]
-    with pytest.raises(ConfigError, match=reason) as caught:
+    with pytest.raises(ConfigError, match=f"(?s){reason}") as caught:
         read(text)
     (problem,) = caught.value.problems
     assert "profile.yaml" in problem.where
@@ -88,6 +85,13 @@ def test_a_broken_profile_is_one_error_with_file_line_and_fix(kind: str) -> None
     if line is not None:
         assert f"line {line}" in problem.where
     assert not Path("owned").exists()
+
+
+def test_all_duplicates_and_missing_values_are_named_at_once_with_line_and_column() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("device: cpu\ndevices:\nenv: {A: 1, A: 2}\ndevice: mps\n")
+    places = [problem.where.rpartition("yaml, ")[2] for problem in caught.value.problems]
+    assert places == ["line 2, column 9", "line 3, column 13", "line 4, column 1"]
 
 
 def test_a_billion_laughs_are_refused_without_a_laugh() -> None:
@@ -115,10 +119,13 @@ def test_a_relative_xdg_folder_is_ignored_and_an_empty_home_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     home = os.environ["HOME"]
-    assert user_profile_path({"XDG_CONFIG_HOME": "x"}) == f"{home}/.config/headway/default.yaml"
+    assert (
+        choose_profile(None, {"XDG_CONFIG_HOME": "x"}).path
+        == f"{home}/.config/headway/default.yaml"
+    )
     monkeypatch.setenv("HOME", "")
-    assert os.path.isabs(user_profile_path({}))
-    assert user_profile_path({}) != "/.config/headway/default.yaml"
+    assert os.path.isabs(choose_profile(None, {}).path)
+    assert choose_profile(None, {}).path != "/.config/headway/default.yaml"
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root to chown")
@@ -129,76 +136,40 @@ def test_a_project_profile_of_another_user_is_refused() -> None:
         find_project_profile(os.getcwd())
 
 
-def test_what_is_written_is_read_again() -> None:
-    path = Path("new/folder/default.yaml").absolute()
-    write_profile(str(path), {"device": "cpu", "mixed_precision": "no", "num_processes": 2}, "Why.")
-    assert path.read_text().startswith("# Why.\nversion: 1\n")
-    settings = resolve([read_profile(str(path), "user profile")], Machine(), {})
-    assert (settings.device, settings.mixed_precision, settings.num_processes) == ("cpu", "no", 2)
-    assert os.listdir(path.parent) == ["default.yaml"]
+def test_the_flag_beats_the_variable_which_beats_the_selection() -> None:
+    folder = Path(user_folder())
+    folder.mkdir(parents=True)
+    assert choose_profile(None, {}).name == "default"
+    (folder / "selected").write_text("small\n")
+    selected = choose_profile(None, {})
+    assert (selected.name, selected.chosen_by) == ("small", "~/.config/headway/selected")
+    assert choose_profile(None, {"HEADWAY_PROFILE": "gpu4"}).chosen_by.endswith("HEADWAY_PROFILE")
+    chosen = choose_profile("gpu8", {"HEADWAY_PROFILE": "gpu4"})
+    assert chosen.path == str(folder / "gpu8.yaml")
 
 
-def test_writing_follows_a_link_and_keeps_the_permissions() -> None:
-    target = Path("real.yaml")
-    target.write_text("device: cpu\n")
-    target.chmod(0o600)
-    Path("link.yaml").symlink_to(target.absolute())
-    write_profile("link.yaml", {"device": "mps"})
-    assert Path("link.yaml").is_symlink()
-    assert "device: mps" in target.read_text()
-    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+@pytest.mark.parametrize("path", ["./a/b.yaml", "b.yaml", "~/b.yml", "/etc/b"])
+def test_a_path_names_a_profile_too(path: str) -> None:
+    assert choose_profile(path).path == os.path.abspath(os.path.expanduser(path))
 
 
-def test_a_failing_write_leaves_the_old_profile_and_no_litter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write_profile("default.yaml", {"device": "cpu"})
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ConfigError, match="No space left on device"):
-        write_profile("default.yaml", {"device": "mps"})
-    assert "device: cpu" in Path("default.yaml").read_text()
-    assert os.listdir() == ["default.yaml"]
+@pytest.mark.parametrize("name", ["", " ", ".hidden", "a b", "-x", "*"])
+def test_what_cannot_be_a_name_is_refused_with_its_origin(name: str) -> None:
+    with pytest.raises(ConfigError, match="environment HEADWAY_PROFILE"):
+        choose_profile(None, {"HEADWAY_PROFILE": name})
 
 
-WRITER = """
-import sys
-from headway.profile import write_profile
-while True:
-    write_profile(sys.argv[1], {"device": "cpu", "env": {"FILL": sys.argv[2] * int(sys.argv[3])}})
-"""
+def test_a_profile_that_was_named_must_exist() -> None:
+    Path(user_folder()).mkdir(parents=True)
+    (Path(user_folder()) / "gpu8.yaml").write_text("device: cuda\n")
+    with pytest.raises(ConfigError, match=r"no profile 'gpu4'; did you mean 'gpu8'\?"):
+        profile_layers({}, profile="gpu4")
+    with pytest.raises(ConfigError, match=r"no profile '\./gpu4.yaml'"):
+        profile_layers({}, profile="./gpu4.yaml")
+    assert profile_layers({}) == []  # nobody named the default
 
 
-def test_readers_see_a_whole_profile_while_writers_are_killed() -> None:
-    path = str(Path("default.yaml").absolute())
-    write_profile(path, {"device": "cpu"})
-
-    def start(letter: str, length: int) -> subprocess.Popen[bytes]:
-        arguments = [sys.executable, "-c", WRITER, path, letter, str(length)]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        return subprocess.Popen(arguments, env=environ)
-
-    lengths = {"a": 10, "b": 60_000}
-    writers = {letter: start(letter, length) for letter, length in lengths.items()}
-    seen = set()
-    try:
-        for kill in range(6):
-            until = time.monotonic() + 0.4
-            while time.monotonic() < until:
-                entries = read_profile(path, "user profile")
-                fill = entries["env"].raw["FILL"] if "env" in entries else ""  # type: ignore[call-overload]
-                assert fill == fill[:1] * lengths.get(fill[:1], 0)
-                seen.add(fill[:1])
-            letter = "ab"[kill % 2]
-            writers[letter].send_signal(signal.SIGKILL)
-            writers[letter].wait()
-            writers[letter] = start(letter, lengths[letter])
-    finally:
-        for writer in writers.values():
-            writer.kill()
-            writer.wait()
-    assert {"a", "b"} <= seen
-    write_profile(path, {"device": "cpu"})  # the lock of a killed writer is gone with it
+def test_a_project_profile_that_is_named_is_read_once() -> None:
+    Path("headway.yaml").write_text("env: {A: 1}\n")
+    (layer,) = profile_layers({}, profile="headway.yaml")
+    assert layer["env"].origin.layer == "project profile"

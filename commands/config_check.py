@@ -1,0 +1,108 @@
+"""What is wrong with a profile, whatever machine it is for; `headway config validate`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from headway.commands.flags import Parser
+from headway.errors import ConfigError, HeadwayError, Problem
+from headway.launcher.plan import LaunchPlan, Program, build_plan, contradictions
+from headway.machine import Machine, detect_machine
+from headway.profile import (
+    Entry,
+    choose_profile,
+    find_project_profile,
+    parse_profile,
+    read_profile,
+    shown,
+)
+from headway.resolve import Layer, resolve
+from headway.settings import AUTO, Origin
+
+SCRIPT = "your_script.py"
+
+
+def validate(argv: Sequence[str]) -> int:
+    """Check the named files, or those that a launch here would read; 1 where one is wrong."""
+    parser = Parser(
+        "config validate",
+        "Check profiles: the files named, or those that a launch here would read. "
+        "What only this machine cannot do is no mistake of a profile.",
+        usage="headway config validate [--profile NAME] [FILE ...]",
+    )
+    parser.profile_flag()
+    parsed, files = parser.parse_words(argv)
+    machine = detect_machine()
+    wrong = [_reported(path, machine) for path in files or _files_in_use(parsed.profile)]
+    return 1 if any(wrong) else 0
+
+
+def _files_in_use(profile: str | None) -> list[str]:
+    chosen = choose_profile(profile)
+    if chosen.chosen_by:
+        chosen.must_exist()
+    project = find_project_profile()
+    files = [path for path in (chosen.path, project) if path and os.path.lexists(path)]
+    if not files:
+        raise ConfigError(
+            "there is no profile to check",
+            where=f"{shown(chosen.path)}, and no headway.yaml from here upward",
+            fix="`headway config` writes one; or name a file",
+        )
+    return files
+
+
+def _reported(path: str, machine: Machine) -> bool:
+    """Print what is wrong with the profile at `path`; True if anything is."""
+    try:
+        problems = mistakes([read_profile(path, "profile")], machine)
+    except HeadwayError as error:
+        problems = error.problems
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if not problems:
+        print(f"{shown(path)}: ok")
+    return bool(problems)
+
+
+def mistakes(layers: Sequence[Layer], machine: Machine) -> Sequence[Problem]:
+    """Return what is wrong with these profiles together on every machine.
+
+    Args:
+        layers: from the weakest to the strongest.
+        machine: for what is left to detection, which is then in nobody's way.
+    """
+    devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
+    if not devices or devices[-1].strip().lower() == AUTO:  # most is possible on GPUs
+        layers = [*layers, {"device": Entry("cuda", Origin("default", "a machine with GPUs"))}]
+    try:
+        return contradictions(resolve(list(layers), machine, {}))
+    except ConfigError as error:
+        return error.problems
+
+
+def checked(text: str, path: str, machine: Machine) -> Mapping[str, Entry]:
+    """Return the entries of a profile's text.
+
+    Raises:
+        ConfigError: anything that is wrong with it on every machine.
+    """
+    entries = parse_profile(text, path, "profile")
+    entries.pop("version", None)
+    problems = mistakes([entries], machine)
+    if problems:
+        raise ConfigError.of(problems)
+    return entries
+
+
+def plan_for(layers: Sequence[Layer], machine: Machine) -> LaunchPlan:
+    """Return the plan of a launch under these profiles alone.
+
+    Raises:
+        ConfigError: they contradict each other.
+        MachineError: `machine` cannot do what they ask.
+    """
+    settings = resolve(list(layers), machine, {})
+    return build_plan(settings, machine, Program(SCRIPT), python="python", environ={})

@@ -1,0 +1,266 @@
+"""`headway config set | unset | edit | use`: change a profile, and nothing else in its file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
+
+from headway.commands.config_check import checked, plan_for
+from headway.commands.flags import Parser
+from headway.commands.schema import beginning, write_schema
+from headway.errors import ConfigError, HeadwayError, Problem
+from headway.machine import Machine, detect_machine
+from headway.profile import (
+    DEFAULT_NAME,
+    Entry,
+    choose_profile,
+    find_project_profile,
+    is_path,
+    parse_profile,
+    read_profile,
+    read_text,
+    selection_path,
+    shown,
+)
+from headway.profile_edit import change_profile, set_value, unset_value, written
+from headway.resolve import Layer, environment_layer, overruled, resolve
+from headway.settings import TABLE, Origin, Raw
+
+
+def set_keys(argv: Sequence[str]) -> int:
+    """Set keys of a profile; comments and all other lines stay as they are."""
+    parser = Parser(
+        "config set",
+        "Set these keys in your profile; comments and all other lines stay as they are. "
+        "env.NAME=VALUE sets one variable.",
+        usage="headway config set [--profile NAME] KEY=VALUE ...",
+    )
+    parser.profile_flag()
+    parsed, words = parser.parse_words(argv)
+    if not words:
+        parser.error("nothing to set is named")
+    values = assignments(words, "the command line")
+    path = choose_profile(parsed.profile).path
+    apply(path, lambda text: set_all(text or beginning(path), values))
+    return 0
+
+
+def set_all(text: str, values: Mapping[str, Raw]) -> str:
+    """Return the profile `text` with all these keys set."""
+    return reduce(lambda edited, key: set_value(edited, key, values[key]), values, text)
+
+
+def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
+    """Return what words such as `num_processes=2` set, by key.
+
+    Raises:
+        ConfigError: all words without "=", unknown keys and impossible values at once.
+    """
+    problems = []
+    values: dict[str, Raw] = {}
+    for word in words:
+        key, equals, raw = word.partition("=")
+        if not equals:
+            problems.append(Problem(f"{word!r} is not KEY=VALUE", where, f"write {word}=VALUE"))
+        elif key in values:
+            problems.append(Problem(f"{key} is set twice", where, "keep one of the two"))
+        values[key] = raw
+    return checked_values(values, where, problems)
+
+
+def checked_values(
+    values: Mapping[str, Raw], where: str, problems: Sequence[Problem] = ()
+) -> dict[str, Raw]:
+    """Return `values` as a profile holds them.
+
+    Args:
+        values: by key; `env.NAME` is one variable.
+        where: where they come from.
+        problems: found already, to be reported together with all others.
+
+    Raises:
+        ConfigError: unknown keys and impossible values, all at once.
+    """
+    origin = Origin("argument", where)
+    layers: list[Layer] = []
+    for key, raw in values.items():
+        name, _, item = key.partition(".")
+        layers.append({name: Entry({item: str(raw)} if item else raw, origin)})
+    try:
+        resolve(layers, detect_machine(), {})
+    except ConfigError as error:
+        problems = [*problems, *error.problems]
+    if problems:
+        raise ConfigError.of(problems)
+    return {key: TABLE[key].parse(raw) if key == "env" else raw for key, raw in values.items()}
+
+
+def unset_keys(argv: Sequence[str]) -> int:
+    """Remove keys from a profile."""
+    parser = Parser(
+        "config unset",
+        "Remove these keys from your profile, so that they are detected again.",
+        usage="headway config unset [--profile NAME] KEY ...",
+    )
+    parser.profile_flag()
+    parsed, keys = parser.parse_words(argv)
+    if not keys:
+        parser.error("no key is named")
+    chosen = choose_profile(parsed.profile)
+    chosen.must_exist()
+    apply(chosen.path, lambda text: reduce(_without, keys, text))
+    return 0
+
+
+def _without(text: str, key: str) -> str:
+    try:
+        return unset_value(text, key)
+    except KeyError:
+        raise ConfigError(
+            f"{key!r} is not set in the profile",
+            where="the command line",
+            fix="`headway config show --origin` says where each value comes from",
+        ) from None
+
+
+def apply(path: str, change: Callable[[str], str]) -> None:
+    """Change the profile at `path`, and print what became different and what still overrules it.
+
+    Raises:
+        ConfigError: what `change` makes is no sound profile, or cannot be written.
+    """
+    machine = detect_machine()
+    before: dict[str, Entry] = {}
+
+    def sound(text: str) -> str:
+        if text:
+            before.update(parse_profile(text, path, "profile"))
+        edited = change(text)
+        checked(edited, path, machine)
+        return edited
+
+    after = parse_profile(change_profile(path, sound), path, "profile")
+    if not before:
+        write_schema()
+    print(f"wrote {shown(path)}")
+    for line in differences(before, after):
+        print(f"  {line}")
+    changed = {key: entry for key, entry in after.items() if _raw(before, key) != entry.raw}
+    for note in [*_stronger(changed, path), *_impossible_here(after, machine)]:
+        print(f"headway: note: {note}", file=sys.stderr)
+
+
+def differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:
+    """Return one line for each key that is new, changed or gone."""
+    lines = []
+    for key in {**before, **after}:
+        old, new = _raw(before, key), _raw(after, key)
+        if old != new and key != "version":
+            now = "removed" if new is None else written(new)
+            lines.append(f"{key}: {now}" + ("" if old is None else f"  (was {written(old)})"))
+    return lines or ["nothing changed"]
+
+
+def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
+    return entries[key].raw if key in entries else None
+
+
+def _stronger(entries: Mapping[str, Entry], path: str) -> list[str]:
+    """Say which of these values a launch here would not take, because another source wins."""
+    project = find_project_profile()
+    layers = [entries, environment_layer()]
+    if project is not None and os.path.realpath(project) != os.path.realpath(path):
+        layers.insert(1, read_profile(project, "project profile"))
+    return overruled(layers)
+
+
+def _impossible_here(entries: Mapping[str, Entry], machine: Machine) -> list[str]:
+    """Say what this machine cannot do; the profile may be for another."""
+    values = {key: entry for key, entry in entries.items() if key != "version"}
+    try:
+        plan_for([values], machine)
+    except HeadwayError as error:
+        return [problem.what for problem in error.problems]
+    return []
+
+
+def use(argv: Sequence[str]) -> int:
+    """Choose the profile that is used where neither --profile nor HEADWAY_PROFILE says."""
+    parser = Parser(
+        "config use",
+        "Use this profile from now on, where neither --profile nor HEADWAY_PROFILE names one.",
+        usage="headway config use NAME",
+    )
+    _, words = parser.parse_words(argv)
+    if len(words) != 1:
+        parser.error("one profile is to be named")
+    chosen = choose_profile(words[0])._replace(chosen_by="the command line")
+    selection = selection_path()
+    if chosen.name == DEFAULT_NAME:
+        with suppress(FileNotFoundError):
+            os.unlink(selection)
+    else:
+        chosen.must_exist()
+        name = chosen.path if is_path(chosen.name) else chosen.name
+        change_profile(selection, lambda _: f"{name}\n")
+    print(f"in use from now on: {shown(chosen.path)}")
+    return 0
+
+
+def edit(argv: Sequence[str]) -> int:
+    """Open a draft of the profile in the user's editor; it replaces the profile if it is sound."""
+    parser = Parser("config edit", "Open your profile in $VISUAL or $EDITOR; it is checked first.")
+    parser.profile_flag()
+    path = choose_profile(parser.parse_flags(argv).profile).path
+    before = read_text(path) if os.path.lexists(path) else beginning(path) + _commented()
+    folder, name = os.path.split(os.path.realpath(path))
+    draft = os.path.join(folder, f".draft-{name}")
+    if os.path.lexists(draft):
+        print(f"headway: your draft of last time is opened: {shown(draft)}", file=sys.stderr)
+    else:
+        change_profile(draft, lambda _: before)
+    _open_editor(draft)
+
+    def replace(text: str) -> str:
+        if (text or before) != before:
+            raise ConfigError(
+                "somebody else has changed the profile meanwhile",
+                where=shown(path),
+                fix=f"`headway config edit` opens your draft again; it is {shown(draft)}",
+            )
+        return read_text(draft)
+
+    apply(path, replace)
+    os.unlink(draft)
+    return 0
+
+
+def _commented() -> str:
+    """Return all settings as comments, to be filled in."""
+    return "".join(
+        f"# {name}: {row.example}  # {row.help}\n" for name, row in TABLE.items() if name != "env"
+    )
+
+
+def _open_editor(path: str) -> None:
+    import shlex
+    import subprocess
+
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        exit_code = subprocess.run([*shlex.split(editor), path]).returncode
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the editor {editor!r} cannot be started: {error}",
+            where="environment VISUAL, EDITOR",
+            fix="`export EDITOR=nano`, or change single keys: `headway config set KEY=VALUE`",
+        ) from None
+    if exit_code:
+        raise ConfigError(
+            f"the editor {editor!r} ended with {exit_code}, and the profile is as it was",
+            where=shown(path),
+            fix="`headway config edit` opens your draft again; remove that file to begin anew",
+        )

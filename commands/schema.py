@@ -1,0 +1,74 @@
+"""The JSON schema of profiles, derived from the settings table, and the comment that names it."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import Any
+
+from headway.devices import DeviceSpec
+from headway.errors import ConfigError
+from headway.profile import VERSION, shown, user_folder
+from headway.profile_edit import BLANK, change_profile
+from headway.settings import AUTO, TABLE, Count, Setting
+
+_FILE = "schema.json"
+
+
+def schema_text() -> str:
+    """Return the JSON schema (draft 7) of a profile."""
+    version = {"const": VERSION, "description": "the version of this format"}
+    return (
+        json.dumps(
+            {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                "title": "Headway profile",
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {
+                    "version": version,
+                    **{n: _property(row) for n, row in TABLE.items()},
+                },
+            },
+            indent=2,
+        )
+        + "\n"
+    )
+
+
+def _property(row: Setting[Any]) -> dict[str, Any]:
+    kind = _kind(row)
+    if row.default == AUTO and not row.choices:
+        kind = {"anyOf": [kind, {"const": AUTO}]}
+    if row.default is not None and row.default != {}:
+        kind["default"] = row.default if isinstance(row.default, int) else str(row.default)
+    return {"description": row.help, **kind}
+
+
+def _kind(row: Setting[Any]) -> dict[str, Any]:
+    if row.choices:
+        return {"enum": list(row.choices)}
+    if isinstance(row.kind, Count):
+        highest = {} if row.kind.maximum is None else {"maximum": row.kind.maximum}
+        return {"type": "integer", "minimum": row.kind.minimum, **highest}
+    if isinstance(row.default, DeviceSpec):
+        whole = {"type": "integer", "minimum": 0}
+        return {"anyOf": [whole, {"type": "string"}, {"type": "array", "items": whole}]}
+    if row.default == {}:
+        return {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
+    return {"type": "string"}
+
+
+def beginning(path: str) -> str:
+    """Return the text that a new profile at `path` begins with; editors find the schema by it."""
+    folder = user_folder()
+    beside = os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
+    file = _FILE if beside else shown(os.path.join(folder, _FILE))
+    return f"# yaml-language-server: $schema={file}\n{BLANK}"
+
+
+def write_schema() -> None:
+    """Write the schema among the user's profiles, where it can be: only editors need it."""
+    with suppress(ConfigError):
+        change_profile(os.path.join(user_folder(), _FILE), lambda _: schema_text())

@@ -1,0 +1,237 @@
+"""Changing a profile: one key at a time in its text, and the text whole or not at all on the disk.
+
+A key is changed where the parser saw it, so that all a user wrote around it stays; the result is
+read again before anybody else can read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from headway.errors import ConfigError
+from headway.profile import VERSION, Mark, parse_profile, read_text, shown
+from headway.settings import Raw, Settings
+
+BLANK = f"version: {VERSION}\n"
+_TEMPORARY = (".headway-", ".tmp")
+_PLAIN = re.compile(r"[A-Za-z0-9_/.][A-Za-z0-9_/.+-]*")
+_TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # to other YAML readers
+_LINE_END = re.compile(r"\r?\n|\Z")
+
+
+def set_value(text: str, key: str, raw: Raw) -> str:
+    """Return the profile `text` with `key` set to `raw`, and nothing else changed.
+
+    Args:
+        text: a profile that can be read; BLANK is one.
+        key: a setting, or `env.NAME` for one variable.
+
+    Raises:
+        ConfigError: the text is written in a way that cannot be changed at one place.
+    """
+    values, marks = _read(text)
+    name, _, item = key.partition(".")
+    inside = values.get(name)
+    if item and isinstance(inside, Mapping) and inside:
+        edited = _put(text, marks[name].items, item, raw)
+        return _checked(edited, {**values, name: {**inside, item: str(raw)}}, key)
+    value = {**_variables(inside), item: str(raw)} if item else raw
+    return _checked(_put(text, marks, name, value), {**values, name: value}, key)
+
+
+def unset_value(text: str, key: str) -> str:
+    """Return the profile `text` without `key` and the comment on its line.
+
+    Raises:
+        ConfigError: the text is written in a way that cannot be changed at one place.
+        KeyError: there is no such key.
+    """
+    values, marks = _read(text)
+    name, _, item = key.partition(".")
+    inside = values[name]
+    if item:
+        rest = _variables(inside)
+        del rest[item]
+        if rest and isinstance(inside, Mapping):
+            edited = _cut(text, marks[name].items, item)
+            return _checked(edited, {**values, name: rest}, key)
+        if rest:
+            return set_value(text, name, rest)
+    if not values.keys() - {name}:  # a profile is never empty
+        text = _put(text, marks, "version", str(VERSION))
+        values, marks = _read(text)
+    del values[name]
+    return _checked(_cut(text, marks, name), values, key)
+
+
+def _variables(raw: Raw | None) -> dict[str, str]:
+    """Return the variables that `env` holds, written as a map or as words."""
+    return {} if raw is None else Settings.env.kind(raw)
+
+
+def _read(text: str) -> tuple[dict[str, Raw], dict[str, Mark]]:
+    entries = parse_profile(text, "the profile", "profile")
+    marks = {name: entry.mark for name, entry in entries.items() if entry.mark is not None}
+    return {name: entry.raw for name, entry in entries.items()}, marks
+
+
+def _put(text: str, marks: Mapping[str, Mark], name: str, raw: Raw) -> str:
+    """Write `name: raw` into the map whose keys stand at `marks`: over the old value, or last."""
+    if name in marks:
+        mark = marks[name]
+        before, old = text[: mark.value], text[mark.value : mark.end]
+        if "\n" in old and "#" not in before.rstrip().rpartition("\n")[2]:
+            before = before.rstrip() + " "  # the old value began on a line of its own
+        return before + written(raw) + text[mark.value + len(old.rstrip()) :]
+    last = max(marks.values(), key=lambda mark: mark.end)
+    entry = f"{_plain(name)}: {written(raw)}"
+    if _is_flow(text, marks):
+        return text[: last.end] + f", {entry}" + text[last.end :]
+    end = _line_end(text, last).start()
+    indent = text[text.rfind("\n", 0, last.key) + 1 : last.key]
+    newline = "\r\n" if "\r\n" in text else "\n"
+    return text[:end] + newline + indent + entry + (text[end:] or newline)
+
+
+def _cut(text: str, marks: Mapping[str, Mark], name: str) -> str:
+    """Remove `name` from the map whose keys stand at `marks`; it is not the only one."""
+    mark = marks[name]
+    if _is_flow(text, marks):
+        following = [other.key for other in marks.values() if other.key > mark.key]
+        if following:
+            return text[: mark.key] + text[min(following) :]
+        before = max(other.end for other in marks.values() if other.key < mark.key)
+        return text[:before] + text[mark.end :]
+    return text[: text.rfind("\n", 0, mark.key) + 1] + text[_line_end(text, mark).end() :]
+
+
+def _is_flow(text: str, marks: Mapping[str, Mark]) -> bool:
+    first = min(mark.key for mark in marks.values())
+    return text[:first].rstrip().endswith("{")
+
+
+def _line_end(text: str, mark: Mark) -> re.Match[str]:
+    """Find the end of the line on which the value at `mark` ends."""
+    last = mark.value + len(text[mark.value : mark.end].rstrip())
+    found = _LINE_END.search(text, last)
+    assert found is not None
+    return found
+
+
+def written(raw: Raw) -> str:
+    """Return `raw` as YAML on one line, which every reader of YAML takes for the same texts."""
+    if isinstance(raw, Mapping):
+        return "{" + ", ".join(f"{_plain(key)}: {_plain(text)}" for key, text in raw.items()) + "}"
+    return _plain(raw) if isinstance(raw, str) else "[" + ", ".join(map(_plain, raw)) + "]"
+
+
+def _plain(text: str) -> str:
+    if _PLAIN.fullmatch(text) and text.lower() not in _TRUTHS:
+        return text
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
+
+
+def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
+    """Read `edited` again: it must say what it did before, but for the change."""
+    try:
+        found = _read(edited)[0]
+    except ConfigError:
+        found = {}
+    if found != expected:
+        raise ConfigError(
+            f"{key} cannot be changed without touching what stands around it",
+            where="the way in which the profile is written",
+            fix="change it by hand: `headway config edit`",
+        )
+    return edited
+
+
+def write_profile(path: str, values: Mapping[str, Raw], comment: str = "") -> None:
+    """Write a profile anew that holds `values`; see `change_profile`."""
+    text = "".join(f"# {line}\n" for line in comment.splitlines()) + BLANK
+    for key, raw in values.items():
+        text = set_value(text, key, raw)
+    change_profile(path, lambda _: text)
+
+
+def change_profile(path: str, change: Callable[[str], str]) -> str:
+    """Replace the text of the profile at `path` by `change(text)`, and return the new text.
+
+    Whole or not at all, and readable at every moment: writers take turns by a lock on the folder;
+    the text goes to a temporary file beside the profile, is flushed to the disk, and then takes the
+    profile's name. A link is followed, and an existing file keeps its permissions.
+
+    Args:
+        path: the profile; it and its folder may be missing.
+        change: gets the present text, empty where there is none.
+
+    Raises:
+        ConfigError: the folder cannot be written to, or the disk is full; or `change` raised it.
+    """
+    import tempfile
+
+    target = os.path.realpath(path)
+    folder = os.path.dirname(target)
+    temporary = None
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with _locked(folder):
+            exists = os.path.exists(target)
+            before = read_text(target) if exists else ""
+            text = change(before)
+            if exists and text == before:
+                return text
+            mode = stat.S_IMODE(os.stat(target).st_mode) if exists else 0o644
+            prefix, suffix = _TEMPORARY
+            handle, temporary = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=folder)
+            with open(handle, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, mode)
+            os.replace(temporary, target)
+            temporary = None
+            return text
+    except OSError as error:
+        raise ConfigError(
+            f"the profile cannot be written: {error.strerror}",
+            where=shown(target),
+            fix="make the folder writable, free some space, or set XDG_CONFIG_HOME",
+        ) from None
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Hold the folder's lock; at the end its entries are put on the disk too."""
+    if os.name == "nt":  # folders cannot be opened there: os.replace alone must do
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        _remove_litter(folder)
+        yield
+        os.fsync(handle)
+    finally:
+        os.close(handle)  # releases the lock
+
+
+def _remove_litter(folder: str) -> None:
+    """Remove the temporary files of writers that were killed; whoever holds the lock is alone."""
+    prefix, suffix = _TEMPORARY
+    for name in os.listdir(folder):
+        if name.startswith(prefix) and name.endswith(suffix):
+            with suppress(OSError):
+                os.unlink(os.path.join(folder, name))

@@ -1,0 +1,225 @@
+"""`headway config set`, `unset`, `edit`, `use`, `validate`, `list`, `path`, `schema`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from headway.commands.main import main
+from headway.profile import choose_profile, parse_profile
+from headway.settings import TABLE
+
+PROFILE = """\
+# for the big machine
+device: cpu   # not the GPU
+num_processes: 2
+env: {A: 1}
+"""
+
+
+@pytest.fixture
+def profile() -> Path:
+    path = Path(choose_profile().path)
+    path.parent.mkdir(parents=True)
+    path.write_text(PROFILE)
+    return path
+
+
+def lines(stream: str) -> list[str]:
+    return [line.strip() for line in stream.splitlines()]
+
+
+def test_set_changes_the_keys_named_and_prints_what_was(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "num_processes=4", "env.B=two words", "max_restarts=1"]) == 0
+    assert profile.read_text() == PROFILE.replace("s: 2", "s: 4").replace(
+        "{A: 1}", '{A: 1, B: "two words"}\nmax_restarts: 1'
+    )
+    out = capsys.readouterr().out
+    assert "num_processes: 4  (was 2)" in out
+    assert "max_restarts: 1\n" in out
+
+
+def test_set_begins_a_profile_where_there_is_none_and_editors_find_the_schema() -> None:
+    assert main(["config", "set", "--profile", "gpu4", "device=cuda", "devices=0-", "env=A=1"]) == 2
+    assert main(["config", "set", "--profile", "gpu4", "device=cuda", "env=A=1 B=2"]) == 0
+    path = Path(choose_profile("gpu4").path)
+    first, *rest = path.read_text().splitlines()
+    assert first == "# yaml-language-server: $schema=schema.json"
+    assert rest == ["version: 1", "device: cuda", "env: {A: 1, B: 2}"]
+    schema = json.loads((path.parent / "schema.json").read_text())
+    assert schema["properties"].keys() == {"version", *TABLE}
+    assert main(["config", "set", "--profile", "headway.yaml", "device=cpu"]) == 0
+    assert "$schema=~/.config/headway/schema.json" in Path("headway.yaml").read_text()
+
+
+def test_set_refuses_all_mistakes_at_once_and_changes_nothing(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["devise=cpu", "num_processes=0", "mixed_precision", "device=cpu", "device=cuda"]
+    assert main(["config", "set", *words]) == 2
+    err = capsys.readouterr().err
+    for part in ("did you mean 'device'?", "1 or more", "is not KEY=VALUE", "device is set twice"):
+        assert part in err
+    assert main(["config", "set", "devices=0,1"]) == 2  # the profile says device: cpu
+    assert "it selects GPUs" in capsys.readouterr().err
+    assert profile.read_text() == PROFILE
+
+
+def test_set_says_when_this_machine_cannot_or_another_source_wins(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("headway.yaml").write_text("num_processes: 3\n")
+    monkeypatch.setenv("HEADWAY_MAX_RESTARTS", "5")
+    assert main(["config", "set", "device=cuda", "num_processes=8", "max_restarts=1"]) == 0
+    notes = lines(capsys.readouterr().err)
+    assert len(notes) == 3
+    assert "gives way to project profile" in notes[0]
+    assert "gives way to environment HEADWAY_MAX_RESTARTS" in notes[1]
+    assert "this machine shows no GPU" in notes[2]
+    assert "device: cuda " in profile.read_text()
+
+
+def test_unset_removes_keys_and_refuses_what_is_not_there(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "unset", "num_processes", "env.A"]) == 0
+    assert profile.read_text() == "# for the big machine\ndevice: cpu   # not the GPU\n"
+    assert "num_processes: removed  (was 2)" in capsys.readouterr().out
+    assert main(["config", "unset", "num_processes"]) == 2
+    assert "'num_processes' is not set" in capsys.readouterr().err
+    assert main(["config", "unset", "--profile", "gone", "device"]) == 2
+
+
+def editor(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", f"sed -i 's/{old}/{new}/'")
+
+
+def test_edit_replaces_the_profile_only_by_a_sound_one_and_keeps_the_draft(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor(monkeypatch, "cpu", "cqu")
+    assert main(["config", "edit"]) == 2
+    assert "default.yaml, line 2" in capsys.readouterr().err
+    assert profile.read_text() == PROFILE
+    editor(monkeypatch, "cqu", "mps")
+    assert main(["config", "edit"]) == 0
+    assert "your draft of last time" in capsys.readouterr().err
+    assert profile.read_text() == PROFILE.replace("cpu", "mps")
+    assert os.listdir(profile.parent) == ["default.yaml"]
+
+
+def test_edit_loses_neither_text_when_somebody_else_writes_meanwhile(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VISUAL", f"sh -c 'echo max_restarts: 2 >> \"$1\"; rm {profile}; "
+                       f"echo device: mps > {profile}' -")  # fmt: skip
+    assert main(["config", "edit"]) == 2
+    assert "somebody else" in capsys.readouterr().err
+    assert profile.read_text() == "device: mps\n"
+    assert "max_restarts: 2" in (profile.parent / ".draft-default.yaml").read_text()
+
+
+@pytest.mark.parametrize(("command", "reason"), [("false", "ended with 1"), ("no-ed", "started")])
+def test_an_editor_that_fails_changes_nothing(
+    command: str,
+    reason: str,
+    profile: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VISUAL", command)
+    assert main(["config", "edit"]) == 2
+    assert reason in capsys.readouterr().err
+    assert profile.read_text() == PROFILE
+
+
+def test_edit_offers_every_setting_in_a_new_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    editor(monkeypatch, "# max_restarts: 0 ", "max_restarts: 3 ")
+    assert main(["config", "edit", "--profile", "new"]) == 0
+    text = Path(choose_profile("new").path).read_text()
+    assert parse_profile(text, "", "")["max_restarts"].raw == "3"
+    assert all(f"{name}: " in text for name in TABLE if name != "env")
+
+
+def test_use_selects_a_profile_until_default_is_used_again(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "use", "gpu4"]) == 2
+    assert "no profile 'gpu4'" in capsys.readouterr().err
+    main(["config", "set", "--profile", "gpu4", "mixed_precision=bf16"])
+    assert main(["config", "use", "gpu4"]) == 0
+    main(["config", "path"])
+    assert capsys.readouterr().out.endswith("/headway/gpu4.yaml\n")
+    main(["config", "list"])
+    default, gpu4 = capsys.readouterr().out.splitlines()
+    assert default.startswith("  default")
+    assert gpu4.startswith("* gpu4")
+    assert "mixed_precision bf16" in gpu4
+    Path(choose_profile("gpu4").path).unlink()
+    assert main(["launch", "--dry-run", "-m", "this"]) == 2
+    assert "from: ~/.config/headway/selected" in capsys.readouterr().err
+    assert main(["config", "use", "default"]) == 0
+    assert choose_profile().chosen_by == ""
+
+
+def test_validate_checks_files_for_every_machine_and_ends_with_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("gpu.yaml").write_text("devices: 0,1\nmixed_precision: fp16\nnum_processes: 2\n")
+    assert main(["config", "validate", "gpu.yaml"]) == 0  # there is no GPU here, and need be none
+    assert capsys.readouterr().out == "gpu.yaml: ok\n"
+    Path("bad.yaml").write_text("device: cpu\nmixed_precision: fp16\nmachine_rank: 2\n")
+    assert main(["config", "validate", "gpu.yaml", "bad.yaml"]) == 1
+    err = capsys.readouterr().err
+    assert "line 2, column 1" in err
+    assert "line 3, column 1" in err
+    assert main(["config", "validate", "missing.yaml"]) == 1
+    assert main(["config", "validate"]) == 2
+    assert "no profile to check" in capsys.readouterr().err
+
+
+def test_validate_without_files_checks_what_a_launch_here_would_read(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("headway.yaml").write_text("device: gpu\n")
+    assert main(["config", "validate"]) == 1
+    streams = capsys.readouterr()
+    assert "default.yaml: ok" in streams.out
+    assert "headway.yaml, line 1, column 1" in streams.err
+
+
+def test_launch_takes_a_profile_by_flag_or_variable_and_says_what_overrules_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["config", "set", "--profile", "two", "num_processes=2", "device=cpu"])
+    monkeypatch.setenv("HEADWAY_PROFILE", "two")
+    assert main(["launch", "--dry-run", "-m", "this"]) == 0
+    assert "2 processes on cpu" in capsys.readouterr().out
+    monkeypatch.delenv("HEADWAY_PROFILE")
+    Path("headway.yaml").write_text("num_processes: 3\n")
+    assert main(["launch", "--profile", "two", "--dry-run", "-m", "this"]) == 0
+    out = capsys.readouterr().out
+    assert "3 processes on cpu" in out
+    assert "note: num_processes of user profile ~/.config/headway/two.yaml, line 3" in out
+    assert main(["launch", "--profile", "tow", "--dry-run", "-m", "this"]) == 2
+    assert "did you mean 'two'?" in capsys.readouterr().err
+
+
+def test_the_schema_takes_what_the_table_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "schema"]) == 0
+    properties = json.loads(capsys.readouterr().out)["properties"]
+    for name, row in TABLE.items():
+        assert properties[name]["description"] == row.help
+        assert set(properties[name].get("enum", [])) == set(row.choices)
+    assert properties["main_port"]["anyOf"][0] == {
+        "type": "integer", "minimum": 1, "maximum": 65535,
+    }  # fmt: skip
+    assert properties["max_restarts"] == {
+        "description": TABLE["max_restarts"].help, "type": "integer", "minimum": 0, "default": 0,
+    }  # fmt: skip
