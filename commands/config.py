@@ -29,12 +29,12 @@ subcommands (each has its own --help):
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway config` with these words and return the exit code."""
-    name = "config_write.write_detected"
-    if argv and not argv[0].startswith("-"):
-        name = _subcommand(argv[0])
-        argv = argv[1:]
-    module, _, function = name.partition(".")
-    exit_code: int = getattr(import_module(f"headway.commands.{module}"), function)(argv)
+    if not argv or argv[0].startswith("-"):
+        from headway.commands.config_ask import ask
+
+        return ask(argv, APPENDIX)
+    module, _, function = _subcommand(argv[0]).partition(".")
+    exit_code: int = getattr(import_module(f"headway.commands.{module}"), function)(argv[1:])
     return exit_code
 
 

@@ -1,1 +1,1 @@
-"""Asks for a machine profile; never launches. (The questionnaire itself is not written yet.)"""
+"""The questionnaire of `headway config`: asks, and never launches."""

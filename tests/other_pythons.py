@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.12", "3.13")
 PACKAGES = ["pyyaml", "psutil", "questionary", "rich", "platformdirs", "pytest", "pytest-timeout"]
-TESTS = ["tests/core", "tests/launcher", "tests/commands"]
+PACKAGES += ["hypothesis", "pexpect", "pyte"]
+TESTS = ["tests/core", "tests/launcher", "tests/commands", "tests/config_wizard"]
 
 
 def find_python(version: str) -> str | None:

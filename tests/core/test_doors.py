@@ -29,7 +29,7 @@ IMPORT_TORCH = {
 READ_ENVIRON = {"headway/resolve.py", "headway/contract.py", "headway/machine.py"}
 # profiles lie below a folder that a variable names; a subcommand hands the environment on
 READ_ENVIRON |= {"headway/profile.py", "commands/launch.py"}
-READ_ENVIRON |= {"commands/config_edit.py"}  # the editor is the user's choice
+READ_ENVIRON |= {"commands/config_edit.py", "commands/config_ask.py"}  # EDITOR; TERM
 READ_ENVIRON |= {"launcher/server.py"}  # a forked rank gets its own variables
 
 FILES = [path for folder in ("headway", *LINKS) for path in sorted((ROOT / folder).glob("*.py"))]

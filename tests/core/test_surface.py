@@ -9,7 +9,10 @@ import ast
 from pathlib import Path
 
 import headway
+from headway.commands import config_ask
+from headway.commands.config import SUBCOMMANDS
 from headway.commands.launch import make_parser
+from headway.profile import VARIABLE
 from headway.settings import TABLE
 
 FILE = Path(__file__).with_name("surface.txt")
@@ -36,8 +39,11 @@ def surface() -> str:
     names = [a for node in utils.body if isinstance(node, ast.ImportFrom) for a in node.names]
     lines += sorted(f"headway.utils.{a.name}" for a in names if a.name != "annotations")
     lines += sorted(f"headway launch {flag}" for flag in make_parser().known)
+    lines += sorted(f"headway config {flag}" for flag in config_ask.make_parser().known)
+    lines += [f"headway config {name}" for name in SUBCOMMANDS]
     lines += [f"profile {name}" for name in TABLE]
     lines += [f"environment {row.variable}" for row in TABLE.values()]
+    lines += [f"environment {VARIABLE}"]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,163 @@
+"""The conversation: one question after the other until the last is answered. Pure but for the
+prompter, which may be a terminal, a pipe or a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from headway.config_wizard.questions import (
+    BACK,
+    CANCEL,
+    FINISH,
+    NO,
+    NONE,
+    YES,
+    Answers,
+    Facts,
+    Question,
+    is_optional,
+    next_question,
+    refusals,
+)
+from headway.errors import ConfigError, Problem
+from headway.settings import TABLE
+
+HELP_KEY, BACK_KEY = "?", "<"
+"""Replies that are no answers: explain the question; go back to the one before."""
+
+
+class Prompter(Protocol):
+    """Shows questions to somebody and returns the replies."""
+
+    def say(self, text: str) -> None:
+        """Show a text."""
+
+    def ask(self, question: Question) -> str:
+        """Return an answer, HELP_KEY, BACK_KEY, or nothing for the default.
+
+        Raises:
+            EOFError: nobody can reply any more.
+            KeyboardInterrupt: somebody wants to stop.
+        """
+
+
+class Defaults:
+    """A prompter that asks nobody: every question gets its default."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+
+    def ask(self, question: Question) -> str:
+        self.say(f"  {question.name}: {question.default}")
+        return question.default
+
+
+def interview(
+    facts: Facts, answers: dict[str, str], prompter: Prompter, summary: Callable[[Answers], str]
+) -> None:
+    """Fill `answers` until FINISH is among them.
+
+    Args:
+        facts: what the questions depend on.
+        answers: empty; after a KeyboardInterrupt it holds all that was answered until then.
+        prompter: whom to ask.
+        summary: of the answers, shown above the last question.
+
+    Raises:
+        ConfigError: what was given cannot be, or nobody is there to answer a question again.
+    """
+    problems = refusals(facts, answers)
+    if problems:
+        raise ConfigError.of(problems)
+    while FINISH not in answers:
+        question = next_question(facts, answers)
+        if question.name == FINISH:
+            prompter.say(summary(answers))
+        try:
+            reply = _reply(question, facts, answers, prompter)
+        except EOFError:
+            prompter.say("The input has ended; what is left gets its default:")
+            prompter = Defaults(prompter.say)
+            continue
+        if reply == BACK_KEY or (question.name, reply) == (FINISH, BACK):
+            facts = _one_back(facts, answers, prompter)
+        else:
+            answers[question.name] = reply
+
+
+def _reply(question: Question, facts: Facts, answers: Answers, prompter: Prompter) -> str:
+    """Ask until the reply is BACK_KEY, or an answer that a launch would not refuse."""
+    refused: Problem | None = None
+    while True:
+        try:
+            reply = prompter.ask(question).strip() or question.default
+        except EOFError:
+            if refused is not None:
+                raise ConfigError.of([refused]) from None
+            raise
+        if reply == BACK_KEY:
+            return reply
+        if reply == HELP_KEY:
+            prompter.say(question.help)
+            continue
+        answer, refused = _judged(question, reply, facts, answers)
+        if refused is None:
+            return answer
+        if isinstance(prompter, Defaults):
+            raise ConfigError.of([refused])
+        prompter.say(f"{refused.what}\n  fix: {refused.fix}")
+
+
+def _judged(
+    question: Question, reply: str, facts: Facts, answers: Answers
+) -> tuple[str, Problem | None]:
+    """Return the answer that `reply` means, and what is wrong with it."""
+    name = question.name
+    answer = _chosen(question, reply) if question.choices else reply
+    if (name, answer) in ((FINISH, BACK), (FINISH, CANCEL)):
+        return answer, None
+    problem = _misread(question, answer)
+    # what Headway knows, but this machine cannot do, has a better reason than not being offered
+    if problem is None or (name in TABLE and answer in TABLE[name].choices):
+        refused = refusals(facts, {**answers, name: answer})
+        problem = refused[0] if refused else problem
+    return answer, problem
+
+
+def _misread(question: Question, answer: str) -> Problem | None:
+    """Return what keeps `answer` from being one, whatever was answered before."""
+    name = question.name
+    values = [choice.value for choice in question.choices]
+    if values:
+        if answer in values:
+            return None
+        fix = f"answer {', '.join(values)}, or a number from 1 to {len(values)}"
+        return Problem(f"{answer!r} is none of the answers", "your answer", fix)
+    if answer == NONE and is_optional(name):
+        return None
+    try:
+        TABLE[name].parse(answer)
+    except ValueError as error:
+        fix = f"answer again; {HELP_KEY} explains, {BACK_KEY} goes back"
+        return Problem(f"{name} is {answer!r}, {error}", "your answer", fix)
+    return None
+
+
+def _chosen(question: Question, reply: str) -> str:
+    """Return the choice that `reply` names by value, number, y or n; else `reply` itself."""
+    values = [choice.value for choice in question.choices]
+    if reply.isdecimal() and 0 < int(reply) <= len(values):
+        return values[int(reply) - 1]
+    word = reply.lower()
+    return {"y": YES, "n": NO}.get(word, word) if {YES, NO} <= set(values) else word
+
+
+def _one_back(facts: Facts, answers: dict[str, str], prompter: Prompter) -> Facts:
+    """Take the last answer back; it becomes the default when its question comes again."""
+    if not answers:
+        prompter.say("This is the first question.")
+        return facts
+    name, answer = answers.popitem()
+    return facts._replace(defaults={**facts.defaults, name: answer})

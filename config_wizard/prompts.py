@@ -1,0 +1,120 @@
+"""Two ways to ask: menus on a terminal, and plain numbered lines for pipes and dumb terminals."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from headway.config_wizard.interview import BACK_KEY, HELP_KEY
+from headway.config_wizard.questions import Question
+
+if TYPE_CHECKING:
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from questionary import Question as Shown
+
+_ESCAPE_S = 0.05  # how long after Esc an arrow key's other bytes may come
+
+
+class PlainPrompter:
+    """Prints each question with numbered answers, and reads a line of stdin."""
+
+    def say(self, text: str) -> None:
+        print(text)
+
+    def ask(self, question: Question) -> str:
+        print(question.text + (f" ({question.reason})" if question.reason else ""))
+        width = max((len(choice.value) for choice in question.choices), default=0)
+        for number, choice in enumerate(question.choices, 1):
+            print(f"  {number}) {choice.value:<{width}}  {choice.reason}".rstrip())
+        print(f"[{question.default}] ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line or not sys.stdin.isatty():  # nobody has ended the line on the screen
+            print(line.strip())
+        if not line:
+            raise EOFError
+        return line
+
+
+class TerminalPrompter:
+    """Shows menus to be walked with the arrow keys, letters or numbers, and lines to be typed."""
+
+    def say(self, text: str) -> None:
+        print(text)
+
+    def ask(self, question: Question) -> str:
+        shown = self._menu(question) if question.choices else self._line(question)
+        shown.application.ttimeoutlen = _ESCAPE_S
+        try:
+            reply: str = shown.unsafe_ask()
+        except EOFError:  # Ctrl-D is no answer either
+            raise KeyboardInterrupt from None
+        return reply
+
+    def _menu(self, question: Question) -> Shown:
+        import questionary
+        from prompt_toolkit.key_binding import merge_key_bindings
+        from questionary.prompts.common import InquirerControl
+
+        width = max(len(choice.value) for choice in question.choices)
+        choices = [
+            questionary.Choice(
+                [("bold", f"{choice.value:<{width}}"), ("", f"  {choice.reason}".rstrip())],
+                value=choice.value,
+            )
+            for choice in question.choices
+        ]
+        shown = questionary.select(
+            question.text,
+            choices,
+            default=question.default,
+            instruction="(Enter takes it, ? explains, < goes back)",
+            qmark="",
+            pointer="❯",
+            style=questionary.Style([("question", "bold"), ("highlighted", "fg:ansicyan")]),
+            use_jk_keys=False,
+            use_emacs_keys=False,
+        )
+        controls = shown.application.layout.find_all_controls()
+        menu = next(control for control in controls if isinstance(control, InquirerControl))
+        keys = _reply_keys()
+        keys.add("c-d")(lambda event: event.app.exit(exception=EOFError()))
+        for index, choice in enumerate(question.choices):
+            for key in {choice.value[0], str(index + 1)}:
+
+                @keys.add(key)
+                def point(_: KeyPressEvent, index: int = index) -> None:
+                    menu.pointed_at = index
+
+        bindings = shown.application.key_bindings
+        shown.application.key_bindings = merge_key_bindings(
+            [bindings, keys] if bindings else [keys]
+        )
+        return shown
+
+    def _line(self, question: Question) -> Shown:
+        import questionary
+        from prompt_toolkit.application import get_app
+        from prompt_toolkit.filters import Condition
+
+        is_empty = Condition(lambda: not get_app().current_buffer.text)
+        hint = f"({question.reason}) " if question.reason else ""
+        return questionary.text(
+            f"{question.text} {hint}[{question.default}]",
+            qmark="",
+            key_bindings=_reply_keys(is_empty),
+        )
+
+
+def _reply_keys(when: Any = True) -> KeyBindings:
+    """Return what the keys that are no answers do, at once; the menu then leaves the screen."""
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+    for key, reply in ((HELP_KEY, HELP_KEY), (BACK_KEY, BACK_KEY), ("escape", BACK_KEY)):
+
+        @keys.add(key, filter=when, eager=True)
+        def leave(event: KeyPressEvent, reply: str = reply) -> None:
+            event.app.erase_when_done = True
+            event.app.exit(result=reply)
+
+    return keys

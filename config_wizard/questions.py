@@ -1,0 +1,324 @@
+"""The questions as data: which comes next, what can be answered, and the profile that answers make.
+
+Types, choices and help come from the settings table, and what this machine can do from the same
+checks as a launch. Pure: nobody is asked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from headway.errors import Problem
+from headway.machine import Machine
+from headway.profile import Entry
+from headway.resolve import resolve
+from headway.settings import TABLE, Origin, Raw, Settings
+
+PLACE, MORE, FINISH = "place", "more", "finish"
+"""The questions that are no settings: where to keep the profile, ask more?, what to do with it."""
+
+USER, PROJECT = "user", "project"
+WRITE, TEST, BACK, CANCEL = "write", "write and test", "back", "cancel"
+YES, NO = "yes", "no"
+NONE = "-"
+"""The answer that takes an optional setting out of the profile."""
+
+_ALWAYS = ("device", "num_processes", "mixed_precision")
+"""Settings that every profile from here holds, asked or not."""
+
+_MORE = (
+    *("gradient_accumulation_steps", "threads_per_process", "max_restarts", "log_dir", "env"),
+    "num_machines",
+)
+_OF_MACHINES = ("main_address", "machine_rank", "main_port")
+
+_TEXTS = {
+    "device": "Where should scripts run?",
+    "num_processes": "How many processes on this machine?",
+    "mixed_precision": "Which precision?",
+    PLACE: "Where to keep the profile?",
+    MORE: "More settings?",
+    "devices": "Which GPUs?",
+    "gradient_accumulation_steps": "How many micro-batches for each optimizer step?",
+    "threads_per_process": "How many CPU threads for each process?",
+    "max_restarts": "How many restarts after a failure?",
+    "log_dir": "A folder for log files?",
+    "env": "Extra environment variables? (A=1 B=2)",
+    "num_machines": "How many machines in a run?",
+    "main_address": "The name or IP address of machine 0?",
+    "machine_rank": "Which of them is this one, from 0?",
+    "main_port": "Which port on machine 0?",
+    FINISH: "What now?",
+}
+
+_HELP = {
+    PLACE: "A project's headway.yaml is found from every folder below it, and wins over yours.",
+    MORE: f"Asks for {', '.join(_MORE)}; all of them can also be set later.",
+    FINISH: "Nothing has been written yet.",
+}
+
+_PRECISIONS = {
+    "no": "fp32 throughout: exact, and takes the most memory",
+    "bf16": "half the memory, with the range of fp32",
+    "fp16": "half the memory; a small range, so gradients are scaled",
+}
+
+
+class Choice(NamedTuple):
+    """One possible answer, and why one might take it."""
+
+    value: str
+    reason: str = ""
+
+
+class Question(NamedTuple):
+    """What a prompter shows; it answers with one of the choices, or with a typed line."""
+
+    name: str
+    text: str
+    default: str
+    help: str
+    choices: tuple[Choice, ...] = ()  # none: a line is typed
+    reason: str = ""  # for a typed line: why the default is what it is
+
+
+class Facts(NamedTuple):
+    """All that the questions depend on, apart from the answers."""
+
+    machine: Machine
+    profiles: Mapping[str, Mapping[str, Raw]]  # what is written at each place now
+    paths: Mapping[str, str]  # of these places, in words
+    defaults: Mapping[str, Raw]  # earlier answers; those that still fit are offered
+    given: Mapping[str, Raw]  # answers from the command line or a file; not asked for
+    problems: Callable[[Mapping[str, Raw]], Sequence[Problem]]  # what a launch would refuse
+    can_test: bool = False  # there is a `headway test`
+
+
+Answers = Mapping[str, str]
+
+
+def next_question(facts: Facts, answers: Answers) -> Question:
+    """Return the first question that has no answer yet; FINISH is the last."""
+    for name in _names(facts, answers):
+        if name not in answers and name not in facts.given:
+            return _question(name, facts, answers)
+    raise AssertionError("FINISH has been answered already")
+
+
+def _names(facts: Facts, answers: Answers) -> Iterator[str]:
+    """Yield the names in order; each may depend on the answers before it."""
+    yield "device"
+    device = _device(facts, answers)
+    if _most_processes(facts.machine, device) > 1:
+        yield "num_processes"
+    if device != "cpu":
+        yield "mixed_precision"
+    if len(facts.profiles) > 1:
+        yield PLACE
+    yield MORE
+    if (answers.get(MORE) or facts.given.get(MORE)) == YES:
+        if device == "cuda":
+            yield "devices"
+        if device == "cpu":
+            yield "mixed_precision"
+        yield from _MORE
+        if str(profile_after(facts, answers).get("num_machines", "1")) != "1":
+            yield from _OF_MACHINES
+    yield FINISH
+
+
+def _question(name: str, facts: Facts, answers: Answers) -> Question:
+    choices = _choices(name, facts, answers)
+    help_text = _HELP.get(name) or _help(name)
+    default, reason = _default(name, facts, answers, choices)
+    return Question(name, _TEXTS[name], default, help_text, choices, reason)
+
+
+def _help(name: str) -> str:
+    row = TABLE[name]
+    optional = f" `{NONE}` for none." if is_optional(name) else ""
+    return (
+        f"{name}: {row.help}.{optional}\n"
+        f"For one launch: {row.flag} {row.metavar}, or {row.variable}."
+    )
+
+
+def is_optional(name: str) -> bool:
+    """True for a setting that may be absent."""
+    return name in TABLE and TABLE[name].default in (None, {})
+
+
+def _choices(name: str, facts: Facts, answers: Answers) -> tuple[Choice, ...]:
+    if name == "device":
+        return _devices_here(facts)
+    if name == "mixed_precision":
+        return _precisions_here(facts, answers)
+    if name == PLACE:
+        reasons = {USER: "for all that you run", PROJECT: "for what is run from here"}
+        return tuple(
+            Choice(place, f"{path}, {reasons[place]}") for place, path in facts.paths.items()
+        )
+    if name == MORE:
+        return Choice(NO), Choice(YES)
+    if name == FINISH:
+        test = [Choice(TEST, "and run `headway test` with it")] if facts.can_test else []
+        return (Choice(WRITE), *test, Choice(BACK, "one question"), Choice(CANCEL))
+    return ()
+
+
+def _devices_here(facts: Facts) -> tuple[Choice, ...]:
+    """Return the devices that work here, the best first."""
+    machine = facts.machine
+    best, why = machine.best_device()
+    reasons = {"cuda": machine.describe_gpus(), "mps": machine.mps_reason}
+    works = [name for name in ("cuda", "mps") if not facts.problems({"device": name})]
+    cores = machine.cores_reason if works else f"{machine.cores_reason}; {why}"
+    choices = [*(Choice(name, reasons[name]) for name in works), Choice("cpu", cores)]
+    return tuple(sorted(choices, key=lambda choice: choice.value != best))
+
+
+def _precisions_here(facts: Facts, answers: Answers) -> tuple[Choice, ...]:
+    """Return the precisions that this device computes in, the recommended one first."""
+    device = _device(facts, answers)
+    fits = [
+        name
+        for name in TABLE["mixed_precision"].choices
+        if not facts.problems({"device": device, "mixed_precision": name})
+    ]
+    best = "bf16" if device == "cuda" and "bf16" in fits else "no"
+    why = "every GPU computes in it" if best == "bf16" else "nothing is rounded"
+    return tuple(
+        Choice(name, _PRECISIONS[name] + (f" (recommended: {why})" if name == best else ""))
+        for name in sorted(fits, key=lambda name: name != best)
+    )
+
+
+def _default(
+    name: str, facts: Facts, answers: Answers, choices: tuple[Choice, ...]
+) -> tuple[str, str]:
+    """Return the answer that Enter gives, and for a typed line why: an earlier one if it fits."""
+    earlier = facts.defaults.get(name)
+    if choices:
+        values = [choice.value for choice in choices]
+        return (str(earlier) if earlier in values else values[0]), ""
+    if name == "num_processes":
+        best, why = _best_processes(facts, answers)
+        asked = {**_settings_of(facts, answers, "devices"), "device": _device(facts, answers)}
+        if earlier is not None and not facts.problems({**asked, name: earlier}):
+            return str(earlier), why
+        return best, why
+    if earlier is None:
+        earlier = NONE if is_optional(name) else str(TABLE[name].default)
+    reason = ""
+    if name == "devices":
+        profile = profile_after(facts, answers)
+        reason = f"for num_processes: {profile['num_processes']}"
+        if _clash(facts, {**profile, name: earlier}):
+            earlier = str(TABLE[name].default)
+    return as_words(earlier), reason
+
+
+def as_words(raw: Raw) -> str:
+    """Return a value as it is typed on one line."""
+    if isinstance(raw, str):
+        return raw
+    if isinstance(raw, Mapping):
+        import shlex
+
+        return shlex.join(f"{name}={text}" for name, text in raw.items())
+    return ",".join(raw) + ("," if len(raw) == 1 else "")
+
+
+def _device(facts: Facts, answers: Answers) -> str:
+    given = answers.get("device") or facts.given.get("device") or "auto"
+    return facts.machine.best_device()[0] if given == "auto" else str(given)
+
+
+def _most_processes(machine: Machine, device: str) -> int:
+    """Return how many processes make sense; on a CPU, each needs a core of its own."""
+    return {"cuda": len(machine.visible_gpus), "cpu": machine.cores}.get(device, 1)
+
+
+def _best_processes(facts: Facts, answers: Answers) -> tuple[str, str]:
+    device = _device(facts, answers)
+    if device == "cpu":
+        return "1", "one process uses all cores; several train in parallel over gloo"
+    origin = Origin("user profile", "the answers")
+    asked = {"device": device, **_settings_of(facts, answers, "devices")}
+    layer = {name: Entry(raw, origin) for name, raw in asked.items()}
+    settings = resolve([layer], facts.machine, {})
+    reason = settings.origin("num_processes").words.removeprefix("detected: ")
+    return str(settings.num_processes), reason
+
+
+def _settings_of(facts: Facts, answers: Answers, name: str) -> dict[str, Raw]:
+    """Return the setting `name` as the profile has it; nothing where it plays no part."""
+    if name == "devices" and _device(facts, answers) != "cuda":
+        return {}
+    present = {**_present(facts, answers), **facts.given, **answers}
+    return {name: present[name]} if name in present else {}
+
+
+def _present(facts: Facts, answers: Answers) -> Mapping[str, Raw]:
+    return facts.profiles[place_of(facts, answers)]
+
+
+def place_of(facts: Facts, answers: Answers) -> str:
+    """Return where the profile is to be kept: USER or PROJECT."""
+    if len(facts.profiles) == 1:
+        return next(iter(facts.profiles))
+    place = answers.get(PLACE) or facts.given.get(PLACE)
+    return str(place or _default(PLACE, facts, answers, _choices(PLACE, facts, answers))[0])
+
+
+def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
+    """Return what the profile would hold: what stands there, changed by the answers so far.
+
+    What the answers contradict is left out: GPUs chosen before, the address of machine 0 where
+    there is one machine. Defaults are not written unless they stood there.
+    """
+    values = dict(_present(facts, answers))
+    for name, raw in {**facts.given, **answers}.items():
+        setting, _, variable = name.partition(".")
+        if variable:  # env.NAME
+            values[setting] = {**Settings.env.kind(values.get(setting, {})), variable: str(raw)}
+        if name not in TABLE:
+            continue
+        if raw == NONE and is_optional(name):
+            values.pop(name, None)
+        elif name in values or name in _ALWAYS or TABLE[name].parse(raw) != TABLE[name].default:
+            values[name] = Settings.env.kind(raw) if name == "env" else raw
+    for name in _ALWAYS:
+        if name not in answers and name not in facts.given:
+            values[name] = _unasked(name, facts, answers)
+    if "devices" not in answers and "devices" not in facts.given and _clash(facts, values):
+        del values["devices"]
+    if answers.get("num_machines") == "1":
+        for name in _OF_MACHINES:
+            values.pop(name, None)
+    return values
+
+
+def _clash(facts: Facts, values: Mapping[str, Raw]) -> bool:
+    """True when the GPUs that are chosen do not go with the device and the number of processes."""
+    names = ("device", "num_processes", "devices")
+    chosen = {name: values[name] for name in names if name in values}
+    return "devices" in values and bool(facts.problems(chosen))
+
+
+def _unasked(name: str, facts: Facts, answers: Answers) -> str:
+    """Return what a setting that every profile holds is as long as nobody was asked for it."""
+    if name == "device":
+        return _device(facts, answers)
+    if name == "num_processes" and _most_processes(facts.machine, _device(facts, answers)) == 1:
+        return "1"
+    return _default(name, facts, answers, _choices(name, facts, answers))[0]
+
+
+def refusals(facts: Facts, answers: Answers) -> Sequence[Problem]:
+    """Return what a launch would refuse of the profile so far; what is to come is no fault."""
+    values = profile_after(facts, answers)
+    if FINISH not in answers and "main_address" not in answers:
+        values.setdefault("main_address", "to-be-asked")
+    return facts.problems(values)

@@ -1,0 +1,244 @@
+"""`headway config` without a terminal: pipes, --yes, --set, --answers, --dry-run."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from headway.commands import config_ask, config_edit
+from headway.commands.main import COMMANDS, main
+from headway.machine import Machine
+from headway.profile import choose_profile, read_profile
+from headway.settings import Raw
+from tests.machines import EIGHT_H100, LAPTOP, M2
+
+Capture = pytest.CaptureFixture[str]
+
+
+def profile(path: str | None = None) -> dict[str, Raw]:
+    entries = read_profile(path or choose_profile().path, "user profile")
+    return {name: entry.raw for name, entry in entries.items()}
+
+
+@pytest.fixture
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """The machine that is detected: the laptop, unless a test names another."""
+    found: Machine = getattr(request, "param", LAPTOP)
+    for module in (config_ask, config_edit):
+        monkeypatch.setattr(module, "detect_machine", lambda: found)
+    return found
+
+
+def on(machine: Machine) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("machine", [machine], indirect=True)
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+CPU = {"device": "cpu", "num_processes": "1", "mixed_precision": "no"}
+CUDA = {"device": "cuda", "num_processes": "8", "mixed_precision": "bf16"}
+
+
+def test_a_pipe_answers_numbered_lines_and_its_early_end_is_said(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "cpu\n2\n")
+    assert main(["config"]) == 0
+    assert profile() == {**CPU, "num_processes": "2"}
+    out = capsys.readouterr().out
+    assert "  1) cpu  8 usable cores; no NVIDIA driver on this machine\n[cpu] cpu\n" in out
+    assert "The input has ended; what is left gets its default:\n  place: user\n" in out
+    assert out.endswith("next: headway launch your_script.py\n")
+
+
+def test_a_wrong_answer_in_a_pipe_writes_nothing(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "cuda\n")
+    assert main(["config"]) == 2
+    assert "this machine shows no GPU" in capsys.readouterr().err
+    assert not Path(choose_profile().path).exists()
+
+
+@on(EIGHT_H100)
+def test_yes_asks_nothing_and_takes_the_best(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "would be an answer")
+    assert main(["config", "--yes"]) == 0
+    assert profile() == CUDA
+    out = capsys.readouterr().out
+    assert out.startswith("wrote ~/.config/headway/default.yaml\n  device: cuda\n")
+    assert sys.stdin.read() == "would be an answer"
+
+
+@on(EIGHT_H100)
+def test_set_answers_a_question_and_any_other_setting(machine: Machine) -> None:
+    words = ["--set", "num_processes=2", "--set", "max_restarts=3", "--set=env=A=1 B=2"]
+    assert main(["config", "--yes", *words]) == 0
+    assert profile() == {
+        **CUDA, "num_processes": "2", "max_restarts": "3", "env": {"A": "1", "B": "2"},
+    }  # fmt: skip
+    assert main(["config", "--yes", "--set", "env.C=3"]) == 0
+    assert profile()["env"] == {"A": "1", "B": "2", "C": "3"}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--set", "num_proceses=2"], "did you mean 'num_processes'"),
+        (["--set", "num_processes=two"], "not a whole number"),
+        (["--set", "device"], "not KEY=VALUE"),
+        (["--set", "device=cuda"], "this machine shows no GPU"),
+        (["--set", "num_machines=2"], "nobody says where machine 0 is"),
+        (["--answers", "missing.yaml"], "cannot be read"),
+        (["--answers", "answers.yaml"], "did you mean 'device'"),
+        (["--profile", "a b"], "cannot be the name of a profile"),
+        (["extra"], "no subcommand"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(
+    words: list[str], reason: str, machine: Machine, capsys: Capture
+) -> None:
+    Path("answers.yaml").write_text("devise: cpu\n")
+    yes = [] if words == ["extra"] else ["--yes"]
+    assert main(["config", *words, *yes]) in (2, 3)
+    assert reason in capsys.readouterr().err
+    assert not Path(choose_profile().path).parent.exists()
+
+
+@on(EIGHT_H100)
+def test_answers_are_replayed_from_a_file_and_the_rest_is_the_best(machine: Machine) -> None:
+    Path("answers.yaml").write_text("num_processes: 4\nplace: project\nlog_dir: logs\n")
+    assert main(["config", "--answers", "answers.yaml"]) == 0
+    assert profile("headway.yaml") == {**CUDA, "num_processes": "4", "log_dir": "logs"}
+    Path("answers.yaml").write_text("place: nowhere\n")
+    assert main(["config", "--answers", "answers.yaml"]) == 2
+
+
+def test_dry_run_prints_the_file_and_writes_nothing(machine: Machine, capsys: Capture) -> None:
+    assert main(["config", "--yes", "--dry-run", "--profile", "gpu4"]) == 0
+    streams = capsys.readouterr()
+    assert "would write ~/.config/headway/gpu4.yaml" in streams.err
+    Path("printed.yaml").write_text(streams.out)
+    assert profile("printed.yaml") == CPU
+    assert not Path(choose_profile().path).parent.exists()
+
+
+def test_a_profile_that_exists_keeps_its_comments_and_its_other_keys(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(choose_profile("mine").path)
+    path.parent.mkdir(parents=True)
+    path.write_text("# mine\ndevice: cuda  # the big one\nnum_processes: 4\nmax_restarts: 3\n")
+    typed(monkeypatch, "\n\n\n\n")
+    assert main(["config", "--profile", "mine"]) == 0
+    out = capsys.readouterr().out
+    assert "- device: cuda  # the big one\n  + device: cpu  # the big one\n" in out
+    assert path.read_text() == (
+        "# mine\ndevice: cpu  # the big one\nnum_processes: 4\nmax_restarts: 3\n"
+        'mixed_precision: "no"\n'
+    )
+    assert out.endswith("next: headway launch --profile mine your_script.py\n")
+    assert main(["config", "--yes", "--profile", "mine"]) == 0
+    assert profile(str(path)) == {**CPU, "max_restarts": "3"}  # detected anew
+
+
+def test_a_broken_profile_is_refused_before_any_question(machine: Machine, capsys: Capture) -> None:
+    Path("headway.yaml").write_text("device: cpu\ndevice: cpu\n")
+    assert main(["config"]) == 2
+    streams = capsys.readouterr()
+    assert "stands twice" in streams.err
+    assert not streams.out
+
+
+def test_a_stronger_source_than_the_new_profile_is_named(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_NUM_PROCESSES", "3")
+    assert main(["config", "--yes"]) == 0
+    assert "gives way to environment HEADWAY_NUM_PROCESSES" in capsys.readouterr().err
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_is_a_clear_error_that_says_how_to_go_on(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "cpu\n2\nuser\n")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    assert main(["config"]) == 2
+    err = capsys.readouterr().err
+    assert "to go on: headway config --set=device=cpu --set=num_processes=2" in err
+    assert "cannot be written: No space left on device" in err
+
+
+def test_where_only_the_profiles_folder_cannot_be_written_the_answers_are_kept(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(choose_profile().path).parent
+    folder.parent.mkdir(parents=True)
+    folder.touch()
+    typed(monkeypatch, "cpu\n5\nuser\n")
+    assert main(["config"]) == 2
+    assert "your answers are kept in ~/.state/headway/answers.yaml" in capsys.readouterr().err
+    folder.unlink()
+    typed(monkeypatch, "")
+    assert main(["config"]) == 0
+    assert profile()["num_processes"] == "5"
+
+
+@on(M2)
+def test_write_and_test_runs_the_test_command_where_there_is_one(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Mapping[str, Raw] | list[str]] = []
+
+    def run(words: list[str]) -> int:
+        calls.extend([words, profile(choose_profile("mine").path)])
+        return 7
+
+    monkeypatch.setitem(COMMANDS, "test", "try it")
+    fake = types.ModuleType("headway.commands.test")
+    fake.main = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "headway.commands.test", fake)
+    typed(monkeypatch, "\n\n\nwrite and test\n")
+    assert main(["config", "--profile", "mine"]) == 7
+    assert calls == [["--profile", "mine"], {**CPU, "device": "mps"}]
+
+
+IMPORTED = """
+import sys
+from headway.commands.main import main
+code = main(sys.argv[1:])
+heavy = {"torch", "questionary", "prompt_toolkit", "rich", "dataclasses", "platformdirs"}
+print(sorted(heavy & sys.modules.keys()), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "limit_s"), [(["config", "--yes"], 0.2), (["config", "show"], 0.1)]
+)
+def test_yes_and_show_are_quick_and_import_nothing_heavy(words: list[str], limit_s: float) -> None:
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        command = [sys.executable, "-c", IMPORTED, *words]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environ)
+        times.append(time.perf_counter() - started)
+        assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert min(times) < limit_s

@@ -1,0 +1,327 @@
+"""The conversation, with a scripted prompter, over every path on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import pytest
+
+from headway.commands.config_ask import _problems
+from headway.config_wizard.interview import Defaults, interview
+from headway.config_wizard.questions import (
+    FINISH,
+    MORE,
+    PLACE,
+    Facts,
+    Question,
+    next_question,
+    profile_after,
+)
+from headway.errors import ConfigError, Problem
+from headway.machine import Machine
+from headway.settings import TABLE, Raw
+from tests.machines import EIGHT_H100, HIDDEN, LAPTOP, M2, MACHINES, ONE_H100, TWO_T4
+
+
+class Script:
+    """Replies with what is written in it, and notes what was asked and said."""
+
+    def __init__(self, replies: Iterable[str]) -> None:
+        self.replies = iter(replies)
+        self.asked: list[Question] = []
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def ask(self, question: Question) -> str:
+        self.asked.append(question)
+        reply = next(self.replies, None)
+        if reply is None:
+            raise EOFError
+        if reply == "Ctrl-C":
+            raise KeyboardInterrupt
+        return reply
+
+
+class Endless(Script):
+    """Presses Enter for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(iter(lambda: "", None))
+
+
+def facts_of(
+    machine: Machine,
+    user: Mapping[str, Raw] | None = None,
+    given: Mapping[str, Raw] | None = None,
+    **changes: object,
+) -> Facts:
+    def problems(values: Mapping[str, Raw]) -> Sequence[Problem]:
+        return _problems(values, machine)
+
+    user = user or {}
+    paths = {"user": "~/default.yaml", "project": "~/work/headway.yaml"}
+    facts = Facts(machine, {"user": user, "project": {}}, paths, user, given or {}, problems)
+    return facts._replace(**changes)  # type: ignore[arg-type]
+
+
+def held(
+    facts: Facts, *replies: str, script: Script | None = None
+) -> tuple[Script, dict[str, Raw]]:
+    """Hold one conversation; return the script after it, and the profile."""
+    script = script or Script(replies)
+    answers: dict[str, str] = {}
+    interview(facts, answers, script, lambda answers: f"summary of {len(answers)}")
+    return script, profile_after(facts, answers)
+
+
+CPU = {"device": "cpu", "num_processes": "1", "mixed_precision": "no"}
+CUDA = {"device": "cuda", "num_processes": "8", "mixed_precision": "bf16"}
+
+ENTER_ONLY = {  # machine: (number of prompts, the profile)
+    "laptop": (5, CPU),
+    "half a core": (4, CPU),
+    "one H100": (5, {**CUDA, "num_processes": "1"}),
+    "eight H100": (6, CUDA),
+    "two T4": (6, {**CUDA, "num_processes": "2", "mixed_precision": "no"}),
+    "hidden GPUs": (5, CPU),
+    "M2": (5, {**CPU, "device": "mps"}),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_enter_alone_gives_the_best_profile_in_few_prompts(name: str) -> None:
+    prompts, profile = ENTER_ONLY[name]
+    script, result = held(facts_of(MACHINES[name]), script=Endless())
+    assert result == profile
+    assert len(script.asked) == prompts
+    assert script.said == [f"summary of {prompts - 1}"]
+
+
+def paths(facts: Facts, answers: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield the answers of every path through the questions: every choice, and both ways that the
+    number of machines leads.
+    """
+    question = next_question(facts, answers)
+    typed = {"num_machines": ["1", "2"], "main_address": ["node0"]}
+    replies = [choice.value for choice in question.choices]
+    for reply in replies or typed.get(question.name, [question.default]):
+        if question.name == FINISH:
+            yield {**answers, FINISH: reply}
+        else:
+            yield from paths(facts, {**answers, question.name: reply})
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_path_ends_in_a_profile_that_a_launch_accepts_here(name: str) -> None:
+    facts = facts_of(MACHINES[name], can_test=True)
+    seen = 0
+    for answers in paths(facts, {}):
+        if answers[FINISH] not in ("write", "cancel"):
+            continue
+        if answers["device"] == "mps" and answers.get("num_machines") == "2":
+            continue  # refused in the conversation; see below
+        script, profile = held(facts, *answers.values())
+        assert [question.name for question in script.asked] == list(answers)
+        assert not _problems(profile, MACHINES[name])
+        assert {"device", "num_processes", "mixed_precision"} <= profile.keys()
+        for name_, answer in answers.items():
+            if name_ in TABLE:
+                assert str(profile.get(name_, answer)) == answer
+        seen += 1
+    assert seen >= 8
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_back_from_every_question_leads_to_the_one_before_with_its_answer(name: str) -> None:
+    facts = facts_of(MACHINES[name])
+    for answers in paths(facts, {}):
+        if answers[FINISH] != "write" or "mps" in answers.values():
+            continue
+        *replies, last = answers.values()
+        # every answer is given, taken back, and confirmed by Enter
+        script, profile = held(
+            facts, *(word for reply in replies for word in (reply, "<", "")), last
+        )
+        assert profile == held(facts, *answers.values())[1]
+        for before, again in zip(script.asked[:-1:3], script.asked[2:-1:3], strict=True):
+            assert before.name == again.name
+
+
+def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
+    def offered(machine: Machine, *answers: str) -> list[tuple[str, str]]:
+        script, _ = held(facts_of(machine), *answers)
+        asked = script.asked[len(answers)]
+        return [(choice.value, choice.reason) for choice in asked.choices]
+
+    assert offered(EIGHT_H100) == [("cuda", "8 GPUs (NVIDIA H100)"), ("cpu", "192 usable cores")]
+    assert offered(M2) == [("mps", "Apple silicon"), ("cpu", "8 usable cores")]
+    assert offered(HIDDEN) == [("cpu", "192 usable cores; CUDA_VISIBLE_DEVICES='' hides the GPUs")]
+    precisions = offered(EIGHT_H100, "cuda", "8")
+    assert [value for value, _ in precisions] == ["bf16", "no", "fp16"]
+    assert "recommended: every GPU computes in it" in precisions[0][1]
+    assert [value for value, _ in offered(TWO_T4, "cuda", "2")] == ["no", "fp16"]
+    assert offered(ONE_H100, "cuda")[0][0] == "bf16"  # one GPU: no question about processes
+
+
+@pytest.mark.parametrize(
+    ("machine", "replies", "reason"),
+    [
+        (LAPTOP, ["cuda"], "this machine shows no GPU: no NVIDIA driver"),
+        (LAPTOP, ["tpu"], "'tpu' is none of the answers"),
+        (LAPTOP, ["3"], "'3' is none of the answers"),
+        (EIGHT_H100, ["cuda", "9"], "num_processes is 9, but this machine shows 8 GPUs"),
+        (EIGHT_H100, ["", "-2"], "num_processes is '-2', but it must be 1 or more"),
+        (EIGHT_H100, ["", "many"], "not a whole number"),
+        (TWO_T4, ["", "", "bf16"], "Tesla T4, sm_75) has no bf16"),
+        (LAPTOP, ["", "", "", "yes", "fp16"], "on a CPU only bf16"),
+        (LAPTOP, ["", "", "", "y", "", "0"], "1 or more"),
+        (LAPTOP, ["", "", "", "y", *[""] * 5, "RANK=1"], "env sets RANK"),
+        (LAPTOP, ["", "", "", "y", *[""] * 6, "2", "-"], "nobody says where machine 0 is"),
+        (LAPTOP, ["", "", "", "y", *[""] * 6, "2", "node0", "2"], "it is from 0 to 1"),
+        (M2, ["", "", "", "y", *[""] * 5, "2"], "MPS is one device in one process"),
+    ],
+)
+def test_a_wrong_answer_is_refused_at_once_with_the_reason_and_asked_again(
+    machine: Machine, replies: list[str], reason: str
+) -> None:
+    script = Script([*replies, "Ctrl-C"])
+    with pytest.raises(KeyboardInterrupt):
+        interview(facts_of(machine), {}, script, lambda _: "")
+    assert reason in script.said[-1]
+    assert script.asked[-1].name == script.asked[-2].name
+
+
+@pytest.mark.parametrize("reply", ["cpu", "CPU", " 2 ", "2"])
+def test_a_choice_is_named_by_value_or_number(reply: str) -> None:
+    assert held(facts_of(EIGHT_H100), reply, "3")[1]["device"] == "cpu"
+
+
+@pytest.mark.parametrize("reply", ["y", "Y", "yes", "YES", "2"])
+def test_yes_and_no_are_taken_however_they_are_typed(reply: str) -> None:
+    script, _ = held(facts_of(M2), "", "", "", reply)
+    assert script.asked[4].name == "gradient_accumulation_steps"
+
+
+def test_help_explains_the_question_from_the_table_and_asks_it_again() -> None:
+    script, _ = held(facts_of(LAPTOP), "?", "cpu", "?", "2")
+    assert script.said[0].startswith(f"device: {TABLE['device'].help}.")
+    assert "--num-processes N, or HEADWAY_NUM_PROCESSES" in script.said[1]
+    assert [question.name for question in script.asked[:4]] == ["device"] * 2 + [
+        "num_processes"
+    ] * 2
+
+
+def test_back_at_the_first_question_says_that_it_is_the_first() -> None:
+    script, profile = held(facts_of(LAPTOP), "<", "cpu")
+    assert script.said[0] == "This is the first question."
+    assert profile == CPU
+
+
+def test_back_in_the_closing_menu_opens_the_question_before() -> None:
+    script, profile = held(facts_of(LAPTOP), "", "", "", "", "back", "yes", "bf16")
+    assert script.asked[5].name == MORE
+    assert profile["mixed_precision"] == "bf16"
+
+
+def test_going_back_to_another_device_forgets_what_belonged_to_the_first() -> None:
+    _, profile = held(facts_of(EIGHT_H100), "cuda", "8", "bf16", "<", "<", "<", "cpu", "3")
+    assert profile == {"device": "cpu", "num_processes": "3", "mixed_precision": "no"}
+
+
+def test_what_the_profile_says_is_the_default_if_it_still_fits() -> None:
+    user = {"device": "cuda", "num_processes": "4", "mixed_precision": "fp16", "max_restarts": "3"}
+    script, profile = held(facts_of(EIGHT_H100, user), script=Endless())
+    assert [question.default for question in script.asked[:3]] == ["cuda", "4", "fp16"]
+    assert profile == user
+    _, profile = held(facts_of(LAPTOP, user), script=Endless())
+    assert profile == {**CPU, "num_processes": "4", "max_restarts": "3"}
+
+
+def test_gpus_chosen_before_count_the_processes_and_go_with_the_last_gpu() -> None:
+    user: dict[str, Raw] = {"device": "cuda", "devices": ["1", "3"]}
+    script, profile = held(facts_of(EIGHT_H100, user), script=Endless())
+    assert profile == {**user, "num_processes": "2", "mixed_precision": "bf16"}
+    assert "one process for each of 2 GPUs" in script.asked[1].reason
+    assert held(facts_of(EIGHT_H100, user), "cpu")[1] == CPU
+    script, profile = held(facts_of(EIGHT_H100, user), "", "1", "", "", "yes", "1,")
+    assert profile["devices"] == "1,"
+    assert script.asked[5][2:] == ("all", script.asked[5].help, (), "for num_processes: 1")
+
+
+def test_more_settings_are_written_only_where_they_differ_from_the_defaults() -> None:
+    more = ["4", "auto", "2", "~/logs", "A=1 B='x y'", "2", "node0", "1", "29501"]
+    _, profile = held(facts_of(LAPTOP), "", "", "", "yes", "bf16", *more)
+    assert profile == {
+        **CPU,
+        "mixed_precision": "bf16",
+        "gradient_accumulation_steps": "4",
+        "max_restarts": "2",
+        "log_dir": "~/logs",
+        "env": {"A": "1", "B": "x y"},
+        "num_machines": "2",
+        "main_address": "node0",
+        "machine_rank": "1",
+        "main_port": "29501",
+    }
+    script, again = held(facts_of(LAPTOP, profile), "", "", "", "yes", *[""] * 10)
+    assert again == profile
+    assert [q.default for q in script.asked if q.name == "env"] == ["A=1 'B=x y'"]
+    _, fewer = held(facts_of(LAPTOP, profile), "", "", "", "yes", *[""] * 4, "-", "-", "1")
+    assert not fewer.keys() & {"log_dir", "env", "main_address", "machine_rank", "main_port"}
+
+
+def test_input_that_ends_early_leaves_the_rest_to_the_defaults_and_says_so() -> None:
+    script, profile = held(facts_of(LAPTOP), "cpu", "2")
+    assert profile == {**CPU, "num_processes": "2"}
+    assert script.said[0].startswith("The input has ended")
+    assert f"  {PLACE}: user" in script.said
+    assert f"  {FINISH}: write" in script.said
+
+
+def test_input_that_ends_after_a_refused_answer_is_an_error_and_no_default() -> None:
+    with pytest.raises(ConfigError, match="this machine shows no GPU"):
+        held(facts_of(LAPTOP), "cuda")
+
+
+def test_what_was_given_is_not_asked_and_an_impossible_gift_is_refused_before_any_question() -> (
+    None
+):
+    script, profile = held(facts_of(EIGHT_H100, given={"num_processes": "2"}), script=Endless())
+    assert "num_processes" not in [question.name for question in script.asked]
+    assert profile["num_processes"] == "2"
+    script = Script([])
+    with pytest.raises(ConfigError, match="shows no GPU"):
+        held(facts_of(LAPTOP, given={"device": "cuda"}), script=script)
+    assert not script.asked
+    with pytest.raises(ConfigError, match="env sets RANK"):
+        held(facts_of(LAPTOP, {"env": {"RANK": "1"}}))
+
+
+def test_nobody_asked_and_a_default_that_cannot_be_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="nobody says where machine 0 is"):
+        interview(
+            facts_of(LAPTOP, given={"num_machines": "2"}),
+            {},
+            Defaults(lambda _: None),
+            lambda _: "",
+        )
+
+
+def test_ctrl_c_leaves_the_answers_so_far_with_the_caller() -> None:
+    answers: dict[str, str] = {}
+    with pytest.raises(KeyboardInterrupt):
+        interview(facts_of(LAPTOP), answers, Script(["cpu", "2", "Ctrl-C"]), lambda _: "")
+    assert answers == {"device": "cpu", "num_processes": "2"}
+
+
+def test_write_and_test_is_offered_where_there_is_a_test_command() -> None:
+    values = []
+    for can_test in (False, True):
+        script, _ = held(facts_of(LAPTOP, can_test=can_test), script=Endless())
+        values.append([choice.value for choice in script.asked[-1].choices])
+    assert values == [
+        ["write", "back", "cancel"],
+        ["write", "write and test", "back", "cancel"],
+    ]

@@ -1,0 +1,177 @@
+"""The conversation on a real terminal: keys, short and changing windows, back, Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.profile import choose_profile, read_profile
+from headway.settings import Raw
+
+pexpect = pytest.importorskip("pexpect")
+pytest.importorskip("pyte")
+
+from tests.terminal import Terminal  # noqa: E402  needs the two above
+
+
+def profile() -> dict[str, Raw]:
+    entries = read_profile(choose_profile().path, "user profile")
+    return {name: entry.raw for name, entry in entries.items()}
+
+
+CUDA = {"device": "cuda", "num_processes": "8", "mixed_precision": "bf16"}
+QUESTIONS = [
+    "Where should",
+    "How many",
+    "Which prec",
+    "Where to keep",
+    "More settings?",
+    "What now?",
+]
+
+
+def test_enter_alone_writes_the_best_profile_and_prints_the_next_command() -> None:
+    with Terminal("EIGHT_H100", "config") as terminal:
+        for question in QUESTIONS:
+            terminal.wait_for(question)
+            terminal.press("\r")
+        assert terminal.exit_code() == 0
+        assert profile() == CUDA
+        screen = terminal.text
+    assert screen.startswith("Found here: 8 GPUs (NVIDIA H100), 192 usable cores.\n")
+    assert "A launch: your_script.py: 8 processes on cuda, precision bf16, 24 threads" in screen
+    assert screen.endswith("next: headway launch your_script.py")
+
+
+def test_arrows_letters_and_numbers_move_through_a_menu() -> None:
+    with Terminal("EIGHT_H100", "config") as terminal:
+        terminal.wait_for("❯ cuda")
+        terminal.press("down")
+        terminal.wait_for("❯ cpu")
+        terminal.press("up")
+        terminal.wait_for("❯ cuda")
+        terminal.press("\r")
+        terminal.wait_for("How many")
+        terminal.press("\r")
+        terminal.wait_for("❯ bf16")
+        terminal.press("f")
+        terminal.wait_for("❯ fp16")
+        terminal.press("2")
+        terminal.wait_for("❯ no")
+        terminal.press("\r")
+        terminal.wait_for("❯ user")
+        terminal.press("\r")
+        terminal.wait_for("❯ no")
+        terminal.press("y", "e", "s")  # as one may type it
+        terminal.wait_for("❯ yes")
+        terminal.press("\r")
+        terminal.wait_for("Which GPUs? (for num_processes: 8) [all]")
+        terminal.press("ctrl-c")
+        assert terminal.exit_code() == 130
+
+
+def test_help_and_back_work_at_once_and_a_wrong_answer_is_asked_again() -> None:
+    with Terminal("EIGHT_H100", "config") as terminal:
+        terminal.wait_for("❯ cuda")
+        terminal.press("?")
+        terminal.wait_for("device: where the script computes.")
+        terminal.wait_for("❯ cuda")
+        terminal.press("\r")
+        terminal.wait_for("[8]")
+        terminal.press("9\r")
+        terminal.wait_for("this machine shows 8 GPUs")
+        terminal.press("4\r")
+        terminal.wait_for("Which precision?")
+        terminal.press("<")
+        terminal.wait_for("[4]")  # the answer taken back is the default now
+        terminal.press("?")
+        terminal.wait_for("--num-processes N, or HEADWAY_NUM_PROCESSES")
+        terminal.press("esc")
+        terminal.wait_for("❯ cuda")
+        for question in QUESTIONS[1:]:
+            terminal.press("\r")
+            terminal.wait_for(question)
+        terminal.press("\r")
+        assert terminal.exit_code() == 0
+    assert profile() == {**CUDA, "num_processes": "4"}
+
+
+@pytest.mark.parametrize("key", ["ctrl-c", "ctrl-d"])
+def test_ctrl_c_writes_nothing_and_the_next_run_offers_the_answers(key: str) -> None:
+    with Terminal("EIGHT_H100", "config") as terminal:
+        terminal.wait_for("❯ cuda")
+        terminal.press("\r")
+        terminal.wait_for("[8]")
+        terminal.press("3\r")
+        terminal.wait_for("Which precision?")
+        terminal.press(key)
+        assert terminal.exit_code() == 130
+        assert "nothing was written; your answers are kept in ~/" in terminal.text
+        assert "Traceback" not in terminal.text
+    assert not Path(choose_profile().path).exists()
+    with Terminal("EIGHT_H100", "config") as terminal:
+        terminal.wait_for("Enter takes your earlier answer")
+        terminal.press("\r")
+        terminal.wait_for("[3]")
+        for question in QUESTIONS[2:]:
+            terminal.press("\r")
+            terminal.wait_for(question)
+        terminal.press("\r")
+        assert terminal.exit_code() == 0
+    assert profile() == {**CUDA, "num_processes": "3"}
+    assert not list(Path.home().rglob("answers.yaml"))
+
+
+def test_a_window_of_four_lines_still_shows_where_one_is() -> None:
+    with Terminal("EIGHT_H100", "config", rows=4, columns=60) as terminal:
+        terminal.wait_for("❯ cuda")
+        terminal.press("\r")
+        terminal.wait_for("[8]")
+        terminal.press("\r")
+        for precision in ("bf16", "no", "fp16"):
+            terminal.wait_for(f"❯ {precision}")
+            terminal.press("down")
+        terminal.wait_for("❯ bf16")
+        for question in QUESTIONS[3:]:
+            terminal.press("\r")
+            terminal.wait_for(question)
+        terminal.wait_for("❯ write")
+        terminal.press("\r")
+        assert terminal.exit_code() == 0
+    assert profile() == CUDA
+
+
+def test_a_window_that_is_resized_is_drawn_again() -> None:
+    with Terminal("M2", "config", rows=24, columns=80) as terminal:
+        terminal.wait_for("❯ mps")
+        terminal.resize(10, 40)
+        terminal.press("down")
+        terminal.wait_for("❯ cpu")
+        terminal.resize(24, 120)
+        terminal.press("up")
+        terminal.wait_for("❯ mps")
+        terminal.press("ctrl-c")
+        assert terminal.exit_code() == 130
+
+
+def test_cancel_in_the_closing_menu_writes_nothing() -> None:
+    with Terminal("M2", "config") as terminal:
+        for question in ("Where should", "Which prec", "Where to keep", "More settings?"):
+            terminal.wait_for(question)
+            terminal.press("\r")
+        terminal.wait_for("❯ write")
+        terminal.press("c", "\r")
+        assert terminal.exit_code() == 130
+        assert terminal.text.endswith("nothing was written")
+    assert not Path(choose_profile().path).exists()
+
+
+def test_a_dumb_terminal_gets_numbered_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Terminal("M2", "config", term="dumb") as terminal:
+        terminal.wait_for("1) mps  Apple silicon")
+        terminal.press("2\r")
+        terminal.wait_for("[1]")
+        terminal.press("ctrl-c")
+        assert terminal.exit_code() == 130
+        assert "\x1b" not in terminal.text

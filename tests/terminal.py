@@ -1,0 +1,110 @@
+"""A terminal for tests: a real pty, and a screen that is drawn as a person would see it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pexpect
+import pyte
+
+PATIENCE_S = 20
+
+ON_MACHINE = """
+import sys
+from headway.commands import config_ask, config_edit, main
+from tests import machines
+config_ask.detect_machine = config_edit.detect_machine = lambda: getattr(machines, sys.argv[1])
+sys.exit(main.main(sys.argv[2:]))
+"""
+"""Runs a command line as if on one of the recorded machines, which the first argument names."""
+
+KEYS = {"up": "\x1b[A", "down": "\x1b[B", "esc": "\x1b", "ctrl-c": "\x03", "ctrl-d": "\x04"}
+
+
+class Terminal:
+    """Runs `headway` on one of the recorded machines, on a screen of this size."""
+
+    def __init__(
+        self,
+        machine: str,
+        *words: str,
+        rows: int = 30,
+        columns: int = 100,
+        term: str = "xterm-256color",
+    ) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self.stream = pyte.ByteStream(self.screen)
+        self.child: Any = pexpect.spawn(
+            sys.executable,
+            ["-c", ON_MACHINE, machine, *words],
+            env=_environ(term),
+            dimensions=(rows, columns),
+        )
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.child.close(force=True)
+
+    @property
+    def text(self) -> str:
+        """What stands on the screen, without the spaces at the ends of lines."""
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+    def read(self, seconds: float = 0.05) -> bool:
+        """Draw what has been printed; False when the program has ended."""
+        try:
+            data = self.child.read_nonblocking(65536, timeout=seconds)
+        except pexpect.TIMEOUT:
+            return True
+        except pexpect.EOF:
+            return False
+        if b"\x1b[6n" in data:  # the program asks where the cursor is
+            place = f"\x1b[{self.screen.cursor.y + 1};{self.screen.cursor.x + 1}R"
+            self.child.send(place)
+        self.stream.feed(data)
+        return True
+
+    def wait_for(self, text: str) -> None:
+        """Wait until `text` stands on the screen."""
+        end = time.monotonic() + PATIENCE_S
+        while text not in self.text:
+            assert self.read() or text in self.text, f"ended without {text!r}:\n{self.text}"
+            assert time.monotonic() < end, f"no {text!r} on the screen:\n{self.text}"
+
+    def press(self, *keys: str) -> None:
+        """Type keys by name, or else letter by letter."""
+        for key in keys:
+            self.child.send(KEYS.get(key, key))
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the size of the window."""
+        self.screen.resize(rows, columns)
+        self.child.setwinsize(rows, columns)
+
+    def exit_code(self) -> int:
+        """Wait for the end, and return how the program ended."""
+        end = time.monotonic() + PATIENCE_S
+        while self.read():
+            assert time.monotonic() < end, f"it does not end:\n{self.text}"
+        self.child.wait()
+        code = self.child.exitstatus
+        assert isinstance(code, int)
+        return code
+
+
+def _environ(term: str) -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "TERM": term, "PYTHONWARNINGS": "error"}
