@@ -1,0 +1,152 @@
+"""Accelerate's configuration file: what it says in our settings, and ours in its keys. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from headway.devices import ALL
+from headway.errors import ConfigError
+from headway.settings import TABLE, Raw, Settings
+
+_SAME_KIND = ("NO", "MULTI_CPU", "MULTI_GPU", "MPS")
+_OTHER_KIND = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs too, but no DDP
+
+
+class Imported(NamedTuple):
+    """What another tool's configuration means here."""
+
+    values: dict[str, Raw]
+    left: list[str]  # what has no counterpart here, a line for each
+    launch: tuple[str, ...] = ()  # what follows `headway launch`, where a script is named
+
+
+def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
+    """Return what an Accelerate configuration means here.
+
+    Args:
+        config: the file's map; every scalar in it is a text, `null` where there is none.
+        where: the file, for messages.
+
+    Raises:
+        ConfigError: it is none, is for SageMaker, or its processes cannot be divided.
+    """
+    if "compute_environment" not in config and "distributed_type" not in config:
+        raise ConfigError(
+            "this is no configuration of Accelerate: "
+            "it has neither compute_environment nor distributed_type",
+            where=where,
+            fix="name a file that `accelerate config` wrote, or a `torchrun ...` command line",
+        )
+    rest = {key: text for key, text in config.items() if isinstance(text, str) and text != "null"}
+    nested = {key: value for key, value in config.items() if not isinstance(value, str)}
+    if rest.pop("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        raise ConfigError(
+            f"compute_environment is {config['compute_environment']!r}, "
+            "but Headway runs on this machine and its like",
+            where=where,
+            fix="import a file with `compute_environment: LOCAL_MACHINE`",
+        )
+    values: dict[str, Raw] = {}
+    left = []
+    if rest.get("distributed_type", "NO") in (*_SAME_KIND, *_OTHER_KIND):
+        left = _take_device(rest, values)
+        _take_processes(rest, values, where)
+    if rest.get("mixed_precision") in TABLE["mixed_precision"].choices:
+        values["mixed_precision"] = rest.pop("mixed_precision")
+    deepspeed = nested.get("deepspeed_config")
+    if isinstance(deepspeed, dict) and _is_number(deepspeed.get("gradient_accumulation_steps")):
+        deepspeed = dict(deepspeed)
+        values["gradient_accumulation_steps"] = deepspeed.pop("gradient_accumulation_steps")
+        nested["deepspeed_config"] = deepspeed
+    return Imported(values, [*left, *_lines({**rest, **nested})])
+
+
+def _is_number(text: object) -> bool:
+    return isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10
+
+
+def _take_device(rest: dict[str, str], values: dict[str, Raw]) -> list[str]:
+    """Move what says where to compute from `rest` to `values`; return what of it has no place."""
+    kind = rest.pop("distributed_type", "NO")
+    on_cpu = rest.pop("use_cpu", "false") == "true" or kind == "MULTI_CPU"
+    gpus = rest.get("gpu_ids", "all")
+    if on_cpu:
+        values["device"] = "cpu"
+    elif kind == "MPS":
+        values["device"] = "mps"
+    elif kind == "MULTI_GPU" or kind in _OTHER_KIND or gpus != "all":
+        values["device"] = "cuda"
+    if gpus == "all":
+        rest.pop("gpu_ids", None)
+    elif not on_cpu:
+        indices = [index.strip() for index in rest.pop("gpu_ids").split(",") if index.strip()]
+        values["devices"] = indices
+    in_words = f"distributed_type: {kind} (the processes train with DDP)"
+    return [in_words] if kind in _OTHER_KIND else []
+
+
+def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) -> None:
+    """Divide Accelerate's total of processes by the machines, and take over where they meet."""
+    machines = rest.pop("num_machines", "1")
+    total = rest.get("num_processes")
+    if total is not None and _is_number(total) and _is_number(machines) and int(machines) > 0:
+        rest.pop("num_processes")
+        each, remainder = divmod(int(total), int(machines))
+        if remainder:
+            raise ConfigError(
+                f"num_processes is {total} in all, which {machines} machines cannot share equally",
+                where=where,
+                fix="import a file for one machine, and set num_processes on each machine",
+            )
+        values["num_processes"] = str(each)
+    if machines != "1":
+        values["num_machines"] = machines
+        names = {"machine_rank": "machine_rank", "main_process_ip": "main_address"}
+        names["main_process_port"] = "main_port"
+        values |= {ours: rest.pop(theirs) for theirs, ours in names.items() if theirs in rest}
+    elif rest.get("machine_rank") == "0":
+        rest.pop("machine_rank")
+
+
+def _lines(rest: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in rest.items():
+        if isinstance(value, Mapping) and value:
+            yield from _lines(value, f"{prefix}{key}.")
+        else:
+            shown = " ".join(map(str, value)) if isinstance(value, list) else value
+            yield f"{prefix}{key}: {shown}"
+
+
+def to_accelerate(settings: Settings) -> dict[str, object]:
+    """Return the keys of an Accelerate configuration that means what `settings` do."""
+    processes = settings.num_processes * settings.num_machines
+    kinds = {"cpu": "MULTI_CPU", "cuda": "MULTI_GPU"}
+    config: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kinds.get(settings.device, "NO") if processes > 1 else "NO",
+        "mixed_precision": settings.mixed_precision,
+        "use_cpu": settings.device == "cpu",
+        "num_processes": processes,
+        "num_machines": settings.num_machines,
+        "machine_rank": settings.machine_rank,
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "debug": False,
+    }
+    if settings.device == "cuda":
+        chosen = settings.devices.select(settings.num_processes)
+        is_all = settings.devices == ALL
+        config["gpu_ids"] = "all" if is_all else ",".join(map(str, chosen))
+    if settings.num_machines > 1:
+        config["main_process_ip"] = settings.main_address
+        config["main_process_port"] = settings.main_port
+    return config
+
+
+IN_ACCELERATE = (
+    *("device", "devices", "num_processes", "mixed_precision"),
+    *("num_machines", "machine_rank", "main_address", "main_port"),
+)
+"""The settings that an Accelerate configuration can hold."""

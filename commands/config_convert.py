@@ -1,0 +1,166 @@
+"""`headway config import | export`: profiles from and for Accelerate, torchrun and the shell."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from headway.commands.accelerate_file import (
+    IN_ACCELERATE,
+    Imported,
+    from_accelerate,
+    to_accelerate,
+)
+from headway.commands.config_check import SCRIPT
+from headway.commands.config_edit import apply, checked_values, set_all
+from headway.commands.flags import Parser
+from headway.commands.schema import beginning
+from headway.commands.torchrun_line import (
+    NOT_IN_TORCHRUN,
+    from_torchrun,
+    is_torchrun,
+    to_torchrun,
+)
+from headway.errors import ConfigError
+from headway.machine import detect_machine
+from headway.profile import choose_profile, read_text, shown
+from headway.resolve import environment_layer, profile_layers, resolve
+from headway.settings import TABLE, Settings
+
+FORMATS = ("torchrun", "env", "sh", "accelerate")
+
+
+def import_file(argv: Sequence[str]) -> int:
+    """Take over what an Accelerate file or a torchrun command line says."""
+    parser = Parser(
+        "config import",
+        "Take over what another tool's configuration says: a file that `accelerate config` wrote "
+        "(YAML or JSON), or a torchrun command line, on this line or in a file.",
+        usage="headway config import [flags] FILE\n"
+        "       headway config import [flags] [NAME=VALUE ...] torchrun ...",
+    )
+    parser.flag("--dry-run", help="print the profile that would be written, and write nothing")
+    parser.profile_flag()
+    own, words = parser.split(argv)
+    parsed = parser.parse_args(own)
+    imported, where = _read(words)
+    values = checked_values(imported.values, where)
+    path = choose_profile(parsed.profile).path
+    if parsed.dry_run:
+        print(set_all(beginning(path), values), end="")
+    else:
+        apply(path, lambda text: set_all(text or beginning(path), values))
+    for line in imported.left:
+        print(f"no counterpart here: {line}")
+    profile = [] if parsed.profile is None else ["--profile", parsed.profile]
+    print(f"next: {shlex.join(['headway', 'launch', *profile, *(imported.launch or [SCRIPT])])}")
+    return 0
+
+
+def _read(words: list[str]) -> tuple[Imported, str]:
+    """Return what is to be imported, and where it comes from."""
+    if len(words) == 1 and " " in words[0].strip():
+        words = shlex.split(words[0])
+    if is_torchrun(words):
+        return from_torchrun(words, detect_machine().cores), "the torchrun command line"
+    if len(words) != 1:
+        raise ConfigError(
+            f"{shlex.join(words)!r} is neither one file nor a torchrun command line",
+            where="the command line",
+            fix="`headway config import FILE`, or `headway config import torchrun ...`",
+        )
+    where = shown(words[0])
+    text = read_text(words[0])
+    line = _torchrun_in(text)
+    if line:
+        return from_torchrun(line, detect_machine().cores), where
+    return from_accelerate(_parsed(text, where), where), where
+
+
+def _torchrun_in(text: str) -> list[str]:
+    """Return the words of the first torchrun command in a shell script, if there is one."""
+    for line in text.replace("\\\n", " ").splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # an open quote: no command that stands on one line
+            continue
+        if is_torchrun(words):
+            return words
+    return []
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    """Return the map in a YAML or JSON file; every scalar in it is the text that stands there."""
+    import yaml
+
+    try:
+        if text.lstrip().startswith("{"):
+            found = _as_texts(json.loads(text))
+        else:
+            # not the C loader: deep nesting would overflow its stack
+            found = yaml.load(text, Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"the file is neither YAML nor JSON: {' '.join(str(error).split())}",
+            where=where,
+            fix="name a file that `accelerate config` wrote, or a `torchrun ...` command line",
+        ) from None
+    return found if isinstance(found, dict) else {}
+
+
+def _as_texts(value: Any) -> Any:
+    """Return JSON data with every scalar as YAML would write it."""
+    if isinstance(value, dict):
+        return {key: _as_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_texts(item) for item in value]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def export(argv: Sequence[str]) -> int:
+    """Print the settings that a launch here would have in another tool's words."""
+    parser = Parser("config export", "Print the settings of a launch here in other words.")
+    parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="in whose words")
+    parser.profile_flag()
+    parsed = parser.parse_flags(argv)
+    if parsed.format not in FORMATS:
+        parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
+    layers = [*profile_layers(profile=parsed.profile), environment_layer()]
+    settings = resolve(layers, detect_machine())
+    said = [name for layer in layers for name in layer]
+    if parsed.format == "torchrun":
+        print(to_torchrun(settings, [SCRIPT]))
+        _report_missing(name for name in said if name in NOT_IN_TORCHRUN)
+    elif parsed.format == "accelerate":
+        import yaml
+
+        print(yaml.safe_dump(to_accelerate(settings), sort_keys=False), end="")
+        _report_missing(name for name in said if name not in IN_ACCELERATE)
+    else:
+        for name in dict.fromkeys(said):
+            if settings.values[name].value is not None:  # such as the port on one machine
+                print(_assignment(name, settings, parsed.format))
+    return 0
+
+
+def _report_missing(names: Iterable[str]) -> None:
+    for name in dict.fromkeys(names):
+        print(f"headway: note: {name} has no counterpart there", file=sys.stderr)
+
+
+def _assignment(name: str, settings: Settings, style: str) -> str:
+    """Return a line that sets the variable of a setting, for a shell or an env file."""
+    value = settings.values[name].value
+    text = shlex.join(f"{k}={v}" for k, v in value.items()) if name == "env" else str(value)
+    if style == "sh":
+        return f"export {TABLE[name].variable}={shlex.quote(text)}"
+    if "\n" in text:
+        raise ConfigError(
+            f"{name} holds a line break, which an env file cannot",
+            where=str(settings.origin(name)),
+            fix="use --format sh",
+        )
+    return f"{TABLE[name].variable}={text}"

@@ -1,0 +1,314 @@
+"""`headway config import` and `export`: nothing that has a meaning here is lost or invented."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headway.commands.main import main
+from headway.commands.torchrun_line import LONE, VALUED
+from headway.profile import choose_profile, read_profile
+from headway.resolve import environment_layer, profile_layers, resolve
+from headway.settings import Raw, Settings
+from tests.commands.accelerate_files import FOLDER, KINDS
+from tests.machines import EIGHT_H100
+
+Capture = pytest.CaptureFixture[str]
+
+
+def profile() -> dict[str, Raw]:
+    entries = read_profile(choose_profile().path, "user profile")
+    return {name: entry.raw for name, entry in entries.items()}
+
+
+def in_profile(**values: str) -> Settings:
+    main(["config", "set", *(f"{key}={value}" for key, value in values.items())])
+    return resolve(profile_layers(), EIGHT_H100, {})
+
+
+ALWAYS_LEFT = {
+    *("debug", "downcast_bf16", "enable_cpu_affinity", "main_training_function", "rdzv_backend"),
+    *("same_network", "tpu_use_cluster", "tpu_use_sudo"),
+}
+NO = {"mixed_precision": "no"}
+GPUS = {"device": "cuda", "num_processes": "8"}
+MEANING: dict[str, tuple[dict[str, Raw], set[str]]] = {  # kind: the profile, and the keys left over
+    "no_distribution": ({"num_processes": "1", **NO}, set()),
+    "cpu_only": ({"device": "cpu", "num_processes": "1", **NO}, set()),
+    "one_gpu_by_id": ({"device": "cuda", "devices": ["3"], "num_processes": "1", **NO}, set()),
+    "several_cpus": ({"device": "cpu", "num_processes": "4", **NO}, set()),
+    "several_gpus": ({**GPUS, "mixed_precision": "bf16"}, set()),
+    "gpu_ids": ({**GPUS, "num_processes": "2", "devices": ["1", "3"], **NO}, set()),
+    "several_machines": (
+        {
+            **GPUS,
+            **NO,
+            "num_machines": "2",
+            "machine_rank": "1",
+            "main_address": "10.0.0.1",
+            "main_port": "29501",
+        },
+        set(),
+    ),
+    "fsdp": (
+        {**GPUS, "mixed_precision": "bf16"},
+        {"distributed_type", *(f"fsdp_config.{key}" for key in KINDS["fsdp"]["fsdp_config"])},
+    ),
+    "deepspeed": (
+        {**GPUS, "mixed_precision": "fp16", "gradient_accumulation_steps": "4"},
+        {"distributed_type"}
+        | {
+            f"deepspeed_config.{key}"
+            for key in KINDS["deepspeed"]["deepspeed_config"]
+            if key != "gradient_accumulation_steps"
+        },
+    ),
+    "fp8": (
+        {**GPUS},
+        {"mixed_precision", *(f"fp8_config.{key}" for key in KINDS["fp8"]["fp8_config"])},
+    ),
+    "dynamo": (
+        {"num_processes": "1", **NO},
+        {"dynamo_config.dynamo_backend", "dynamo_config.dynamo_mode"},
+    ),
+    "tpu": (
+        {**NO},
+        {
+            "distributed_type",
+            "num_processes",
+            "num_machines",
+            "machine_rank",
+            "use_cpu",
+            "tpu_name",
+        },
+    ),
+}
+
+
+def test_every_kind_of_accelerate_file_has_its_meaning_written_down() -> None:
+    assert MEANING.keys() == KINDS.keys() == {path.stem for path in FOLDER.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("file", [*(f"{kind}.yaml" for kind in KINDS), "tpu.json"])
+def test_an_accelerate_file_is_taken_over_and_the_rest_is_listed_by_name(
+    file: str, capsys: Capture
+) -> None:
+    assert main(["config", "import", str(FOLDER / file)]) == 0
+    values, left = MEANING[Path(file).stem]
+    assert profile() == values
+    lines = capsys.readouterr().out.splitlines()
+    words = [line.split(": ")[1] for line in lines if line.startswith("no counterpart here")]
+    assert len(words) == len(set(words))
+    assert set(words) == ALWAYS_LEFT | left
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("device: cpu\n", "no configuration of Accelerate"),
+        ("compute_environment: AMAZON_SAGEMAKER\n", "SAGEMAKER"),
+        ("distributed_type: MULTI_GPU\nnum_processes: 5\nnum_machines: 2\n", "share equally"),
+        ("distributed_type: MULTI_CPU\nmixed_precision: fp16\n", "on a CPU only bf16"),
+        ("distributed_type: [", "neither YAML nor JSON"),
+        ('{"distributed_type": }', "neither YAML nor JSON"),
+        ("[" * 100_000, "neither YAML nor JSON"),
+        ("distributed_type: MULTI_GPU\ngpu_ids: 1,x\n", "not the index of a GPU"),
+        ("distributed_type: MULTI_GPU\nnum_processes: many\n", "wrote"),
+        ("- 1\n", "no configuration of Accelerate"),
+    ],
+)
+def test_a_file_that_cannot_be_taken_over_is_refused(
+    text: str, reason: str, capsys: Capture
+) -> None:
+    Path("theirs.yaml").write_text(text)
+    code = main(["config", "import", "theirs.yaml"])
+    streams = capsys.readouterr()
+    assert reason in streams.err + streams.out
+    if reason == "wrote":  # a value without meaning is listed, not lost
+        assert "no counterpart here: num_processes: many" in streams.out
+    else:
+        assert code == 2
+        assert not Path(choose_profile().path).exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "values", "left"),
+    [
+        ("torchrun train.py", {"num_processes": "1"}, []),
+        ("torchrun --standalone --nproc-per-node=4 train.py", {"num_processes": "4"}, []),
+        ("torchrun --nproc_per_node gpu t.py", {"device": "cuda", "num_processes": "auto"}, []),
+        (
+            "torchrun --nnodes 2 --node_rank 1 --master_addr a --master_port 29501 "
+            "--nproc-per-node 8 t.py",
+            {
+                "num_machines": "2",
+                "machine_rank": "1",
+                "main_address": "a",
+                "main_port": "29501",
+                "num_processes": "8",
+            },
+            [],
+        ),
+        (
+            "python3 -m torch.distributed.run --nnodes=2:2 --rdzv-backend c10d "
+            "--rdzv-endpoint b:29400 --rdzv-id 7 -m pkg.train",
+            {
+                "num_machines": "2",
+                "main_address": "b",
+                "main_port": "29400",
+                "num_processes": "1",
+            },
+            ["--rdzv-backend c10d", "--rdzv-id 7"],
+        ),
+        ("torchrun --nnodes 1:4 t.py", {"num_processes": "1"}, ["--nnodes 1:4"]),
+        (
+            "OMP_NUM_THREADS=4 CUDA_VISIBLE_DEVICES=1,3 DEBUG=1 /usr/bin/torchrun -t3 "
+            "--nproc 2 --max-restarts 3 --log_dir logs --shutdown-timeout 60 t.py",
+            {
+                "threads_per_process": "4",
+                "device": "cuda",
+                "devices": ["1", "3"],
+                "env": {"DEBUG": "1"},
+                "num_processes": "2",
+                "max_restarts": "3",
+                "log_dir": "logs",
+                "grace_period_s": "60",
+            },
+            ["--tee 3"],
+        ),
+    ],
+)
+def test_a_torchrun_command_line_is_taken_over(
+    line: str, values: dict[str, Raw], left: list[str], capsys: Capture
+) -> None:
+    for words in (shlex.split(line), [line]):
+        assert main(["config", "import", *words]) == 0
+        assert profile() == values
+        out = capsys.readouterr().out.splitlines()
+        prefix = "no counterpart here: "
+        assert [text.removeprefix(prefix) for text in out if prefix in text] == left
+        Path(choose_profile().path).unlink()
+
+
+def test_a_torchrun_command_in_a_script_is_found_and_the_next_command_is_said(
+    capsys: Capture,
+) -> None:
+    Path("run.sh").write_text(
+        "#!/bin/sh\necho 'it's\ncd /work\ntorchrun --nproc-per-node 2 \\\n  -m pkg.train --lr 1\n"
+    )
+    assert main(["config", "import", "--profile", "two", "run.sh"]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("next: headway launch --profile two --module pkg.train --lr 1\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["torchrun", "--nproc-per-nod=2", "t.py"], None),
+        (["torchrun", "--nporc-per-node=2", "t.py"], "did you mean --nproc-per-node"),
+        (["torchrun", "--nnodes"], "needs a value"),
+        (["torchrun", "--nproc-per-node", "0", "t.py"], "1 or more"),
+        ([], "neither one file"),
+        (["a", "b"], "neither one file"),
+        (["missing.yaml"], "cannot be read"),
+    ],
+)
+def test_mistakes_in_what_is_to_be_imported_are_refused(
+    words: list[str], reason: str | None, capsys: Capture
+) -> None:
+    assert main(["config", "import", *words]) == (0 if reason is None else 2)
+    assert reason is None or reason in capsys.readouterr().err
+
+
+def test_torchruns_flags_are_all_known() -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    actions = run.get_args_parser()._actions
+    flags = {a.option_strings[-1].replace("_", "-"): a.nargs for a in actions if a.option_strings}
+    del flags["--help"]
+    assert {flag for flag, nargs in flags.items() if nargs == 0} == set(LONE)
+    assert {flag for flag, nargs in flags.items() if nargs != 0} == set(VALUED)
+
+
+EVERYTHING = {
+    "device": "cuda",
+    "devices": "1,3",
+    "num_processes": "2",
+    "mixed_precision": "bf16",
+    "gradient_accumulation_steps": "4",
+    "threads_per_process": "3",
+    "num_machines": "2",
+    "machine_rank": "1",
+    "main_address": "node0",
+    "main_port": "29501",
+    "max_restarts": "2",
+    "log_dir": "/tmp/logs",
+    "env": "A=1 B='two words'",
+}
+
+
+@pytest.mark.parametrize("style", ["env", "sh"])
+def test_what_is_exported_to_variables_means_the_same(style: str, capsys: Capture) -> None:
+    settings = in_profile(**EVERYTHING)
+    capsys.readouterr()
+    assert main(["config", "export", "--format", style]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    if style == "sh":
+        lines = [word for line in lines for word in shlex.split(line)[1:]]
+    environ = dict(line.split("=", 1) for line in lines)
+    assert len(environ) == len(EVERYTHING)
+    again = resolve([environment_layer(environ)], EIGHT_H100, {})
+    assert {n: v.value for n, v in again.values.items()} == {
+        n: v.value for n, v in settings.values.items()
+    }
+
+
+@pytest.mark.parametrize("style", ["torchrun", "accelerate"])
+def test_what_is_exported_to_another_tool_is_imported_as_the_same(
+    style: str, capsys: Capture
+) -> None:
+    in_profile(**EVERYTHING)
+    before = profile()
+    capsys.readouterr()
+    assert main(["config", "export", "--format", style]) == 0
+    streams = capsys.readouterr()
+    Path(choose_profile().path).unlink()
+    Path("theirs").write_text(streams.out)
+    assert main(["config", "import", "theirs"]) == 0
+    after = profile()
+    assert after.pop("devices") == ["1", "3"]
+    before.pop("devices")
+    missing = {line.split()[2] for line in streams.err.splitlines()}
+    assert missing == before.keys() - after.keys()
+    assert missing == (
+        {"env", "threads_per_process", "max_restarts", "log_dir"} | {"gradient_accumulation_steps"}
+        if style == "accelerate"
+        else set()
+    )
+    assert {key: after[key] for key in before.keys() - missing} == {
+        key: raw for key, raw in before.items() if key not in missing
+    }
+
+
+def test_accelerate_reads_what_is_exported_for_it(capsys: Capture) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    in_profile(**EVERYTHING)
+    capsys.readouterr()
+    main(["config", "export", "--format", "accelerate"])
+    Path("theirs.yaml").write_text(capsys.readouterr().out)
+    config = config_args.load_config_from_file("theirs.yaml")
+    assert (config.num_processes, config.num_machines, config.gpu_ids) == (4, 2, "1,3")
+    assert config.distributed_type == "MULTI_GPU"
+
+
+@pytest.mark.parametrize("words", [[], ["--format", "yaml"], ["--format=sh", "extra"]])
+def test_export_needs_a_format_that_it_knows(words: list[str], capsys: Capture) -> None:
+    assert main(["config", "export", *words]) == 2
+
+
+def test_the_files_are_what_accelerates_own_classes_write() -> None:
+    for kind, answers in KINDS.items():
+        written = yaml.safe_load((FOLDER / f"{kind}.yaml").read_text())
+        assert {key: written[key] for key in answers} == answers
