@@ -27,6 +27,8 @@ from headway.settings import TABLE
 HELP_KEY, BACK_KEY = "?", "<"
 """Replies that are no answers: explain the question; go back to the one before."""
 
+_AGAIN = f"answer again; {HELP_KEY} explains, {BACK_KEY} goes back"
+
 
 class Prompter(Protocol):
     """Shows questions to somebody and returns the replies."""
@@ -107,7 +109,7 @@ def _reply(question: Question, facts: Facts, answers: Answers, prompter: Prompte
             return answer
         if isinstance(prompter, Defaults):
             raise ConfigError.of([refused])
-        prompter.say(f"{refused.what}\n  fix: {refused.fix}")
+        prompter.say(f"{refused.what}.\n{_AGAIN.capitalize()}.")
 
 
 def _judged(
@@ -133,15 +135,14 @@ def _misread(question: Question, answer: str) -> Problem | None:
     if values:
         if answer in values:
             return None
-        fix = f"answer {', '.join(values)}, or a number from 1 to {len(values)}"
-        return Problem(f"{answer!r} is none of the answers", "your answer", fix)
+        what = f"{answer!r} is none of {', '.join(values)}, nor a number from 1 to {len(values)}"
+        return Problem(what, "your answer", _AGAIN)
     if answer == NONE and is_optional(name):
         return None
     try:
         TABLE[name].parse(answer)
     except ValueError as error:
-        fix = f"answer again; {HELP_KEY} explains, {BACK_KEY} goes back"
-        return Problem(f"{name} is {answer!r}, {error}", "your answer", fix)
+        return Problem(f"{name} is {answer!r}, {error}", "your answer", _AGAIN)
     return None
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from questionary import Question as Shown
 
+_ANSWERED = "fg:ansicyan"
 _ESCAPE_S = 0.05  # how long after Esc an arrow key's other bytes may come
 
 
@@ -42,12 +43,18 @@ class TerminalPrompter:
         print(text)
 
     def ask(self, question: Question) -> str:
+        import questionary
+
         shown = self._menu(question) if question.choices else self._line(question)
         shown.application.ttimeoutlen = _ESCAPE_S
+        shown.application.erase_when_done = True
         try:
             reply: str = shown.unsafe_ask()
         except EOFError:  # Ctrl-D is no answer either
             raise KeyboardInterrupt from None
+        if reply not in (HELP_KEY, BACK_KEY):
+            questionary.print(f"{question.text} ", "bold", end="")
+            questionary.print(reply or question.default, _ANSWERED)
         return reply
 
     def _menu(self, question: Question) -> Shown:
@@ -70,7 +77,7 @@ class TerminalPrompter:
             instruction="(Enter takes it, ? explains, < goes back)",
             qmark="",
             pointer="❯",
-            style=questionary.Style([("question", "bold"), ("highlighted", "fg:ansicyan")]),
+            style=questionary.Style([("question", "bold"), ("highlighted", _ANSWERED)]),
             use_jk_keys=False,
             use_emacs_keys=False,
         )
@@ -106,7 +113,7 @@ class TerminalPrompter:
 
 
 def _reply_keys(when: Any = True) -> KeyBindings:
-    """Return what the keys that are no answers do, at once; the menu then leaves the screen."""
+    """Return what the keys that are no answers do, at once."""
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
@@ -114,7 +121,6 @@ def _reply_keys(when: Any = True) -> KeyBindings:
 
         @keys.add(key, filter=when, eager=True)
         def leave(event: KeyPressEvent, reply: str = reply) -> None:
-            event.app.erase_when_done = True
             event.app.exit(result=reply)
 
     return keys

@@ -243,7 +243,7 @@ def _most_processes(machine: Machine, device: str) -> int:
 def _best_processes(facts: Facts, answers: Answers) -> tuple[str, str]:
     device = _device(facts, answers)
     if device == "cpu":
-        return "1", "one process uses all cores; several train in parallel over gloo"
+        return "1", "one uses all cores, several share them"
     origin = Origin("user profile", "the answers")
     asked = {"device": device, **_settings_of(facts, answers, "devices")}
     layer = {name: Entry(raw, origin) for name, raw in asked.items()}

@@ -169,8 +169,8 @@ def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
     ("machine", "replies", "reason"),
     [
         (LAPTOP, ["cuda"], "this machine shows no GPU: no NVIDIA driver"),
-        (LAPTOP, ["tpu"], "'tpu' is none of the answers"),
-        (LAPTOP, ["3"], "'3' is none of the answers"),
+        (LAPTOP, ["tpu"], "'tpu' is none of cpu, nor a number from 1 to 1"),
+        (LAPTOP, ["3"], "'3' is none of cpu"),
         (EIGHT_H100, ["cuda", "9"], "num_processes is 9, but this machine shows 8 GPUs"),
         (EIGHT_H100, ["", "-2"], "num_processes is '-2', but it must be 1 or more"),
         (EIGHT_H100, ["", "many"], "not a whole number"),

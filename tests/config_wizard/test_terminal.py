@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,3 +178,11 @@ def test_a_dumb_terminal_gets_numbered_lines(monkeypatch: pytest.MonkeyPatch) ->
         terminal.press("ctrl-c")
         assert terminal.exit_code() == 130
         assert "\x1b" not in terminal.text
+
+
+def test_the_picture_in_the_readme_is_what_the_program_shows() -> None:
+    root = Path(__file__).resolve().parents[2]
+    code = "from docs import conversation as c; print(c.picture(), end='')"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert done.stdout == (root / "docs" / "conversation.svg").read_text(), done.stderr

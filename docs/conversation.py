@@ -1,0 +1,97 @@
+"""Draws docs/conversation.svg: `headway config` on a recorded server with eight GPUs.
+
+    python -m docs.conversation      from the root of the repository; needs `.[test]`
+
+The program really runs, on a pty. The picture is what stands on its screen while a menu is open,
+and below that what followed.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import tempfile
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tests.terminal import Terminal
+
+FILE = Path(__file__).with_name("conversation.svg")
+ROWS, COLUMNS = 34, 100
+CELL_WIDTH, CELL_HEIGHT, MARGIN = 8.4, 18, 14
+COLOURS = {"default": "#d8dee9", "cyan": "#6fc3df", "brown": "#e5c07b", "green": "#98c379"}
+OPEN_MENU = "❯ bf16"
+KEYS = [  # what is waited for, and what is typed then
+    ("❯ cuda", "\r"),
+    ("How many processes", "9\r"),
+    ("Answer again", "\r"),
+    (OPEN_MENU, "\r"),
+    ("❯ user", "\r"),
+    ("More settings?", "\r"),
+    ("❯ write", "\r"),
+]
+
+
+def picture() -> str:
+    """Hold the conversation, and return it as an SVG."""
+    return draw(["$ headway config", *hold_conversation()])
+
+
+def hold_conversation() -> list[str]:
+    """Return the lines of the picture, from a conversation in a home of its own."""
+    with tempfile.TemporaryDirectory() as home:
+        os.environ |= {"HOME": home, "XDG_CONFIG_HOME": "", "XDG_STATE_HOME": ""}
+        os.chdir(home)
+        with Terminal("EIGHT_H100", "config", rows=ROWS, columns=COLUMNS) as terminal:
+            for text, keys in KEYS:
+                terminal.wait_for(text)
+                if text == OPEN_MENU:
+                    terminal.wait_for("half the memory; a small range")  # the menu's last line
+                    lines = _lines(terminal)
+                terminal.press(keys)
+            terminal.exit_code()
+        at = next(row for row, line in enumerate(terminal.screen.display) if "precision?" in line)
+        return lines + _lines(terminal)[at:]
+
+
+def _lines(terminal: Terminal) -> list[str]:
+    rows = terminal.text.count("\n") + 1
+    return ["".join(_spans(terminal.screen.buffer[row])) for row in range(rows)]
+
+
+def draw(lines: list[str]) -> str:
+    """Return an SVG of a terminal that shows these lines."""
+    width, height = COLUMNS * CELL_WIDTH + 2 * MARGIN, len(lines) * CELL_HEIGHT + 2 * MARGIN
+    texts = (
+        f'<text x="{MARGIN}" y="{MARGIN + (row + 0.75) * CELL_HEIGHT:g}">{line}</text>'
+        for row, line in enumerate(lines)
+    )
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+            f'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14">',
+            "<title>headway config on a server with eight GPUs</title>",
+            '<rect width="100%" height="100%" rx="8" fill="#20242c"/>',
+            f'<g fill="{COLOURS["default"]}" xml:space="preserve">',
+            *texts,
+            "</g>",
+            "</svg>\n",
+        ]
+    )
+
+
+def _spans(cells: Any) -> Iterator[str]:
+    """Yield a line's text in pieces of one style."""
+    last = max((column for column in range(COLUMNS) if cells[column].data != " "), default=-1)
+    shown = [cells[column] for column in range(last + 1)]
+    for (colour, is_bold), run in groupby(shown, key=lambda cell: (cell.fg, cell.bold)):
+        text = html.escape("".join(cell.data for cell in run))
+        fill = COLOURS.get(colour, f"#{colour}")
+        weight = ' font-weight="bold"' if is_bold else ""
+        yield f'<tspan fill="{fill}"{weight}>{text}</tspan>' if text.strip() else text
+
+
+if __name__ == "__main__":
+    FILE.write_text(picture(), encoding="utf-8")
