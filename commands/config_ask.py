@@ -94,16 +94,25 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
         print(f"headway: would write {shown(path)}:", file=sys.stderr)
         print(_changed(_text(path), path, values), end="")
         return 0
+    _write(path, values, answers)
+    if not unattended:
+        with suppress(OSError):
+            os.unlink(_kept_path())
+    return _next(parsed.profile, and_test=answers[FINISH] == TEST)
+
+
+def _write(path: str, values: Mapping[str, Raw], answers: Answers) -> None:
     try:
         apply(path, lambda text: _changed(text, path, values))
     except ConfigError:
         print(f"headway: note: {_kept(answers)}", file=sys.stderr)
         raise
-    if not unattended:
-        with suppress(OSError):
-            os.unlink(_kept_path())
-    words = [] if parsed.profile is None else ["--profile", parsed.profile]
-    if answers[FINISH] == TEST:
+
+
+def _next(profile: str | None, and_test: bool) -> int:
+    """Say the next command to type, or run `headway test`; return the exit code."""
+    words = [] if profile is None else ["--profile", profile]
+    if and_test:
         from headway.commands.main import main as headway
 
         return headway(["test", *words])

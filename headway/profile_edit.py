@@ -54,6 +54,8 @@ def unset_value(text: str, key: str) -> str:
     values, marks = _read(text)
     name, _, item = key.partition(".")
     inside = values[name]
+    if item and name != "env":
+        raise KeyError(key)
     if item:
         rest = _variables(inside)
         del rest[item]
@@ -71,7 +73,14 @@ def unset_value(text: str, key: str) -> str:
 
 def _variables(raw: Raw | None) -> dict[str, str]:
     """Return the variables that `env` holds, written as a map or as words."""
-    return {} if raw is None else Settings.env.kind(raw)
+    try:
+        return {} if raw is None else Settings.env.kind(raw)
+    except ValueError as error:
+        raise ConfigError(
+            f"env is {raw!r}, {error}",
+            where="the profile",
+            fix="mend it first: `headway config edit`",
+        ) from None
 
 
 def _read(text: str) -> tuple[dict[str, Raw], dict[str, Mark]]:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.12", "3.13")
-PACKAGES = ["pyyaml", "psutil", "questionary", "rich", "platformdirs", "pytest", "pytest-timeout"]
-PACKAGES += ["hypothesis", "pexpect", "pyte"]
+PACKAGES = ["pyyaml", "psutil", "questionary", "rich", "platformdirs"]
+PACKAGES += ["pytest", "pytest-timeout", "hypothesis", "pexpect", "pyte"]
 TESTS = ["tests/core", "tests/launcher", "tests/commands", "tests/config_wizard"]
 
 
@@ -36,10 +36,11 @@ def run_tests(python: str, version: str) -> int:
     """Make the environment where there is none, run the tests in it, return pytest's exit code."""
     environment = ROOT / f".venv-{version}"
     own = str(environment / "bin" / "python")
-    if not (environment / ".ready").exists():
+    ready = environment / ".ready"  # holds what is installed
+    if not ready.exists() or ready.read_text() != " ".join(PACKAGES):
         subprocess.run([python, "-m", "venv", "--clear", str(environment)], check=True)
         subprocess.run([own, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-        (environment / ".ready").touch()
+        ready.write_text(" ".join(PACKAGES))
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
     return subprocess.run(command, cwd=ROOT, env=variables).returncode

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,6 +80,13 @@ def test_yes_asks_nothing_and_takes_the_best(
     out = capsys.readouterr().out
     assert out.startswith("wrote ~/.config/headway/default.yaml\n  device: cuda\n")
     assert sys.stdin.read() == "would be an answer"
+
+
+def test_yes_writes_the_users_profile_also_inside_a_project(machine: Machine) -> None:
+    Path("headway.yaml").write_text("max_restarts: 1\n")
+    assert main(["config", "--yes"]) == 0
+    assert profile() == CPU
+    assert Path("headway.yaml").read_text() == "max_restarts: 1\n"
 
 
 @on(EIGHT_H100)
@@ -229,16 +236,21 @@ sys.exit(code)
 """
 
 
+def seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 @pytest.mark.parametrize(
     ("words", "limit_s"), [(["config", "--yes"], 0.2), (["config", "show"], 0.1)]
 )
 def test_yes_and_show_are_quick_and_import_nothing_heavy(words: list[str], limit_s: float) -> None:
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
+    times: list[float] = []
+    while not times or (min(times) >= limit_s and len(times) < 20):
+        before = seconds_of_children()  # of computing; others use this machine too
         command = [sys.executable, "-c", IMPORTED, *words]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(command, capture_output=True, text=True, env=environ)
-        times.append(time.perf_counter() - started)
+        times.append(seconds_of_children() - before)
         assert (done.returncode, done.stderr) == (0, "[]\n")
     assert min(times) < limit_s

@@ -92,7 +92,18 @@ def test_unset_removes_keys_and_refuses_what_is_not_there(
     assert "num_processes: removed  (was 2)" in capsys.readouterr().out
     assert main(["config", "unset", "num_processes"]) == 2
     assert "'num_processes' is not set" in capsys.readouterr().err
+    assert main(["config", "unset", "device.x"]) == 2
     assert main(["config", "unset", "--profile", "gone", "device"]) == 2
+
+
+@pytest.mark.parametrize("words", [["set", "env.B=1"], ["unset", "env.B"]])
+def test_an_env_that_cannot_be_read_is_refused_before_it_is_changed(
+    words: list[str], profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("env: A\n")
+    assert main(["config", *words]) == 2
+    assert "'A' is not NAME=VALUE" in capsys.readouterr().err
+    assert profile.read_text() == "env: A\n"
 
 
 def editor(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
