@@ -21,6 +21,7 @@ from headway.config_wizard.questions import (
     CANCEL,
     FINISH,
     MORE,
+    NONE,
     PLACE,
     PROJECT,
     TEST,
@@ -242,7 +243,7 @@ def _kept_path() -> str:
 
 def _kept(answers: Answers) -> str:
     """Keep the answers for the next run, and return a sentence that says where."""
-    answers = {name: answer for name, answer in answers.items() if name != FINISH}
+    answers = {n: answer for n, answer in answers.items() if n != FINISH and answer != NONE}
     if not answers:
         return "`headway config` begins again"
     try:

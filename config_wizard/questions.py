@@ -59,7 +59,7 @@ _HELP = {
 }
 
 _PRECISIONS = {
-    "no": "fp32 throughout: exact, and takes the most memory",
+    "no": "fp32 throughout, the most memory",
     "bf16": "half the memory, with the range of fp32",
     "fp16": "half the memory; a small range, so gradients are scaled",
 }

@@ -207,6 +207,31 @@ def test_where_only_the_profiles_folder_cannot_be_written_the_answers_are_kept(
     assert profile()["num_processes"] == "5"
 
 
+class InterruptedInput(io.StringIO):
+    """Ctrl-C where the input would end."""
+
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+        return super().readline() or self.interrupt()
+
+    def interrupt(self) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("answered", range(11))
+def test_after_ctrl_c_at_any_question_the_next_run_goes_on_from_there(
+    answered: int, machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies = ["cpu", "2", "user", "yes", "bf16", "4", "auto", "3", "-", "-"][:answered]
+    monkeypatch.setattr(sys, "stdin", InterruptedInput("".join(f"{word}\n" for word in replies)))
+    assert main(["config"]) == 130
+    assert "nothing was written; " in capsys.readouterr().err
+    assert not Path(choose_profile().path).exists()
+    typed(monkeypatch, "")
+    assert main(["config"]) == 0
+    assert profile()["num_processes"] == ("2" if answered > 1 else "1")
+    assert profile().get("max_restarts") == ("3" if answered > 7 else None)
+
+
 @on(M2)
 def test_write_and_test_runs_the_test_command_where_there_is_one(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
