@@ -25,11 +25,12 @@ COLOURS = {"default": "#d8dee9", "cyan": "#6fc3df", "brown": "#e5c07b", "green":
 OPEN_MENU = "❯ bf16"
 KEYS = [  # what is waited for, and what is typed then
     ("❯ cuda", "\r"),
-    ("How many processes", "9\r"),
-    ("Answer again", "\r"),
+    ("[8]", "9\r"),
+    ("Answer again", ""),
+    ("[8]", "\r"),
     (OPEN_MENU, "\r"),
     ("❯ user", "\r"),
-    ("More settings?", "\r"),
+    ("❯ no", "\r"),
     ("❯ write", "\r"),
 ]
 

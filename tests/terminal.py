@@ -45,6 +45,8 @@ class Terminal:
             env=_environ(term),
             dimensions=(rows, columns),
         )
+        # answers when the program asks where the cursor is
+        self.screen.write_process_input = self.child.send  # type: ignore[method-assign]
 
     def __enter__(self) -> Terminal:
         return self
@@ -70,9 +72,6 @@ class Terminal:
             return True
         except pexpect.EOF:
             return False
-        if b"\x1b[6n" in data:  # the program asks where the cursor is
-            place = f"\x1b[{self.screen.cursor.y + 1};{self.screen.cursor.x + 1}R"
-            self.child.send(place)
         self.stream.feed(data)
         return True
 

@@ -84,6 +84,7 @@ def test_help_and_back_work_at_once_and_a_wrong_answer_is_asked_again() -> None:
         terminal.wait_for("[8]")
         terminal.press("9\r")
         terminal.wait_for("this machine shows 8 GPUs")
+        terminal.wait_for("[8]")
         terminal.press("4\r")
         terminal.wait_for("Which precision?")
         terminal.press("<")
