@@ -95,16 +95,16 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
         print(f"headway: would write {shown(path)}:", file=sys.stderr)
         print(_changed(_text(path), path, values), end="")
         return 0
-    _write(path, values, answers)
+    _write(path, values, answers, facts.machine)
     if not unattended:
         with suppress(OSError):
             os.unlink(_kept_path())
     return _next(parsed.profile, and_test=answers[FINISH] == TEST)
 
 
-def _write(path: str, values: Mapping[str, Raw], answers: Answers) -> None:
+def _write(path: str, values: Mapping[str, Raw], answers: Answers, machine: Machine) -> None:
     try:
-        apply(path, lambda text: _changed(text, path, values))
+        apply(path, lambda text: _changed(text, path, values), machine)
     except ConfigError:
         print(f"headway: note: {_kept(answers)}", file=sys.stderr)
         raise

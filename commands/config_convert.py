@@ -46,13 +46,14 @@ def import_file(argv: Sequence[str]) -> int:
     parser.profile_flag()
     own, words = parser.split(argv)
     parsed = parser.parse_args(own)
-    imported, where = _read(words)
+    machine = detect_machine()
+    imported, where = _read(words, machine.cores)
     values = checked_values(imported.values, where)
     path = choose_profile(parsed.profile).path
     if parsed.dry_run:
         print(set_all(beginning(path), values), end="")
     else:
-        apply(path, lambda text: set_all(text or beginning(path), values))
+        apply(path, lambda text: set_all(text or beginning(path), values), machine)
     for line in imported.left:
         print(f"no counterpart here: {line}")
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
@@ -60,12 +61,12 @@ def import_file(argv: Sequence[str]) -> int:
     return 0
 
 
-def _read(words: list[str]) -> tuple[Imported, str]:
+def _read(words: list[str], cores: int) -> tuple[Imported, str]:
     """Return what is to be imported, and where it comes from."""
     if len(words) == 1 and " " in words[0].strip():
         words = shlex.split(words[0])
     if is_torchrun(words):
-        return from_torchrun(words, detect_machine().cores), "the torchrun command line"
+        return from_torchrun(words, cores), "the torchrun command line"
     if len(words) != 1:
         raise ConfigError(
             f"{shlex.join(words)!r} is neither one file nor a torchrun command line",
@@ -76,7 +77,7 @@ def _read(words: list[str]) -> tuple[Imported, str]:
     text = read_text(words[0])
     line = _torchrun_in(text)
     if line:
-        return from_torchrun(line, detect_machine().cores), where
+        return from_torchrun(line, cores), where
     return from_accelerate(_parsed(text, where), where), where
 
 

@@ -26,7 +26,7 @@ from headway.profile import (
     shown,
 )
 from headway.profile_edit import change_profile, set_value, unset_value, written
-from headway.resolve import Layer, environment_layer, overruled, resolve
+from headway.resolve import Layer, environment_layer, overruled, typed
 from headway.settings import TABLE, Origin, Raw
 
 
@@ -44,7 +44,7 @@ def set_keys(argv: Sequence[str]) -> int:
         parser.error("nothing to set is named")
     values = assignments(words, "the command line")
     path = choose_profile(parsed.profile).path
-    apply(path, lambda text: set_all(text or beginning(path), values))
+    apply(path, lambda text: set_all(text or beginning(path), values), detect_machine())
     return 0
 
 
@@ -90,7 +90,7 @@ def checked_values(
         name, _, item = key.partition(".")
         layers.append({name: Entry({item: str(raw)} if item else raw, origin)})
     try:
-        resolve(layers, detect_machine(), {})
+        typed(layers)
     except ConfigError as error:
         problems = [*problems, *error.problems]
     if problems:
@@ -111,7 +111,7 @@ def unset_keys(argv: Sequence[str]) -> int:
         parser.error("no key is named")
     chosen = choose_profile(parsed.profile)
     chosen.must_exist()
-    apply(chosen.path, lambda text: reduce(_without, keys, text))
+    apply(chosen.path, lambda text: reduce(_without, keys, text), detect_machine())
     return 0
 
 
@@ -126,13 +126,17 @@ def _without(text: str, key: str) -> str:
         ) from None
 
 
-def apply(path: str, change: Callable[[str], str]) -> None:
+def apply(path: str, change: Callable[[str], str], machine: Machine) -> None:
     """Change the profile at `path`, and print what became different and what still overrules it.
+
+    Args:
+        path: the profile; it may be missing.
+        change: gets the present text, empty where there is none, and returns the new one.
+        machine: this one, which may not be able to do what the profile says.
 
     Raises:
         ConfigError: what `change` makes is no sound profile, or cannot be written.
     """
-    machine = detect_machine()
     before: dict[str, Entry] = {}
 
     def sound(text: str) -> str:
@@ -233,7 +237,7 @@ def edit(argv: Sequence[str]) -> int:
             )
         return read_text(draft)
 
-    apply(path, replace)
+    apply(path, replace, detect_machine())
     os.unlink(draft)
     return 0
 

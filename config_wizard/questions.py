@@ -204,7 +204,7 @@ def _default(
         return (str(earlier) if earlier in values else values[0]), ""
     if name == "num_processes":
         best, why = _best_processes(facts, answers)
-        asked = {**_settings_of(facts, answers, "devices"), "device": _device(facts, answers)}
+        asked = {**_gpus(facts, answers), "device": _device(facts, answers)}
         if earlier is not None and not facts.problems({**asked, name: earlier}):
             return str(earlier), why
         return best, why
@@ -245,19 +245,19 @@ def _best_processes(facts: Facts, answers: Answers) -> tuple[str, str]:
     if device == "cpu":
         return "1", "one uses all cores, several share them"
     origin = Origin("user profile", "the answers")
-    asked = {"device": device, **_settings_of(facts, answers, "devices")}
+    asked = {"device": device, **_gpus(facts, answers)}
     layer = {name: Entry(raw, origin) for name, raw in asked.items()}
     settings = resolve([layer], facts.machine, {})
     reason = settings.origin("num_processes").words.removeprefix("detected: ")
     return str(settings.num_processes), reason
 
 
-def _settings_of(facts: Facts, answers: Answers, name: str) -> dict[str, Raw]:
-    """Return the setting `name` as the profile has it; nothing where it plays no part."""
-    if name == "devices" and _device(facts, answers) != "cuda":
+def _gpus(facts: Facts, answers: Answers) -> dict[str, Raw]:
+    """Return which GPUs were chosen, as a setting; nothing where that plays no part."""
+    known = {**_present(facts, answers), **facts.given, **answers}
+    if _device(facts, answers) != "cuda" or "devices" not in known:
         return {}
-    present = {**_present(facts, answers), **facts.given, **answers}
-    return {name: present[name]} if name in present else {}
+    return {"devices": known["devices"]}
 
 
 def _present(facts: Facts, answers: Answers) -> Mapping[str, Raw]:

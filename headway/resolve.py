@@ -104,6 +104,24 @@ def resolve(
     Raises:
         ConfigError: all unknown names and impossible values at once.
     """
+    values = typed(layers)
+    for name, detect in _DETECT.items():
+        if values[name].value == AUTO:
+            asked = values[name].origin
+            value, reason = detect(Settings(values), machine, environ)
+            words = f"detected: {reason}"
+            if asked.layer != "default":
+                words += f" (auto from {asked.words})"
+            values[name] = Value(value, Origin("detected", words))
+    return Settings(values)
+
+
+def typed(layers: Sequence[Layer]) -> dict[str, Value]:
+    """Return the value of every setting before anything is detected: `auto` stays `auto`.
+
+    Raises:
+        ConfigError: all unknown names and impossible values at once.
+    """
     problems: list[Problem] = []
     default = Origin("default", "default")
     values = {name: Value(row.default, default) for name, row in TABLE.items()}
@@ -120,15 +138,7 @@ def resolve(
             values[name] = _merged(values[name], Value(value, entry.origin))
     if problems:
         raise ConfigError.of(problems)
-    for name, detect in _DETECT.items():
-        if values[name].value == AUTO:
-            asked = values[name].origin
-            value, reason = detect(Settings(values), machine, environ)
-            words = f"detected: {reason}"
-            if asked.layer != "default":
-                words += f" (auto from {asked.words})"
-            values[name] = Value(value, Origin("detected", words))
-    return Settings(values)
+    return values
 
 
 def _merged(old: Value, new: Value) -> Value:

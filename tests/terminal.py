@@ -16,9 +16,9 @@ PATIENCE_S = 20
 
 ON_MACHINE = """
 import sys
-from headway.commands import config_ask, config_edit, main
+from headway.commands import config_ask, main
 from tests import machines
-config_ask.detect_machine = config_edit.detect_machine = lambda: getattr(machines, sys.argv[1])
+config_ask.detect_machine = lambda: getattr(machines, sys.argv[1])
 sys.exit(main.main(sys.argv[2:]))
 """
 """Runs a command line as if on one of the recorded machines, which the first argument names."""

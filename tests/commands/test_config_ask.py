@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands import config_ask, config_edit
+from headway.commands import config_ask
 from headway.commands.main import COMMANDS, main
 from headway.machine import Machine
 from headway.profile import choose_profile, read_profile
@@ -32,8 +32,7 @@ def profile(path: str | None = None) -> dict[str, Raw]:
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """The machine that is detected: the laptop, unless a test names another."""
     found: Machine = getattr(request, "param", LAPTOP)
-    for module in (config_ask, config_edit):
-        monkeypatch.setattr(module, "detect_machine", lambda: found)
+    monkeypatch.setattr(config_ask, "detect_machine", lambda: found)
     return found
 
 
