@@ -13,7 +13,7 @@ from headway.errors import Problem
 from headway.machine import Machine
 from headway.profile import Entry
 from headway.resolve import resolve
-from headway.settings import TABLE, Origin, Raw, Settings
+from headway.settings import AUTO, TABLE, Origin, Raw, Settings
 
 PLACE, MORE, FINISH = "place", "more", "finish"
 """The questions that are no settings: where to keep the profile, ask more?, what to do with it."""
@@ -231,8 +231,9 @@ def as_words(raw: Raw) -> str:
 
 
 def _device(facts: Facts, answers: Answers) -> str:
-    given = answers.get("device") or facts.given.get("device") or "auto"
-    return facts.machine.best_device()[0] if given == "auto" else str(given)
+    """Return the device that was answered or given, else the best one."""
+    given = answers.get("device") or facts.given.get("device") or AUTO
+    return _resolved({"device": given}, facts).device
 
 
 def _most_processes(machine: Machine, device: str) -> int:
@@ -244,12 +245,15 @@ def _best_processes(facts: Facts, answers: Answers) -> tuple[str, str]:
     device = _device(facts, answers)
     if device == "cpu":
         return "1", "one uses all cores, several share them"
-    origin = Origin("user profile", "the answers")
-    asked = {"device": device, **_gpus(facts, answers)}
-    layer = {name: Entry(raw, origin) for name, raw in asked.items()}
-    settings = resolve([layer], facts.machine, {})
+    settings = _resolved({"device": device, **_gpus(facts, answers)}, facts)
     reason = settings.origin("num_processes").words.removeprefix("detected: ")
     return str(settings.num_processes), reason
+
+
+def _resolved(values: Mapping[str, Raw], facts: Facts) -> Settings:
+    origin = Origin("user profile", "the answers")
+    layer = {name: Entry(raw, origin) for name, raw in values.items()}
+    return resolve([layer], facts.machine, {})
 
 
 def _gpus(facts: Facts, answers: Answers) -> dict[str, Raw]:

@@ -17,7 +17,7 @@ PATIENCE_S = 20
 ON_MACHINE = """
 import sys
 from headway.commands import config_ask, main
-from tests import machines
+from tests import interview_machines as machines
 config_ask.detect_machine = lambda: getattr(machines, sys.argv[1])
 sys.exit(main.main(sys.argv[2:]))
 """

@@ -18,7 +18,7 @@ from headway.commands.main import COMMANDS, main
 from headway.machine import Machine
 from headway.profile import choose_profile, read_profile
 from headway.settings import Raw
-from tests.machines import EIGHT_H100, LAPTOP, M2
+from tests.interview_machines import EIGHT_H100, LAPTOP, M2
 
 Capture = pytest.CaptureFixture[str]
 

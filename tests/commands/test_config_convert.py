@@ -14,7 +14,7 @@ from headway.profile import choose_profile, read_profile
 from headway.resolve import environment_layer, profile_layers, resolve
 from headway.settings import Raw, Settings
 from tests.commands.accelerate_files import FOLDER, KINDS
-from tests.machines import EIGHT_H100
+from tests.interview_machines import EIGHT_H100
 
 Capture = pytest.CaptureFixture[str]
 

@@ -20,7 +20,7 @@ from headway.config_wizard.questions import (
 from headway.errors import ConfigError, Problem
 from headway.machine import Machine
 from headway.settings import TABLE, Raw
-from tests.machines import EIGHT_H100, HIDDEN, LAPTOP, M2, MACHINES, ONE_H100, TWO_T4
+from tests.interview_machines import EIGHT_H100, HIDDEN, LAPTOP, M2, MACHINES, ONE_H100, TWO_T4
 
 
 class Script:
