@@ -35,8 +35,11 @@ def validate(argv: Sequence[str]) -> int:
     parser.profile_flag()
     parsed, files = parser.parse_words(argv)
     machine = detect_machine()
-    wrong = [_reported(path, machine) for path in files or _files_in_use(parsed.profile)]
-    return 1 if any(wrong) else 0
+    in_use = [] if files else _files_in_use(parsed.profile)
+    sound = [_is_sound([path], machine) for path in files or in_use]
+    if len(in_use) > 1 and all(sound):  # each alone; but a launch takes them together
+        sound.append(_is_sound(in_use, machine))
+    return 0 if all(sound) else 1
 
 
 def _files_in_use(profile: str | None) -> list[str]:
@@ -54,17 +57,17 @@ def _files_in_use(profile: str | None) -> list[str]:
     return files
 
 
-def _reported(path: str, machine: Machine) -> bool:
-    """Print what is wrong with the profile at `path`; True if anything is."""
+def _is_sound(paths: Sequence[str], machine: Machine) -> bool:
+    """Print what is wrong with these profiles together, or that nothing is."""
     try:
-        problems = mistakes([read_profile(path, "profile")], machine)
+        problems = mistakes([read_profile(path, "profile") for path in paths], machine)
     except HeadwayError as error:
         problems = error.problems
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if not problems:
-        print(f"{shown(path)}: ok")
-    return bool(problems)
+        print(f"{' with '.join(map(shown, paths))}: ok")
+    return not problems
 
 
 def mistakes(layers: Sequence[Layer], machine: Machine) -> Sequence[Problem]:

@@ -203,6 +203,11 @@ def test_validate_without_files_checks_what_a_launch_here_would_read(
     streams = capsys.readouterr()
     assert "default.yaml: ok" in streams.out
     assert "headway.yaml, line 1, column 1" in streams.err
+    Path("headway.yaml").write_text("devices: 0,1\n")  # sound alone, but the user says cpu
+    assert main(["config", "validate"]) == 1
+    streams = capsys.readouterr()
+    assert "headway.yaml: ok" in streams.out
+    assert "it selects GPUs, and device is 'cpu'" in streams.err
 
 
 def test_launch_takes_a_profile_by_flag_or_variable_and_says_what_overrules_it(
