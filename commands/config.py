@@ -8,10 +8,10 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, look_at_machine
 from headway.devices import DeviceSpec
 from headway.errors import ConfigError, did_you_mean
-from headway.machine import Machine, detect_machine
+from headway.machine import Machine
 from headway.profile import read_profile, shown, user_profile_path, write_profile
 from headway.resolve import environment_layer, profile_layers, resolve
 from headway.settings import Settings
@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
         return _show(argv[1:])
     parser = Parser("config", "Look at this machine and write its profile for this user.")
     parser.flag("--yes", help="write what was detected, without questions")
+    parser.machine_flag()
     parsed = _parse(parser, argv)
     if not parsed.yes:
         raise ConfigError(
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
             where="the command line",
             fix="`headway config --yes` writes what was detected; edit the file afterwards",
         )
-    return _write_detected()
+    return _write_detected(look_at_machine(parsed, os.environ)[0])
 
 
 def _parse(parser: Parser, argv: Sequence[str]) -> Namespace:
@@ -48,9 +49,8 @@ def _parse(parser: Parser, argv: Sequence[str]) -> Namespace:
     return parser.parse_args(own)
 
 
-def _write_detected() -> int:
+def _write_detected(machine: Machine) -> int:
     path = user_profile_path()
-    machine = detect_machine()
     values, reasons = detected_profile(machine)
     before = _values_before(path)
     write_profile(path, values, comment="\n".join(["Written by `headway config --yes`.", *reasons]))
@@ -93,8 +93,10 @@ def _values_before(path: str) -> dict[str, str]:
 def _show(argv: Sequence[str]) -> int:
     parser = Parser("config show", "Print every setting, its value and where it came from.")
     parser.flag("--json", help="as one JSON object")
+    parser.machine_flag()
     parsed = _parse(parser, argv)
-    settings = resolve([*profile_layers(), environment_layer()], detect_machine())
+    machine, environ = look_at_machine(parsed, os.environ)
+    settings = resolve([*profile_layers(), environment_layer(environ)], machine, environ)
     print(_as_json(settings) if parsed.json else _as_table(settings))
     return 0
 

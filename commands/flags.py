@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
 from headway.errors import ConfigError, did_you_mean
+from headway.machine import Machine, detect_machine
 from headway.profile import Entry
 from headway.resolve import Layer
 from headway.settings import TABLE, Origin
@@ -50,6 +51,14 @@ class Parser(argparse.ArgumentParser):
             if row.default == {}:
                 options |= {"action": "append", "help": f"{row.help} (repeatable)"}
             self.flag(row.flag, dest=row.name, **options)
+
+    def machine_flag(self) -> None:
+        """Add --machine, for commands that can look at a recorded machine instead of this one."""
+        self.flag(
+            "--machine",
+            metavar="FILE",
+            help="plan for the machine that `headway env --json` wrote to FILE",
+        )
 
     def split(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the launcher's own part of `argv`, spelled with dashes, and all that follows.
@@ -109,6 +118,27 @@ def flag_layer(parsed: argparse.Namespace) -> Layer:
     return {
         name: Entry(raw, Origin("flag", f"flag {TABLE[name].flag}")) for name, raw in given.items()
     }
+
+
+def look_at_machine(
+    parsed: argparse.Namespace, environ: Mapping[str, str], *, full: bool = False
+) -> tuple[Machine, Mapping[str, str]]:
+    """Return the machine in question, and the variables that steer a training there.
+
+    Args:
+        parsed: says with --machine which one, if it is not this one.
+        environ: this machine's variables.
+        full: gather also what planning does not need.
+
+    Raises:
+        ConfigError: the file holds no snapshot.
+    """
+    if parsed.machine is None:
+        return detect_machine(environ, full=full), environ
+    from headway.snapshot import load_machine
+
+    machine = load_machine(parsed.machine)
+    return machine, machine.host.variables if machine.host else {}
 
 
 def mentioned(words: Iterable[str], parser: Parser) -> list[str]:

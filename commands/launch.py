@@ -8,10 +8,9 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from headway.commands.flags import Parser, flag_layer, mentioned
+from headway.commands.flags import Parser, flag_layer, look_at_machine, mentioned
 from headway.errors import ConfigError, did_you_mean
 from headway.launcher.plan import LaunchPlan, Program, build_plan
-from headway.machine import detect_machine
 from headway.profile import Entry
 from headway.resolve import environment_layer, profile_layers, resolve
 from headway.settings import TABLE, Origin
@@ -32,12 +31,18 @@ def main(argv: Sequence[str]) -> int:
     program = _program(parsed, rest)
     if not separated:
         _refuse_misplaced_flags(program, parser)
-    environ = dict(os.environ)
-    machine = detect_machine(environ)
+    if parsed.machine is not None and not parsed.dry_run:
+        raise ConfigError(
+            f"--machine {parsed.machine} is another machine, on which nothing can be started here",
+            where="the command line",
+            fix="add --dry-run to see the plan for it",
+        )
+    here = dict(os.environ)
+    machine, environ = look_at_machine(parsed, here)
     flags = dict(flag_layer(parsed))
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
-    layers = [*profile_layers(environ), environment_layer(environ), flags]
+    layers = [*profile_layers(here), environment_layer(environ), flags]
     plan = build_plan(
         resolve(layers, machine, environ),
         machine,
@@ -78,6 +83,7 @@ def make_parser() -> Parser:
     parser.flag(
         "--dry-run", help="print the plan, with the origin of each value, and start nothing"
     )
+    parser.machine_flag()
     parser.flag("--quiet", short="-q", help="do not print the plan's one line at the start")
     parser.setting_flags()
     return parser

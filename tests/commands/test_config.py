@@ -12,6 +12,7 @@ from headway.commands.main import main
 from headway.machine import Gpu, Machine
 from headway.profile import user_profile_path
 from headway.settings import TABLE
+from tests.machines.recorded import FOLDER
 
 H100 = Gpu("NVIDIA H100", "GPU-0", 80 * 2**30, (9, 0))
 T4 = Gpu("Tesla T4", "GPU-1", 16 * 2**30, (7, 5))
@@ -77,6 +78,16 @@ def test_show_prints_every_setting_its_value_and_its_origin(
     assert [line.split()[0] for line in lines] == list(TABLE)
     (line,) = [line for line in lines if line.startswith("mixed_precision")]
     assert line.split(maxsplit=2)[1:] == ["bf16", "environment HEADWAY_MIXED_PRECISION"]
+
+
+def test_another_machines_profile_and_settings_are_shown_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recorded = str(FOLDER / "gpu_8_h100.json")
+    assert main(["config", "show", "--machine", recorded, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_processes"]["value"] == 8
+    assert main(["config", "--yes", "--machine", recorded]) == 0
+    assert "num_processes: 8" in Path(user_profile_path()).read_text()
 
 
 @pytest.mark.parametrize(

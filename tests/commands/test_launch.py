@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.machines.recorded import FOLDER
+
 HEADWAY = [sys.executable, "-m", "headway"]
 
 
@@ -175,6 +177,7 @@ REFUSALS = {
     "a flag without its value": (["--num-processes"], "needs a value"),
     "a value for a flag that takes none": (["--cpu=yes", "script.py"], "takes no value"),
     "contradicting flags": (["--cpu", "--device", "cuda", "script.py"], "contradict each other"),
+    "a start on another machine": (["--machine", "x.json", "script.py"], "add --dry-run"),
     "fp16 on a CPU": (["--cpu", "--mixed-precision", "fp16", "script.py"], "bf16"),
 }
 
@@ -309,11 +312,19 @@ def test_a_plan_shows_profile_environment_and_flag_as_origins() -> None:
         assert origin in done.stdout
 
 
+def test_a_plan_for_another_machine_uses_its_gpus_and_its_variables() -> None:
+    recorded = str(FOLDER / "slurm_node.json")
+    words = ["--device", "cuda", "--machine", recorded, "--dry-run", script("pass")]
+    done = headway("launch", *words, CUDA_VISIBLE_DEVICES="0", HEADWAY_NUM_PROCESSES="7")
+    assert "4 processes on cuda" in done.stdout, done.stderr
+    assert "16 threads each" in done.stdout
+
+
 def test_ctrl_c_before_the_start_is_one_line() -> None:
     text = (
         "import headway.commands.launch as launch\n"
         "def interrupt(*_): raise KeyboardInterrupt\n"
-        "launch.detect_machine = interrupt\n"
+        "launch.look_at_machine = interrupt\n"
         "from headway.commands.main import main\n"
         "raise SystemExit(main(['launch', 'script.py']))"
     )
