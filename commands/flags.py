@@ -13,6 +13,23 @@ from headway.profile import Entry
 from headway.resolve import Layer
 from headway.settings import TABLE, Origin
 
+OF_OTHER_TOOLS = {  # flags that people bring along: what became of them, what to do
+    "--use-mps-device": (
+        "is not needed any more: an Apple GPU is used where there is one",
+        "leave it out; --cpu opts out",
+    ),
+    "--no-cuda": ("is --cpu here", "pass --cpu"),
+    "--use-cpu": ("is --cpu here", "pass --cpu"),
+    "--accelerator": ("is --device here", "pass --device auto, cpu, cuda, gpu or mps"),
+    "--gpu-ids": ("is --devices here", "pass --devices 0,1"),
+    "--gpus": ("is --devices here", "pass --devices with a count (2) or indices (0,1)"),
+    "--auto-select-gpus": ("is a way to write --devices here", "pass --devices idle:N"),
+    "--multi-gpu": ("is not needed: all GPUs are used", "leave it out; --devices chooses some"),
+    "--mps": ("is a device here", "pass --device mps, or nothing: a Mac's GPU is used anyway"),
+    "--nproc-per-node": ("is --num-processes here", "pass --num-processes N"),
+    "--nnodes": ("is --num-machines here", "pass --num-machines M"),
+}
+
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that abbreviates nothing and fails with a ConfigError, not usage text."""
@@ -30,11 +47,25 @@ class Parser(argparse.ArgumentParser):
         self.known: dict[str, bool] = {"--help": False, "-h": False}  # flag: does it take a value?
         self._long_name: dict[str, str] = {}
         self._last: set[str] = set()
+        self._default_value: dict[str, str] = {}  # of flags whose value may be left out
 
     def flag(
-        self, name: str, *, short: str | None = None, is_last: bool = False, **options: Any
+        self,
+        name: str,
+        *,
+        short: str | None = None,
+        is_last: bool = False,
+        default_value: str | None = None,
+        **options: Any,
     ) -> None:
-        """Add one flag; `metavar` makes it take a value, and no flag follows one that is last."""
+        """Add one flag; `metavar` makes it take a value, and no flag follows one that is last.
+
+        With a `default_value` the flag may stand alone; another value is written with "=", so that
+        the flag never swallows the script.
+        """
+        if default_value is not None:
+            self._default_value[name] = default_value
+            options["help"] += f" (--{name[2:]}={options['metavar']})"
         for spelling in filter(None, (name, short)):
             self.known[spelling] = "metavar" in options
             self._long_name[spelling] = name
@@ -75,7 +106,9 @@ class Parser(argparse.ArgumentParser):
             name = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
             if name not in self.known:
                 self._refuse(name)
-            if self.known[name] and not equals:
+            if not equals and name in self._default_value:
+                value = self._default_value[name]
+            elif self.known[name] and not equals:
                 if not words:
                     self._needs_value(name)
                 value = words.pop(0)
@@ -95,6 +128,9 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
 
     def _refuse(self, name: str) -> NoReturn:
+        if name in OF_OTHER_TOOLS:
+            what, fix = OF_OTHER_TOOLS[name]
+            raise ConfigError(f"{name} {what}", where="the command line", fix=fix)
         close = did_you_mean(name, self.known)
         raise ConfigError(
             f"{name} is no flag of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),

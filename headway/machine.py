@@ -37,6 +37,7 @@ class MigSlice(NamedTuple):
     uuid: str
     memory_bytes: int
     use: GpuUse | None = None
+    claimed_by: str = ""
 
 
 class Gpu(NamedTuple):
@@ -52,6 +53,7 @@ class Gpu(NamedTuple):
     slices: tuple[MigSlice, ...] = ()
     slice_of: str = ""  # of a slice: the whole GPU's uuid
     use: GpuUse | None = None  # None: nobody asked
+    claimed_by: str = ""  # another launch that has taken this GPU as an idle one
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded; None: unknown
 
     @property
@@ -77,6 +79,7 @@ class Gpu(NamedTuple):
                     slices=(),
                     slice_of=self.uuid,
                     use=part.use,
+                    claimed_by=part.claimed_by,
                 )
                 for part in self.slices
             )

@@ -184,15 +184,15 @@ class Settings:
     """The table of all settings; an instance holds one resolved value for each."""
 
     device = Setting(
-        _choice("cpu", "cuda", "mps"),
+        _choice("cpu", "cuda", "gpu", "mps"),
         AUTO,
-        "where the script computes",
-        choices=("auto", "cpu", "cuda", "mps"),
+        "where the script computes; gpu is cuda, or mps on a Mac",
+        choices=("auto", "cpu", "cuda", "gpu", "mps"),
     )
     devices = Setting[DeviceSpec](
         _devices,
         ALL,
-        "which GPUs: a count (2), indices (0,2), or all",
+        "which GPUs: a count (2), a list (0,2 or 0-3), ^2 (all but 2), UUIDs, idle:2, or all",
         metavar="SPEC",
     )
     num_processes = Setting(
@@ -208,6 +208,12 @@ class Settings:
         "no",
         "precision of the forward pass",
         choices=("no", "fp16", "bf16"),
+    )
+    mps_fallback = Setting(
+        _choice("on", "strict"),
+        AUTO,
+        "operators that MPS lacks: computed on the CPU (on), or an error (strict)",
+        choices=("auto", "on", "strict"),
     )
     gradient_accumulation_steps = Setting(
         _count(1), 1, "micro-batches for each optimizer step", metavar="N"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from headway.launcher.plan import LOOPBACK, RANK_VARIABLES, LaunchPlan
+from headway.launcher.plan import LOOPBACK, LaunchPlan
+from headway.launcher.variables import RANK_VARIABLES
 from headway.settings import TABLE, Settings, Value
 
 

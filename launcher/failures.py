@@ -17,6 +17,12 @@ _MEMORY_ADVICE = (
     "the device's memory is full: make the batch smaller (and gradient_accumulation_steps larger, "
     "so that an optimizer step sees as many samples as before)"
 )
+_PYTORCH_ISSUES = "https://github.com/pytorch/pytorch/issues"
+_MPS_LACKS_IT = (
+    "let the CPU compute this operator: --mps-fallback on; it can be asked for at "
+    f"{_PYTORCH_ISSUES}"
+)
+_MPS_FAILED = f"try --cpu; where only MPS fails, report it to PyTorch: {_PYTORCH_ISSUES}"
 
 
 class RankExit(NamedTuple):
@@ -83,6 +89,10 @@ class Failure(NamedTuple):
         crash = self.first.crash
         if crash is not None and is_out_of_memory(crash):
             return _MEMORY_ADVICE
+        if crash is not None and "not currently implemented for the MPS device" in crash.message:
+            return _MPS_LACKS_IT
+        if crash is not None and "MPS" in crash.message:
+            return _MPS_FAILED
         if "memory killer" in self.evidence:
             return "use less memory on this machine: fewer processes, loader workers or samples"
         if self.first.code == -signal.SIGSEGV:

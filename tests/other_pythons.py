@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.12", "3.13")
 PACKAGES = ["pyyaml", "psutil", "questionary", "rich", "platformdirs", "pytest", "pytest-timeout"]
+PACKAGES += ["hypothesis"]
 TESTS = ["tests/core", "tests/launcher", "tests/commands"]
 
 

@@ -173,11 +173,21 @@ REFUSALS = {
     "an abbreviated flag": (["--num-proc", "2", "script.py"], "is no flag"),
     "a flag after the script": (["script.py", "--num_processes", "2"], "stands after the script"),
     "a wrong number": (["--num-processes", "two", "script.py"], "which is not a whole number"),
-    "a wrong choice": (["--device=tpu", "script.py"], "one of cpu, cuda, mps"),
+    "a wrong choice": (["--device=tpu", "script.py"], "one of cpu, cuda, gpu, mps"),
     "a flag without its value": (["--num-processes"], "needs a value"),
     "a value for a flag that takes none": (["--cpu=yes", "script.py"], "takes no value"),
     "contradicting flags": (["--cpu", "--device", "cuda", "script.py"], "contradict each other"),
     "a start on another machine": (["--machine", "x.json", "script.py"], "add --dry-run"),
+    "a flag of another tool": (["--use_mps_device", "script.py"], "not needed any more"),
+    "waiting without idle GPUs": (["--cpu", "--wait", "script.py"], "--wait waits for idle GPUs"),
+    "waiting a strange time": (
+        ["--device", "cuda", "--devices", "idle:1", "--wait=soon", "script.py"],
+        "not a number of seconds",
+    ),
+    "a contradiction, before any waiting": (
+        ["--device=cuda", "--devices=idle:1", "--num-processes=2", "--wait", "script.py"],
+        "devices selects 1 GPUs",
+    ),
     "fp16 on a CPU": (["--cpu", "--mixed-precision", "fp16", "script.py"], "bf16"),
 }
 
@@ -318,6 +328,24 @@ def test_a_plan_for_another_machine_uses_its_gpus_and_its_variables() -> None:
     done = headway("launch", *words, CUDA_VISIBLE_DEVICES="0", HEADWAY_NUM_PROCESSES="7")
     assert "4 processes on cuda" in done.stdout, done.stderr
     assert "16 threads each" in done.stdout
+
+
+def test_a_profile_of_another_machine_is_fitted_aloud() -> None:
+    Path("headway.yaml").write_text("device: cuda\nnum_processes: 8\n")
+    refused = headway("launch", script("print('ran')"))
+    assert refused.returncode == 3
+    assert "device is 'cuda', but this machine shows no GPU" in refused.stderr
+    done = headway("launch", "-q", "--fit", "script.py")
+    assert done.stdout == "ran\n"
+    assert "--fit: device cuda -> cpu (project profile" in done.stderr
+    assert "--fit: num_processes 8 -> 1" in done.stderr
+
+
+def test_idle_gpus_of_another_machine_are_shown_without_claiming_them() -> None:
+    recorded = str(FOLDER / "gpu_2_one_busy.json")
+    words = ["--devices", "idle:1", "--machine", recorded, "--dry-run", script("pass")]
+    done = headway("launch", *words)
+    assert "note: passed over GPU 0: process 31337 computes on it" in done.stdout, done.stderr
 
 
 def test_ctrl_c_before_the_start_is_one_line() -> None:
