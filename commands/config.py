@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 
-from headway.commands.flags import Parser, look_at_machine
+from headway.commands.flags import Parser, look_at_machine, parse_alone
 from headway.devices import DeviceSpec
 from headway.errors import ConfigError, did_you_mean
 from headway.machine import Machine
@@ -32,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("config", "Look at this machine and write its profile for this user.")
     parser.flag("--yes", help="write what was detected, without questions")
     parser.machine_flag()
-    parsed = _parse(parser, argv)
+    parsed = parse_alone(parser, argv)
     if not parsed.yes:
         raise ConfigError(
             "`headway config` cannot ask questions yet",
@@ -40,13 +39,6 @@ def main(argv: Sequence[str]) -> int:
             fix="`headway config --yes` writes what was detected; edit the file afterwards",
         )
     return _write_detected(look_at_machine(parsed, os.environ)[0])
-
-
-def _parse(parser: Parser, argv: Sequence[str]) -> Namespace:
-    own, rest = parser.split(argv)
-    if rest:
-        parser.error(f"{rest[0]!r} is not expected here")
-    return parser.parse_args(own)
 
 
 def _write_detected(machine: Machine) -> int:
@@ -94,7 +86,7 @@ def _show(argv: Sequence[str]) -> int:
     parser = Parser("config show", "Print every setting, its value and where it came from.")
     parser.flag("--json", help="as one JSON object")
     parser.machine_flag()
-    parsed = _parse(parser, argv)
+    parsed = parse_alone(parser, argv)
     machine, environ = look_at_machine(parsed, os.environ)
     settings = resolve([*profile_layers(), environment_layer(environ)], machine, environ)
     print(_as_json(settings) if parsed.json else _as_table(settings))

@@ -148,6 +148,14 @@ class Parser(argparse.ArgumentParser):
         )
 
 
+def parse_alone(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the words of a command that takes flags and nothing else."""
+    own, rest = parser.split(argv)
+    if rest:
+        parser.error(f"{rest[0]!r} is not expected here")
+    return parser.parse_args(own)
+
+
 def flag_layer(parsed: argparse.Namespace) -> Layer:
     """Return what the flags of `Parser.setting_flags` say."""
     given = {name: getattr(parsed, name) for name in TABLE if getattr(parsed, name) is not None}

@@ -18,7 +18,10 @@ _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
 COMMANDS = {
     "config": "look at this machine and write its profile; `config show` lists all settings",
+    "doctor": "say what is wrong with this machine, and how to mend it",
+    "env": "print the facts about this machine, ready to paste into an issue",
     "launch": "run a training script in one or many processes",
+    "test": "check this machine by a training of a few seconds, on all ranks of the plan",
 }
 
 HELP = f"""\

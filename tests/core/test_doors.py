@@ -10,7 +10,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = {"_version", "errors", "settings", "devices", "resolve", "profile", "contract", "machine"}
-CORE |= {"source", "cgroups", "gpus", "apple", "host", "snapshot"}  # how a machine is looked at
+CORE |= {
+    "source",
+    "cgroups",
+    "gpus",
+    "apple",
+    "host",
+    "snapshot",
+    "diagnosis",
+}  # how a machine is looked at
 LINKS = ("launcher", "commands", "config_wizard")
 MAY_IMPORT = {
     "core": {"core"},
@@ -29,6 +37,7 @@ IMPORT_TORCH = {
 READ_ENVIRON = {"headway/resolve.py", "headway/contract.py", "headway/machine.py"}
 # profiles lie below a folder that a variable names; a subcommand hands the environment on
 READ_ENVIRON |= {"headway/profile.py", "commands/launch.py", "commands/config.py"}
+READ_ENVIRON |= {"commands/doctor.py", "commands/env.py"}
 READ_ENVIRON |= {"launcher/server.py"}  # a forked rank gets its own variables
 
 FILES = [path for folder in ("headway", *LINKS) for path in sorted((ROOT / folder).glob("*.py"))]

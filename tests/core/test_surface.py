@@ -10,6 +10,7 @@ from pathlib import Path
 
 import headway
 from headway.commands.launch import make_parser
+from headway.commands.main import COMMANDS
 from headway.settings import TABLE
 
 FILE = Path(__file__).with_name("surface.txt")
@@ -35,6 +36,7 @@ def surface() -> str:
     utils = ast.parse((PACKAGE / "utils.py").read_text())
     names = [a for node in utils.body if isinstance(node, ast.ImportFrom) for a in node.names]
     lines += sorted(f"headway.utils.{a.name}" for a in names if a.name != "annotations")
+    lines += [f"headway {command}" for command in COMMANDS]
     lines += sorted(f"headway launch {flag}" for flag in make_parser().known)
     lines += [f"profile {name}" for name in TABLE]
     lines += [f"environment {row.variable}" for row in TABLE.values()]
