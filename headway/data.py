@@ -48,6 +48,8 @@ class PreparedDataLoader(DataLoader[Any]):
         device: torch.device | None = None,
     ) -> None:
         # no super().__init__: the attributes are those of `loader`, the batches those of `_share`
+        if device is not None and device.type == "mps":
+            loader.pin_memory = False  # torch could not either, and would warn in every epoch
         self._original = loader
         self._share = share_out(loader, ranks, split_batches)
         self._device = device
