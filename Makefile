@@ -7,8 +7,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --editable
-TREE := headway tests examples benchmarks
-FOLDERS := headway launcher commands config_wizard tests examples benchmarks
+TREE := headway tests examples benchmarks docs
+FOLDERS := headway launcher commands config_wizard tests examples benchmarks docs
 
 .PHONY: demo test test-long check format lint types clean
 

@@ -5,7 +5,7 @@
 
 Each repetition is a fresh interpreter, so that imports count; the contenders alternate, so that a
 noisy moment falls on all of them. Times are of the call and the imports that it needs, without the
-interpreter's own start. torch's way of asking makes a CUDA context where there is a GPU, ours never.
+interpreter's own start.
 """
 
 from __future__ import annotations

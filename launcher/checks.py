@@ -141,10 +141,12 @@ def _impossible_on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
     visible = machine.visible_gpus
     if not visible:
         is_hidden = machine.gpus and machine.torch_obstacle is None
+        count = settings.num_processes
+        asked = f"device is 'cuda' for {count} processes" if count > 1 else "device is 'cuda'"
         return [
             Problem(
-                f"device is 'cuda', but this machine shows no GPU: {machine.why_no_gpu}",
-                _where(settings, "device"),
+                f"{asked}, but this machine shows no GPU: {machine.why_no_gpu}",
+                _where(settings, "device", *(["num_processes"] if count > 1 else [])),
                 "unset CUDA_VISIBLE_DEVICES"
                 if is_hidden
                 else "set `device: auto`, or pass --cpu; `headway doctor` says more",

@@ -334,7 +334,8 @@ def test_a_profile_of_another_machine_is_fitted_aloud() -> None:
     Path("headway.yaml").write_text("device: cuda\nnum_processes: 8\n")
     refused = headway("launch", script("print('ran')"))
     assert refused.returncode == 3
-    assert "device is 'cuda', but this machine shows no GPU" in refused.stderr
+    assert "device is 'cuda' for 8 processes, but this machine shows no GPU" in refused.stderr
+    assert "device: project profile" in refused.stderr
     done = headway("launch", "-q", "--fit", "script.py")
     assert done.stdout == "ran\n"
     assert "--fit: device cuda -> cpu (project profile" in done.stderr

@@ -177,7 +177,7 @@ def test_a_torch_that_does_not_fit_the_gpus_is_named(machine: str, reason: str) 
 
 def test_more_gpus_than_there_are_is_refused_with_both_facts() -> None:
     refused = refusal("laptop_cpu", layer="user profile", device="cuda", num_processes="8")
-    assert "device is 'cuda'" in refused
+    assert "device is 'cuda' for 8 processes" in refused
     assert "no NVIDIA driver" in refused
     assert "num_processes is 8" in refusal("gpu_4", layer="user profile", num_processes="8")
 
