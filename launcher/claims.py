@@ -82,7 +82,7 @@ def _claimed_by(uuid: str, folder: str) -> str:
     path = _path(uuid, folder)
     try:
         with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # who only looks disturbs nobody
     except FileNotFoundError:
         return ""
     except OSError:

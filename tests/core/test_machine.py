@@ -65,6 +65,14 @@ class TestCores:
         assert machine.cores == 2
         assert machine.cores_reason == "cgroup quota of 2.5 cores"
 
+    def test_the_smallest_of_several_quotas_counts(self, tmp_path: Path) -> None:
+        root = record(tmp_path, proc__self__cgroup="0::/pod/container\n")
+        cgroups = tmp_path / "sys/fs/cgroup/pod"
+        (cgroups / "container").mkdir(parents=True)
+        (cgroups / "container/cpu.max").write_text("800000 100000\n")
+        (cgroups / "cpu.max").write_text("300000 100000\n")
+        assert detect_machine({}, Source(root)).cores == 3
+
     def test_half_a_core_is_one(self, tmp_path: Path) -> None:
         root = record(tmp_path, proc__self__cgroup="0::/\n")
         (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
@@ -243,6 +251,19 @@ def test_half_a_core_and_two_gibibytes_are_seen_below_a_large_host() -> None:
     assert host is not None
     assert (host.cpu_quota, host.memory_limit_bytes, host.container) == (0.5, 2 * 2**30, "Docker")
     assert (host.logical_cores, host.memory_bytes) == (32, 128 * 2**30)
+
+
+def test_a_memory_limit_of_cgroup_v1_counts_and_its_way_to_say_none_does_not() -> None:
+    host = load_machine(str(FOLDER / "container_cgroup_v1.json")).host
+    assert host is not None
+    assert host.memory_limit_bytes == 8 * 2**30
+    files = RECORDINGS["container_cgroup_v1"].files
+    unlimited = {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}
+    recording = RECORDINGS["container_cgroup_v1"]._replace(files={**files, **unlimited})
+    host = snapshot(recording).host
+    assert host is not None
+    assert host.memory_limit_bytes is None
+    assert "no cgroup" in host.reasons["memory_limit_bytes"]
 
 
 def test_secrets_stay_out_of_a_snapshot() -> None:

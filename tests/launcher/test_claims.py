@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import subprocess
 import sys
 import time
@@ -62,6 +64,23 @@ def test_launches_at_the_same_moment_share_the_gpus_out(tmp_path: Path) -> None:
     end(*claims)
     assert sorted(gpu for gpus in chosen for gpu in gpus) == [0, 1, 2, 3]
     assert chosen.count([]) == 2
+
+
+def test_launches_choose_one_after_the_other(tmp_path: Path) -> None:
+    with open(tmp_path / "turn.lock", "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        claim = start(tmp_path, "idle:1")
+        assert claim.stdout is not None
+        assert not select.select([claim.stdout], [], [], 1)[0]
+    assert chosen_by(claim) == [0]
+    end(claim)
+
+
+def test_who_only_looks_makes_no_gpu_seem_claimed(tmp_path: Path) -> None:
+    (tmp_path / "GPU-0.lock").touch()
+    with open(tmp_path / "GPU-0.lock") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert with_claims(FOUR, str(tmp_path)) == FOUR
 
 
 def test_of_two_launches_that_both_want_the_last_gpus_one_gets_them(tmp_path: Path) -> None:

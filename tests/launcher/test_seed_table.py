@@ -220,6 +220,11 @@ def test_each_way_to_opt_out_of_mps_gives_cpu_and_its_origin(
     assert planned("mac_m2", {"ACCELERATE_USE_CPU": "0"}).settings.device == "mps"
 
 
+def test_an_outer_launchs_variable_is_no_opt_out_for_an_inner_one() -> None:
+    environ = {"HEADWAY_RUN": "{}", "ACCELERATE_USE_CPU": "true"}
+    assert planned("mac_m2", environ).settings.device == "mps"
+
+
 def test_disable_mps_opts_out_and_an_explicit_mps_is_refused_with_it() -> None:
     plan = planned("mac_disable_mps")
     assert plan.settings.device == "cpu"
