@@ -41,7 +41,9 @@ def with_mps(machine: Machine, environ: Mapping[str, str], source: Source) -> Ma
 def ask_sysctl(source: Source) -> dict[str, str]:
     """Return what sysctl knows of the names in SYSCTL; unknown ones are left out."""
     try:
-        lines = source.output_of(["sysctl", "-i", *SYSCTL]).splitlines()  # -i: skip unknown names
+        lines = source.output_of(
+            ["/usr/sbin/sysctl", "-i", *SYSCTL]
+        ).splitlines()  # -i: skip unknown names
     except OSError:
         return {}
     return dict(line.partition(": ")[::2] for line in lines)

@@ -117,7 +117,7 @@ def parse_devices(raw: str | Sequence[str]) -> DeviceSpec:
         return ALL
     if text.startswith("[") and text.endswith("]"):
         return _list(text[1:-1].removesuffix(",").split(","))
-    if "," in text or _ITEM.match(text):
+    if "," in text or re.match(_ITEM, text):
         return _list(text.removesuffix(",").split(","))
     word, colon, number = text.partition(":")
     if word == "idle" and colon and _is_number(number) and int(number) > 0:
@@ -133,9 +133,10 @@ def parse_devices(raw: str | Sequence[str]) -> DeviceSpec:
     return DeviceSpec(first=int(text))
 
 
-_ITEM = re.compile(r"\^|\d+-|(GPU|MIG)-")
-_RANGE = re.compile(r"(\d{1,4})-(\d{1,4})(?:/([1-9]\d{0,3}))?", re.ASCII)
-_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
+# not compiled here: few launches name GPUs, and every launch would pay
+_ITEM = r"\^|\d+-|(GPU|MIG)-"
+_RANGE = r"([0-9]{1,4})-([0-9]{1,4})(?:/([1-9][0-9]{0,3}))?"
+_UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 
 
 def _is_number(text: str) -> bool:
@@ -163,9 +164,9 @@ def _list(parts: Sequence[str]) -> DeviceSpec:
 def _names(text: str) -> list[Name]:
     if _is_number(text):
         return [int(text)]
-    if _UUID.fullmatch(text):
+    if re.fullmatch(_UUID, text):
         return [text]
-    found = _RANGE.fullmatch(text)
+    found = re.fullmatch(_RANGE, text)
     if found is None:
         raise ValueError(
             f"in which {text!r} is neither the index of a GPU, nor a range, nor a UUID"

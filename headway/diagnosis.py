@@ -68,10 +68,19 @@ def _torch(machine: Machine) -> Iterator[Finding]:
 
 def _device(machine: Machine) -> Iterator[Finding]:
     device, reason = machine.best_device()
+    mask = machine.cuda_visible_devices or ""
     if machine.gpus and machine.torch_obstacle is not None:
         yield Finding("device", ERROR, machine.torch_obstacle, _matching_torch(machine))
     elif machine.gpus and not machine.visible_gpus:
         yield Finding("device", WARNING, machine.why_no_gpu, "unset CUDA_VISIBLE_DEVICES")
+    elif machine.gpus and len(machine.visible_gpus) < len(mask.split(",")):
+        yield Finding(
+            "device",
+            WARNING,
+            f"CUDA_VISIBLE_DEVICES={mask} names a GPU that is not there, and CUDA ignores it and "
+            f"all that follow: {machine.describe_gpus()}",
+            "correct CUDA_VISIBLE_DEVICES, or unset it",
+        )
     elif machine.system == "Darwin" and not machine.mps:
         is_broken = bool(machine.mps_fix) and not machine.mps_reason.startswith("DISABLE_MPS")
         status = ERROR if is_broken else WARNING

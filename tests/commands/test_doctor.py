@@ -59,6 +59,12 @@ def test_nothing_is_wrong_with_a_machine_that_is_fine(name: str) -> None:
     assert found(name) == []
 
 
+def test_a_mask_that_names_a_gpu_that_is_not_there_is_found() -> None:
+    (finding,) = found("gpu_4", CUDA_VISIBLE_DEVICES="1,9,2")
+    assert "names a GPU that is not there" in finding.what
+    assert "1 GPU (NVIDIA A100" in finding.what
+
+
 def test_torch_before_1_13_on_a_mac_gets_a_warning() -> None:
     assert any(one.check == "torch" and "before 1.13" in one.what for one in found("mac_12_2"))
 

@@ -253,7 +253,7 @@ def mac(macos: str = "15.5", architecture: str = "arm64", **changes: Any) -> Rec
         platform="darwin",
         architecture=architecture,
         torch=torch("2.13.0"),
-        tools={"sysctl": "".join(f"{name}: {value}\n" for name, value in said.items())},
+        tools={"/usr/sbin/sysctl": "".join(f"{name}: {value}\n" for name, value in said.items())},
         limits={"NOFILE": 256, "NPROC": 2666, "MEMLOCK": -1},
     )
     return whole._replace(**changes)
