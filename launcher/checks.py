@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway import contract
+from headway.devices import ALL
 from headway.errors import Problem
 from headway.launcher.variables import RANK_VARIABLES, SETTING_OF, counts_fastest_first
 from headway.machine import Gpu, Machine
@@ -23,7 +24,8 @@ def contradictions(settings: Settings) -> list[Problem]:
                 "set `mixed_precision: bf16`, or pass --mixed-precision bf16",
             )
         )
-    if device != "cuda" and _said(settings, "devices"):
+    is_only_one = device == "mps" and settings.devices.first == 1
+    if device != "cuda" and settings.devices != ALL and not is_only_one:
         problems.append(
             Problem(
                 f"devices is {str(settings.devices)!r}, but it selects GPUs, "
@@ -253,12 +255,12 @@ def _about_gpus(settings: Settings, machine: Machine) -> list[str]:
     slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
     if slices > 1 and devices.size is None:
         said.append(f"of {slices} MIG slices one is used, as CUDA shows a process no more")
-    indices = [name for name in devices.named or () if isinstance(name, int)]
+    indices = [name for name in (*(devices.named or ()), *devices.without) if isinstance(name, int)]
     if machine.scheduler is not None and indices:
         said.append(
             f"devices names GPUs by index ({devices}; {settings.origin('devices')}), but "
             f"{machine.scheduler} hands out the GPUs of this node: a count such as "
-            f"--devices {len(indices)} also holds elsewhere"
+            f"--devices {len(selection.indices)} also holds elsewhere"
         )
     mask = machine.cuda_visible_devices or ""
     if counts_fastest_first(machine) and any(part.strip().isdecimal() for part in mask.split(",")):

@@ -161,3 +161,42 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "locks").touch()
     with pytest.raises(MachineError, match="cannot be claimed"):
         claim_idle(asking_for("idle:1"), lambda: FOUR, None, str(tmp_path / "locks"))
+
+
+LAUNCH = """\
+import sys
+folder, *sys.path[:] = sys.argv[1:]
+from functools import partial
+from headway.commands import launch
+from headway.commands.main import main
+from headway.launcher import claims
+from tests.launcher.test_claims import FOUR
+launch.look_at_machine = lambda parsed, environ: (FOUR, environ)
+launch.detect_machine = lambda environ, full: FOUR
+claims.claim_idle = partial(claims.claim_idle, folder=folder)
+raise SystemExit(main(["launch", "--devices", "idle:1", "script.py"]))
+"""
+
+
+def test_real_launches_at_once_give_each_script_a_gpu_of_its_own(tmp_path: Path) -> None:
+    Path("script.py").write_text(
+        "import os, sys\nprint(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\nsys.stdin.read()"
+    )
+    launches = [
+        subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, str(tmp_path), *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(5)
+    ]
+    chosen = [chosen_by(launch) for launch in launches]
+    refused = launches[chosen.index([])]
+    _, said = refused.communicate("", timeout=60)
+    end(*(launch for launch in launches if launch is not refused))
+    assert sorted(gpu for gpus in chosen for gpu in gpus) == [0, 1, 2, 3]
+    assert refused.returncode == 3
+    assert "of 4 GPUs 0 are idle (GPU 0: another launch" in said
+    assert "fix:  wait for them with --wait" in said

@@ -124,6 +124,7 @@ def test_explicit_indices_under_a_scheduler_give_a_warning() -> None:
     (warning,) = planned("slurm_node", devices="0,1").notes
     assert "SLURM (SLURM_JOB_ID=4711) hands out the GPUs" in warning
     assert "--devices 2" in warning
+    assert "--devices 3" in planned("slurm_node", devices="^0").notes[0]
     assert not planned("slurm_node", devices="all").notes
     assert not planned("gpu_8_h100", devices="0,1").notes
 
@@ -326,6 +327,8 @@ def test_mps_is_one_device_in_one_process_and_cpu_ranks_are_the_way_out() -> Non
 
 def test_devices_select_gpus_and_not_mps() -> None:
     assert "it selects GPUs" in refusal("mac_m2", ConfigError, devices="2")
+    for devices in ("1", "auto", "-1"):
+        assert planned("mac_m2", device="mps", devices=devices).settings.num_processes == 1
 
 
 @pytest.mark.parametrize(
