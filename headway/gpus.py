@@ -25,23 +25,22 @@ def with_gpus(
     """Return the snapshot with its GPUs, or with the reason why none is known."""
     if source.names_in(KFD) and not source.read(NVIDIA):
         return _with_amd_gpus(machine, environ, source)
-    found = _Nvml(source, full).ask() or _NvidiaSmi(source, full).ask()
-    return machine._replace(**found)
+    nvml = source.nvml()
+    found = None if nvml is None else _Nvml(nvml, source, full).ask()
+    return machine._replace(**(found or _NvidiaSmi(source, full).ask()))
 
 
 class _Nvml:
     """NVIDIA's management library, through nvidia-ml-py."""
 
-    def __init__(self, source: Source, full: bool) -> None:
+    def __init__(self, nvml: Any, source: Source, full: bool) -> None:
+        self._nvml = nvml
         self._source = source
         self._full = full
-        self._nvml = source.nvml()
 
     def ask(self) -> dict[str, Any] | None:
-        """Return the machine's fields that it knows; None where it is absent or fails."""
+        """Return the machine's fields that it knows; None where it fails."""
         nvml = self._nvml
-        if nvml is None:
-            return None
         try:
             nvml.nvmlInit()
             driver = nvml.nvmlSystemGetDriverVersion()
@@ -55,7 +54,6 @@ class _Nvml:
 
     def _gpu(self, handle: Any) -> Gpu:
         nvml = self._nvml
-        assert nvml is not None
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         mode = _NVML_MODES.get(self._may(nvml.nvmlDeviceGetComputeMode, handle), DEFAULT)
         is_mig = bool((self._may(nvml.nvmlDeviceGetMigMode, handle) or (0, 0))[0])
@@ -78,7 +76,6 @@ class _Nvml:
 
     def _slices(self, handle: Any) -> tuple[MigSlice, ...]:
         nvml = self._nvml
-        assert nvml is not None
         slices = []
         for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             part = self._may(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
@@ -91,7 +88,6 @@ class _Nvml:
 
     def _use(self, handle: Any) -> GpuUse:
         nvml = self._nvml
-        assert nvml is not None
         rates = self._may(nvml.nvmlDeviceGetUtilizationRates, handle)
         processes = self._may(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
         return GpuUse(
@@ -102,7 +98,6 @@ class _Nvml:
 
     def _may(self, call: Callable[..., Any], *args: object) -> Any:
         """Return what `call` answers; None where this GPU does not know such a thing."""
-        assert self._nvml is not None
         try:
             return call(*args)
         except self._nvml.NVMLError:

@@ -69,23 +69,10 @@ class Gpu(NamedTuple):
 
     def parts(self) -> tuple[Gpu, ...]:
         """Return what CUDA shows of this GPU: itself, or its MIG slices."""
-        return (
-            tuple(
-                self._replace(
-                    name=part.name,
-                    uuid=part.uuid,
-                    memory_bytes=part.memory_bytes,
-                    is_mig=False,
-                    slices=(),
-                    slice_of=self.uuid,
-                    use=part.use,
-                    claimed_by=part.claimed_by,
-                )
-                for part in self.slices
-            )
-            if self.slices
-            else (self,)
-        )
+        if not self.slices:
+            return (self,)
+        whole = self._replace(is_mig=False, slices=(), slice_of=self.uuid)
+        return tuple(whole._replace(**part._asdict()) for part in self.slices)
 
 
 class Torch(NamedTuple):
