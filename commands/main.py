@@ -19,6 +19,7 @@ _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 COMMANDS = {
     "config": "look at this machine and write its profile; `config show` lists all settings",
     "launch": "run a training script in one or many processes",
+    "stack": "print where all ranks of a running launch are, and which one is behind",
 }
 
 HELP = f"""\

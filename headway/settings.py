@@ -248,6 +248,14 @@ class Settings:
         metavar="S",
         of_launch_only=True,
     )
+    hang_timeout = Setting[int | None](
+        _count(1),
+        None,
+        "seconds without any progress of the ranks after which the run is ended, with all stacks",
+        metavar="S",
+        of_launch_only=True,
+        needs_launcher=True,
+    )
     log_dir = Setting[str | None](
         _path,
         None,

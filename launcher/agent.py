@@ -25,10 +25,12 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from headway.errors import LaunchError, WorkerFailed
 from headway.launcher import rendezvous
 from headway.launcher.failures import STOPPED_AND_SAVED, Failure, RankExit, find_failure
+from headway.launcher.hang import Hang, blame
 from headway.launcher.output import Output
 from headway.launcher.plan import LOOPBACK, LaunchPlan
 from headway.launcher.ranks import NoLogs, RankProcesses
 from headway.launcher.starter import Starter
+from headway.launcher.watch import Watch
 from headway.machine import count_memory_kills
 from headway.profile import shown
 
@@ -37,7 +39,7 @@ _torch_log = logging.getLogger("torch.distributed.elastic")
 _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
-_STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+_STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _USER_SIGNALS = ("SIGUSR1", "SIGUSR2")
 _ENDED_BY_INTERRUPT = 130
 
@@ -57,8 +59,9 @@ def supervise(plan: LaunchPlan, starter: Starter) -> int:
     output = Output(
         prefixed=plan.settings.num_processes * plan.settings.num_machines > 1, folder=folder
     )
+    watch = Watch(plan.settings.hang_timeout, lambda: output.heard_at)
     handler = _rendezvous_handler(plan)
-    agent = Agent(plan, starter, handler, output)
+    agent = Agent(plan, starter, handler, output, watch)
     stopped_by = None
     try:
         with _signals(agent):
@@ -69,6 +72,7 @@ def supervise(plan: LaunchPlan, starter: Starter) -> int:
         pass
     finally:
         output.close()
+        watch.close()
         if stopped_by is not None or any(end.is_failure for end in agent.exits):
             handler.announce_failure()
         handler.shutdown()
@@ -92,6 +96,7 @@ class Agent(LocalElasticAgent):
         starter: Starter,
         handler: rendezvous.FixedRendezvous,
         output: Output,
+        watch: Watch,
     ) -> None:
         spec = WorkerSpec(
             role="headway",
@@ -105,8 +110,9 @@ class Agent(LocalElasticAgent):
         self._starter = starter
         self._handler = handler
         self.output = output
+        self.watch = watch
         self._ranks: RankProcesses | None = None
-        self._last_failure: Failure | None = None
+        self._last_failure: Failure | Hang | None = None
         self._kills_before = count_memory_kills()
 
     @property
@@ -127,10 +133,12 @@ class Agent(LocalElasticAgent):
             worker.local_rank: _rank_environment(worker_group, worker, attempt)
             for worker in worker_group.workers
         }
+        self.watch.begin_attempt()
         self._ranks = self._pcontext = RankProcesses(
             self._starter,
             envs,
             self.output,
+            self.watch,
             attempt,
             tells_its_end=self._plan.program.kind != "program",
         )
@@ -142,15 +150,21 @@ class Agent(LocalElasticAgent):
         if self._ranks:
             self._ranks.forward(number)
 
-    def find_failure(self) -> Failure | None:
+    def find_failure(self) -> Failure | Hang | None:
         """Return how the last attempt failed on this machine, None if it did not."""
+        if self.watch.hang is not None:
+            return self.watch.hang
         kills = count_memory_kills() - self._kills_before
         return find_failure(
             self.exits,
             ranks=[worker.global_rank for worker in self._worker_group.workers],
             world_size=self._worker_group.workers[0].world_size,
             evidence=f" (the kernel's memory killer struck {kills} times)" if kills else "",
-            last_lines={end.rank: self.output.tail(end.rank) for end in self.exits},
+            last_lines={
+                end.rank: self.watch.crash_stack(end.rank) or self.output.tail(end.rank)
+                for end in self.exits
+            },
+            parted=blame(self._ranks.statements) if self._ranks else (),
         )
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -227,8 +241,9 @@ def _log_folder(plan: LaunchPlan) -> str | None:
 
 @contextmanager
 def _signals(agent: Agent) -> Iterator[None]:
-    """Turn the first stop signal into torch's SignalException and let a second one end all grace;
-    send the user's signals on to the ranks. A SIGHUP that is ignored already (nohup) stays so.
+    r"""Turn the first stop signal into torch's SignalException and let a second one end all grace;
+    send the user's signals on to the ranks; print stacks on SIGQUIT, which is what the terminal's
+    Ctrl-\ sends. A SIGHUP that is ignored already (nohup) stays so.
     """
     seen: list[int] = []
 
@@ -242,8 +257,12 @@ def _signals(agent: Agent) -> Iterator[None]:
     def forward(number: int, _: FrameType | None) -> None:
         agent.forward(number)
 
+    def show_stacks(*_: object) -> None:
+        agent.watch.ask()
+
     before = {}
-    for names, handler in ((_STOP_SIGNALS, stop), (_USER_SIGNALS, forward)):
+    handlers = ((_STOP_SIGNALS, stop), (_USER_SIGNALS, forward), (("SIGQUIT",), show_stacks))
+    for names, handler in handlers:
         for name in names:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) != signal.SIG_IGN:
@@ -266,7 +285,9 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
     if stopped_by is not None:
         print(f"headway: stopped by {stopped_by.name}", file=sys.stderr)
         return failure.exit_code
-    where = f"process {failure.first.pid} on {socket.gethostname()}"
+    where = socket.gethostname()
+    if isinstance(failure, Failure):
+        where = f"process {failure.first.pid} on {where}"
     if folder is not None:
         with open(os.path.join(folder, "failure.json"), "w", encoding="utf-8") as file:
             json.dump(failure.as_json(), file, indent=2)

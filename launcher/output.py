@@ -43,6 +43,7 @@ class Output:
         self._added: list[_Stream] = []
         self._tails: dict[int, deque[bytes]] = {}
         self._deadline: float | None = None
+        self.heard_at = 0.0  # when a rank last wrote anything, on the monotonic clock
         self._thread = threading.Thread(target=self._pump, name="headway-output", daemon=True)
         self._thread.start()
 
@@ -88,7 +89,9 @@ class Output:
             for key, _ in ready:
                 if key.data is None:
                     os.read(self._wake_read, 4096)
-                elif not key.data.read():
+                    continue
+                self.heard_at = time.monotonic()
+                if not key.data.read():
                     self._selector.unregister(key.fd)
                     streams.discard(key.data)
                     key.data.finish()

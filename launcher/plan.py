@@ -34,6 +34,8 @@ _SETTING_OF = {
 
 LOOPBACK = "127.0.0.1"
 
+_FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
+
 
 class Program(NamedTuple):
     """What the user wants to run, and the arguments that are the program's own."""
@@ -328,6 +330,9 @@ def _environment(
     changes |= {name: Value(None, stale) for name in RANK_VARIABLES if name in environ}
     if supervised is not None and not environ.get("PYTHONUNBUFFERED"):
         changes["PYTHONUNBUFFERED"] = Value("1", Origin("default", "output passes through pipes"))
+    if settings.num_processes * settings.num_machines > 1 and not environ.get(_FLIGHT_RECORDER):
+        recorder = Origin("default", "each rank remembers its last collectives, should it hang")
+        changes[_FLIGHT_RECORDER] = Value("2000", recorder)
     if supervised is not None and _is_local(settings):
         changes |= _loopback_interfaces(settings, machine, environ)
     for name in settings.env:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,10 +22,13 @@ from torch.distributed.elastic.multiprocessing.api import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from headway.contract import Crash, decode_status
-from headway.launcher.failures import RankExit
+from headway.launcher import hang
+from headway.launcher.failures import RankExit, is_of_communication
+from headway.launcher.hang import Statement
 from headway.launcher.output import Output
 from headway.launcher.starter import Ended, Starter, cannot_start
+from headway.launcher.watch import Watch
+from headway.status import Crash
 
 _VICTIM_GRACE_S = 5  # for ranks that stop because another one failed
 
@@ -35,7 +39,8 @@ class RankProcesses(PContext):
     Args:
         starter: starts the processes and reports their ends.
         envs: by local rank, the variables that differ from rank to rank; RANK is among them.
-        output: reads the ranks' pipes.
+        output: reads what the ranks write.
+        watch: reads what they say about themselves.
         attempt: 0, and one more for each restart.
         tells_its_end: the program is Python, and says when it comes to its own end.
     """
@@ -45,6 +50,7 @@ class RankProcesses(PContext):
         starter: Starter,
         envs: Mapping[int, dict[str, str]],
         output: Output,
+        watch: Watch,
         attempt: int,
         tells_its_end: bool,
     ) -> None:
@@ -57,12 +63,13 @@ class RankProcesses(PContext):
         )
         self._starter = starter
         self._output = output
+        self._watch = watch
         self._attempt = attempt
         self._tells_its_end = tells_its_end
         self._local_ranks: dict[int, int] = {}  # by pid
-        self._status: dict[int, int] = {}  # by local rank, the status pipe's reading end
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
+        self.statements: list[Statement] = []  # where all were when communication failed
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
 
     def start(self) -> None:
@@ -84,8 +91,9 @@ class RankProcesses(PContext):
                 for fd in streams.theirs:
                     os.close(fd)
             self._local_ranks[pid] = local_rank
-            self._status[local_rank] = streams.status
-            self._output.add(int(env["RANK"]), self._attempt, {1: streams.out, 2: streams.err})
+            rank = int(env["RANK"])
+            self._output.add(rank, self._attempt, {1: streams.out, 2: streams.err})
+            self._watch.add(rank, pid, streams.channel, streams.stacks)
 
     def _collect(self, timeout_s: float = 0) -> None:
         """Note the ranks that have ended, after waiting at most `timeout_s` for the first."""
@@ -100,19 +108,20 @@ class RankProcesses(PContext):
             pass
 
     def _end_of(self, local_rank: int, ended: Ended) -> RankExit:
+        rank = int(self.envs[local_rank]["RANK"])
         end = RankExit(
-            rank=int(self.envs[local_rank]["RANK"]),
+            rank=rank,
             pid=ended.pid,
             code=ended.code,
             time=ended.time,
             was_stopping=ended.time > self._stopped_at,
             left_silently=self._tells_its_end,
         )
-        for record in decode_status(_read_all(self._status.pop(local_rank))):
+        for record in self._watch.end(rank, ended.code):
             if "crash" in record:
                 crash = Crash(**record["crash"])
                 end = end._replace(crash=crash, time=crash.time, left_silently=False)
-            elif "end" in record:
+            else:
                 end = end._replace(time=record["end"], reason=record["reason"], left_silently=False)
         return end
 
@@ -123,6 +132,11 @@ class RankProcesses(PContext):
             for local_rank, end in self.exits.items()
             if end.is_failure
         }
+        if self._watch.hang is not None:  # torch wants a process to blame
+            failures = {
+                local_rank: ProcessFailure(local_rank, pid, hang.EXIT_CODE, error_file="")
+                for local_rank, pid in self.pids().items()
+            }
         if failures:
             return RunProcsResult(failures=failures)
         if len(self.exits) == self.nprocs:
@@ -132,9 +146,12 @@ class RankProcesses(PContext):
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         """Ask the living ranks to stop, wait, then end whatever is left in their sessions."""
         self._collect()
-        if any(end.is_failure for end in self.exits.values()):
+        failed = [end for end in self.exits.values() if end.is_failure]
+        if failed or self._watch.hang is not None:
             timeout = min(timeout, _VICTIM_GRACE_S)
         if self._stopped_at == float("inf"):
+            if any(end.crash and is_of_communication(end.crash) for end in failed):
+                self.statements = self._watch.statements()  # now, while the others still run
             self._stopped_at = time.time()
             self.forward(death_sig)
         self._kill_at = min(self._kill_at, time.monotonic() + timeout)
@@ -163,7 +180,7 @@ class RankProcesses(PContext):
 
 
 class _Streams:
-    """The descriptors of a new rank: four that it gets, three that the launcher reads.
+    """The descriptors of a new rank: five that it gets, four that the launcher reads.
 
     Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does.
     """
@@ -174,12 +191,14 @@ class _Streams:
             stdin = self._keep(os.dup(0) if is_first else os.open(os.devnull, os.O_RDONLY))[0]
             self.out, out = self._channel(is_first and os.isatty(1))
             self.err, err = self._channel(is_first and os.isatty(2))
-            self.status, status = self._keep(*os.pipe())
+            ours, theirs = socket.socketpair()
+            self.channel, channel = self._keep(ours.detach(), theirs.detach())
+            self.stacks, stacks = self._keep(*os.pipe())
         except OSError:
             for fd in self._opened:
                 os.close(fd)
             raise
-        self.theirs = (stdin, out, err, status)
+        self.theirs = (stdin, out, err, channel, stacks)
 
     def _channel(self, is_terminal: bool) -> tuple[int, int]:
         """Return the reading and the writing end of a pipe or a pseudo-terminal."""
@@ -212,14 +231,3 @@ class NoLogs(LogsSpecs):
     @property
     def root_log_dir(self) -> str:
         return ""
-
-
-def _read_all(fd: int) -> str:
-    """Return what stands in a pipe whose writer has ended, and close it."""
-    os.set_blocking(fd, False)
-    text = b""
-    with suppress(BlockingIOError):  # a child of the rank's may still hold the other end
-        while data := os.read(fd, 65536):
-            text += data
-    os.close(fd)
-    return text.decode(errors="replace")

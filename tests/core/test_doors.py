@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = {"_version", "errors", "settings", "devices", "resolve", "profile", "contract", "machine"}
+CORE = {"_version", "errors", "settings", "devices", "resolve", "profile", "machine"}
+CORE |= {"contract", "status"}
 LINKS = ("launcher", "commands", "config_wizard")
 MAY_IMPORT = {
     "core": {"core"},
@@ -29,6 +30,7 @@ READ_ENVIRON = {"headway/resolve.py", "headway/contract.py", "headway/machine.py
 # profiles lie below a folder that a variable names; a subcommand hands the environment on
 READ_ENVIRON |= {"headway/profile.py", "commands/launch.py"}
 READ_ENVIRON |= {"launcher/server.py"}  # a forked rank gets its own variables
+READ_ENVIRON |= {"launcher/preloaded.py"}  # what the script changes in its own
 
 FILES = [path for folder in ("headway", *LINKS) for path in sorted((ROOT / folder).glob("*.py"))]
 
