@@ -38,6 +38,7 @@ class RankProcesses(PContext):
         output: reads the ranks' pipes.
         attempt: 0, and one more for each restart.
         tells_its_end: the program is Python, and says when it comes to its own end.
+        debug_rank: the rank that has the launcher's own terminal.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class RankProcesses(PContext):
         output: Output,
         attempt: int,
         tells_its_end: bool,
+        debug_rank: int | None,
     ) -> None:
         super().__init__(
             name="headway",
@@ -59,6 +61,7 @@ class RankProcesses(PContext):
         self._output = output
         self._attempt = attempt
         self._tells_its_end = tells_its_end
+        self._debug_rank = debug_rank
         self._local_ranks: dict[int, int] = {}  # by pid
         self._status: dict[int, int] = {}  # by local rank, the status pipe's reading end
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
@@ -73,9 +76,16 @@ class RankProcesses(PContext):
         return {local_rank: pid for pid, local_rank in self._local_ranks.items()}
 
     def _start(self) -> None:
+        ranks = {local_rank: int(env["RANK"]) for local_rank, env in self.envs.items()}
+        self._output.begin(self._attempt, ranks.values())
         for local_rank, env in self.envs.items():
+            rank = ranks[local_rank]
             try:
-                streams = _Streams(is_first=env["RANK"] == "0")
+                streams = _Streams(
+                    has_stdin=rank == (self._debug_rank or 0),
+                    is_debugged=rank == self._debug_rank,
+                    is_prefixed=env["WORLD_SIZE"] != "1",
+                )
             except OSError as error:
                 raise cannot_start(error) from None
             try:
@@ -85,7 +95,7 @@ class RankProcesses(PContext):
                     os.close(fd)
             self._local_ranks[pid] = local_rank
             self._status[local_rank] = streams.status
-            self._output.add(int(env["RANK"]), self._attempt, {1: streams.out, 2: streams.err})
+            self._output.add(rank, streams.pipes)
 
     def _collect(self, timeout_s: float = 0) -> None:
         """Note the ranks that have ended, after waiting at most `timeout_s` for the first."""
@@ -153,27 +163,43 @@ class RankProcesses(PContext):
 
     def forward(self, number: int) -> None:
         """Send a signal to the ranks that are alive, and not to what they have started."""
-        pids = self.pids()
         for local_rank in self._alive():
-            with suppress(ProcessLookupError):
-                os.kill(pids[local_rank], number)
+            self._send(local_rank, number)
+
+    def interrupt_debugged(self) -> bool:
+        """Send Ctrl-C to the debugged rank; False where none is alive."""
+        for local_rank in self._alive():
+            if int(self.envs[local_rank]["RANK"]) == self._debug_rank:
+                self._send(local_rank, signal.SIGINT)
+                return True
+        return False
+
+    def _send(self, local_rank: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pids()[local_rank], number)
 
     def _alive(self) -> list[int]:
         return [one for one in self._local_ranks.values() if one not in self.exits]
 
 
 class _Streams:
-    """The descriptors of a new rank: four that it gets, three that the launcher reads.
+    """The descriptors of a new rank: four that it gets, and those that the launcher reads.
 
-    Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does.
+    Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does. A rank that
+    is debugged has the launcher's own three streams instead, and rank 0 is then like any other.
     """
 
-    def __init__(self, is_first: bool) -> None:
+    def __init__(self, has_stdin: bool, is_debugged: bool, is_prefixed: bool) -> None:
+        self._margin = len("[0] ") if is_prefixed else 0
         self._opened: list[int] = []
+        self.pipes: dict[int, int] = {}  # 1 for stdout, 2 for stderr: the reading end
         try:
-            stdin = self._keep(os.dup(0) if is_first else os.open(os.devnull, os.O_RDONLY))[0]
-            self.out, out = self._channel(is_first and os.isatty(1))
-            self.err, err = self._channel(is_first and os.isatty(2))
+            (stdin,) = self._keep(os.dup(0) if has_stdin else os.open(os.devnull, os.O_RDONLY))
+            if is_debugged:
+                out, err = self._keep(os.dup(1), os.dup(2))
+            else:
+                self.pipes[1], out = self._channel(has_stdin and os.isatty(1))
+                self.pipes[2], err = self._channel(has_stdin and os.isatty(2))
             self.status, status = self._keep(*os.pipe())
         except OSError:
             for fd in self._opened:
@@ -194,7 +220,8 @@ class _Streams:
         modes[1] &= ~termios.OPOST  # the launcher's own terminal does that
         termios.tcsetattr(writing, termios.TCSANOW, modes)
         with suppress(termios.error, AttributeError):
-            termios.tcsetwinsize(writing, termios.tcgetwinsize(1))
+            rows, columns = termios.tcgetwinsize(1)
+            termios.tcsetwinsize(writing, (rows, max(columns - self._margin, 0)))
         return reading, writing
 
     def _keep(self, *fds: int) -> tuple[int, ...]:

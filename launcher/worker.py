@@ -21,7 +21,7 @@ from importlib.machinery import SourceFileLoader
 from types import TracebackType
 from typing import NoReturn
 
-from headway.contract import Crash, encode_status
+from headway.contract import Crash, encode_status, read_run
 from headway.errors import HeadwayError
 from headway.launcher.survival import die_with_parent
 
@@ -65,6 +65,11 @@ def run_program(kind: str, name: str, args: Sequence[str], status: int) -> None:
     Raises:
         SystemExit: the script's own, or 1 after an unhandled exception has been shown.
     """
+    run = read_run()
+    if run is not None and run.timeouts_suspended:
+        from headway.launcher.debugging import suspend_timeouts
+
+        suspend_timeouts()
     sys.argv = [name, *args]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
@@ -85,7 +90,7 @@ def run_program(kind: str, name: str, args: Sequence[str], status: int) -> None:
 
 def _run_file(path: str, main: types.ModuleType) -> None:
     file = os.path.abspath(path)
-    if not _is_path_safe():
+    if not is_path_safe():
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     main.__file__ = file
     main.__cached__ = None  # type: ignore[attr-defined]
@@ -96,7 +101,7 @@ def _run_file(path: str, main: types.ModuleType) -> None:
 
 
 def _run_module(name: str) -> None:
-    if not _is_path_safe():
+    if not is_path_safe():
         sys.path.insert(0, os.getcwd())
     run_module_as_main(name, alter_argv=True)
 
@@ -116,7 +121,8 @@ def run_module_as_main(name: str, alter_argv: bool) -> None:
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
 
 
-def _is_path_safe() -> bool:
+def is_path_safe() -> bool:
+    """True where Python was told to put no folder of the program's first (-P, -I)."""
     return bool(getattr(sys.flags, "safe_path", False))
 
 

@@ -31,6 +31,8 @@ TWO_VALUES = {  # for each setting, two different values that are possible
     "main_port": ("1000", "2000"),
     "max_restarts": ("1", "2"),
     "grace_period_s": ("1", "2"),
+    "ranks": ("0", "0-1"),
+    "debug_rank": ("0", "1"),
     "start_method": ("fork", "exec"),
     "log_dir": ("a", "b"),
     "env": ("A=1", "A=2"),
