@@ -31,6 +31,7 @@ seen = {"pid": os.getpid(), "tty": sys.stdin.isatty(), "days": group.options._ti
 seen["stdin"] = "" if rank == 1 else sys.stdin.read()
 open(f"seen_{rank}.json", "w").write(json.dumps(seen))
 print("before", rank)
+dist.barrier()
 if rank == 1:
     secret = 6 * 7
     breakpoint()
@@ -149,11 +150,11 @@ def test_ctrl_c_at_the_prompt_interrupts_and_twice_it_ends_the_run() -> None:
         screen.wait_for("142")
         screen.wait_for("(Pdb) ")
         screen.type("\x1a")  # Ctrl-Z does nothing
-        for wait_s in (1.1, 0):  # the second time, another Ctrl-C follows soon
+        for pause_s in (0.2, 1.2):  # Python listens for Ctrl-C a moment after its prompt is shown
+            time.sleep(pause_s)
             screen.type("\x03")
             screen.wait_for("--KeyboardInterrupt--")
             screen.wait_for("(Pdb) ")
-            time.sleep(wait_s)
         screen.type("\x03")
         screen.wait_for("headway: interrupted")
         assert screen.process.wait(timeout=10) == 130

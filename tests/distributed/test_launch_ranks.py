@@ -465,14 +465,17 @@ def test_ranks_that_the_system_refuses_are_a_launch_error() -> None:
 @pytest.mark.parametrize("colored", [True, False])
 def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix(colored: bool) -> None:
     import pty
+    import termios
 
     name = script(
-        "import sys, time\n"
+        "import os, sys, time\n"
         "print(sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty())\n"
+        "if sys.stdout.isatty(): print(os.get_terminal_size().columns, 'columns')\n"
         "for i in range(3): print(f'\\r{i}/3 bar', end='', flush=True); time.sleep(0.3)\n"
         "print()\n"
     )
     leader, follower = pty.openpty()
+    termios.tcsetwinsize(leader, (24, 80))
     process = subprocess.Popen(
         [*HEADWAY, "-q", "--cpu", "--num-processes", "2", name],
         env=environment(TERM="xterm", NO_COLOR="" if colored else "1"),
@@ -492,6 +495,7 @@ def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix(colored: bo
     shown = plain
     assert b"[0] True True True\r\n" in shown
     assert b"[1] False False False\r\n" in shown
+    assert b"76 columns" in shown  # beside the prefix
     bars = [piece for piece in re.split(rb"[\r\n]+", shown) if b"bar" in piece]
     assert bars
     assert all(piece[:4] in (b"[0] ", b"[1] ") for piece in bars)
