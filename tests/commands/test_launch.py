@@ -133,7 +133,7 @@ def test_a_module_runs_as_under_python_m() -> None:
 def test_in_process_a_script_is_the_launchers_own_python_and_ends_as_its_own(end: str) -> None:
     name = script(
         "import atexit, os, sys; atexit.register(print, 'last')\n"
-        "print(__name__, __file__, sys.argv, sys.path[0], os.environ['A'], 'RANK' in os.environ,\n"
+        "print(__name__, __file__, sys.argv, sys.path, os.environ['A'], 'RANK' in os.environ,\n"
         "      sys.modules['__main__'].__dict__ is globals(), 'torch' in sys.modules)\n"
         f"if 'headway' in sys.modules: print('same process')\n{end}\n"
     )

@@ -133,10 +133,12 @@ def terminal(*words: str) -> Iterator[Terminal]:
 
 
 FOREGROUND = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, subprocess, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
+process = subprocess.Popen(sys.argv[1:], preexec_fn=os.setpgrp)
+os.tcsetpgrp(0, process.pid)
+sys.exit(process.wait())
+"""  # what a shell does; without one in its session, Ctrl-Z could not stop anything
 
 
 def test_ctrl_c_at_the_prompt_interrupts_and_twice_it_ends_the_run() -> None:
