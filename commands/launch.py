@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
         python=sys.executable,
         environ=environ,
         supervise=parsed.supervise,
+        in_process=parsed.in_process,
     )
     if parsed.dry_run:
         from headway.launcher.describe import describe
@@ -75,6 +76,9 @@ def make_parser() -> Parser:
     parser.flag("--no-python", help="run a program that is no Python script")
     parser.flag("--cpu", help="the same as --device cpu")
     parser.flag("--supervise", help="keep the launcher beside a single process, as one rank")
+    parser.flag(
+        "--in-process", help="run a single process in this interpreter, for an IDE's debugger"
+    )
     parser.flag(
         "--dry-run", help="print the plan, with the origin of each value, and start nothing"
     )

@@ -37,6 +37,7 @@ class RunContract(NamedTuple):
     gradient_accumulation_steps: int
     origins: Mapping[str, str]
     flags: tuple[str, ...] = ()
+    timeouts_suspended: bool = False  # a rank may stand at a debugger's prompt
 
 
 class Ranks(NamedTuple):

@@ -49,6 +49,11 @@ def _close_channel() -> None:
     _Channel.fd = None
 
 
+def is_heard() -> bool:
+    """Return whether a launcher listens."""
+    return _Channel.fd is not None
+
+
 def tell(**record: object) -> None:
     """Send one record, if anybody listens."""
     if _Channel.fd is not None:

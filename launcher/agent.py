@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -22,12 +22,14 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from headway.errors import LaunchError, WorkerFailed
+from headway.errors import ConfigError, LaunchError, WorkerFailed
 from headway.launcher import rendezvous
+from headway.launcher.console import Console
+from headway.launcher.debugging import CtrlC, lent_terminal
 from headway.launcher.failures import STOPPED_AND_SAVED, Failure, RankExit, find_failure
 from headway.launcher.hang import Hang, blame
 from headway.launcher.output import Output
-from headway.launcher.plan import LOOPBACK, LaunchPlan
+from headway.launcher.plan import LOOPBACK, LaunchPlan, refuse_missing_ranks
 from headway.launcher.ranks import NoLogs, RankProcesses
 from headway.launcher.starter import Starter
 from headway.launcher.watch import Watch
@@ -40,36 +42,46 @@ _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
-_USER_SIGNALS = ("SIGUSR1", "SIGUSR2")
+_PASSED_ON = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that has the terminal
 _ENDED_BY_INTERRUPT = 130
 
 
-def supervise(plan: LaunchPlan, starter: Starter) -> int:
+def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
     """Run all ranks of this machine to their end and return the launcher's exit code.
 
     Args:
         plan: the launch.
         starter: starts the ranks.
+        colored: a terminal may be given colours.
 
     Raises:
         WorkerFailed: a rank failed; the error's exit code is the rank's.
         LaunchError: the ranks could not be started, or another machine failed.
+        ConfigError: a rank is to be shown that no machine has.
     """
+    settings = plan.settings
     folder = _log_folder(plan)
-    output = Output(
-        prefixed=plan.settings.num_processes * plan.settings.num_machines > 1, folder=folder
+    is_debugged = settings.debug_rank is not None
+    console = Console(
+        prefixed=settings.num_processes * settings.num_machines > 1,
+        colored=colored,
+        ranks=() if is_debugged else settings.ranks,
     )
-    watch = Watch(plan.settings.hang_timeout, lambda: output.heard_at)
+    output = Output(console, folder=folder)
+    watch = Watch(None if is_debugged else settings.hang_timeout, lambda: output.heard_at)
     handler = _rendezvous_handler(plan)
     agent = Agent(plan, starter, handler, output, watch)
     stopped_by = None
     try:
-        with _signals(agent):
+        with lent_terminal() if is_debugged else nullcontext(), _signals(agent):
             agent.run()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
     except _InVain:
         pass
+    except ConfigError:
+        handler.announce_failure()
+        raise
     finally:
         output.close()
         watch.close()
@@ -114,6 +126,7 @@ class Agent(LocalElasticAgent):
         self._ranks: RankProcesses | None = None
         self._last_failure: Failure | Hang | None = None
         self._kills_before = count_memory_kills()
+        self._ctrl_c = CtrlC()
 
     @property
     def exits(self) -> list[RankExit]:
@@ -125,7 +138,17 @@ class Agent(LocalElasticAgent):
         if self._ranks:
             self._ranks.hurry()
 
+    def passes_on_interrupt(self) -> bool:
+        """Let a Ctrl-C be the debugged rank's, but not a second one, which also ends all grace."""
+        if self._ranks is None or self._plan.settings.debug_rank is None:
+            return False
+        if self._ctrl_c.is_second():
+            self._ranks.hurry()
+            return False
+        return self._ranks.interrupt_debugged()
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        refuse_missing_ranks(self._plan.settings, worker_group.workers[0].world_size)
         attempt = self._handler.round
         if attempt > 0:
             self._say_restart(attempt)
@@ -141,6 +164,7 @@ class Agent(LocalElasticAgent):
             self.watch,
             attempt,
             tells_its_end=self._plan.program.kind != "program",
+            debug_rank=self._plan.settings.debug_rank,
         )
         self._ranks.start()
         return self._ranks.pids()
@@ -242,12 +266,14 @@ def _log_folder(plan: LaunchPlan) -> str | None:
 @contextmanager
 def _signals(agent: Agent) -> Iterator[None]:
     r"""Turn the first stop signal into torch's SignalException and let a second one end all grace;
-    send the user's signals on to the ranks; print stacks on SIGQUIT, which is what the terminal's
-    Ctrl-\ sends. A SIGHUP that is ignored already (nohup) stays so.
+    print stacks on SIGQUIT, which is what the terminal's Ctrl-\ sends; send others on to the ranks.
+    A SIGHUP that is ignored already (nohup) stays so.
     """
     seen: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT and not seen and agent.passes_on_interrupt():
+            return
         seen.append(number)
         if len(seen) > 1:
             agent.hurry()
@@ -261,7 +287,7 @@ def _signals(agent: Agent) -> Iterator[None]:
         agent.watch.ask()
 
     before = {}
-    handlers = ((_STOP_SIGNALS, stop), (_USER_SIGNALS, forward), (("SIGQUIT",), show_stacks))
+    handlers = ((_STOP_SIGNALS, stop), (_PASSED_ON, forward), (("SIGQUIT",), show_stacks))
     for names, handler in handlers:
         for name in names:
             number = getattr(signal, name, None)

@@ -59,6 +59,7 @@ class LaunchPlan(NamedTuple):
     settings: Settings
     gpus: tuple[int, ...]  # indices among the visible GPUs, one for each process
     supervised: str | None  # why a launcher stays beside the script; None: the script replaces it
+    in_process: bool  # nor replaces it: the script runs in the launcher's interpreter
     environment: Mapping[str, Value]  # what changes; a value of None means removed
     notes: tuple[str, ...]
 
@@ -76,6 +77,7 @@ def build_plan(
     python: str,
     environ: Mapping[str, str],
     supervise: bool = False,
+    in_process: bool = False,
 ) -> LaunchPlan:
     """Return the plan of one launch.
 
@@ -86,12 +88,15 @@ def build_plan(
         python: the interpreter that runs it.
         environ: what the processes would inherit.
         supervise: keep the launcher beside a single process.
+        in_process: run a single process in this interpreter.
 
     Raises:
         ConfigError: settings contradict each other.
         MachineError: this machine cannot do what they ask.
     """
     contradictions = _contradictions(settings)
+    if in_process:
+        contradictions += _contradictions_in_process(settings, program, supervise)
     impossible = _impossible_here(settings, machine)
     if contradictions or impossible:
         raise (ConfigError if contradictions else MachineError).of(contradictions + impossible)
@@ -103,9 +108,21 @@ def build_plan(
         settings=settings,
         gpus=gpus,
         supervised=supervised,
+        in_process=in_process,
         environment=_environment(settings, machine, gpus, supervised, environ),
-        notes=tuple(_notes(settings)),
+        notes=tuple(_notes(settings, program, supervised, in_process)),
     )
+
+
+def refuse_missing_ranks(settings: Settings, world_size: int) -> None:
+    """Refuse ranks on the console that are not there; only at the rendezvous is it known how many
+    several machines have.
+
+    Raises:
+        ConfigError: `ranks` names one that is not below `world_size`.
+    """
+    if problems := _missing_ranks(settings, world_size):
+        raise ConfigError.of(problems)
 
 
 def _selected_gpus(settings: Settings, machine: Machine) -> tuple[int, ...]:
@@ -155,6 +172,7 @@ def _contradictions(settings: Settings) -> list[Problem]:
                 )
             )
     problems += _contradictions_of_machines(settings)
+    problems += _contradictions_of_ranks(settings)
     for name in settings.env:
         if name in RANK_VARIABLES or name == contract.VARIABLE:
             problems.append(
@@ -204,6 +222,65 @@ def _contradictions_of_machines(settings: Settings) -> list[Problem]:
             )
         ]
     return []
+
+
+def _contradictions_of_ranks(settings: Settings) -> list[Problem]:
+    if settings.num_machines > 1:
+        if settings.debug_rank is None:
+            return []
+        return [
+            Problem(
+                f"debug_rank is {settings.debug_rank}, but num_machines is "
+                f"{settings.num_machines}: the ranks of other machines would not wait for it",
+                _where(settings, "debug_rank", "num_machines"),
+                "debug on one machine; --cpu --num-processes N gives it N ranks",
+            )
+        ]
+    processes, debug_rank = settings.num_processes, settings.debug_rank
+    problems = _missing_ranks(settings, processes)
+    if debug_rank is not None and debug_rank >= processes:
+        problems.append(_missing_rank(settings, "debug_rank", debug_rank, processes))
+    return problems
+
+
+def _missing_ranks(settings: Settings, world_size: int) -> list[Problem]:
+    missing = [rank for rank in settings.ranks or () if rank >= world_size]
+    return [_missing_rank(settings, "ranks", missing[0], world_size)] if missing else []
+
+
+def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> Problem:
+    there = f"ranks are from 0 to {world_size - 1}" if world_size > 1 else "the only rank is 0"
+    return Problem(
+        f"{name} names rank {rank}, but {there}",
+        _where(settings, name, "num_processes"),
+        "leave it out, or start more processes",
+    )
+
+
+def _contradictions_in_process(
+    settings: Settings, program: Program, supervise: bool
+) -> list[Problem]:
+    problems = []
+    why = _why_supervised(settings, supervise)
+    if why is not None:
+        name = _setting_for_a_launcher(settings)
+        origin = "flag --supervise" if name is None else _where(settings, name)
+        problems.append(
+            Problem(
+                f"--in-process runs one process with no launcher beside it, but {why}",
+                f"flag --in-process; {origin}",
+                "pass --num-processes 1, and leave out what needs a launcher",
+            )
+        )
+    if program.kind == "program":
+        problems.append(
+            Problem(
+                f"--in-process runs Python, and {program.name} is a program of its own",
+                "flag --in-process; flag --no-python",
+                "leave one of the two out",
+            )
+        )
+    return problems
 
 
 def _impossible_here(settings: Settings, machine: Machine) -> list[Problem]:
@@ -290,14 +367,20 @@ def _impossible_on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
 
 
 def _why_supervised(settings: Settings, supervise: bool) -> str | None:
-    if settings.num_processes > 1:
-        return f"num_processes is {settings.num_processes}"
-    if settings.num_machines > 1:
-        return f"num_machines is {settings.num_machines}"
+    name = _setting_for_a_launcher(settings)
+    if name is not None:
+        return f"{name} is {settings.values[name].value}"
+    return "--supervise" if supervise else None
+
+
+def _setting_for_a_launcher(settings: Settings) -> str | None:
+    for name in ("num_processes", "num_machines"):
+        if settings.values[name].value > 1:
+            return name
     for name, row in TABLE.items():
         if row.needs_launcher and settings.values[name].value != row.default:
-            return f"{name} is {settings.values[name].value}"
-    return "--supervise" if supervise else None
+            return name
+    return None
 
 
 def _environment(
@@ -310,7 +393,7 @@ def _environment(
     device = settings.device
     changes = {
         "HEADWAY_RUN": Value(
-            contract.encode(_contract(settings)), Origin("default", "the launcher")
+            contract.encode(_contract(settings, supervised)), Origin("default", "the launcher")
         ),
         "ACCELERATE_USE_CPU": _from(settings, "device", str(device == "cpu").lower()),
         "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
@@ -335,12 +418,15 @@ def _environment(
         changes[_FLIGHT_RECORDER] = Value("2000", recorder)
     if supervised is not None and _is_local(settings):
         changes |= _loopback_interfaces(settings, machine, environ)
+    if settings.debug_rank is not None and device == "cuda":
+        # it would end ranks whose collectives wait for the debugged one
+        changes["TORCH_NCCL_ENABLE_MONITORING"] = _from(settings, "debug_rank", "0")
     for name in settings.env:
         changes[name] = _from(settings, "env", settings.env[name])
     return changes
 
 
-def _contract(settings: Settings) -> RunContract:
+def _contract(settings: Settings, supervised: str | None) -> RunContract:
     told = ("device", "mixed_precision", "gradient_accumulation_steps")
     return RunContract(
         device=settings.device,
@@ -348,6 +434,7 @@ def _contract(settings: Settings) -> RunContract:
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
         origins={name: settings.origin(name).words for name in told},
         flags=tuple(name for name in told if settings.origin(name).layer == "flag"),
+        timeouts_suspended=supervised is not None and settings.debug_rank is not None,
     )
 
 
@@ -387,11 +474,28 @@ def _loopback_interfaces(
     return {name: local for name in names if name not in environ}
 
 
-def _notes(settings: Settings) -> list[str]:
+def _notes(
+    settings: Settings, program: Program, supervised: str | None, in_process: bool
+) -> list[str]:
     """Return a named warning for what was set for this very launch and has no effect in it."""
     notes = []
     if settings.num_machines == 1:
-        for name in ("main_address", "main_port"):
-            if settings.origin(name).layer in ("flag", "environment"):
-                notes.append(f"{name} has no effect on one machine ({settings.origin(name)})")
+        notes += _without_effect(settings, ("main_address", "main_port"), "on one machine")
+    if settings.debug_rank is not None and supervised is not None:
+        notes += _without_effect(settings, ("ranks", "hang_timeout"), "beside debug_rank")
+        if settings.log_dir is not None:
+            notes.append(f"rank {settings.debug_rank} writes to the terminal, and into no log file")
+        if program.kind == "program":
+            notes.append(f"debug_rank suspends no timeouts in {program.name}: it is no script")
+    for name in settings.env:
+        if in_process and name.startswith(("PYTHON", "LD_", "DYLD_")):
+            notes.append(f"env sets {name}, which a process reads at its start: too late here")
     return notes
+
+
+def _without_effect(settings: Settings, names: tuple[str, ...], when: str) -> list[str]:
+    return [
+        f"{name} has no effect {when} ({settings.origin(name)})"
+        for name in names
+        if settings.origin(name).layer in ("flag", "environment")
+    ]

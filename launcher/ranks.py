@@ -43,6 +43,7 @@ class RankProcesses(PContext):
         watch: reads what they say about themselves.
         attempt: 0, and one more for each restart.
         tells_its_end: the program is Python, and says when it comes to its own end.
+        debug_rank: the rank that has the launcher's own terminal.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class RankProcesses(PContext):
         watch: Watch,
         attempt: int,
         tells_its_end: bool,
+        debug_rank: int | None,
     ) -> None:
         super().__init__(
             name="headway",
@@ -66,6 +68,7 @@ class RankProcesses(PContext):
         self._watch = watch
         self._attempt = attempt
         self._tells_its_end = tells_its_end
+        self._debug_rank = debug_rank
         self._local_ranks: dict[int, int] = {}  # by pid
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
@@ -80,9 +83,16 @@ class RankProcesses(PContext):
         return {local_rank: pid for pid, local_rank in self._local_ranks.items()}
 
     def _start(self) -> None:
+        ranks = {local_rank: int(env["RANK"]) for local_rank, env in self.envs.items()}
+        self._output.begin(self._attempt, ranks.values())
         for local_rank, env in self.envs.items():
+            rank = ranks[local_rank]
             try:
-                streams = _Streams(is_first=env["RANK"] == "0")
+                streams = _Streams(
+                    has_stdin=rank == (self._debug_rank or 0),
+                    is_debugged=rank == self._debug_rank,
+                    is_prefixed=env["WORLD_SIZE"] != "1",
+                )
             except OSError as error:
                 raise cannot_start(error) from None
             try:
@@ -91,8 +101,7 @@ class RankProcesses(PContext):
                 for fd in streams.theirs:
                     os.close(fd)
             self._local_ranks[pid] = local_rank
-            rank = int(env["RANK"])
-            self._output.add(rank, self._attempt, {1: streams.out, 2: streams.err})
+            self._output.add(rank, streams.pipes)
             self._watch.add(rank, pid, streams.channel, streams.stacks)
 
     def _collect(self, timeout_s: float = 0) -> None:
@@ -120,6 +129,8 @@ class RankProcesses(PContext):
         for record in self._watch.end(rank, ended.code):
             if "crash" in record:
                 crash = Crash(**record["crash"])
+                if is_of_communication(crash):  # the rank has not shown it
+                    self._output.note(rank, crash.traceback)
                 end = end._replace(crash=crash, time=crash.time, left_silently=False)
             else:
                 end = end._replace(time=record["end"], reason=record["reason"], left_silently=False)
@@ -170,27 +181,43 @@ class RankProcesses(PContext):
 
     def forward(self, number: int) -> None:
         """Send a signal to the ranks that are alive, and not to what they have started."""
-        pids = self.pids()
         for local_rank in self._alive():
-            with suppress(ProcessLookupError):
-                os.kill(pids[local_rank], number)
+            self._send(local_rank, number)
+
+    def interrupt_debugged(self) -> bool:
+        """Send Ctrl-C to the debugged rank; False where none is alive."""
+        for local_rank in self._alive():
+            if int(self.envs[local_rank]["RANK"]) == self._debug_rank:
+                self._send(local_rank, signal.SIGINT)
+                return True
+        return False
+
+    def _send(self, local_rank: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pids()[local_rank], number)
 
     def _alive(self) -> list[int]:
         return [one for one in self._local_ranks.values() if one not in self.exits]
 
 
 class _Streams:
-    """The descriptors of a new rank: five that it gets, four that the launcher reads.
+    """The descriptors of a new rank: five that it gets, and those that the launcher reads.
 
-    Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does.
+    Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does. A rank that
+    is debugged has the launcher's own three streams instead, and rank 0 is then like any other.
     """
 
-    def __init__(self, is_first: bool) -> None:
+    def __init__(self, has_stdin: bool, is_debugged: bool, is_prefixed: bool) -> None:
+        self._margin = len("[0] ") if is_prefixed else 0
         self._opened: list[int] = []
+        self.pipes: dict[int, int] = {}  # 1 for stdout, 2 for stderr: the reading end
         try:
-            stdin = self._keep(os.dup(0) if is_first else os.open(os.devnull, os.O_RDONLY))[0]
-            self.out, out = self._channel(is_first and os.isatty(1))
-            self.err, err = self._channel(is_first and os.isatty(2))
+            (stdin,) = self._keep(os.dup(0) if has_stdin else os.open(os.devnull, os.O_RDONLY))
+            if is_debugged:
+                out, err = self._keep(os.dup(1), os.dup(2))
+            else:
+                self.pipes[1], out = self._channel(has_stdin and os.isatty(1))
+                self.pipes[2], err = self._channel(has_stdin and os.isatty(2))
             ours, theirs = socket.socketpair()
             self.channel, channel = self._keep(ours.detach(), theirs.detach())
             self.stacks, stacks = self._keep(*os.pipe())
@@ -213,7 +240,8 @@ class _Streams:
         modes[1] &= ~termios.OPOST  # the launcher's own terminal does that
         termios.tcsetattr(writing, termios.TCSANOW, modes)
         with suppress(termios.error, AttributeError):
-            termios.tcsetwinsize(writing, termios.tcgetwinsize(1))
+            rows, columns = termios.tcgetwinsize(1)
+            termios.tcsetwinsize(writing, (rows, max(columns - self._margin, 0)))
         return reading, writing
 
     def _keep(self, *fds: int) -> tuple[int, ...]:

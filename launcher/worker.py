@@ -21,8 +21,10 @@ from types import TracebackType
 from typing import NoReturn
 
 from headway import status
+from headway.contract import read_run
 from headway.errors import HeadwayError
 from headway.launcher import witness
+from headway.launcher.failures import is_of_communication
 from headway.launcher.survival import die_with_parent
 from headway.status import Crash
 
@@ -67,6 +69,11 @@ def run_program(kind: str, name: str, args: Sequence[str]) -> None:
     Raises:
         SystemExit: the script's own, or 1 after an unhandled exception has been shown.
     """
+    run = read_run()
+    if run is not None and run.timeouts_suspended:
+        from headway.launcher.debugging import suspend_timeouts
+
+        suspend_timeouts()
     sys.argv = [name, *args]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
@@ -87,7 +94,7 @@ def run_program(kind: str, name: str, args: Sequence[str]) -> None:
 
 def _run_file(path: str, main: types.ModuleType) -> None:
     file = os.path.abspath(path)
-    if not _is_path_safe():
+    if not is_path_safe():
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     main.__file__ = file
     main.__cached__ = None  # type: ignore[attr-defined]
@@ -98,7 +105,7 @@ def _run_file(path: str, main: types.ModuleType) -> None:
 
 
 def _run_module(name: str) -> None:
-    if not _is_path_safe():
+    if not is_path_safe():
         sys.path.insert(0, os.getcwd())
     run_module_as_main(name, alter_argv=True)
 
@@ -118,7 +125,8 @@ def run_module_as_main(name: str, alter_argv: bool) -> None:
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
 
 
-def _is_path_safe() -> bool:
+def is_path_safe() -> bool:
+    """True where Python was told to put no folder of the program's first (-P, -I)."""
     return bool(getattr(sys.flags, "safe_path", False))
 
 
@@ -158,9 +166,18 @@ def _fail(error: BaseException) -> NoReturn:
         die_of_interrupt_at_the_end()
     elif ours:
         sys.stderr.writelines(lines)
-    else:
+    elif not (status.is_heard() and is_of_communication(crash) and _has_usual_hook()):
         sys.excepthook(type(error), error, shown)
     sys.exit(error.exit_code if isinstance(error, HeadwayError) else 1)
+
+
+def _has_usual_hook() -> bool:
+    """True where an exception would be shown in the usual way, or in torch's, which adds the rank.
+
+    One that only says that another rank is gone is then left to the launcher, which shows it once.
+    """
+    module = sys.excepthook.__module__ or ""
+    return module == "sys" or module.startswith("torch.")
 
 
 def _in_short(error: BaseException) -> list[str]:

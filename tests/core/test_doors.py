@@ -22,6 +22,7 @@ MAY_IMPORT = {
 }
 IMPORT_TORCH = {
     "launcher/agent.py",
+    "launcher/debugging.py",
     "launcher/ranks.py",
     "launcher/rendezvous.py",
     "launcher/server.py",
@@ -29,7 +30,8 @@ IMPORT_TORCH = {
 READ_ENVIRON = {"headway/resolve.py", "headway/contract.py", "headway/machine.py"}
 # profiles lie below a folder that a variable names; a subcommand hands the environment on
 READ_ENVIRON |= {"headway/profile.py", "commands/launch.py"}
-READ_ENVIRON |= {"launcher/server.py"}  # a forked rank gets its own variables
+# a forked rank gets its own variables, a script in this process those of the plan
+READ_ENVIRON |= {"launcher/server.py", "launcher/run.py"}
 READ_ENVIRON |= {"launcher/preloaded.py"}  # what the script changes in its own
 
 FILES = [path for folder in ("headway", *LINKS) for path in sorted((ROOT / folder).glob("*.py"))]

@@ -32,6 +32,8 @@ TWO_VALUES = {  # for each setting, two different values that are possible
     "max_restarts": ("1", "2"),
     "grace_period_s": ("1", "2"),
     "hang_timeout": ("60", "90"),
+    "ranks": ("0", "0-1"),
+    "debug_rank": ("0", "1"),
     "start_method": ("fork", "exec"),
     "log_dir": ("a", "b"),
     "env": ("A=1", "A=2"),

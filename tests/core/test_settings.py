@@ -33,6 +33,12 @@ from headway.settings import AUTO, TABLE, Raw
         ("devices", "1, 3", DeviceSpec(indices=(1, 3))),
         ("devices", "3,1", DeviceSpec(indices=(3, 1))),
         ("devices", "1,", DeviceSpec(indices=(1,))),
+        ("ranks", "3", (3,)),
+        ("ranks", "0, 3", (0, 3)),
+        ("ranks", "4,0-2", (0, 1, 2, 4)),
+        ("ranks", ["0", "2-3"], (0, 2, 3)),
+        ("ranks", "all", None),
+        ("debug_rank", "0", 0),
     ],
 )
 def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) -> None:
@@ -64,6 +70,10 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
         ("devices", "0", "neither a count"),
         ("devices", "-2", "neither a count"),
         ("devices", {"a": "b"}, "map"),
+        ("ranks", "0,", "neither a rank"),
+        ("ranks", "-1", "neither a rank"),
+        ("ranks", "3-1", "backwards"),
+        ("ranks", {"a": "b"}, "map"),
     ],
 )
 def test_a_setting_refuses_the_rest_with_the_reason(name: str, raw: Raw, reason: str) -> None:
