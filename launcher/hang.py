@@ -319,8 +319,16 @@ def parse_stacks(text: str) -> tuple[Stack, ...]:
             stacks.append([])
         elif stacks and (frame := _frame(line)) is not None:
             stacks[-1].insert(0, frame)
-    theirs = (tuple(dropwhile(_is_before_the_script, stack)) for stack in reversed(stacks))
+    theirs = [
+        tuple(dropwhile(_is_before_the_script, stack))
+        for stack in reversed(stacks)
+        if stack and not _is_our_thread(stack[0])
+    ]
     return tuple(stack for stack in theirs if stack)
+
+
+def _is_our_thread(first: Frame) -> bool:
+    return first.file.startswith(_LAUNCHER) and first.function == "_answer"
 
 
 def is_whole(text: str) -> bool:

@@ -385,7 +385,14 @@ def test_a_run_on_one_machine_listens_on_loopback_only() -> None:
 
 
 def test_a_wrong_use_of_the_runtime_is_short_and_exits_2() -> None:
-    text = "from headway import Accelerator\nAccelerator(mixed_precision='bf61')\n"
+    text = """
+import os, time
+from headway import Accelerator
+open("began_" + os.environ["RANK"], "w").close()
+while not all(os.path.exists(f"began_{rank}") for rank in (0, 1)):
+    time.sleep(0.001)
+Accelerator(mixed_precision='bf61')
+"""
     done = launch("-q", "--cpu", "--num-processes", "2", script(text))
     assert done.returncode == 2
     assert "so did rank" in done.stderr

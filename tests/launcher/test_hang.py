@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from headway.launcher.hang import (
     Frame,
     Group,
@@ -132,7 +134,11 @@ def test_equal_stacks_are_shown_once() -> None:
 
 
 def test_stacks_are_read_as_faulthandler_writes_them() -> None:
+    ours = Path(users_frame.__code__.co_filename).with_name("witness.py")
     text = (
+        "Thread 0x00 (most recent call first):\n"
+        '  File "/lib/json/encoder.py", line 1 in encode\n'
+        f'  File "{ours}", line 1 in _answer\n\n'
         "Thread 0x01 (most recent call first):\n"
         '  File "/lib/threading.py", line 9 in wait\n\n'
         "Current thread 0x02 (most recent call first):\n"
