@@ -116,6 +116,7 @@ class Agent(LocalElasticAgent):
             rdzv_handler=handler,
             entrypoint=plan.program.name,
             max_restarts=plan.settings.max_restarts,
+            monitor_interval=0.001,  # the ranks wait for the next end by themselves
         )
         super().__init__(spec, NoLogs(), shutdown_timeout=plan.settings.grace_period_s)
         self._plan = plan

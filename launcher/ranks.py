@@ -30,6 +30,7 @@ from headway.launcher.starter import Ended, Starter, cannot_start
 from headway.launcher.watch import Watch
 from headway.status import Crash
 
+_NOTICE_OTHERS_S = 0.25  # while no rank ends here, look at the other machines, and for a hang
 _VICTIM_GRACE_S = 5  # for ranks that stop because another one failed
 
 
@@ -131,13 +132,18 @@ class RankProcesses(PContext):
                 crash = Crash(**record["crash"])
                 if is_of_communication(crash):  # the rank has not shown it
                     self._output.note(rank, crash.traceback)
-                end = end._replace(crash=crash, time=crash.time, left_silently=False)
+                end = end._replace(
+                    crash=crash,
+                    time=crash.time,
+                    was_stopping=crash.time > self._stopped_at,
+                    left_silently=False,
+                )
             else:
                 end = end._replace(time=record["end"], reason=record["reason"], left_silently=False)
         return end
 
     def _poll(self) -> RunProcsResult | None:
-        self._collect()
+        self._collect(timeout_s=_NOTICE_OTHERS_S if self._alive() else 0)
         failures = {
             local_rank: ProcessFailure(local_rank, end.pid, end.code, error_file="")
             for local_rank, end in self.exits.items()

@@ -68,7 +68,7 @@ def test_a_rank_that_left_is_named_and_not_the_one_that_lost_it() -> None:
     words = rf"error: rank 1 left \(exit code 0, by sys.exit at {re.escape(line_of('leaves'))}\) "
     assert re.search(words + "before all_reduce #6; rank [023] then failed", done.stderr)
     assert re.search(
-        rf"wait in all_reduce #6, at {re.escape(line_of('waits'))}",
+        rf"waits? in all_reduce #6, at {re.escape(line_of('waits'))}",
         done.stderr.partition("error:")[2],
     )
 
