@@ -68,6 +68,7 @@ def main(argv: Sequence[str]) -> int:
         python=sys.executable,
         environ=environ,
         supervise=parsed.supervise,
+        in_process=parsed.in_process,
     )
     plan = plan._replace(notes=(*adaptations, *plan.notes))
     if parsed.dry_run:
@@ -130,6 +131,9 @@ def make_parser() -> Parser:
     parser.flag("--no-python", help="run a program that is no Python script")
     parser.flag("--cpu", help="the same as --device cpu")
     parser.flag("--supervise", help="keep the launcher beside a single process, as one rank")
+    parser.flag(
+        "--in-process", help="run a single process in this interpreter, for an IDE's debugger"
+    )
     parser.flag(
         "--dry-run", help="print the plan, with the origin of each value, and start nothing"
     )

@@ -23,6 +23,7 @@ from headway.placement import Devices, gpu_named_by
 from headway.precision import precision_for, restore_forward
 from headway.process import Process
 from headway.saving import save_into, save_whole
+from headway.status import in_phase
 from headway.strategy import strategy_for, uncompiled
 from headway.world import join_world
 
@@ -243,7 +244,8 @@ class Accelerator(Process):
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
-        self._precision.backward(loss / self.gradient_accumulation_steps, **kwargs)
+        with in_phase("backward"):
+            self._precision.backward(loss / self.gradient_accumulation_steps, **kwargs)
 
     @contextmanager
     def accumulate(self, *models: torch.nn.Module) -> Iterator[None]:

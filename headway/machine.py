@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headway.cgroups import count_memory_kills as count_memory_kills
 from headway.cgroups import cpu_quota
 from headway.errors import ConfigError
 from headway.source import Source

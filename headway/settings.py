@@ -150,6 +150,24 @@ def _count(minimum: int, maximum: int | None = None) -> Callable[[Raw], int]:
     return parse
 
 
+def _ranks(raw: Raw) -> tuple[int, ...] | None:
+    """Read 0,3 or 0-3,8 or a YAML list of such; None is all of them."""
+    if isinstance(raw, Mapping):
+        raise ValueError("which is a map, not a list of ranks")
+    if isinstance(raw, str) and raw.strip().lower() == "all":
+        return None
+    ranks: set[int] = set()
+    for part in raw.split(",") if isinstance(raw, str) else raw:
+        first, dash, last = (word.strip() for word in part.partition("-"))
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and end.isascii() and len(end) <= 6 for end in ends):
+            raise ValueError(f"in which {part.strip()!r} is neither a rank (3) nor a range (0-3)")
+        if int(ends[0]) > int(ends[1]):
+            raise ValueError(f"in which {part.strip()!r} runs backwards")
+        ranks.update(range(int(ends[0]), int(ends[1]) + 1))
+    return tuple(sorted(ranks))
+
+
 def _devices(raw: Raw) -> DeviceSpec:
     if isinstance(raw, Mapping):
         raise ValueError("which is a map, not a count or a list of indices")
@@ -254,12 +272,35 @@ class Settings:
         metavar="S",
         of_launch_only=True,
     )
+    hang_timeout = Setting[int | None](
+        _count(1),
+        None,
+        "seconds without any progress of the ranks after which the run is ended, with all stacks",
+        metavar="S",
+        of_launch_only=True,
+        needs_launcher=True,
+    )
     log_dir = Setting[str | None](
         _path,
         None,
         "folder that keeps one log file for each process",
         metavar="DIR",
         needs_launcher=True,
+    )
+    ranks = Setting[tuple[int, ...] | None](
+        _ranks,
+        None,
+        "ranks whose output is shown on the console: 0,3 or 0-3 or all",
+        metavar="0,3",
+    )
+    debug_rank = Setting[int | None](
+        _count(0),
+        None,
+        "rank that gets the terminal, for breakpoint() and pdb; the others are silent, and torch's "
+        "default timeouts are suspended, but not those that the script itself gives. Ctrl-C "
+        "interrupts the rank; twice within a second, it ends the run",
+        metavar="R",
+        of_launch_only=True,
     )
     start_method = Setting(
         _choice("fork", "exec"),

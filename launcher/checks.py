@@ -221,21 +221,23 @@ def _impossible_precision(settings: Settings, selected: Sequence[Gpu]) -> list[P
     ]
 
 
-def notes(settings: Settings, machine: Machine) -> list[str]:
+def notes(settings: Settings, machine: Machine, supervised: str | None) -> list[str]:
     """Return what is not wrong, and yet should be said before the start."""
     return [
-        *_without_effect(settings),
+        *_without_effect(settings, supervised),
         *(_about_gpus(settings, machine) if settings.device == "cuda" else []),
     ]
 
 
-def _without_effect(settings: Settings) -> list[str]:
+def _without_effect(settings: Settings, supervised: str | None) -> list[str]:
     """Name what was set for this very launch and has no effect in it."""
     where: dict[str, str] = {}
     if settings.num_machines == 1:
         where |= {"main_address": "on one machine", "main_port": "on one machine"}
     if settings.device != "mps":
         where["mps_fallback"] = f"on {settings.device}"
+    if settings.debug_rank is not None and supervised is not None:
+        where |= {"ranks": "beside debug_rank", "hang_timeout": "beside debug_rank"}
     return [
         f"{name} has no effect {place} ({settings.origin(name)})"
         for name, place in where.items()

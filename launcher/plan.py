@@ -11,9 +11,15 @@ from typing import NamedTuple
 
 from headway.errors import ConfigError, MachineError
 from headway.launcher.checks import contradictions, impossible_here, notes
+from headway.launcher.supervision import (
+    contradictions_in_process,
+    contradictions_of_ranks,
+    notes_on_supervision,
+    why_supervised,
+)
 from headway.launcher.variables import variables_of
 from headway.machine import Machine
-from headway.settings import TABLE, Settings, Value
+from headway.settings import Settings, Value
 
 LOOPBACK = "127.0.0.1"
 
@@ -40,6 +46,7 @@ class LaunchPlan(NamedTuple):
     settings: Settings
     gpus: tuple[int, ...]  # indices among the visible GPUs, one for each process
     supervised: str | None  # why a launcher stays beside the script; None: the script replaces it
+    in_process: bool  # nor replaces it: the script runs in the launcher's interpreter
     environment: Mapping[str, Value]  # what changes; a value of None means removed
     notes: tuple[str, ...]
 
@@ -57,6 +64,7 @@ def build_plan(
     python: str,
     environ: Mapping[str, str],
     supervise: bool = False,
+    in_process: bool = False,
 ) -> LaunchPlan:
     """Return the plan of one launch.
 
@@ -67,12 +75,15 @@ def build_plan(
         python: the interpreter that runs it.
         environ: what the processes would inherit.
         supervise: keep the launcher beside a single process.
+        in_process: run a single process in this interpreter.
 
     Raises:
         ConfigError: settings contradict each other.
         MachineError: this machine cannot do what they ask.
     """
-    wrong = contradictions(settings)
+    wrong = contradictions(settings) + contradictions_of_ranks(settings)
+    if in_process:
+        wrong += contradictions_in_process(settings, program, supervise)
     impossible = impossible_here(settings, machine)
     if wrong or impossible:
         raise (ConfigError if wrong else MachineError).of(wrong + impossible)
@@ -80,24 +91,17 @@ def build_plan(
     if settings.device == "cuda":
         selected = settings.devices.select(machine.visible_gpus).indices
         gpus = selected[: settings.num_processes]
-    supervised = _why_supervised(settings, supervise)
+    supervised = why_supervised(settings, supervise)
     return LaunchPlan(
         program=program,
         python=python,
         settings=settings,
         gpus=gpus,
         supervised=supervised,
+        in_process=in_process,
         environment=variables_of(settings, machine, gpus, supervised, environ),
-        notes=tuple(notes(settings, machine)),
+        notes=(
+            *notes(settings, machine, supervised),
+            *notes_on_supervision(settings, program, supervised, in_process),
+        ),
     )
-
-
-def _why_supervised(settings: Settings, supervise: bool) -> str | None:
-    if settings.num_processes > 1:
-        return f"num_processes is {settings.num_processes}"
-    if settings.num_machines > 1:
-        return f"num_machines is {settings.num_machines}"
-    for name, row in TABLE.items():
-        if row.needs_launcher and settings.values[name].value != row.default:
-            return f"{name} is {settings.values[name].value}"
-    return "--supervise" if supervise else None

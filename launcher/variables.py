@@ -28,6 +28,9 @@ SETTING_OF = {
 """Variables that follow from a setting, and may not be set beside it."""
 
 
+_FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
+
+
 def variables_of(
     settings: Settings,
     machine: Machine,
@@ -47,7 +50,7 @@ def variables_of(
     device = settings.device
     changes = {
         "HEADWAY_RUN": Value(
-            contract.encode(_contract(settings)), Origin("default", "the launcher")
+            contract.encode(_contract(settings, supervised)), Origin("default", "the launcher")
         ),
         "ACCELERATE_USE_CPU": _from(settings, "device", str(device == "cpu").lower()),
         "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
@@ -68,14 +71,20 @@ def variables_of(
     changes |= {name: Value(None, stale) for name in RANK_VARIABLES if name in environ}
     if supervised is not None and not environ.get("PYTHONUNBUFFERED"):
         changes["PYTHONUNBUFFERED"] = Value("1", Origin("default", "output passes through pipes"))
+    if settings.num_processes * settings.num_machines > 1 and not environ.get(_FLIGHT_RECORDER):
+        recorder = Origin("default", "each rank remembers its last collectives, should it hang")
+        changes[_FLIGHT_RECORDER] = Value("2000", recorder)
     if supervised is not None and _is_local(settings):
         changes |= _loopback_interfaces(settings, machine, environ)
+    if settings.debug_rank is not None and device == "cuda":
+        # it would end ranks whose collectives wait for the debugged one
+        changes["TORCH_NCCL_ENABLE_MONITORING"] = _from(settings, "debug_rank", "0")
     for name in settings.env:
         changes[name] = _from(settings, "env", settings.env[name])
     return changes
 
 
-def _contract(settings: Settings) -> RunContract:
+def _contract(settings: Settings, supervised: str | None) -> RunContract:
     told = ("device", "mixed_precision", "gradient_accumulation_steps")
     return RunContract(
         device=settings.device,
@@ -83,6 +92,7 @@ def _contract(settings: Settings) -> RunContract:
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
         origins={name: settings.origin(name).words for name in told},
         flags=tuple(name for name in told if settings.origin(name).layer == "flag"),
+        timeouts_suspended=supervised is not None and settings.debug_rank is not None,
     )
 
 

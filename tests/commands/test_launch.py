@@ -131,6 +131,39 @@ def test_a_module_runs_as_under_python_m() -> None:
     assert done.stdout.strip() == "other package.tool ['--flag', '-m']"
 
 
+@pytest.mark.parametrize("end", ["pass", "exit(7)", "exit('text')", "1 / 0", "os.kill(0, 0)"])
+def test_in_process_a_script_is_the_launchers_own_python_and_ends_as_its_own(end: str) -> None:
+    name = script(
+        "import atexit, os, sys; atexit.register(print, 'last')\n"
+        "print(__name__, __file__, sys.argv, sys.path, os.environ['A'], 'RANK' in os.environ,\n"
+        "      sys.modules['__main__'].__dict__ is globals(), 'torch' in sys.modules)\n"
+        f"if 'headway' in sys.modules: print('same process')\n{end}\n"
+    )
+    words = ["--env", "A=1", name, "--x"]
+    here = headway("launch", "-q", "--in-process", *words, RANK="3")
+    alone = headway("launch", "-q", *words, RANK="3")
+    assert here.stdout.replace("same process\n", "") == alone.stdout
+    assert "same process" in here.stdout
+    assert (here.returncode, here.stderr) == (alone.returncode, alone.stderr)
+
+
+def test_in_process_a_module_finds_what_is_beside_it_and_ctrl_c_ends_it_as_python() -> None:
+    Path("package").mkdir()
+    Path("package/tool.py").write_text("import package.other")
+    Path("package/other.py").write_text("print('found', flush=True); import time; time.sleep(60)")
+    process = subprocess.Popen(
+        [*HEADWAY, "launch", "-q", "--in-process", "-m", "package.tool"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"found\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == -signal.SIGINT
+    process.stdout.close()
+
+
 @pytest.mark.parametrize("spelling", ["--num-processes", "--num_processes"])
 def test_flags_take_dashes_or_underscores_and_an_equals_sign(spelling: str) -> None:
     for words in ([spelling, "3"], [f"{spelling}=3"]):
@@ -187,6 +220,10 @@ REFUSALS = {
     "a contradiction, before any waiting": (
         ["--device=cuda", "--devices=idle:1", "--num-processes=2", "--wait", "script.py"],
         "devices selects 1 GPUs",
+    ),
+    "two processes in this one": (
+        ["--in-process", "--num-processes", "2", "script.py"],
+        "num_processes is 2",
     ),
     "fp16 on a CPU": (["--cpu", "--mixed-precision", "fp16", "script.py"], "bf16"),
 }

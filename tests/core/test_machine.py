@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from headway.cgroups import count_memory_kills
 from headway.errors import ConfigError
 from headway.machine import (
     Gpu,
     GpuUse,
     Machine,
     MigSlice,
-    count_memory_kills,
     detect_machine,
     is_on,
 )

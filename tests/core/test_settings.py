@@ -44,6 +44,12 @@ from headway.settings import AUTO, TABLE, Raw
         ("devices", "MIG-a1b2,", DeviceSpec(named=("MIG-a1b2",))),
         ("devices", "MIG-GPU-8f6e/1/0", DeviceSpec(named=("MIG-GPU-8f6e/1/0",))),
         ("devices", "idle:2", DeviceSpec(idle=2)),
+        ("ranks", "3", (3,)),
+        ("ranks", "0, 3", (0, 3)),
+        ("ranks", "4,0-2", (0, 1, 2, 4)),
+        ("ranks", ["0", "2-3"], (0, 2, 3)),
+        ("ranks", "all", None),
+        ("debug_rank", "0", 0),
     ],
 )
 def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) -> None:
@@ -84,6 +90,10 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
         ("devices", "1.0", "neither a count"),
         ("devices", "true", "neither a count"),
         ("devices", {"a": "b"}, "map"),
+        ("ranks", "0,", "neither a rank"),
+        ("ranks", "-1", "neither a rank"),
+        ("ranks", "3-1", "backwards"),
+        ("ranks", {"a": "b"}, "map"),
     ],
 )
 def test_a_setting_refuses_the_rest_with_the_reason(name: str, raw: Raw, reason: str) -> None:

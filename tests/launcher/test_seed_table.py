@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from headway.contract import Crash
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.launcher.describe import describe
 from headway.launcher.failures import RankExit, find_failure
@@ -22,6 +21,7 @@ from headway.profile import Entry
 from headway.resolve import resolve
 from headway.settings import TABLE, Origin
 from headway.snapshot import load_machine
+from headway.status import Crash
 from tests.machines.recorded import FOLDER, Recorded, Recording, mac
 
 
