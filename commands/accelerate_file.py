@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from headway.devices import ALL
 from headway.errors import ConfigError
-from headway.settings import TABLE, Raw, Settings
+from headway.launcher.plan import LaunchPlan
+from headway.settings import TABLE, Raw
 
 _SAME_KIND = ("NO", "MULTI_CPU", "MULTI_GPU", "MPS")
 _OTHER_KIND = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs too, but no DDP
@@ -118,8 +118,9 @@ def _lines(rest: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}: {shown}"
 
 
-def to_accelerate(settings: Settings) -> dict[str, object]:
-    """Return the keys of an Accelerate configuration that means what `settings` do."""
+def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
+    """Return the keys of an Accelerate configuration by which its launcher does the same."""
+    settings = plan.settings
     processes = settings.num_processes * settings.num_machines
     kinds = {"cpu": "MULTI_CPU", "cuda": "MULTI_GPU"}
     config: dict[str, object] = {
@@ -136,9 +137,8 @@ def to_accelerate(settings: Settings) -> dict[str, object]:
         "debug": False,
     }
     if settings.device == "cuda":
-        chosen = settings.devices.select(settings.num_processes)
-        is_all = settings.devices == ALL
-        config["gpu_ids"] = "all" if is_all else ",".join(map(str, chosen))
+        mask = plan.environment.get("CUDA_VISIBLE_DEVICES")
+        config["gpu_ids"] = "all" if mask is None else mask.value
     if settings.num_machines > 1:
         config["main_process_ip"] = settings.main_address
         config["main_process_port"] = settings.main_port

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import ndiff
 
-from headway.commands.config_check import SCRIPT, plan_for
+from headway.commands.config_check import SCRIPT, at_rest, plan_for
 from headway.commands.config_edit import apply, assignments, checked_values, set_all
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, look_at_machine
 from headway.commands.schema import beginning
 from headway.config_wizard.interview import Defaults, Prompter, interview
 from headway.config_wizard.questions import (
@@ -33,7 +33,7 @@ from headway.config_wizard.questions import (
     profile_after,
 )
 from headway.errors import ConfigError, HeadwayError, Problem
-from headway.machine import Machine, detect_machine
+from headway.machine import Machine
 from headway.profile import (
     PROJECT_FILE,
     Entry,
@@ -70,6 +70,7 @@ def make_parser(appendix: str = "") -> Parser:
     parser.flag("--answers", metavar="FILE", help="ask nothing: take the answers from FILE")
     parser.flag("--dry-run", help="print what would be written, and write nothing")
     parser.profile_flag()
+    parser.machine_flag()
     return parser
 
 
@@ -99,7 +100,7 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     if not unattended:
         with suppress(OSError):
             os.unlink(_kept_path())
-    return _next(parsed.profile, and_test=answers[FINISH] == TEST)
+    return _next(parsed, and_test=answers[FINISH] == TEST)
 
 
 def _write(path: str, values: Mapping[str, Raw], answers: Answers, machine: Machine) -> None:
@@ -110,13 +111,15 @@ def _write(path: str, values: Mapping[str, Raw], answers: Answers, machine: Mach
         raise
 
 
-def _next(profile: str | None, and_test: bool) -> int:
+def _next(parsed: Namespace, and_test: bool) -> int:
     """Say the next command to type, or run `headway test`; return the exit code."""
-    words = [] if profile is None else ["--profile", profile]
+    words = [] if parsed.profile is None else ["--profile", parsed.profile]
     if and_test:
-        from headway.commands.main import main as headway
+        from headway.commands.test import main as test
 
-        return headway(["test", *words])
+        return test(words)
+    if parsed.machine is not None:
+        words += ["--machine", parsed.machine, "--dry-run"]
     print(f"next: {shlex.join(['headway', 'launch', *words, SCRIPT])}")
     return 0
 
@@ -133,9 +136,7 @@ def _paths(profile: str | None) -> dict[str, str]:
 
 
 def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Facts:
-    from headway.commands.main import COMMANDS
-
-    machine = detect_machine()
+    machine = at_rest(look_at_machine(parsed, os.environ)[0])
     given: dict[str, Raw] = _read_answers(parsed.answers) if parsed.answers else {}
     given |= assignments(parsed.set, "flag --set")
     if unattended:
@@ -157,7 +158,7 @@ def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Fac
         defaults={} if unattended else defaults,
         given=given,
         problems=lambda values: _problems(values, machine),
-        can_test="test" in COMMANDS,
+        can_test=parsed.machine is None,
     )
 
 

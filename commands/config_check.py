@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from headway.commands.flags import Parser
 from headway.errors import ConfigError, HeadwayError, Problem
-from headway.launcher.plan import LaunchPlan, Program, build_plan, contradictions
-from headway.machine import Machine, detect_machine
+from headway.launcher.checks import contradictions
+from headway.launcher.plan import LaunchPlan, Program, build_plan
+from headway.launcher.supervision import contradictions_of_ranks
+from headway.machine import GpuUse, Machine, detect_machine
 from headway.profile import (
     Entry,
     choose_profile,
@@ -78,12 +81,16 @@ def mistakes(layers: Sequence[Layer], machine: Machine) -> Sequence[Problem]:
         machine: for what is left to detection, which is then in nobody's way.
     """
     devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
-    if not devices or devices[-1].strip().lower() == AUTO:  # most is possible on GPUs
+    if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # most is possible on CUDA
         layers = [*layers, {"device": Entry("cuda", Origin("default", "a machine with GPUs"))}]
     try:
-        return contradictions(resolve(list(layers), machine, {}))
+        settings = resolve(list(layers), machine, {})
     except ConfigError as error:
         return error.problems
+    problems = contradictions(settings)
+    if settings.origin("num_processes").layer != "detected":  # else another machine has more ranks
+        problems += contradictions_of_ranks(settings)
+    return problems
 
 
 def checked(text: str, path: str, machine: Machine) -> Mapping[str, Entry]:
@@ -107,5 +114,16 @@ def plan_for(layers: Sequence[Layer], machine: Machine) -> LaunchPlan:
         ConfigError: they contradict each other.
         MachineError: `machine` cannot do what they ask.
     """
+    machine = at_rest(machine)
     settings = resolve(list(layers), machine, {})
     return build_plan(settings, machine, Program(SCRIPT), python="python", environ={})
+
+
+def at_rest(machine: Machine) -> Machine:
+    """Return the machine with GPUs that nobody uses; which are idle, a launch finds out."""
+    rest: dict[str, Any] = {"use": GpuUse(0, 0, ()), "claimed_by": ""}
+    gpus = (
+        gpu._replace(slices=tuple(part._replace(**rest) for part in gpu.slices), **rest)
+        for gpu in machine.gpus
+    )
+    return machine._replace(gpus=tuple(gpus))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,16 +17,12 @@ from headway.commands.accelerate_file import (
 )
 from headway.commands.config_check import SCRIPT
 from headway.commands.config_edit import apply, checked_values, set_all
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, look_at_machine
 from headway.commands.schema import beginning
-from headway.commands.torchrun_line import (
-    NOT_IN_TORCHRUN,
-    from_torchrun,
-    is_torchrun,
-    to_torchrun,
-)
+from headway.commands.torchrun_line import from_torchrun, in_torchrun, is_torchrun, to_torchrun
 from headway.errors import ConfigError
-from headway.machine import detect_machine
+from headway.launcher.plan import LaunchPlan, Program, build_plan
+from headway.machine import Machine, detect_machine
 from headway.profile import choose_profile, read_text, shown
 from headway.resolve import environment_layer, profile_layers, resolve
 from headway.settings import TABLE, Settings
@@ -126,36 +123,54 @@ def export(argv: Sequence[str]) -> int:
     parser = Parser("config export", "Print the settings of a launch here in other words.")
     parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="in whose words")
     parser.profile_flag()
+    parser.machine_flag()
     parsed = parser.parse_flags(argv)
     if parsed.format not in FORMATS:
         parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
-    layers = [*profile_layers(profile=parsed.profile), environment_layer()]
-    settings = resolve(layers, detect_machine())
-    said = [name for layer in layers for name in layer]
+    machine, environ = look_at_machine(parsed, os.environ)
+    layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
+    settings = resolve(layers, machine, environ)
+    said = list(dict.fromkeys(name for layer in layers for name in layer))
     if parsed.format == "torchrun":
-        print(to_torchrun(settings, [SCRIPT]))
-        _report_missing(name for name in said if name in NOT_IN_TORCHRUN)
+        plan = _lasting_plan(settings, machine)
+        print(to_torchrun(plan, [SCRIPT]))
+        _report_missing(name for name in said if not in_torchrun(plan, name))
     elif parsed.format == "accelerate":
         import yaml
 
-        print(yaml.safe_dump(to_accelerate(settings), sort_keys=False), end="")
+        config = to_accelerate(_lasting_plan(settings, machine))
+        print(yaml.safe_dump(config, sort_keys=False), end="")
         _report_missing(name for name in said if name not in IN_ACCELERATE)
     else:
-        for name in dict.fromkeys(said):
+        for name in said:
             if settings.values[name].value is not None:  # such as the port on one machine
                 print(_assignment(name, settings, parsed.format))
     return 0
 
 
+def _lasting_plan(settings: Settings, machine: Machine) -> LaunchPlan:
+    """Return the plan of a launch, in which nothing depends on the moment."""
+    if settings.devices.idle is not None:
+        raise ConfigError(
+            f"devices is {str(settings.devices)!r}, and which GPUs are idle is found at a launch",
+            where=str(settings.origin("devices")),
+            fix="name the GPUs, or use --format env or sh",
+        )
+    return build_plan(settings, machine, Program(SCRIPT), python="python", environ={})
+
+
 def _report_missing(names: Iterable[str]) -> None:
-    for name in dict.fromkeys(names):
+    for name in names:
         print(f"headway: note: {name} has no counterpart there", file=sys.stderr)
 
 
 def _assignment(name: str, settings: Settings, style: str) -> str:
     """Return a line that sets the variable of a setting, for a shell or an env file."""
     value = settings.values[name].value
-    text = shlex.join(f"{k}={v}" for k, v in value.items()) if name == "env" else str(value)
+    if name == "env":
+        text = shlex.join(f"{k}={v}" for k, v in value.items())
+    else:
+        text = ",".join(map(str, value)) if name == "ranks" else str(value)
     if style == "sh":
         return f"export {TABLE[name].variable}={shlex.quote(text)}"
     if "\n" in text:

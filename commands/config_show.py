@@ -6,11 +6,11 @@ import json
 import os
 from collections.abc import Sequence
 
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, look_at_machine
+from headway.config_wizard.questions import as_words
 from headway.devices import DeviceSpec
 from headway.errors import ConfigError
 from headway.launcher.describe import settings_table
-from headway.machine import detect_machine
 from headway.profile import (
     choose_profile,
     find_project_profile,
@@ -29,9 +29,11 @@ def show(argv: Sequence[str]) -> int:
     parser.flag("--origin", help="and where each value comes from")
     parser.flag("--json", help="as one JSON object, with the origins")
     parser.profile_flag()
+    parser.machine_flag()
     parsed = parser.parse_flags(argv)
-    layers = [*profile_layers(profile=parsed.profile), environment_layer()]
-    settings = resolve(layers, detect_machine())
+    machine, environ = look_at_machine(parsed, os.environ)
+    layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
+    settings = resolve(layers, machine, environ)
     print(_as_json(settings) if parsed.json else settings_table(settings, parsed.origin))
     return 0
 
@@ -83,7 +85,7 @@ def _outline(path: str) -> str:
         entries = read_profile(path, "profile")
     except ConfigError as error:
         return f"broken: {error.problems[0].what}"
-    return ", ".join(f"{name} {entry.raw}" for name, entry in entries.items())
+    return ", ".join(f"{name} {as_words(entry.raw)}" for name, entry in entries.items())
 
 
 def schema(argv: Sequence[str]) -> int:

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
 from headway.errors import ConfigError, did_you_mean
+from headway.machine import Machine, detect_machine
 from headway.profile import Entry
 from headway.resolve import Layer
 from headway.settings import TABLE, Origin
+
+OF_OTHER_TOOLS = {  # flags that people bring along: what became of them, what to do
+    "--use-mps-device": (
+        "is not needed any more: an Apple GPU is used where there is one",
+        "leave it out; --cpu opts out",
+    ),
+    "--no-cuda": ("is --cpu here", "pass --cpu"),
+    "--use-cpu": ("is --cpu here", "pass --cpu"),
+    "--accelerator": ("is --device here", "pass --device auto, cpu, cuda, gpu or mps"),
+    "--gpu-ids": ("is --devices here", "pass --devices 0,1"),
+    "--gpus": ("is --devices here", "pass --devices with a count (2) or indices (0,1)"),
+    "--auto-select-gpus": ("is a way to write --devices here", "pass --devices idle:N"),
+    "--multi-gpu": ("is not needed: all GPUs are used", "leave it out; --devices chooses some"),
+    "--mps": ("is a device here", "pass --device mps, or nothing: a Mac's GPU is used anyway"),
+    "--nproc-per-node": ("is --num-processes here", "pass --num-processes N"),
+    "--nnodes": ("is --num-machines here", "pass --num-machines M"),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,14 +50,28 @@ class Parser(argparse.ArgumentParser):
         self._long_name: dict[str, str] = {}
         self._last: set[str] = set()
         self._appendix = appendix  # printed as it is, at the end of --help
+        self._default_value: dict[str, str] = {}  # of flags whose value may be left out
 
     def format_help(self) -> str:
         return super().format_help() + self._appendix
 
     def flag(
-        self, name: str, *, short: str | None = None, is_last: bool = False, **options: Any
+        self,
+        name: str,
+        *,
+        short: str | None = None,
+        is_last: bool = False,
+        default_value: str | None = None,
+        **options: Any,
     ) -> None:
-        """Add one flag; `metavar` makes it take a value, and no flag follows one that is last."""
+        """Add one flag; `metavar` makes it take a value, and no flag follows one that is last.
+
+        With a `default_value` the flag may stand alone; another value is written with "=", so that
+        the flag never swallows the script.
+        """
+        if default_value is not None:
+            self._default_value[name] = default_value
+            options["help"] += f" (--{name[2:]}={options['metavar']})"
         for spelling in filter(None, (name, short)):
             self.known[spelling] = "metavar" in options
             self._long_name[spelling] = name
@@ -61,6 +93,14 @@ class Parser(argparse.ArgumentParser):
                 options |= {"action": "append", "help": f"{row.help} (repeatable)"}
             self.flag(row.flag, dest=row.name, **options)
 
+    def machine_flag(self) -> None:
+        """Add --machine, for commands that can look at a recorded machine instead of this one."""
+        self.flag(
+            "--machine",
+            metavar="FILE",
+            help="plan for the machine that `headway env --json` wrote to FILE",
+        )
+
     def split(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the launcher's own part of `argv`, spelled with dashes, and all that follows.
 
@@ -76,7 +116,9 @@ class Parser(argparse.ArgumentParser):
             name = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
             if name not in self.known:
                 self._refuse(name)
-            if self.known[name] and not equals:
+            if not equals and name in self._default_value:
+                value = self._default_value[name]
+            elif self.known[name] and not equals:
                 if not words:
                     self._needs_value(name)
                 value = words.pop(0)
@@ -115,6 +157,9 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
 
     def _refuse(self, name: str) -> NoReturn:
+        if name in OF_OTHER_TOOLS:
+            what, fix = OF_OTHER_TOOLS[name]
+            raise ConfigError(f"{name} {what}", where="the command line", fix=fix)
         close = did_you_mean(name, self.known)
         raise ConfigError(
             f"{name} is no flag of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
@@ -138,6 +183,27 @@ def flag_layer(parsed: argparse.Namespace) -> Layer:
     return {
         name: Entry(raw, Origin("flag", f"flag {TABLE[name].flag}")) for name, raw in given.items()
     }
+
+
+def look_at_machine(
+    parsed: argparse.Namespace, environ: Mapping[str, str], *, full: bool = False
+) -> tuple[Machine, Mapping[str, str]]:
+    """Return the machine in question, and the variables that steer a training there.
+
+    Args:
+        parsed: says with --machine which one, if it is not this one.
+        environ: this machine's variables.
+        full: gather also what planning does not need.
+
+    Raises:
+        ConfigError: the file holds no snapshot.
+    """
+    if parsed.machine is None:
+        return detect_machine(environ, full=full), environ
+    from headway.snapshot import load_machine
+
+    machine = load_machine(parsed.machine)
+    return machine, machine.host.variables if machine.host else {}
 
 
 def mentioned(words: Iterable[str], parser: Parser) -> list[str]:

@@ -6,15 +6,17 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from headway.commands.flags import Parser, flag_layer, mentioned
+from headway.commands.flags import Parser, flag_layer, look_at_machine, mentioned
 from headway.errors import ConfigError, did_you_mean
 from headway.launcher.plan import LaunchPlan, Program, build_plan
-from headway.machine import detect_machine
+from headway.machine import Machine, detect_machine
 from headway.profile import Entry
-from headway.resolve import environment_layer, overruled, profile_layers, resolve
-from headway.settings import TABLE, Origin
+from headway.resolve import Layer, environment_layer, overruled, profile_layers, resolve
+from headway.settings import TABLE, Origin, Settings
+
+FOREVER = "forever"  # --wait without a number
 
 USAGE = """\
 headway launch [flags] script.py [args of the script]
@@ -32,23 +34,45 @@ def main(argv: Sequence[str]) -> int:
     program = _program(parsed, rest)
     if not separated:
         _refuse_misplaced_flags(program, parser)
-    environ = dict(os.environ)
-    machine = detect_machine(environ)
+    if parsed.machine is not None and not parsed.dry_run:
+        raise ConfigError(
+            f"--machine {parsed.machine} is another machine, on which nothing can be started here",
+            where="the command line",
+            fix="add --dry-run to see the plan for it",
+        )
+    here = dict(os.environ)
+    machine, environ = look_at_machine(parsed, here)
     flags = dict(flag_layer(parsed))
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
-    profiles = profile_layers(environ, profile=parsed.profile)
-    layers = [*profiles, environment_layer(environ), flags]
+    profiles = profile_layers(here, profile=parsed.profile)
+    layers: list[Layer] = [*profiles, environment_layer(environ), flags]
+    adaptations: list[str] = []
+    if parsed.fit:
+        from headway.launcher.fit import fit
+
+        layers, adaptations = fit(layers, machine, lambda some: resolve(some, machine, environ))
+    settings = resolve(layers, machine, environ)
+    if settings.device == "cuda" and settings.devices.idle is not None and parsed.machine is None:
+        machine = _look_for_idle_gpus(settings, parsed, environ)
+    elif parsed.wait is not None:
+        raise ConfigError(
+            f"--wait waits for idle GPUs, and devices is {str(settings.devices)!r} on "
+            f"{settings.device}",
+            where=f"flag --wait; devices: {settings.origin('devices')}",
+            fix="ask for them with --devices idle:2, or leave --wait out",
+        )
     plan = build_plan(
-        resolve(layers, machine, environ),
+        settings,
         machine,
         program,
         python=sys.executable,
         environ=environ,
         supervise=parsed.supervise,
+        in_process=parsed.in_process,
     )
-    if parsed.profile:
-        plan = plan._replace(notes=(*plan.notes, *overruled(profiles)))
+    stronger = overruled(profiles) if parsed.profile else []
+    plan = plan._replace(notes=(*adaptations, *plan.notes, *stronger))
     if parsed.dry_run:
         from headway.launcher.describe import describe
 
@@ -58,6 +82,37 @@ def main(argv: Sequence[str]) -> int:
     from headway.launcher.run import run
 
     return run(plan, environ)
+
+
+def _look_for_idle_gpus(
+    settings: Settings, parsed: Namespace, environ: Mapping[str, str]
+) -> Machine:
+    """Return the machine with what its GPUs are busy with; a real launch claims those it takes."""
+    from headway.launcher.checks import contradictions
+    from headway.launcher.claims import claim_idle, with_claims
+
+    def look() -> Machine:
+        return detect_machine(environ, full=True)
+
+    if parsed.dry_run:
+        return with_claims(look())
+    wrong = contradictions(settings)
+    if wrong:  # to be said before a long wait, not after it
+        raise ConfigError.of(wrong)
+    wait_s = None if parsed.wait is None else _seconds(parsed.wait)
+    return claim_idle(settings, look, wait_s)
+
+
+def _seconds(text: str) -> float:
+    if text == FOREVER:
+        return float("inf")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise ConfigError(
+            f"--wait is {text!r}, which is not a number of seconds",
+            where="flag --wait",
+            fix="write --wait=600, or --wait alone to wait as long as it takes",
+        )
+    return float(text)
 
 
 def make_parser() -> Parser:
@@ -79,7 +134,20 @@ def make_parser() -> Parser:
     parser.flag("--cpu", help="the same as --device cpu")
     parser.flag("--supervise", help="keep the launcher beside a single process, as one rank")
     parser.flag(
+        "--in-process", help="run a single process in this interpreter, for an IDE's debugger"
+    )
+    parser.flag(
         "--dry-run", help="print the plan, with the origin of each value, and start nothing"
+    )
+    parser.machine_flag()
+    parser.flag(
+        "--fit", help="adapt profile and environment to this machine, and print what changes"
+    )
+    parser.flag(
+        "--wait",
+        metavar="S",
+        default_value=FOREVER,
+        help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
     )
     parser.flag("--quiet", short="-q", help="do not print the plan's one line at the start")
     parser.profile_flag()

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from headway._version import __version__
 from headway.errors import ConfigError, HeadwayError, did_you_mean
@@ -18,7 +19,11 @@ _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
 COMMANDS = {
     "config": "ask about this machine and write its profile; show, change and check profiles",
+    "doctor": "say what is wrong with this machine, and how to mend it",
+    "env": "print the facts about this machine, ready to paste into an issue",
     "launch": "run a training script in one or many processes",
+    "stack": "print where all ranks of a running launch are, and which one is behind",
+    "test": "check this machine by a training of a few seconds, on all ranks of the plan",
 }
 
 HELP = f"""\
@@ -32,6 +37,19 @@ commands:
 `headway <command> --help` says more. A first run, with two processes on this machine's CPU:
   headway launch --cpu --num-processes 2 train.py
 """
+
+
+def run_command() -> NoReturn:
+    """Run this process's command line and end the process with its exit code.
+
+    A launcher that has stayed beside its ranks has torch in it, which takes a third of a second to
+    be taken apart; nobody waits for that.
+    """
+    exit_code = main()
+    if "headway.launcher.agent" in sys.modules:
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

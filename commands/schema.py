@@ -7,7 +7,6 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from headway.devices import DeviceSpec
 from headway.errors import ConfigError
 from headway.profile import VERSION, shown, user_folder
 from headway.profile_edit import BLANK, change_profile
@@ -52,9 +51,9 @@ def _kind(row: Setting[Any]) -> dict[str, Any]:
     if isinstance(row.kind, Count):
         highest = {} if row.kind.maximum is None else {"maximum": row.kind.maximum}
         return {"type": "integer", "minimum": row.kind.minimum, **highest}
-    if isinstance(row.default, DeviceSpec):
-        whole = {"type": "integer", "minimum": 0}
-        return {"anyOf": [whole, {"type": "string"}, {"type": "array", "items": whole}]}
+    if row.name in ("devices", "ranks"):
+        one = {"type": ["integer", "string"]}
+        return {"anyOf": [one, {"type": "array", "items": one}]}
     if row.default == {}:
         return {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
     return {"type": "string"}

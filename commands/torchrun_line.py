@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Sequence
 
 from headway.commands.accelerate_file import Imported
-from headway.devices import ALL
 from headway.errors import ConfigError, did_you_mean
-from headway.settings import Raw, Settings
+from headway.launcher.plan import LaunchPlan
+from headway.settings import Raw
 
 SAME = {  # flags that are a setting by another name
     "--node-rank": "machine_rank",
@@ -67,6 +67,8 @@ def from_torchrun(words: Sequence[str], cores: int) -> Imported:
             values[SAME[flag]] = text
         elif flag == "--nproc-per-node" and text != "xpu":
             values |= _processes(text, cores)
+        elif flag == "--local-ranks-filter" and not _is_several(flags):
+            values["ranks"] = text
         elif flag == "--nnodes" and len(set(text.split(":"))) == 1:
             values["num_machines"] = text.split(":")[0]
         elif flag == "--rdzv-endpoint" and _is_several(flags):
@@ -90,8 +92,11 @@ def _variable(name: str, text: str) -> dict[str, Raw]:
         return {_VARIABLES[name]: text}
     if name == "ACCELERATE_USE_CPU":
         return {"device": "cpu"} if text.lower() in ("1", "true", "yes") else {}
-    if name == "CUDA_VISIBLE_DEVICES" and all(part.isdecimal() for part in text.split(",")):
-        return {"device": "cuda", "devices": text.split(",")}
+    if name == "CUDA_VISIBLE_DEVICES":
+        hides = text.strip() in ("", "-1")
+        return {"device": "cpu"} if hides else {"device": "cuda", "devices": text.split(",")}
+    if name == "PYTORCH_ENABLE_MPS_FALLBACK":
+        return {"mps_fallback": "strict" if text in ("", "0") else "on"}
     return {f"env.{name}": text}
 
 
@@ -143,9 +148,11 @@ def _full_name(name: str) -> str:
     )
 
 
-def to_torchrun(settings: Settings, program: Sequence[str]) -> str:
-    """Return the command line by which torchrun runs `program` as `settings` say."""
-    words = [f"{name}={text}" for name, text in _environment(settings).items()]
+def to_torchrun(plan: LaunchPlan, program: Sequence[str]) -> str:
+    """Return the command line by which torchrun runs `program` as `plan` does."""
+    settings = plan.settings
+    names = dict.fromkeys((*_READ_BY_SCRIPTS, *settings.env))
+    words = [f"{name}={plan.environment[name].value}" for name in names if name in plan.environment]
     words.append("torchrun")
     if settings.num_machines == 1:
         words.append("--standalone")
@@ -159,22 +166,20 @@ def to_torchrun(settings: Settings, program: Sequence[str]) -> str:
         words += ["--max-restarts", f"{settings.max_restarts}"]
     if settings.log_dir:
         words += ["--log-dir", settings.log_dir, "--tee", "3"]
+    if settings.ranks is not None and settings.num_machines == 1:
+        words += ["--local-ranks-filter", ",".join(map(str, settings.ranks))]
     return shlex.join([*words, *program])
 
 
-def _environment(settings: Settings) -> dict[str, str]:
-    """Return what torchrun has no flag for; scripts of Headway and Accelerate read it."""
-    variables = {
-        "OMP_NUM_THREADS": str(settings.threads_per_process),
-        "ACCELERATE_USE_CPU": str(settings.device == "cpu").lower(),
-        "ACCELERATE_MIXED_PRECISION": settings.mixed_precision,
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(settings.gradient_accumulation_steps),
-    }
-    if settings.device == "cuda" and settings.devices != ALL:
-        chosen = settings.devices.select(settings.num_processes)
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, chosen))
-    return {**variables, **settings.env}
+_READ_BY_SCRIPTS = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ENABLE_MPS_FALLBACK"),
+    *(*_VARIABLES, "ACCELERATE_USE_CPU"),
+)
+"""What torchrun has no flag for; torch, and scripts of Headway and Accelerate read it."""
 
 
-NOT_IN_TORCHRUN = ("start_method",)
-"""The settings that a torchrun command line cannot hold."""
+def in_torchrun(plan: LaunchPlan, name: str) -> bool:
+    """Return whether a torchrun command line can hold the setting `name`."""
+    if name == "ranks":  # its ranks are those of one machine
+        return plan.is_one_machine
+    return name not in ("start_method", "hang_timeout", "debug_rank")

@@ -92,7 +92,7 @@ class Facts(NamedTuple):
     defaults: Mapping[str, Raw]  # earlier answers; those that still fit are offered
     given: Mapping[str, Raw]  # answers from the command line or a file; not asked for
     problems: Callable[[Mapping[str, Raw]], Sequence[Problem]]  # what a launch would refuse
-    can_test: bool = False  # there is a `headway test`
+    can_test: bool = False  # by `headway test`: it is this machine, and no recorded one
 
 
 Answers = Mapping[str, str]
@@ -110,7 +110,7 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
     """Yield the names in order; each may depend on the answers before it."""
     yield "device"
     device = _device(facts, answers)
-    if _most_processes(facts.machine, device) > 1:
+    if _most_processes(facts, device) > 1:
         yield "num_processes"
     if device != "cpu":
         yield "mixed_precision"
@@ -236,9 +236,11 @@ def _device(facts: Facts, answers: Answers) -> str:
     return _resolved({"device": given}, facts).device
 
 
-def _most_processes(machine: Machine, device: str) -> int:
+def _most_processes(facts: Facts, device: str) -> int:
     """Return how many processes make sense; on a CPU, each needs a core of its own."""
-    return {"cuda": len(machine.visible_gpus), "cpu": machine.cores}.get(device, 1)
+    if device == "cpu":
+        return facts.machine.cores
+    return _resolved({"device": device}, facts).num_processes
 
 
 def _best_processes(facts: Facts, answers: Answers) -> tuple[str, str]:
@@ -315,7 +317,7 @@ def _unasked(name: str, facts: Facts, answers: Answers) -> str:
     """Return what a setting that every profile holds is as long as nobody was asked for it."""
     if name == "device":
         return _device(facts, answers)
-    if name == "num_processes" and _most_processes(facts.machine, _device(facts, answers)) == 1:
+    if name == "num_processes" and _most_processes(facts, _device(facts, answers)) == 1:
         return "1"
     return _default(name, facts, answers, _choices(name, facts, answers))[0]
 

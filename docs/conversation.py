@@ -45,7 +45,7 @@ def hold_conversation() -> list[str]:
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"HOME": home, "XDG_CONFIG_HOME": "", "XDG_STATE_HOME": ""}
         os.chdir(home)
-        with Terminal("EIGHT_H100", "config", rows=ROWS, columns=COLUMNS) as terminal:
+        with Terminal("gpu_8_h100", "config", rows=ROWS, columns=COLUMNS) as terminal:
             for text, keys in KEYS:
                 terminal.wait_for(text)
                 if text == OPEN_MENU:

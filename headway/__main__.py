@@ -1,8 +1,6 @@
 """`python -m headway`: the same as the `headway` command."""
 
-import sys
-
-from headway.commands.main import main
+from headway.commands.main import run_command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command()

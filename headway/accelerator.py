@@ -15,13 +15,15 @@ from torch.utils.data import DataLoader
 
 from headway.accumulation import Accumulation
 from headway.arguments import agree, check_steps, refuse_foreign
-from headway.contract import read_run
+from headway.contract import read_ranks, read_run
 from headway.data import PreparedDataLoader
 from headway.errors import UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
+from headway.placement import Devices, gpu_named_by
 from headway.precision import precision_for, restore_forward
 from headway.process import Process
 from headway.saving import save_into, save_whole
+from headway.status import in_phase
 from headway.strategy import strategy_for, uncompiled
 from headway.world import join_world
 
@@ -41,6 +43,9 @@ class Accelerator(Process):
         mixed_precision: `no`, `fp16` or `bf16`.
         gradient_accumulation_steps: micro-batches in one optimizer step.
         cpu: use the CPU, whatever else is there.
+        device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac) or `mps`.
+        devices: which GPU, written as for `headway launch --devices`: `[1]`, `"1,"`, `"idle:1"`.
+            Several need the launcher; under it they must agree with what it started.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         unsupported: Accelerate's other arguments are refused, unless they are None.
 
@@ -58,6 +63,8 @@ class Accelerator(Process):
         gradient_accumulation_steps: int | None = None,
         cpu: bool = False,
         *,
+        device: str | None = None,
+        devices: Devices | None = None,
         step_scheduler_with_optimizer: bool = True,
         **unsupported: NoReturn,
     ) -> None:
@@ -67,11 +74,13 @@ class Accelerator(Process):
             mixed_precision=mixed_precision,
             gradient_accumulation_steps=gradient_accumulation_steps,
             cpu=cpu,
+            device=device,
         )
         self.device_placement = device_placement
         self.split_batches = split_batches
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        super().__init__(join_world(agreed.device))
+        gpu = None if devices is None else gpu_named_by(devices, agreed.device, read_ranks())
+        super().__init__(join_world(agreed.device if gpu is None else "cuda", gpu))
         self._precision = precision_for(
             agreed.mixed_precision, self.device, where=agreed.precision_from
         )
@@ -235,7 +244,8 @@ class Accelerator(Process):
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
-        self._precision.backward(loss / self.gradient_accumulation_steps, **kwargs)
+        with in_phase("backward"):
+            self._precision.backward(loss / self.gradient_accumulation_steps, **kwargs)
 
     @contextmanager
     def accumulate(self, *models: torch.nn.Module) -> Iterator[None]:

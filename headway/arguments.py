@@ -17,8 +17,11 @@ SUPPORTED = (
     "mixed_precision",
     "gradient_accumulation_steps",
     "cpu",
+    "device",
+    "devices",
     "step_scheduler_with_optimizer",
 )
+DEVICES = ("auto", "cpu", "cuda", "gpu", "mps")
 FOREIGN = {  # Accelerate's other arguments -> what to do instead
     "dataloader_config": "pass split_batches=... itself; every other field keeps its default",
     "gradient_accumulation_plugin": "pass gradient_accumulation_steps=...",
@@ -54,6 +57,7 @@ def agree(
     mixed_precision: str | None = None,
     gradient_accumulation_steps: int | None = None,
     cpu: bool = False,
+    device: str | None = None,
 ) -> Agreement:
     """Lay the constructor's arguments over `run`; None (False for `cpu`) means no opinion.
 
@@ -67,14 +71,22 @@ def agree(
     if gradient_accumulation_steps is not None:
         check_steps(gradient_accumulation_steps)
     said = run or NO_LAUNCHER
+    wanted = _device(cpu, device)
+    if wanted == "gpu" and said.device in ("cuda", "mps"):  # the launcher knows which one it is
+        wanted = said.device
     given: dict[str, Any] = {
-        "device": "cpu" if cpu else None,
+        "device": wanted,
         "mixed_precision": mixed_precision,
         "gradient_accumulation_steps": gradient_accumulation_steps,
     }
     wishes = {name: value for name, value in given.items() if value is not None}
     beaten = {name: value for name, value in wishes.items() if value != getattr(said, name)}
-    notes = [] if run is None else [_note(run, *wish) for wish in beaten.items()]
+    as_typed = {"device": "cpu=True" if cpu else f"device={device!r}"}
+    notes = [
+        _note(run, name, as_typed.get(name, f"{name}={value!r}"))
+        for name, value in beaten.items()
+        if run is not None
+    ]
     holds = said._replace(**wishes)
     return Agreement(
         device=holds.device,
@@ -118,10 +130,25 @@ def _check_precision(name: str | None) -> None:
         )
 
 
-def _note(run: RunContract, name: str, value: object) -> str | None:
+def _device(cpu: bool, device: str | None) -> str | None:
+    if device is not None and device not in DEVICES:
+        raise UsageError(
+            f"device is {device!r}, not one of {', '.join(DEVICES)}",
+            where=CALL,
+            fix="pass device='gpu', and devices=[1] for GPU 1",
+        )
+    if cpu and device not in (None, "cpu"):
+        raise UsageError(
+            f"cpu=True and device={device!r} contradict each other",
+            where=CALL,
+            fix="pass one of the two",
+        )
+    return "cpu" if cpu else None if device == "auto" else device
+
+
+def _note(run: RunContract, name: str, argument: str) -> str | None:
     origin = run.origins.get(name, "the launcher")
     said = getattr(run, name)
-    argument = "cpu=True" if name == "device" else f"{name}={value!r}"
     if name in run.flags:
         raise UsageError(
             f"Accelerator({argument}) contradicts {name} {said!r} of the command line",

@@ -1,7 +1,8 @@
 """What the launcher tells a worker process, and how the worker reads it.
 
 Down goes one JSON value in the variable `HEADWAY_RUN`, beside torch's own RANK, WORLD_SIZE, ...
-The launcher and the runtime share nothing else. Without it, Accelerate's variables are read.
+What goes up is in `status.py`; the launcher and the runtime share nothing else. Without the
+variable, Accelerate's are read.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headway.errors import LaunchError, UsageError
 
@@ -36,6 +37,7 @@ class RunContract(NamedTuple):
     gradient_accumulation_steps: int
     origins: Mapping[str, str]
     flags: tuple[str, ...] = ()
+    timeouts_suspended: bool = False  # a rank may stand at a debugger's prompt
 
 
 class Ranks(NamedTuple):
@@ -131,25 +133,6 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
         world_size=world_size,
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
     )
-
-
-class Crash(NamedTuple):
-    """How an unhandled exception ended a rank's program."""
-
-    time: float  # seconds since the epoch
-    kind: str  # the exception's class
-    message: str
-    traceback: str  # as Python prints it, without the launcher's frames
-
-
-def encode_status(record: Mapping[str, object]) -> str:
-    """Return one status record as the line that goes up a rank's status pipe."""
-    return json.dumps(record) + "\n"
-
-
-def decode_status(lines: str) -> list[dict[str, Any]]:
-    """Return the records in what has come up a status pipe; half a line at the end is left out."""
-    return [json.loads(line) for line in lines.split("\n")[:-1]]
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -13,6 +13,7 @@ from headway.contract import Ranks
 from headway.errors import UsageError
 from headway.readings import opened
 from headway.sharding import share_out
+from headway.status import in_phase
 
 
 class PreparedDataLoader(DataLoader[Any]):
@@ -48,6 +49,8 @@ class PreparedDataLoader(DataLoader[Any]):
         device: torch.device | None = None,
     ) -> None:
         # no super().__init__: the attributes are those of `loader`, the batches those of `_share`
+        if device is not None and device.type == "mps":
+            loader.pin_memory = False  # torch could not either, and would warn in every epoch
         self._original = loader
         self._share = share_out(loader, ranks, split_batches)
         self._device = device
@@ -58,9 +61,9 @@ class PreparedDataLoader(DataLoader[Any]):
         self._epoch += 1
         with opened() as reading:
             batches = iter(self._share)
-            following = next(batches, None)
+            following = _next(batches)
             while following is not None:
-                (batch, round), following = following, next(batches, None)  # one batch ahead
+                (batch, round), following = following, _next(batches)  # one batch ahead
                 reading.gives(round, is_last=following is None)
                 yield self._moved(batch)
 
@@ -95,3 +98,8 @@ class PreparedDataLoader(DataLoader[Any]):
         if self._device is None:
             return batch
         return send_to_device(batch, self._device, non_blocking=self._device.type == "cuda")
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    with in_phase("data"):
+        return next(batches, None)

@@ -1,11 +1,42 @@
-"""One snapshot of this machine's facts, each with its reason. No torch, no CUDA context."""
+"""One snapshot of a machine: every fact with its reason, every absence with its cause.
+
+Detecting needs no torch and makes no CUDA context. A launch gathers what planning needs; all else
+(`Machine.host`, what each GPU is busy with) only where somebody asks for the full snapshot.
+"""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from headway.cgroups import cpu_quota
+from headway.errors import ConfigError
+from headway.source import Source
+
+DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
+OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+"""By the CUDA major version that torch is built for: the oldest driver on Linux that runs it.
+
+Source: NVIDIA, CUDA Compatibility, table of minor version compatibility."""
+
+
+class GpuUse(NamedTuple):
+    """What a GPU was busy with at the moment of the snapshot."""
+
+    memory_bytes: int
+    utilization_percent: int | None  # None: MIG slices do not tell
+    pids: tuple[int, ...]  # that have a CUDA context; in a container some stay hidden
+
+
+class MigSlice(NamedTuple):
+    """A part of a GPU in MIG mode, which programs take for a GPU of its own."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    use: GpuUse | None = None
+    claimed_by: str = ""
 
 
 class Gpu(NamedTuple):
@@ -15,25 +46,104 @@ class Gpu(NamedTuple):
     uuid: str
     memory_bytes: int
     capability: tuple[int, int]  # compute capability: (8, 0) for an A100
+    compute_mode: str = DEFAULT
+    numa_node: int | None = None
+    is_mig: bool = False  # it computes in its slices only
+    slices: tuple[MigSlice, ...] = ()
+    slice_of: str = ""  # of a slice: the whole GPU's uuid
+    use: GpuUse | None = None  # None: nobody asked
+    claimed_by: str = ""  # another launch that has taken this GPU as an idle one
+    ecc_errors: int | None = None  # uncorrected, since the driver was loaded; None: unknown
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why no program can compute on this GPU now, or None."""
+        if self.compute_mode == PROHIBITED:
+            return "its compute mode is prohibited"
+        if self.compute_mode == EXCLUSIVE and self.use and self.use.pids:
+            return f"its compute mode is exclusive-process, and process {self.use.pids[0]} has it"
+        if self.is_mig and not self.slices:
+            return "it is in MIG mode without a slice"
+        return None
+
+    def parts(self) -> tuple[Gpu, ...]:
+        """Return what CUDA shows of this GPU: itself, or its MIG slices."""
+        if not self.slices:
+            return (self,)
+        whole = self._replace(is_mig=False, slices=(), slice_of=self.uuid)
+        return tuple(whole._replace(**part._asdict()) for part in self.slices)
+
+
+class Torch(NamedTuple):
+    """The installed torch, as its version.py tells."""
+
+    version: str
+    cuda: str | None = None  # the CUDA that it is built for
+    hip: str | None = None
+    mps: bool | None = None  # None: only a running torch knows
+
+    def is_at_least(self, *version: int) -> bool:
+        """Return whether it is this version or a newer one."""
+        return numbers(self.version) >= version
+
+
+class Host(NamedTuple):
+    """What no plan needs, and a person who looks for a mistake does. `reasons` explains each."""
+
+    os: str
+    kernel: str
+    python: str
+    cpu: str | None
+    logical_cores: int | None
+    physical_cores: int | None
+    affinity: int  # cores that the scheduler lets this process use
+    cpu_quota: float | None  # in cores
+    numa_nodes: int | None
+    memory_bytes: int | None
+    available_bytes: int | None
+    memory_limit_bytes: int | None  # of the cgroup
+    shm_bytes: int | None  # the size of /dev/shm
+    open_files: int | None  # soft limits; -1 is unlimited
+    processes: int | None
+    locked_bytes: int | None
+    container: str | None
+    mpi: str | None
+    kubernetes: str | None
+    interfaces: tuple[str, ...]
+    infiniband: tuple[str, ...]
+    variables: Mapping[str, str]  # of the environment: those that steer a training
+    reasons: Mapping[str, str]
 
 
 class Machine(NamedTuple):
     """What this machine is; everything that decides takes one of these."""
 
     system: str = "Linux"  # Linux, Darwin, Windows
+    macos: str = ""  # 14.5
+    architecture: str = "x86_64"  # of this Python, not of the CPU
     cores: int = 1  # those this process may use
     cores_reason: str = "one core"
     gpus: tuple[Gpu, ...] = ()
     gpus_reason: str = "no NVIDIA driver on this machine"
+    driver: str | None = None  # version of the GPU driver
+    is_rocm: bool = False  # AMD's GPUs, which torch calls cuda, too
     mps: bool = False
     mps_reason: str = "not a Mac"
+    mps_fix: str = ""  # what would bring MPS, where something can
+    torch: Torch | None = None
+    torch_reason: str = "not looked at: planning does not need it here"
+    scheduler: str | None = None  # the cluster's, where it started this process
     cuda_visible_devices: str | None = None
+    cuda_device_order: str | None = None
+    host: Host | None = None
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that a process sees, in its order, as CUDA reads CUDA_VISIBLE_DEVICES."""
+        """The GPUs that a training sees, in its order, as CUDA reads CUDA_VISIBLE_DEVICES."""
+        if self.torch_obstacle is not None:
+            return ()
         if self.cuda_visible_devices is None:
-            return self.gpus
+            return tuple(part for gpu in self.gpus for part in gpu.parts())
         visible: list[Gpu] = []
         for token in self.cuda_visible_devices.split(","):
             gpu = self._named(token.strip())
@@ -46,19 +156,57 @@ class Machine(NamedTuple):
 
     def _named(self, token: str) -> Gpu | None:
         if token.isdecimal():
-            return self.gpus[int(token)] if int(token) < len(self.gpus) else None
-        matches = [gpu for gpu in self.gpus if token and gpu.uuid.startswith(token)]
-        return matches[0] if len(matches) == 1 else None
+            return self.gpus[int(token)].parts()[0] if int(token) < len(self.gpus) else None
+        if not token:
+            return None
+        matches = [gpu.parts()[0] for gpu in self.gpus if gpu.uuid.startswith(token)]
+        matches += [
+            part for gpu in self.gpus for part in gpu.parts() if part.uuid.startswith(token)
+        ]
+        return matches[0] if len(set(matches)) == 1 else None
+
+    @property
+    def torch_obstacle(self) -> str | None:
+        """Why this torch cannot use the GPUs of this machine, or None."""
+        torch = self.torch
+        if torch is None or not self.gpus:
+            return None
+        if (torch.hip if self.is_rocm else torch.cuda) is None:
+            build = "ROCm" if self.is_rocm else "CUDA"
+            return f"this torch ({torch.version}) is built without {build}"
+        needed = OLDEST_DRIVER.get(numbers(torch.cuda or "0")[0])
+        if self.driver and needed and numbers(self.driver) < needed:
+            return (
+                f"the NVIDIA driver {self.driver} is too old for this torch, built for "
+                f"CUDA {torch.cuda}: it needs {'.'.join(map(str, needed))} or newer"
+            )
+        return None
+
+    @property
+    def why_no_gpu(self) -> str:
+        """Why a training sees no GPU, where `visible_gpus` is empty."""
+        if not self.gpus:
+            return self.gpus_reason
+        if self.torch_obstacle is not None:
+            return self.torch_obstacle
+        mask = f"CUDA_VISIBLE_DEVICES={self.cuda_visible_devices!r}"
+        tokens = [token.strip() for token in (self.cuda_visible_devices or "").split(",")]
+        if self._named(tokens[0]) is None:
+            return f"{mask} hides them"
+        return f"{mask} hides them: it names one twice, and CUDA then shows none"
 
     def best_device(self) -> tuple[str, str]:
         """Return the device to use when nobody says which, and why."""
-        if self.visible_gpus:
+        visible = self.visible_gpus
+        if any(gpu.obstacle is None for gpu in visible):
             return "cuda", self.describe_gpus()
+        if visible:
+            return "cpu", f"of {self.describe_gpus()} none can be used: {visible[0].obstacle}"
         if self.gpus:
-            return "cpu", f"CUDA_VISIBLE_DEVICES={self.cuda_visible_devices!r} hides the GPUs"
+            return "cpu", self.why_no_gpu
         if self.mps:
             return "mps", self.mps_reason
-        return "cpu", self.gpus_reason
+        return "cpu", self.mps_reason if self.system == "Darwin" else self.gpus_reason
 
     def describe_gpus(self) -> str:
         """Return the visible GPUs in words: "8 GPUs (NVIDIA H100)"."""
@@ -67,177 +215,111 @@ class Machine(NamedTuple):
         return f"{count} GPU{'s' * (count != 1)} ({', '.join(names)})" if count else "no GPU"
 
 
-def detect_machine(environ: Mapping[str, str] = os.environ, root: str = "/") -> Machine:
+def detect_machine(
+    environ: Mapping[str, str] = os.environ, source: Source | None = None, *, full: bool = False
+) -> Machine:
     """Look at this machine.
 
     Args:
-        environ: read for CUDA_VISIBLE_DEVICES.
-        root: where /proc and /sys are found, for tests.
+        environ: read for CUDA_VISIBLE_DEVICES, DISABLE_MPS and the schedulers' variables.
+        source: what answers instead of the system itself: a recording.
+        full: gather also what planning does not need: `host`, and what each GPU is busy with.
+
+    Raises:
+        ConfigError: DISABLE_MPS has a value that means neither yes nor no.
     """
-    system = {"linux": "Linux", "darwin": "Darwin", "win32": "Windows"}.get(
-        sys.platform, sys.platform
-    )
-    cores, cores_reason = _usable_cores(root)
-    gpus, gpus_reason = _gpus(system, root)
-    mps, mps_reason = _mps(system)
-    return Machine(
-        system=system,
-        cores=cores,
-        cores_reason=cores_reason,
-        gpus=gpus,
-        gpus_reason=gpus_reason,
-        mps=mps,
-        mps_reason=mps_reason,
+    source = source or Source()
+    machine = Machine(
+        system={"linux": "Linux", "darwin": "Darwin", "win32": "Windows"}.get(
+            source.platform, source.platform
+        ),
+        architecture=source.architecture(),
+        scheduler=_scheduler(environ),
         cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+        cuda_device_order=environ.get("CUDA_DEVICE_ORDER"),
+    )
+    machine = _with_cores(machine, source)
+    if machine.system == "Darwin":
+        from headway.apple import with_mps
+
+        machine = with_mps(_with_torch(machine, source), environ, source)
+    elif _has_driver(machine, source):
+        from headway.gpus import with_gpus
+
+        machine = with_gpus(_with_torch(machine, source), environ, source, full=full)
+    if not full:
+        return machine
+    from headway.host import look_at_host
+
+    return _with_torch(machine, source)._replace(host=look_at_host(machine, environ, source))
+
+
+def is_on(environ: Mapping[str, str], name: str) -> bool:
+    """Return whether a variable means yes; "0", "false", "no", "off" and "" mean no, as does none.
+
+    Raises:
+        ConfigError: it means neither.
+    """
+    word = environ.get(name, "").strip().lower()
+    if word in ("1", "true", "t", "yes", "y", "on"):
+        return True
+    if word in ("", "0", "false", "f", "no", "n", "off"):
+        return False
+    raise ConfigError(
+        f"{name} is {environ[name]!r}, which means neither yes nor no",
+        where=f"environment {name}",
+        fix=f"`export {name}=1` for yes, or unset it",
     )
 
 
-def _usable_cores(root: str) -> tuple[int, str]:
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    quota = _cgroup_quota(root)
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: (2, 13, 0) for 2.13.0+cpu."""
+    found: list[int] = []
+    for part in version.partition("+")[0].split("."):
+        if not part.isdecimal():
+            break
+        found.append(int(part))
+    return tuple(found) or (0,)
+
+
+def _scheduler(environ: Mapping[str, str]) -> str | None:
+    for name, variable in (("SLURM", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID")):
+        if variable in environ:
+            return f"{name} ({variable}={environ[variable]})"
+    return None
+
+
+def _with_cores(machine: Machine, source: Source) -> Machine:
+    cores = source.usable_cores()
+    quota = cpu_quota(source)
     if quota is not None and quota < cores:
-        return max(1, int(quota)), f"cgroup quota of {quota:g} cores"
-    return cores, f"{cores} usable core{'s' * (cores != 1)}"
+        return machine._replace(
+            cores=max(1, int(quota)), cores_reason=f"cgroup quota of {quota:g} cores"
+        )
+    return machine._replace(cores=cores, cores_reason=f"{cores} usable core{'s' * (cores != 1)}")
 
 
-def _cgroup_quota(root: str) -> float | None:
-    """Return the smallest CPU quota, in cores, of this process's cgroup and those above it.
-
-    Source: the kernel's cgroup-v2.rst (cpu.max) and sched-bwc.rst (cpu.cfs_quota_us).
-    """
-    quotas = []
-    for line in _read(root, "proc/self/cgroup").splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "":
-            for folder in _upward("sys/fs/cgroup", path):
-                limit, _, period = _read(root, f"{folder}/cpu.max").strip().partition(" ")
-                if limit.isdecimal() and period.isdecimal():
-                    quotas.append(int(limit) / int(period))
-        elif "cpu" in controllers.split(","):
-            for folder in _upward("sys/fs/cgroup/cpu", path):
-                limit = _read(root, f"{folder}/cpu.cfs_quota_us").strip()
-                period = _read(root, f"{folder}/cpu.cfs_period_us").strip()
-                if limit.isdecimal() and period.isdecimal():
-                    quotas.append(int(limit) / int(period))
-    return min(quotas, default=None)
+def _has_driver(machine: Machine, source: Source) -> bool:
+    """Return whether it is worth asking a driver for GPUs."""
+    if machine.system == "Linux":
+        places = ("proc/driver/nvidia", "sys/class/kfd/kfd")
+        return any(source.names_in(place) for place in places) or "dxg" in source.names_in("dev")
+    return machine.system == "Windows"
 
 
-def count_memory_kills(root: str = "/") -> int:
-    """Return how often the kernel's memory killer has struck in this process's cgroup.
-
-    Source: the kernel's cgroup-v2.rst (memory.events), cgroup-v1/memory.rst (memory.oom_control).
-    """
-    counts = [0]
-    for line in _read(root, "proc/self/cgroup").splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "":
-            files = [f"{folder}/memory.events" for folder in _upward("sys/fs/cgroup", path)]
-        elif "memory" in controllers.split(","):
-            mount = "sys/fs/cgroup/memory"
-            files = [f"{folder}/memory.oom_control" for folder in _upward(mount, path)]
-        else:
-            continue
-        for file in files:
-            words = _read(root, file).split()
-            if "oom_kill" in words[:-1]:
-                counts.append(int(words[words.index("oom_kill") + 1]))
-    return max(counts)
-
-
-def _upward(mount: str, path: str) -> list[str]:
-    """Return the folder of the cgroup `path` and all above it; in a container only the mount is."""
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    return ["/".join([mount, *parts[:end]]) for end in range(len(parts), -1, -1)]
-
-
-def _gpus(system: str, root: str) -> tuple[tuple[Gpu, ...], str]:
-    if system == "Darwin":
-        return (), "a Mac has no CUDA"
-    driver = "proc/driver/nvidia/version"
-    if system == "Linux" and not (_read(root, driver) or os.path.exists(f"{root}dev/dxg")):
-        return (), "no NVIDIA driver on this machine"
-    gpus, reason = _ask_nvml()
-    if gpus is None:
-        gpus, reason = _ask_nvidia_smi()
-    if not gpus:
-        return (), reason
-    torch_version = _torch_without_cuda()
-    if torch_version:
-        return (), f"this torch ({torch_version}) is built without CUDA"
-    return gpus, reason
-
-
-def _ask_nvml() -> tuple[tuple[Gpu, ...] | None, str]:
-    try:
-        import pynvml
-    except ImportError:
-        return None, "nvidia-ml-py is not installed"
-    try:
-        pynvml.nvmlInit()
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-            gpus.append(
-                Gpu(
-                    name=pynvml.nvmlDeviceGetName(handle),
-                    uuid=pynvml.nvmlDeviceGetUUID(handle),
-                    memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                    capability=(major, minor),
-                )
-            )
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        return None, f"the NVIDIA driver does not answer: {error}"
-    return tuple(gpus), "found by NVML"
-
-
-def _ask_nvidia_smi() -> tuple[tuple[Gpu, ...], str]:
-    """Ask the tool of the driver; NVML, which `headway[nvidia]` brings, answers faster."""
-    import subprocess
-
-    query = "name,uuid,memory.total,compute_cap"
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        gpus = []
-        for line in done.stdout.splitlines():
-            name, uuid, mebibytes, capability = (part.strip() for part in line.split(","))
-            major, _, minor = capability.partition(".")
-            gpus.append(Gpu(name, uuid, int(mebibytes) * 2**20, (int(major), int(minor))))
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return (), f"nvidia-smi does not answer: {error}"
-    return tuple(gpus), "found by nvidia-smi"
-
-
-def _torch_without_cuda() -> str | None:
-    """Return the version of the installed torch if it is a CPU-only build; read, not imported."""
-    from importlib.util import find_spec
-
-    spec = find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    text = _read("", os.path.join(spec.submodule_search_locations[0], "version.py"))
-    facts = dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
-    named = {key.split(":")[0].strip(): value.strip().strip("'\"") for key, value in facts.items()}
-    built_for = {named.get("cuda", "None"), named.get("hip", "None")}
-    return named.get("__version__", "unknown") if text and built_for == {"None"} else None
-
-
-def _mps(system: str) -> tuple[bool, str]:
-    if system != "Darwin":
-        return False, "not a Mac"
-    if os.uname().machine != "arm64":
-        return False, "this Python or this Mac is not Apple silicon"
-    return True, "Apple silicon"
-
-
-def _read(root: str, path: str) -> str:
-    try:
-        with open(os.path.join(root, path), encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+def _with_torch(machine: Machine, source: Source) -> Machine:
+    """Read what the installed torch is from its version.py; nothing is imported."""
+    if machine.torch is not None:
+        return machine
+    facts: dict[str, str] = {}
+    for line in source.torch_version_file().splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            facts[name.split(":")[0].strip()] = value.strip().strip("'\"")
+    if "__version__" not in facts:
+        return machine._replace(torch_reason="torch is not installed for this Python")
+    cuda, hip = (
+        None if facts.get(name, "None") == "None" else facts[name] for name in ("cuda", "hip")
+    )
+    torch = Torch(facts["__version__"], cuda, hip)
+    return machine._replace(torch=torch, torch_reason="its version.py")

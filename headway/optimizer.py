@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from headway.accumulation import Accumulation
 from headway.precision import Precision
+from headway.status import beat, in_phase
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
@@ -33,8 +34,10 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Change the weights, unless gradients accumulate or overflowed (fp16)."""
         if self._accumulation.sync_gradients:
-            self.step_was_skipped = self._precision.step(self.optimizer, closure)
+            with in_phase("optimizer step"):
+                self.step_was_skipped = self._precision.step(self.optimizer, closure)
             self.step_count += not self.step_was_skipped
+            beat(step=self.step_count)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, unless they accumulate."""

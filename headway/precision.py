@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from headway.apple import why_no_precision
 from headway.collectives import for_each_tensor
 from headway.errors import MachineError, UsageError
+from headway.machine import detect_machine
 
 
 def precision_for(name: str, device: torch.device, *, where: str) -> Precision:
@@ -21,7 +23,7 @@ def precision_for(name: str, device: torch.device, *, where: str) -> Precision:
 
     Raises:
         UsageError: fp16 on a CPU.
-        MachineError: bf16 on a GPU that has none.
+        MachineError: a precision that this GPU, or torch's MPS, has not.
     """
     if name == "fp16" and device.type == "cpu":
         raise UsageError(
@@ -31,6 +33,8 @@ def precision_for(name: str, device: torch.device, *, where: str) -> Precision:
         )
     if name == "bf16" and device.type == "cuda":
         _require_bf16(device, where)
+    if device.type == "mps":
+        _require_on_mps(name, where)
     return {"no": Precision, "bf16": Bf16, "fp16": Fp16}[name](device)
 
 
@@ -183,4 +187,12 @@ def _require_bf16(device: torch.device, where: str) -> None:
             f" sm_{major}{minor}) has no bf16",
             where=where,
             fix="use fp16, or no",
+        )
+
+
+def _require_on_mps(name: str, where: str) -> None:
+    reason = why_no_precision(name, detect_machine())
+    if reason is not None:
+        raise MachineError(
+            f"mixed_precision is {name!r}, but {reason}", where=where, fix="use no, or update"
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from headway.contract import VARIABLE as RUN_VARIABLE
 from headway.errors import ConfigError, Problem, did_you_mean
-from headway.machine import Machine
+from headway.machine import Machine, is_on
 from headway.profile import VARIABLE as PROFILE_VARIABLE
 from headway.profile import Entry, choose_profile, find_project_profile, read_profile
 from headway.settings import AUTO, TABLE, Origin, Setting, Settings, Value
@@ -105,6 +105,7 @@ def resolve(
         ConfigError: all unknown names and impossible values at once.
     """
     values = typed(layers)
+    values["device"] = _without_alias(values["device"], machine)
     for name, detect in _DETECT.items():
         if values[name].value == AUTO:
             asked = values[name].origin
@@ -169,10 +170,21 @@ def _unknown(what: str, name: str, known: Iterable[str], where: str | None = Non
     )
 
 
+def _without_alias(device: Value, machine: Machine) -> Value:
+    """Read `gpu` as the kind of GPU that is here; where there is none, as cuda, to be refused."""
+    if device.value != "gpu":
+        return device
+    name = "mps" if machine.mps and not machine.visible_gpus else "cuda"
+    return Value(name, Origin(device.origin.layer, f"{device.origin.words} (gpu)"))
+
+
 Detect = Callable[[Settings, Machine, Mapping[str, str]], tuple[object, str]]
 
 
-def _detect_device(_: Settings, machine: Machine, __: Mapping[str, str]) -> tuple[object, str]:
+def _detect_device(_: Settings, machine: Machine, environ: Mapping[str, str]) -> tuple[object, str]:
+    # the launcher sets this one for what it starts; then it is no wish of the user's
+    if RUN_VARIABLE not in environ and is_on(environ, "ACCELERATE_USE_CPU"):
+        return "cpu", f"environment ACCELERATE_USE_CPU={environ['ACCELERATE_USE_CPU']}"
     return machine.best_device()
 
 
@@ -181,8 +193,21 @@ def _detect_num_processes(
 ) -> tuple[object, str]:
     if settings.device != "cuda":
         return 1, f"one process on {settings.device}"
-    gpus = settings.devices.select(len(machine.visible_gpus))
-    return max(1, len(gpus)), f"one process for each of {len(gpus)} GPUs"
+    visible = machine.visible_gpus
+    selected = settings.devices.select(visible).indices
+    if any(visible[index].slice_of for index in selected):
+        return 1, "CUDA shows a process one MIG slice"
+    count = settings.devices.idle or len(selected)
+    return max(1, count), f"one process for each of {count} GPUs"
+
+
+def _detect_mps_fallback(
+    settings: Settings, _: Machine, environ: Mapping[str, str]
+) -> tuple[object, str]:
+    name = "PYTORCH_ENABLE_MPS_FALLBACK"
+    if settings.device == "mps" and name in environ:
+        return "on" if is_on(environ, name) else "strict", f"environment {name}={environ[name]}"
+    return "on", "operators that MPS lacks run on the CPU"
 
 
 def _detect_threads(
@@ -220,6 +245,7 @@ def _detect_start_method(
 _DETECT: Mapping[str, Detect] = {  # in the order in which they depend on each other
     "device": _detect_device,
     "num_processes": _detect_num_processes,
+    "mps_fallback": _detect_mps_fallback,
     "threads_per_process": _detect_threads,
     "main_port": _detect_main_port,
     "start_method": _detect_start_method,

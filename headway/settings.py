@@ -157,6 +157,24 @@ class Count:
         return number
 
 
+def _ranks(raw: Raw) -> tuple[int, ...] | None:
+    """Read 0,3 or 0-3,8 or a YAML list of such; None is all of them."""
+    if isinstance(raw, Mapping):
+        raise ValueError("which is a map, not a list of ranks")
+    if isinstance(raw, str) and raw.strip().lower() == "all":
+        return None
+    ranks: set[int] = set()
+    for part in raw.split(",") if isinstance(raw, str) else raw:
+        first, dash, last = (word.strip() for word in part.partition("-"))
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and end.isascii() and len(end) <= 6 for end in ends):
+            raise ValueError(f"in which {part.strip()!r} is neither a rank (3) nor a range (0-3)")
+        if int(ends[0]) > int(ends[1]):
+            raise ValueError(f"in which {part.strip()!r} runs backwards")
+        ranks.update(range(int(ends[0]), int(ends[1]) + 1))
+    return tuple(sorted(ranks))
+
+
 def _devices(raw: Raw) -> DeviceSpec:
     if isinstance(raw, Mapping):
         raise ValueError("which is a map, not a count or a list of indices")
@@ -191,15 +209,15 @@ class Settings:
     """The table of all settings; an instance holds one resolved value for each."""
 
     device = Setting(
-        _choice("cpu", "cuda", "mps"),
+        _choice("cpu", "cuda", "gpu", "mps"),
         AUTO,
-        "where the script computes",
-        choices=("auto", "cpu", "cuda", "mps"),
+        "where the script computes; gpu is cuda, or mps on a Mac",
+        choices=("auto", "cpu", "cuda", "gpu", "mps"),
     )
     devices = Setting[DeviceSpec](
         _devices,
         ALL,
-        "which GPUs: a count (2), indices (0,2), or all",
+        "which GPUs: a count (2), a list (0,2 or 0-3), ^2 (all but 2), UUIDs, idle:2, or all",
         metavar="SPEC",
     )
     num_processes = Setting(
@@ -215,6 +233,12 @@ class Settings:
         "no",
         "precision of the forward pass",
         choices=("no", "fp16", "bf16"),
+    )
+    mps_fallback = Setting(
+        _choice("on", "strict"),
+        AUTO,
+        "operators that MPS lacks: computed on the CPU (on), or an error (strict)",
+        choices=("auto", "on", "strict"),
     )
     gradient_accumulation_steps = Setting(
         Count(1), 1, "micro-batches for each optimizer step", metavar="N"
@@ -255,12 +279,35 @@ class Settings:
         metavar="S",
         of_launch_only=True,
     )
+    hang_timeout = Setting[int | None](
+        Count(1),
+        None,
+        "seconds without any progress of the ranks after which the run is ended, with all stacks",
+        metavar="S",
+        of_launch_only=True,
+        needs_launcher=True,
+    )
     log_dir = Setting[str | None](
         _path,
         None,
         "folder that keeps one log file for each process",
         metavar="DIR",
         needs_launcher=True,
+    )
+    ranks = Setting[tuple[int, ...] | None](
+        _ranks,
+        None,
+        "ranks whose output is shown on the console: 0,3 or 0-3 or all",
+        metavar="0,3",
+    )
+    debug_rank = Setting[int | None](
+        Count(0),
+        None,
+        "rank that gets the terminal, for breakpoint() and pdb; the others are silent, and torch's "
+        "default timeouts are suspended, but not those that the script itself gives. Ctrl-C "
+        "interrupts the rank; twice within a second, it ends the run",
+        metavar="R",
+        of_launch_only=True,
     )
     start_method = Setting(
         _choice("fork", "exec"),

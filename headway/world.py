@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from headway.contract import Ranks, read_ranks
 from headway.errors import LaunchError, MachineError, UsageError
+from headway.machine import detect_machine
 
 
 class DistributedType(str, Enum):
@@ -47,13 +48,15 @@ class World(NamedTuple):
         return DistributedType.MULTI_CPU
 
 
-def join_world(device: str) -> World:
+def join_world(device: str, gpu: int | None = None) -> World:
     """Choose this rank's device, and form the process group when there are several ranks.
 
     A group that exists already (from another `Accelerator`, or from the script) is used as it is.
 
     Args:
-        device: `cpu`, `cuda`, `mps`, or `auto` for the best that every rank can have.
+        device: `cpu`, `cuda`, `mps`, `gpu` for one of these two, or `auto` for the best that every
+            rank can have.
+        gpu: index of the GPU to use in place of the local rank's own.
 
     Raises:
         MachineError: the device is not there, or there are fewer than this machine's ranks need.
@@ -65,7 +68,7 @@ def join_world(device: str) -> World:
         ranks = Ranks(
             dist.get_rank(), dist.get_rank(), dist.get_world_size(), dist.get_world_size()
         )
-    world = World(_device_of(ranks, device), ranks)
+    world = World(_device_of(ranks, device, gpu), ranks)
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     if ranks.world_size > 1:
@@ -104,22 +107,35 @@ def barrier(device: torch.device) -> None:
         dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
 
 
-def _device_of(ranks: Ranks, asked: str) -> torch.device:
-    name = _best_device(ranks) if asked == "auto" else asked
+def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
+    name = _best_device(ranks) if asked in ("auto", "gpu") else asked
+    if asked == "gpu" and name == "cpu":
+        raise MachineError(
+            f"device is 'gpu', but this machine has none: {detect_machine().best_device()[1]}",
+            where="device 'gpu'",
+            fix="choose `--device auto`, or `--cpu`",
+        )
     if name == "cuda":
+        index = ranks.local_rank if gpu is None else gpu
         count = torch.cuda.device_count()
-        if ranks.local_rank >= count:
+        if index >= count:
+            why = f" ({detect_machine().why_no_gpu})" if not count else ""
             raise MachineError(
-                f"local rank {ranks.local_rank} has no GPU of its own: torch sees {count} here",
+                f"local rank {ranks.local_rank} has no GPU of its own: torch sees {count} here"
+                f"{why}",
                 where=f"device {asked!r}, LOCAL_WORLD_SIZE={ranks.local_world_size}",
                 fix="start as many processes as there are GPUs, or train with `--cpu`",
             )
-        return torch.device("cuda", ranks.local_rank)
+        return torch.device("cuda", index)
     if name == "mps" and not torch.backends.mps.is_available():
+        machine = detect_machine()
+        reason = "torch finds no Apple GPU that it can use here"
+        if not machine.mps:
+            reason += f": {machine.mps_reason}"
         raise MachineError(
-            "device is 'mps', but torch finds no Apple GPU that it can use here",
+            f"device is 'mps', but {reason}",
             where="device 'mps'",
-            fix="choose `--device cpu`, or install an arm64 Python and torch on Apple silicon",
+            fix=machine.mps_fix or "choose `--device cpu`, or `pip install -U torch` on a Mac",
         )
     return torch.device(name)
 
@@ -127,8 +143,9 @@ def _device_of(ranks: Ranks, asked: str) -> torch.device:
 def _best_device(ranks: Ranks) -> str:
     if torch.cuda.is_available():
         return "cuda"
-    if ranks.world_size == 1 and torch.backends.mps.is_available():
-        return "mps"  # one process only: ranks cannot form a group on MPS
+    # one process only: ranks cannot form a group on MPS
+    if ranks.world_size == 1 and torch.backends.mps.is_available() and detect_machine().mps:
+        return "mps"
     return "cpu"
 
 

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -22,14 +22,19 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from headway.errors import LaunchError, WorkerFailed
+from headway.cgroups import count_memory_kills
+from headway.errors import ConfigError, LaunchError, WorkerFailed
 from headway.launcher import rendezvous
+from headway.launcher.console import Console
+from headway.launcher.debugging import CtrlC, lent_terminal
 from headway.launcher.failures import STOPPED_AND_SAVED, Failure, RankExit, find_failure
+from headway.launcher.hang import Hang, blame
 from headway.launcher.output import Output
 from headway.launcher.plan import LOOPBACK, LaunchPlan
 from headway.launcher.ranks import NoLogs, RankProcesses
 from headway.launcher.starter import Starter
-from headway.machine import count_memory_kills
+from headway.launcher.supervision import refuse_missing_ranks
+from headway.launcher.watch import Watch
 from headway.profile import shown
 
 # what torch's agent logs about a stop is said here in one line of our own
@@ -37,38 +42,50 @@ _torch_log = logging.getLogger("torch.distributed.elastic")
 _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
-_STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-_USER_SIGNALS = ("SIGUSR1", "SIGUSR2")
+_STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_PASSED_ON = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that has the terminal
 _ENDED_BY_INTERRUPT = 130
 
 
-def supervise(plan: LaunchPlan, starter: Starter) -> int:
+def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
     """Run all ranks of this machine to their end and return the launcher's exit code.
 
     Args:
         plan: the launch.
         starter: starts the ranks.
+        colored: a terminal may be given colours.
 
     Raises:
         WorkerFailed: a rank failed; the error's exit code is the rank's.
         LaunchError: the ranks could not be started, or another machine failed.
+        ConfigError: a rank is to be shown that no machine has.
     """
+    settings = plan.settings
     folder = _log_folder(plan)
-    output = Output(
-        prefixed=plan.settings.num_processes * plan.settings.num_machines > 1, folder=folder
+    is_debugged = settings.debug_rank is not None
+    console = Console(
+        prefixed=settings.num_processes * settings.num_machines > 1,
+        colored=colored,
+        ranks=() if is_debugged else settings.ranks,
     )
+    output = Output(console, folder=folder)
+    watch = Watch(None if is_debugged else settings.hang_timeout, lambda: output.heard_at)
     handler = _rendezvous_handler(plan)
-    agent = Agent(plan, starter, handler, output)
+    agent = Agent(plan, starter, handler, output, watch)
     stopped_by = None
     try:
-        with _signals(agent):
+        with lent_terminal() if is_debugged else nullcontext(), _signals(agent):
             agent.run()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
     except _InVain:
         pass
+    except ConfigError:
+        handler.announce_failure()
+        raise
     finally:
         output.close()
+        watch.close()
         if stopped_by is not None or any(end.is_failure for end in agent.exits):
             handler.announce_failure()
         handler.shutdown()
@@ -92,6 +109,7 @@ class Agent(LocalElasticAgent):
         starter: Starter,
         handler: rendezvous.FixedRendezvous,
         output: Output,
+        watch: Watch,
     ) -> None:
         spec = WorkerSpec(
             role="headway",
@@ -99,15 +117,18 @@ class Agent(LocalElasticAgent):
             rdzv_handler=handler,
             entrypoint=plan.program.name,
             max_restarts=plan.settings.max_restarts,
+            monitor_interval=0.001,  # the ranks wait for the next end by themselves
         )
         super().__init__(spec, NoLogs(), shutdown_timeout=plan.settings.grace_period_s)
         self._plan = plan
         self._starter = starter
         self._handler = handler
         self.output = output
+        self.watch = watch
         self._ranks: RankProcesses | None = None
-        self._last_failure: Failure | None = None
+        self._last_failure: Failure | Hang | None = None
         self._kills_before = count_memory_kills()
+        self._ctrl_c = CtrlC()
 
     @property
     def exits(self) -> list[RankExit]:
@@ -119,7 +140,17 @@ class Agent(LocalElasticAgent):
         if self._ranks:
             self._ranks.hurry()
 
+    def passes_on_interrupt(self) -> bool:
+        """Let a Ctrl-C be the debugged rank's, but not a second one, which also ends all grace."""
+        if self._ranks is None or self._plan.settings.debug_rank is None:
+            return False
+        if self._ctrl_c.is_second():
+            self._ranks.hurry()
+            return False
+        return self._ranks.interrupt_debugged()
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        refuse_missing_ranks(self._plan.settings, worker_group.workers[0].world_size)
         attempt = self._handler.round
         if attempt > 0:
             self._say_restart(attempt)
@@ -127,12 +158,15 @@ class Agent(LocalElasticAgent):
             worker.local_rank: _rank_environment(worker_group, worker, attempt)
             for worker in worker_group.workers
         }
+        self.watch.begin_attempt()
         self._ranks = self._pcontext = RankProcesses(
             self._starter,
             envs,
             self.output,
+            self.watch,
             attempt,
             tells_its_end=self._plan.program.kind != "program",
+            debug_rank=self._plan.settings.debug_rank,
         )
         self._ranks.start()
         return self._ranks.pids()
@@ -142,15 +176,21 @@ class Agent(LocalElasticAgent):
         if self._ranks:
             self._ranks.forward(number)
 
-    def find_failure(self) -> Failure | None:
+    def find_failure(self) -> Failure | Hang | None:
         """Return how the last attempt failed on this machine, None if it did not."""
+        if self.watch.hang is not None:
+            return self.watch.hang
         kills = count_memory_kills() - self._kills_before
         return find_failure(
             self.exits,
             ranks=[worker.global_rank for worker in self._worker_group.workers],
             world_size=self._worker_group.workers[0].world_size,
             evidence=f" (the kernel's memory killer struck {kills} times)" if kills else "",
-            last_lines={end.rank: self.output.tail(end.rank) for end in self.exits},
+            last_lines={
+                end.rank: self.watch.crash_stack(end.rank) or self.output.tail(end.rank)
+                for end in self.exits
+            },
+            parted=blame(self._ranks.statements) if self._ranks else (),
         )
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -227,12 +267,15 @@ def _log_folder(plan: LaunchPlan) -> str | None:
 
 @contextmanager
 def _signals(agent: Agent) -> Iterator[None]:
-    """Turn the first stop signal into torch's SignalException and let a second one end all grace;
-    send the user's signals on to the ranks. A SIGHUP that is ignored already (nohup) stays so.
+    r"""Turn the first stop signal into torch's SignalException and let a second one end all grace;
+    print stacks on SIGQUIT, which is what the terminal's Ctrl-\ sends; send others on to the ranks.
+    A SIGHUP that is ignored already (nohup) stays so.
     """
     seen: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT and not seen and agent.passes_on_interrupt():
+            return
         seen.append(number)
         if len(seen) > 1:
             agent.hurry()
@@ -242,8 +285,12 @@ def _signals(agent: Agent) -> Iterator[None]:
     def forward(number: int, _: FrameType | None) -> None:
         agent.forward(number)
 
+    def show_stacks(*_: object) -> None:
+        agent.watch.ask()
+
     before = {}
-    for names, handler in ((_STOP_SIGNALS, stop), (_USER_SIGNALS, forward)):
+    handlers = ((_STOP_SIGNALS, stop), (_PASSED_ON, forward), (("SIGQUIT",), show_stacks))
+    for names, handler in handlers:
         for name in names:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) != signal.SIG_IGN:
@@ -266,7 +313,9 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
     if stopped_by is not None:
         print(f"headway: stopped by {stopped_by.name}", file=sys.stderr)
         return failure.exit_code
-    where = f"process {failure.first.pid} on {socket.gethostname()}"
+    where = socket.gethostname()
+    if isinstance(failure, Failure):
+        where = f"process {failure.first.pid} on {where}"
     if folder is not None:
         with open(os.path.join(folder, "failure.json"), "w", encoding="utf-8") as file:
             json.dump(failure.as_json(), file, indent=2)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from headway.launcher.plan import LOOPBACK, RANK_VARIABLES, LaunchPlan
+from headway.launcher.failures import ranges
+from headway.launcher.plan import LOOPBACK, LaunchPlan
+from headway.launcher.variables import RANK_VARIABLES
 from headway.settings import TABLE, Settings, Value
 
 
@@ -56,10 +58,14 @@ def summary(plan: LaunchPlan) -> str:
     )
     each = " each" if settings.num_processes > 1 else ""
     parts.append(_counted(settings.threads_per_process, "thread", "threads") + each)
+    if plan.supervised is not None and settings.debug_rank is not None:
+        parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice ends the run)")
     return f"{plan.program.name}: {', '.join(parts)}"
 
 
 def _how(plan: LaunchPlan) -> tuple[str, str]:
+    if plan.in_process:
+        return "in this interpreter", "flag --in-process"
     if plan.supervised is None:
         return "exec", "the script replaces the launcher"
     return "torch's elastic agent", plan.supervised
@@ -79,6 +85,8 @@ def _shown(value: object) -> str:
         return "-"
     if isinstance(value, dict):
         return " ".join(f"{name}={text}" for name, text in value.items())
+    if type(value) is tuple:  # ranks
+        return ranges(value)
     return str(value)
 
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from headway.contract import Crash
+from headway.status import Crash
 
 STOPPED_AND_SAVED = 75
 """A rank's exit code for: stopped by request, state saved, run me again. No failure."""
@@ -17,6 +17,12 @@ _MEMORY_ADVICE = (
     "the device's memory is full: make the batch smaller (and gradient_accumulation_steps larger, "
     "so that an optimizer step sees as many samples as before)"
 )
+_PYTORCH_ISSUES = "https://github.com/pytorch/pytorch/issues"
+_MPS_LACKS_IT = (
+    "let the CPU compute this operator: --mps-fallback on; it can be asked for at "
+    f"{_PYTORCH_ISSUES}"
+)
+_MPS_FAILED = f"try --cpu; where only MPS fails, report it to PyTorch: {_PYTORCH_ISSUES}"
 
 
 class RankExit(NamedTuple):
@@ -45,11 +51,14 @@ class Failure(NamedTuple):
     world_size: int
     evidence: str  # what else is known: the kernel's memory killer
     last_lines: tuple[str, ...]  # of the first rank's output
+    parted: tuple[str, ...] = ()  # who kept the failed rank waiting, and where they all were
 
     @property
     def cause(self) -> str:
         """One sentence: which rank failed, and of what."""
         first = self.first
+        if self.parted:
+            return self.parted[0]
         whose = f"rank {first.rank}" + (f" of {self.world_size}" if self.world_size > 1 else "")
         if first.crash is not None:
             return f"{whose} failed with {first.crash.kind}"
@@ -64,25 +73,33 @@ class Failure(NamedTuple):
     def aftermath(self) -> str:
         """What the other ranks did, in a few words."""
         words = ""
+        if self.parted and self.first.crash is not None:
+            return f"; rank {self.first.rank} then failed with {self.first.crash.kind}"
         if self.alike:
-            words += f"; so did {_named(self.alike)}"
+            words += f"; so did {named(self.alike)}"
         if self.victims:
-            words += f"; {_named(self.victims)} stopped after rank {self.first.rank} failed"
+            words += f"; {named(self.victims)} stopped after rank {self.first.rank} failed"
         return words
 
     @property
     def details(self) -> str:
         """The failed rank's traceback, or its last lines where there is none."""
         if self.first.crash is not None:
-            return self.first.crash.traceback.rstrip()
+            return "\n".join([self.first.crash.traceback.rstrip(), *self.parted[1:]])
         return "\n".join(self.last_lines[-_MOST_LINES:])
 
     @property
     def fix(self) -> str:
         """What to do next."""
         crash = self.first.crash
+        if self.parted:
+            return "have every rank enter the same collectives in the same order"
         if crash is not None and is_out_of_memory(crash):
             return _MEMORY_ADVICE
+        if crash is not None and "not currently implemented for the MPS device" in crash.message:
+            return _MPS_LACKS_IT
+        if crash is not None and "MPS" in crash.message:
+            return _MPS_FAILED
         if "memory killer" in self.evidence:
             return "use less memory on this machine: fewer processes, loader workers or samples"
         if self.first.code == -signal.SIGSEGV:
@@ -107,12 +124,15 @@ class Failure(NamedTuple):
             "exception": None if self.first.crash is None else self.first.crash._asdict(),
             "victims": list(self.victims),
             "last_lines": list(self.last_lines),
+            "parted": list(self.parted),
             "fix": self.fix,
         }
 
-    def is_repeat_of(self, earlier: Failure | None) -> bool:
+    def is_repeat_of(self, earlier: object) -> bool:
         """True when the same exception came at the same place again, so that retrying is vain."""
-        if earlier is None or self.first.crash is None or earlier.first.crash is None:
+        if not isinstance(earlier, Failure):
+            return False
+        if self.first.crash is None or earlier.first.crash is None:
             return False
         ours, theirs = self.first.crash, earlier.first.crash
         return ours.traceback == theirs.traceback
@@ -125,6 +145,7 @@ def find_failure(
     world_size: int,
     evidence: str = "",
     last_lines: Mapping[int, Sequence[str]] | None = None,
+    parted: Sequence[str] = (),
 ) -> Failure | None:
     """Return the first failure among `exits`, or None when no rank failed.
 
@@ -138,6 +159,7 @@ def find_failure(
         world_size: ranks on all machines.
         evidence: of the kernel's memory killer.
         last_lines: by rank, the end of its output.
+        parted: how the ranks' ways parted; told where the first failure is one of communication.
     """
     ended = sorted(exits, key=lambda end: end.time)
     failures = [end for end in ended if end.is_failure]
@@ -160,6 +182,7 @@ def find_failure(
         world_size=world_size,
         evidence=evidence if first.code == -signal.SIGKILL else "",
         last_lines=tuple((last_lines or {}).get(first.rank, ())),
+        parted=tuple(parted) if first.crash and is_of_communication(first.crash) else (),
     )
 
 
@@ -171,14 +194,16 @@ def _is_alike(end: RankExit, first: RankExit) -> bool:
     return (end.crash.kind, end.crash.message) == (first.crash.kind, first.crash.message)
 
 
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
-
-
 def is_out_of_memory(crash: Crash) -> bool:
     """True for torch's errors of a full device: CUDA's class, and the words of MPS and the CPU."""
     words = ("out of memory", "can't allocate memory")
     return crash.kind == "OutOfMemoryError" or any(word in crash.message for word in words)
+
+
+def is_of_communication(crash: Crash) -> bool:
+    """True for an error of gloo's or NCCL's, whose cause is what another rank does."""
+    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+    return any(word in crash.message for word in words)
 
 
 def signal_name(number: int) -> str:
@@ -203,3 +228,8 @@ def ranges(ranks: Iterable[int]) -> str:
         else:
             parts.append([rank])
     return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Return rank 3, or ranks 0, 2-7."""
+    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"

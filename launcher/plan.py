@@ -1,7 +1,7 @@
 """Resolved settings + a machine -> a frozen LaunchPlan. Pure: no I/O, no torch.
 
-Everything that cannot be honoured is refused here, with all reasons at once; nothing is changed
-quietly.
+Everything that cannot be honoured is refused, with all reasons at once (`checks`); nothing is
+changed quietly.
 """
 
 from __future__ import annotations
@@ -9,28 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headway import contract
-from headway.contract import RunContract
-from headway.errors import ConfigError, MachineError, Problem
-from headway.machine import Machine
-from headway.resolve import threads_given_by
-from headway.settings import TABLE, Origin, Settings, Value
-
-RANK_VARIABLES = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
-    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
-    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
+from headway.errors import ConfigError, MachineError
+from headway.launcher.checks import contradictions, impossible_here, notes
+from headway.launcher.supervision import (
+    contradictions_in_process,
+    contradictions_of_ranks,
+    notes_on_supervision,
+    why_supervised,
 )
-"""torch's names for a process's place in the group; the launcher alone sets them."""
-
-_SETTING_OF = {
-    "ACCELERATE_USE_CPU": "device",
-    "ACCELERATE_MIXED_PRECISION": "mixed_precision",
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
-    "CUDA_VISIBLE_DEVICES": "devices",
-}
-"""Variables that follow from a setting, and may not be set beside it."""
+from headway.launcher.variables import variables_of
+from headway.machine import Machine
+from headway.settings import Settings, Value
 
 LOOPBACK = "127.0.0.1"
 
@@ -57,6 +46,7 @@ class LaunchPlan(NamedTuple):
     settings: Settings
     gpus: tuple[int, ...]  # indices among the visible GPUs, one for each process
     supervised: str | None  # why a launcher stays beside the script; None: the script replaces it
+    in_process: bool  # nor replaces it: the script runs in the launcher's interpreter
     environment: Mapping[str, Value]  # what changes; a value of None means removed
     notes: tuple[str, ...]
 
@@ -74,6 +64,7 @@ def build_plan(
     python: str,
     environ: Mapping[str, str],
     supervise: bool = False,
+    in_process: bool = False,
 ) -> LaunchPlan:
     """Return the plan of one launch.
 
@@ -84,310 +75,33 @@ def build_plan(
         python: the interpreter that runs it.
         environ: what the processes would inherit.
         supervise: keep the launcher beside a single process.
+        in_process: run a single process in this interpreter.
 
     Raises:
         ConfigError: settings contradict each other.
         MachineError: this machine cannot do what they ask.
     """
-    contradicting = contradictions(settings)
-    impossible = _impossible_here(settings, machine)
-    if contradicting or impossible:
-        raise (ConfigError if contradicting else MachineError).of(contradicting + impossible)
-    gpus = _selected_gpus(settings, machine)[: settings.num_processes]
-    supervised = _why_supervised(settings, supervise)
+    wrong = contradictions(settings) + contradictions_of_ranks(settings)
+    if in_process:
+        wrong += contradictions_in_process(settings, program, supervise)
+    impossible = impossible_here(settings, machine)
+    if wrong or impossible:
+        raise (ConfigError if wrong else MachineError).of(wrong + impossible)
+    gpus: tuple[int, ...] = ()
+    if settings.device == "cuda":
+        selected = settings.devices.select(machine.visible_gpus).indices
+        gpus = selected[: settings.num_processes]
+    supervised = why_supervised(settings, supervise)
     return LaunchPlan(
         program=program,
         python=python,
         settings=settings,
         gpus=gpus,
         supervised=supervised,
-        environment=_environment(settings, machine, gpus, supervised, environ),
-        notes=tuple(_notes(settings)),
-    )
-
-
-def _selected_gpus(settings: Settings, machine: Machine) -> tuple[int, ...]:
-    if settings.device != "cuda":
-        return ()
-    return settings.devices.select(len(machine.visible_gpus))
-
-
-def _said(settings: Settings, *names: str) -> bool:
-    """True when somebody set all of these, rather than a default or a detection."""
-    return all(settings.origin(name).layer not in ("default", "detected") for name in names)
-
-
-def _where(settings: Settings, *names: str) -> str:
-    return "; ".join(f"{name}: {settings.origin(name)}" for name in names)
-
-
-def contradictions(settings: Settings) -> list[Problem]:
-    """Return what cannot be true at once on any machine."""
-    problems = []
-    device, processes = settings.device, settings.num_processes
-    if device == "cpu" and settings.mixed_precision == "fp16":
-        problems.append(
-            Problem(
-                "mixed_precision is 'fp16', but on a CPU only bf16 is supported",
-                _where(settings, "mixed_precision", "device"),
-                "set `mixed_precision: bf16`, or pass --mixed-precision bf16",
-            )
-        )
-    if device != "cuda" and _said(settings, "devices"):
-        problems.append(
-            Problem(
-                f"devices is {str(settings.devices)!r}, but it selects GPUs, "
-                f"and device is {device!r}",
-                _where(settings, "devices", "device"),
-                "for several CPU ranks set num_processes; for GPUs set `device: cuda`",
-            )
-        )
-    if device == "cuda" and _said(settings, "devices", "num_processes"):
-        selected = settings.devices.select(processes)
-        if len(selected) != processes:
-            problems.append(
-                Problem(
-                    f"devices selects {len(selected)} GPUs ({settings.devices.reading()}), "
-                    f"but num_processes is {processes}",
-                    _where(settings, "devices", "num_processes"),
-                    "leave one of the two out, or make them agree",
-                )
-            )
-    problems += _contradictions_of_machines(settings)
-    for name in settings.env:
-        if name in RANK_VARIABLES or name == contract.VARIABLE:
-            problems.append(
-                Problem(
-                    f"env sets {name}, which the launcher sets for each process",
-                    _where(settings, "env"),
-                    f"remove {name} from `env`",
-                )
-            )
-        if name in _SETTING_OF:
-            problems.append(
-                Problem(
-                    f"env sets {name}, which follows from the setting {_SETTING_OF[name]}",
-                    _where(settings, "env", _SETTING_OF[name]),
-                    f"set {_SETTING_OF[name]} instead",
-                )
-            )
-    if "OMP_NUM_THREADS" in settings.env and _said(settings, "threads_per_process"):
-        problems.append(
-            Problem(
-                f"threads_per_process is {settings.threads_per_process}, but env sets "
-                f"OMP_NUM_THREADS={settings.env['OMP_NUM_THREADS']}",
-                _where(settings, "threads_per_process", "env"),
-                "leave one of the two out",
-            )
-        )
-    return problems
-
-
-def _contradictions_of_machines(settings: Settings) -> list[Problem]:
-    machines, rank = settings.num_machines, settings.machine_rank
-    if rank >= machines:
-        return [
-            Problem(
-                f"machine_rank is {rank}, but with num_machines {machines} "
-                + (f"it is from 0 to {machines - 1}" if machines > 1 else "the only machine is 0"),
-                _where(settings, "machine_rank", "num_machines"),
-                "give every machine its own rank, counted from 0, and the same num_machines",
-            )
-        ]
-    if machines > 1 and settings.main_address is None:
-        return [
-            Problem(
-                f"num_machines is {machines}, but nobody says where machine 0 is",
-                _where(settings, "num_machines"),
-                "pass --main-address with the name or IP address of machine 0, on every machine",
-            )
-        ]
-    return []
-
-
-def _impossible_here(settings: Settings, machine: Machine) -> list[Problem]:
-    if settings.device == "mps":
-        return _impossible_on_mps(settings, machine)
-    if settings.device == "cuda":
-        return _impossible_on_cuda(settings, machine)
-    return []
-
-
-def _impossible_on_mps(settings: Settings, machine: Machine) -> list[Problem]:
-    if not machine.mps:
-        return [
-            Problem(
-                f"device is 'mps', but this machine has none: {machine.mps_reason}",
-                _where(settings, "device"),
-                "set `device: auto`, or pass --cpu",
-            )
-        ]
-    if settings.num_processes * settings.num_machines > 1:
-        return [
-            Problem(
-                f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
-                "but MPS is one device in one process, without a process group",
-                _where(settings, "num_processes", "num_machines", "device"),
-                f"use one process, or CPU ranks: --cpu --num-processes {settings.num_processes}",
-            )
-        ]
-    return []
-
-
-def _impossible_on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
-    visible = machine.visible_gpus
-    if not visible:
-        hidden = f"CUDA_VISIBLE_DEVICES={machine.cuda_visible_devices!r} hides them"
-        reason = hidden if machine.gpus else machine.gpus_reason
-        return [
-            Problem(
-                f"device is 'cuda', but this machine shows no GPU: {reason}",
-                _where(settings, "device"),
-                "unset CUDA_VISIBLE_DEVICES"
-                if machine.gpus
-                else "set `device: auto`, or pass --cpu",
-            )
-        ]
-    problems = []
-    exists = ", ".join(f"{index} {gpu.name}" for index, gpu in enumerate(visible))
-    selected = settings.devices.select(len(visible))
-    missing = [index for index in selected if index >= len(visible)]
-    if missing:
-        problems.append(
-            Problem(
-                f"devices is {str(settings.devices)!r} ({settings.devices.reading()}), but this "
-                f"machine shows {machine.describe_gpus()}: {exists}",
-                _where(settings, "devices"),
-                "name GPUs that exist, or `devices: all`",
-            )
-        )
-    elif settings.num_processes > len(selected):
-        problems.append(
-            Problem(
-                f"num_processes is {settings.num_processes}, but this machine shows "
-                f"{machine.describe_gpus()}",
-                _where(settings, "num_processes", "device"),
-                f"--num-processes {len(selected)}, or CPU ranks: --cpu --num-processes "
-                f"{settings.num_processes}",
-            )
-        )
-    elif settings.mixed_precision == "bf16":
-        for index in selected[: settings.num_processes]:
-            gpu = visible[index]
-            if gpu.capability < (8, 0):
-                compute = "sm_" + "".join(map(str, gpu.capability))
-                problems.append(
-                    Problem(
-                        f"mixed_precision is 'bf16', but GPU {index} ({gpu.name}, {compute}) "
-                        "has no bf16",
-                        _where(settings, "mixed_precision"),
-                        "set `mixed_precision: fp16`, or pass --mixed-precision fp16",
-                    )
-                )
-                break
-    return problems
-
-
-def _why_supervised(settings: Settings, supervise: bool) -> str | None:
-    if settings.num_processes > 1:
-        return f"num_processes is {settings.num_processes}"
-    if settings.num_machines > 1:
-        return f"num_machines is {settings.num_machines}"
-    for name, row in TABLE.items():
-        if row.needs_launcher and settings.values[name].value != row.default:
-            return f"{name} is {settings.values[name].value}"
-    return "--supervise" if supervise else None
-
-
-def _environment(
-    settings: Settings,
-    machine: Machine,
-    gpus: tuple[int, ...],
-    supervised: str | None,
-    environ: Mapping[str, str],
-) -> dict[str, Value]:
-    device = settings.device
-    changes = {
-        "HEADWAY_RUN": Value(
-            contract.encode(_contract(settings)), Origin("default", "the launcher")
+        in_process=in_process,
+        environment=variables_of(settings, machine, gpus, supervised, environ),
+        notes=(
+            *notes(settings, machine, supervised),
+            *notes_on_supervision(settings, program, supervised, in_process),
         ),
-        "ACCELERATE_USE_CPU": _from(settings, "device", str(device == "cpu").lower()),
-        "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": _from(settings, "gradient_accumulation_steps"),
-    }
-    threads = threads_given_by(settings.env) or threads_given_by(environ)
-    if threads is None or settings.origin("threads_per_process").layer != "detected":
-        changes["OMP_NUM_THREADS"] = _from(settings, "threads_per_process")
-    if device == "mps":
-        given = environ.get("PYTORCH_ENABLE_MPS_FALLBACK")
-        changes["PYTORCH_ENABLE_MPS_FALLBACK"] = _mps_fallback(given)
-    if device == "cpu" and machine.visible_gpus:
-        changes["CUDA_VISIBLE_DEVICES"] = _from(settings, "device", "")
-    if gpus and gpus != tuple(range(len(machine.visible_gpus))):
-        changes["CUDA_VISIBLE_DEVICES"] = _from(settings, "devices", _mask(gpus, machine))
-    stale = Origin("default", "of another launch around this one")
-    changes |= {name: Value(None, stale) for name in RANK_VARIABLES if name in environ}
-    if supervised is not None and not environ.get("PYTHONUNBUFFERED"):
-        changes["PYTHONUNBUFFERED"] = Value("1", Origin("default", "output passes through pipes"))
-    if supervised is not None and _is_local(settings):
-        changes |= _loopback_interfaces(settings, machine, environ)
-    for name in settings.env:
-        changes[name] = _from(settings, "env", settings.env[name])
-    return changes
-
-
-def _contract(settings: Settings) -> RunContract:
-    told = ("device", "mixed_precision", "gradient_accumulation_steps")
-    return RunContract(
-        device=settings.device,
-        mixed_precision=settings.mixed_precision,
-        gradient_accumulation_steps=settings.gradient_accumulation_steps,
-        origins={name: settings.origin(name).words for name in told},
-        flags=tuple(name for name in told if settings.origin(name).layer == "flag"),
     )
-
-
-def _from(settings: Settings, name: str, value: str | None = None) -> Value:
-    text = str(settings.values[name].value) if value is None else value
-    return Value(text, settings.origin(name))
-
-
-def _mps_fallback(given: str | None) -> Value:
-    """torch reads this once, as a number, when its library loads; any other text would crash it."""
-    if given is None:
-        return Value("1", Origin("default", "operators that MPS lacks run on the CPU"))
-    on = given.strip().lower() not in ("", "0", "false", "no", "off")
-    return Value(str(int(on)), Origin("environment", f"PYTORCH_ENABLE_MPS_FALLBACK={given}"))
-
-
-def _mask(gpus: tuple[int, ...], machine: Machine) -> str:
-    """Map indices through an existing CUDA_VISIBLE_DEVICES, never around it."""
-    if machine.cuda_visible_devices is None:
-        return ",".join(map(str, gpus))
-    tokens = [token.strip() for token in machine.cuda_visible_devices.split(",")]
-    return ",".join(tokens[index] for index in gpus)
-
-
-def _is_local(settings: Settings) -> bool:
-    """True when all ranks are on this machine, several agents on it included."""
-    address = settings.main_address or ""
-    return settings.num_machines == 1 or address == "localhost" or address.startswith("127.")
-
-
-def _loopback_interfaces(
-    settings: Settings, machine: Machine, environ: Mapping[str, str]
-) -> dict[str, Value]:
-    interface = "lo0" if machine.system == "Darwin" else "lo"
-    names = ["GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if settings.device == "cuda" else [])]
-    local = Value(interface, Origin("default", "all ranks are on this machine"))
-    return {name: local for name in names if name not in environ}
-
-
-def _notes(settings: Settings) -> list[str]:
-    """Return a named warning for what was set for this very launch and has no effect in it."""
-    notes = []
-    if settings.num_machines == 1:
-        for name in ("main_address", "main_port"):
-            if settings.origin(name).layer in ("flag", "environment"):
-                notes.append(f"{name} has no effect on one machine ({settings.origin(name)})")
-    return notes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,11 +22,15 @@ from torch.distributed.elastic.multiprocessing.api import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from headway.contract import Crash, decode_status
-from headway.launcher.failures import RankExit
+from headway.launcher import hang
+from headway.launcher.failures import RankExit, is_of_communication
+from headway.launcher.hang import Statement
 from headway.launcher.output import Output
 from headway.launcher.starter import Ended, Starter, cannot_start
+from headway.launcher.watch import Watch
+from headway.status import Crash
 
+_NOTICE_OTHERS_S = 0.25  # while no rank ends here, look at the other machines, and for a hang
 _VICTIM_GRACE_S = 5  # for ranks that stop because another one failed
 
 
@@ -35,9 +40,11 @@ class RankProcesses(PContext):
     Args:
         starter: starts the processes and reports their ends.
         envs: by local rank, the variables that differ from rank to rank; RANK is among them.
-        output: reads the ranks' pipes.
+        output: reads what the ranks write.
+        watch: reads what they say about themselves.
         attempt: 0, and one more for each restart.
         tells_its_end: the program is Python, and says when it comes to its own end.
+        debug_rank: the rank that has the launcher's own terminal.
     """
 
     def __init__(
@@ -45,8 +52,10 @@ class RankProcesses(PContext):
         starter: Starter,
         envs: Mapping[int, dict[str, str]],
         output: Output,
+        watch: Watch,
         attempt: int,
         tells_its_end: bool,
+        debug_rank: int | None,
     ) -> None:
         super().__init__(
             name="headway",
@@ -57,12 +66,14 @@ class RankProcesses(PContext):
         )
         self._starter = starter
         self._output = output
+        self._watch = watch
         self._attempt = attempt
         self._tells_its_end = tells_its_end
+        self._debug_rank = debug_rank
         self._local_ranks: dict[int, int] = {}  # by pid
-        self._status: dict[int, int] = {}  # by local rank, the status pipe's reading end
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
+        self.statements: list[Statement] = []  # where all were when communication failed
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
 
     def start(self) -> None:
@@ -73,9 +84,16 @@ class RankProcesses(PContext):
         return {local_rank: pid for pid, local_rank in self._local_ranks.items()}
 
     def _start(self) -> None:
+        ranks = {local_rank: int(env["RANK"]) for local_rank, env in self.envs.items()}
+        self._output.begin(self._attempt, ranks.values())
         for local_rank, env in self.envs.items():
+            rank = ranks[local_rank]
             try:
-                streams = _Streams(is_first=env["RANK"] == "0")
+                streams = _Streams(
+                    has_stdin=rank == (self._debug_rank or 0),
+                    is_debugged=rank == self._debug_rank,
+                    is_prefixed=env["WORLD_SIZE"] != "1",
+                )
             except OSError as error:
                 raise cannot_start(error) from None
             try:
@@ -84,8 +102,8 @@ class RankProcesses(PContext):
                 for fd in streams.theirs:
                     os.close(fd)
             self._local_ranks[pid] = local_rank
-            self._status[local_rank] = streams.status
-            self._output.add(int(env["RANK"]), self._attempt, {1: streams.out, 2: streams.err})
+            self._output.add(rank, streams.pipes)
+            self._watch.add(rank, pid, streams.channel, streams.stacks)
 
     def _collect(self, timeout_s: float = 0) -> None:
         """Note the ranks that have ended, after waiting at most `timeout_s` for the first."""
@@ -100,29 +118,42 @@ class RankProcesses(PContext):
             pass
 
     def _end_of(self, local_rank: int, ended: Ended) -> RankExit:
+        rank = int(self.envs[local_rank]["RANK"])
         end = RankExit(
-            rank=int(self.envs[local_rank]["RANK"]),
+            rank=rank,
             pid=ended.pid,
             code=ended.code,
             time=ended.time,
             was_stopping=ended.time > self._stopped_at,
             left_silently=self._tells_its_end,
         )
-        for record in decode_status(_read_all(self._status.pop(local_rank))):
+        for record in self._watch.end(rank, ended.code):
             if "crash" in record:
                 crash = Crash(**record["crash"])
-                end = end._replace(crash=crash, time=crash.time, left_silently=False)
-            elif "end" in record:
+                if is_of_communication(crash):  # the rank has not shown it
+                    self._output.note(rank, crash.traceback)
+                end = end._replace(
+                    crash=crash,
+                    time=crash.time,
+                    was_stopping=crash.time > self._stopped_at,
+                    left_silently=False,
+                )
+            else:
                 end = end._replace(time=record["end"], reason=record["reason"], left_silently=False)
         return end
 
     def _poll(self) -> RunProcsResult | None:
-        self._collect()
+        self._collect(timeout_s=_NOTICE_OTHERS_S if self._alive() else 0)
         failures = {
             local_rank: ProcessFailure(local_rank, end.pid, end.code, error_file="")
             for local_rank, end in self.exits.items()
             if end.is_failure
         }
+        if self._watch.hang is not None:  # torch wants a process to blame
+            failures = {
+                local_rank: ProcessFailure(local_rank, pid, hang.EXIT_CODE, error_file="")
+                for local_rank, pid in self.pids().items()
+            }
         if failures:
             return RunProcsResult(failures=failures)
         if len(self.exits) == self.nprocs:
@@ -132,9 +163,12 @@ class RankProcesses(PContext):
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         """Ask the living ranks to stop, wait, then end whatever is left in their sessions."""
         self._collect()
-        if any(end.is_failure for end in self.exits.values()):
+        failed = [end for end in self.exits.values() if end.is_failure]
+        if failed or self._watch.hang is not None:
             timeout = min(timeout, _VICTIM_GRACE_S)
         if self._stopped_at == float("inf"):
+            if any(end.crash and is_of_communication(end.crash) for end in failed):
+                self.statements = self._watch.statements()  # now, while the others still run
             self._stopped_at = time.time()
             self.forward(death_sig)
         self._kill_at = min(self._kill_at, time.monotonic() + timeout)
@@ -153,33 +187,51 @@ class RankProcesses(PContext):
 
     def forward(self, number: int) -> None:
         """Send a signal to the ranks that are alive, and not to what they have started."""
-        pids = self.pids()
         for local_rank in self._alive():
-            with suppress(ProcessLookupError):
-                os.kill(pids[local_rank], number)
+            self._send(local_rank, number)
+
+    def interrupt_debugged(self) -> bool:
+        """Send Ctrl-C to the debugged rank; False where none is alive."""
+        for local_rank in self._alive():
+            if int(self.envs[local_rank]["RANK"]) == self._debug_rank:
+                self._send(local_rank, signal.SIGINT)
+                return True
+        return False
+
+    def _send(self, local_rank: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pids()[local_rank], number)
 
     def _alive(self) -> list[int]:
         return [one for one in self._local_ranks.values() if one not in self.exits]
 
 
 class _Streams:
-    """The descriptors of a new rank: four that it gets, three that the launcher reads.
+    """The descriptors of a new rank: five that it gets, and those that the launcher reads.
 
-    Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does.
+    Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does. A rank that
+    is debugged has the launcher's own three streams instead, and rank 0 is then like any other.
     """
 
-    def __init__(self, is_first: bool) -> None:
+    def __init__(self, has_stdin: bool, is_debugged: bool, is_prefixed: bool) -> None:
+        self._margin = len("[0] ") if is_prefixed else 0
         self._opened: list[int] = []
+        self.pipes: dict[int, int] = {}  # 1 for stdout, 2 for stderr: the reading end
         try:
-            stdin = self._keep(os.dup(0) if is_first else os.open(os.devnull, os.O_RDONLY))[0]
-            self.out, out = self._channel(is_first and os.isatty(1))
-            self.err, err = self._channel(is_first and os.isatty(2))
-            self.status, status = self._keep(*os.pipe())
+            (stdin,) = self._keep(os.dup(0) if has_stdin else os.open(os.devnull, os.O_RDONLY))
+            if is_debugged:
+                out, err = self._keep(os.dup(1), os.dup(2))
+            else:
+                self.pipes[1], out = self._channel(has_stdin and os.isatty(1))
+                self.pipes[2], err = self._channel(has_stdin and os.isatty(2))
+            ours, theirs = socket.socketpair()
+            self.channel, channel = self._keep(ours.detach(), theirs.detach())
+            self.stacks, stacks = self._keep(*os.pipe())
         except OSError:
             for fd in self._opened:
                 os.close(fd)
             raise
-        self.theirs = (stdin, out, err, status)
+        self.theirs = (stdin, out, err, channel, stacks)
 
     def _channel(self, is_terminal: bool) -> tuple[int, int]:
         """Return the reading and the writing end of a pipe or a pseudo-terminal."""
@@ -194,7 +246,8 @@ class _Streams:
         modes[1] &= ~termios.OPOST  # the launcher's own terminal does that
         termios.tcsetattr(writing, termios.TCSANOW, modes)
         with suppress(termios.error, AttributeError):
-            termios.tcsetwinsize(writing, termios.tcgetwinsize(1))
+            rows, columns = termios.tcgetwinsize(1)
+            termios.tcsetwinsize(writing, (rows, max(columns - self._margin, 0)))
         return reading, writing
 
     def _keep(self, *fds: int) -> tuple[int, ...]:
@@ -212,14 +265,3 @@ class NoLogs(LogsSpecs):
     @property
     def root_log_dir(self) -> str:
         return ""
-
-
-def _read_all(fd: int) -> str:
-    """Return what stands in a pipe whose writer has ended, and close it."""
-    os.set_blocking(fd, False)
-    text = b""
-    with suppress(BlockingIOError):  # a child of the rank's may still hold the other end
-        while data := os.read(fd, 65536):
-            text += data
-    os.close(fd)
-    return text.decode(errors="replace")

@@ -12,6 +12,7 @@ import json
 import socket
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
@@ -30,6 +31,8 @@ BACKEND = "headway"
 JOIN_TIMEOUT_S = 600.0
 _OWN_KEYS = "headway/"  # the agents' keys; all others in the store are the ranks'
 _FAILED = _OWN_KEYS + "failed"
+_KNOWS = _OWN_KEYS + "machine_{}_knows"  # of the failure
+_HEARD_WITHIN_S = 2.0
 _POLL_S = 0.1
 _PATIENCE_S = 3.0  # silence before a line says whom we wait for
 
@@ -102,6 +105,7 @@ class FixedRendezvous(RendezvousHandler):
             return 0
         try:
             if self._server.check([_FAILED]):
+                self._server.set(_KNOWS.format(self.machine_rank), "1")
                 machine = self._server.get(_FAILED).decode()
                 raise LaunchError(
                     f"machine {machine} failed, so this one stopped too",
@@ -116,6 +120,7 @@ class FixedRendezvous(RendezvousHandler):
         """Tell the other machines that this one gives up."""
         if self._server is not None and self.num_machines > 1:
             try:
+                self._server.set(_KNOWS.format(self.machine_rank), "1")
                 if not self._server.check([_FAILED]):
                     self._server.set(_FAILED, str(self.machine_rank))
             except DistError:
@@ -131,6 +136,19 @@ class FixedRendezvous(RendezvousHandler):
         return self.run_id
 
     def shutdown(self) -> bool:
+        """Leave the other machines; machine 0 first lets them hear of a failure, for a while."""
+        deadline = time.monotonic() + _HEARD_WITHIN_S
+        with suppress(DistError):
+            while (
+                self._server is not None
+                and self.machine_rank == 0
+                and self._server.check([_FAILED])
+                and not self._server.check(
+                    [_KNOWS.format(rank) for rank in range(self.num_machines)]
+                )
+                and time.monotonic() < deadline
+            ):
+                time.sleep(0.05)
         self._server = None
         return True
 

@@ -1,4 +1,6 @@
-"""Carries a plan out: one process replaces the launcher, several run under the agent."""
+"""Carries a plan out: one process replaces the launcher, or runs in it; several run under the
+agent.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,9 @@ def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
         WorkerFailed: one of several failed.
     """
     environment = changed(plan, environ)
+    if plan.in_process:
+        run_in_process(plan, environment)
+        return 0
     if plan.supervised is None:
         replace_with_script(plan, environment)
     from headway.launcher.starter import Starter
@@ -31,9 +36,14 @@ def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
     try:
         from headway.launcher.agent import supervise
 
-        return supervise(plan, starter)
+        return supervise(plan, starter, colored=wants_color(environ))
     finally:
         starter.close()
+
+
+def wants_color(environ: Mapping[str, str]) -> bool:
+    """Obey no-color.org, and a terminal that knows no escape sequences."""
+    return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
 def changed(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -66,3 +76,23 @@ def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoR
         from headway.launcher.starter import cannot_start
 
         raise cannot_start(error) from None
+
+
+def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
+    """Run the script in this interpreter, where an IDE's debugger sees it.
+
+    Raises:
+        SystemExit: the script's own, or 1 after an unhandled exception has been shown.
+    """
+    import atexit
+
+    from headway.launcher import worker
+
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+    if not worker.is_path_safe():
+        del sys.path[0]  # where Python found `headway`; the script's own comes in its place
+    atexit.register(worker.last_of_all)
+    program = plan.program
+    worker.run_program(program.kind, program.name, program.args)

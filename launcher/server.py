@@ -2,8 +2,9 @@
 
 It is started before the launcher's own imports and works beside them. To fork ranks it imports
 torch once; it then has one thread of Python, no CUDA context, and a session of its own. Requests
-and answers are JSON over a socket; a request carries the rank's stdin, stdout, stderr and status
-pipe. When the launcher is gone, whatever became of it, everything below this process is ended.
+and answers are JSON over a socket; a request carries the rank's stdin, stdout, stderr, status
+channel and pipe of stacks. When the launcher is gone, whatever became of it, everything below this
+process is ended.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import warnings
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from headway.launcher import worker
+from headway.launcher import preloaded, witness, worker
 from headway.launcher.survival import adopt_orphans, die_with_parent, end_descendants
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -45,7 +46,7 @@ class Rank(NamedTuple):
     """A rank that was asked for."""
 
     env: dict[str, str]
-    fds: list[int]  # stdin, stdout, stderr, status
+    fds: list[int]  # stdin, stdout, stderr, status channel, stacks
 
 
 def main() -> None:
@@ -61,9 +62,12 @@ def main() -> None:
     if method == "fork":
         _warm_up()
     rank = _serve(server, job)
-    if rank is not None:
-        set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
-        worker.run_program(kind, name, args, rank.fds[3])
+    if rank is None:
+        os._exit(0)  # Python would spend a quarter of a second on taking torch apart
+    set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
+    witness.stand_by(*rank.fds[3:])
+    preloaded.hand_out_torch()
+    worker.run_program(kind, name, args)
 
 
 def _warm_up() -> None:
@@ -111,7 +115,7 @@ def _serve(server: socket.socket, job: Job) -> Rank | None:
 def _receive(server: socket.socket) -> Rank | None:
     fds = array.array("i")
     try:
-        message, ancillary, _, _ = server.recvmsg(2**20, socket.CMSG_LEN(4 * fds.itemsize))
+        message, ancillary, _, _ = server.recvmsg(2**20, socket.CMSG_LEN(5 * fds.itemsize))
     except OSError:
         return None
     for level, kind, data in ancillary:
@@ -134,10 +138,10 @@ def _fork() -> int:
 
 
 def _start_fresh(job: Job, rank: Rank) -> int:
-    stdin, stdout, stderr, status = rank.fds
+    stdin, stdout, stderr, *ours = rank.fds
     command = [job.name, *job.args]
     if job.method == "exec":
-        told = [str(os.getpid()), str(status), job.kind, *command]
+        told = [str(os.getpid()), *map(str, ours), job.kind, *command]
         command = [sys.executable, "-c", worker.boot("worker"), *told]
     try:
         process = subprocess.Popen(
@@ -146,7 +150,7 @@ def _start_fresh(job: Job, rank: Rank) -> int:
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            pass_fds=[status] if job.method == "exec" else [],
+            pass_fds=ours if job.method == "exec" else [],
             start_new_session=True,
         )
     except OSError as error:

@@ -73,12 +73,13 @@ class Starter:
         self._reader = threading.Thread(target=self._read, name="headway-starter", daemon=True)
         self._reader.start()
 
-    def start(self, env: Mapping[str, str], fds: tuple[int, int, int, int]) -> int:
+    def start(self, env: Mapping[str, str], fds: tuple[int, ...]) -> int:
         """Start one rank and return its pid.
 
         Args:
             env: the variables that differ from rank to rank.
-            fds: the rank's stdin, stdout, stderr and status pipe; the caller closes them.
+            fds: the rank's stdin, stdout, stderr, status channel and pipe of stacks; the caller
+                closes them.
 
         Raises:
             LaunchError: the server has ended.

@@ -16,14 +16,17 @@ import time
 import traceback
 import types
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from types import TracebackType
 from typing import NoReturn
 
-from headway.contract import Crash, encode_status
+from headway import status
+from headway.contract import read_run
 from headway.errors import HeadwayError
+from headway.launcher import witness
+from headway.launcher.failures import is_of_communication
 from headway.launcher.survival import die_with_parent
+from headway.status import Crash
 
 _HERE = os.path.dirname(__file__)
 
@@ -46,25 +49,31 @@ def boot(module: str) -> str:
 
 def main() -> None:
     """Run the program in this fresh interpreter, as the words say that the server wrote."""
-    server, status, kind, name, *args = sys.argv[1:]
+    server, channel, stacks, kind, name, *args = sys.argv[1:]
     die_with_parent(int(server))
-    os.set_inheritable(int(status), False)
+    for fd in (channel, stacks):
+        os.set_inheritable(int(fd), False)
     atexit.register(last_of_all)
-    run_program(kind, name, args, int(status))
+    witness.stand_by(int(channel), int(stacks))
+    run_program(kind, name, args)
 
 
-def run_program(kind: str, name: str, args: Sequence[str], status: int) -> None:
+def run_program(kind: str, name: str, args: Sequence[str]) -> None:
     """Run the user's program as `__main__`; the caller then lets the interpreter end as usual.
 
     Args:
         kind: `script` or `module`.
         name: the script's path, or the module's name.
         args: the program's own arguments.
-        status: the descriptor that status records are written to.
 
     Raises:
         SystemExit: the script's own, or 1 after an unhandled exception has been shown.
     """
+    run = read_run()
+    if run is not None and run.timeouts_suspended:
+        from headway.launcher.debugging import suspend_timeouts
+
+        suspend_timeouts()
     sys.argv = [name, *args]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
@@ -76,16 +85,16 @@ def run_program(kind: str, name: str, args: Sequence[str], status: int) -> None:
         else:
             _run_file(name, main)
     except SystemExit as stop:
-        _tell_end(status, stop)
+        _tell_end(stop)
         raise
     except BaseException as error:  # noqa: BLE001  it is shown, reported and obeyed
-        _fail(error, status)
-    _tell_end(status, None)
+        _fail(error)
+    _tell_end(None)
 
 
 def _run_file(path: str, main: types.ModuleType) -> None:
     file = os.path.abspath(path)
-    if not _is_path_safe():
+    if not is_path_safe():
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     main.__file__ = file
     main.__cached__ = None  # type: ignore[attr-defined]
@@ -96,7 +105,7 @@ def _run_file(path: str, main: types.ModuleType) -> None:
 
 
 def _run_module(name: str) -> None:
-    if not _is_path_safe():
+    if not is_path_safe():
         sys.path.insert(0, os.getcwd())
     run_module_as_main(name, alter_argv=True)
 
@@ -116,7 +125,8 @@ def run_module_as_main(name: str, alter_argv: bool) -> None:
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
 
 
-def _is_path_safe() -> bool:
+def is_path_safe() -> bool:
+    """True where Python was told to put no folder of the program's first (-P, -I)."""
     return bool(getattr(sys.flags, "safe_path", False))
 
 
@@ -125,13 +135,17 @@ def _is_source(path: str) -> bool:
         return b"\0" not in file.read(512)
 
 
-def _tell_end(status: int, stop: SystemExit | None) -> None:
+def _tell_end(stop: SystemExit | None) -> None:
     """Say that the program came to its own end: a rank that left by os._exit never says so."""
-    reason = stop.code if stop is not None and isinstance(stop.code, str) else ""
-    _write(status, encode_status({"end": time.time(), "reason": reason[:2000]}))
+    reason, place = "", "at the end of the script"
+    if stop is not None:
+        reason = stop.code[:2000] if isinstance(stop.code, str) else ""
+        frame = traceback.extract_tb(stop.__traceback__)[-1]
+        place = f"by sys.exit at {frame.filename}:{frame.lineno} in {frame.name}"
+    status.tell(end=time.time(), reason=reason, place=place, groups=witness.collectives())
 
 
-def _fail(error: BaseException, status: int) -> NoReturn:
+def _fail(error: BaseException) -> NoReturn:
     """Report an unhandled exception upward, show it as Python would, and end as Python would.
 
     What is the user's to mend (HeadwayError) is shown without our frames, and keeps its exit code.
@@ -146,15 +160,24 @@ def _fail(error: BaseException, status: int) -> NoReturn:
         message=str(error)[:2000],
         traceback="".join(lines)[-20000:],
     )
-    _write(status, encode_status({"crash": crash._asdict()}))
+    status.tell(crash=crash._asdict(), groups=witness.collectives())
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     if isinstance(error, KeyboardInterrupt):
         die_of_interrupt_at_the_end()
     elif ours:
         sys.stderr.writelines(lines)
-    else:
+    elif not (status.is_heard() and is_of_communication(crash) and _has_usual_hook()):
         sys.excepthook(type(error), error, shown)
     sys.exit(error.exit_code if isinstance(error, HeadwayError) else 1)
+
+
+def _has_usual_hook() -> bool:
+    """True where an exception would be shown in the usual way, or in torch's, which adds the rank.
+
+    One that only says that another rank is gone is then left to the launcher, which shows it once.
+    """
+    module = sys.excepthook.__module__ or ""
+    return module == "sys" or module.startswith("torch.")
 
 
 def _in_short(error: BaseException) -> list[str]:
@@ -192,8 +215,3 @@ def last_of_all() -> None:
         sys.stderr.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-
-
-def _write(fd: int, text: str) -> None:
-    with suppress(OSError):  # the launcher is gone
-        os.write(fd, text.encode())

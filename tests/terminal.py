@@ -12,16 +12,18 @@ from typing import Any
 import pexpect
 import pyte
 
+from tests.machines.recorded import FOLDER
+
 PATIENCE_S = 20
 
 ON_MACHINE = """
 import sys
-from headway.commands import config_ask, main
-from tests import interview_machines as machines
-config_ask.detect_machine = lambda: getattr(machines, sys.argv[1])
+from headway.commands import flags, main
+from headway.snapshot import load_machine
+flags.detect_machine = lambda *_, **__: load_machine(sys.argv[1])
 sys.exit(main.main(sys.argv[2:]))
 """
-"""Runs a command line as if on one of the recorded machines, which the first argument names."""
+"""Runs a command line as if on the recorded machine that the file in the first argument holds."""
 
 KEYS = {"up": "\x1b[A", "down": "\x1b[B", "esc": "\x1b", "ctrl-c": "\x03", "ctrl-d": "\x04"}
 
@@ -41,7 +43,7 @@ class Terminal:
         self.stream = pyte.ByteStream(self.screen)
         self.child: Any = pexpect.spawn(
             sys.executable,
-            ["-c", ON_MACHINE, machine, *words],
+            ["-c", ON_MACHINE, str(FOLDER / f"{machine}.json"), *words],
             env=_environ(term),
             dimensions=(rows, columns),
         )

@@ -10,6 +10,7 @@ import pytest
 from headway.commands.main import main
 from headway.profile import choose_profile
 from headway.settings import TABLE
+from tests.machines.recorded import FOLDER
 
 
 def test_yes_writes_a_profile_that_show_reads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +55,16 @@ def test_show_prints_every_setting_and_with_origin_where_it_comes_from(
         assert [line.split()[0] for line in lines] == list(TABLE)
         (line,) = [line for line in lines if line.startswith("mixed_precision")]
         assert line.split(maxsplit=2)[1:] == columns
+
+
+def test_another_machines_profile_and_settings_are_shown_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recorded = str(FOLDER / "gpu_8_h100.json")
+    assert main(["config", "show", "--machine", recorded, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_processes"]["value"] == 8
+    assert main(["config", "--yes", "--machine", recorded]) == 0
+    assert "num_processes: 8" in Path(choose_profile().path).read_text()
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,19 @@ import os
 import resource
 import subprocess
 import sys
-import types
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from headway.commands import config_ask
-from headway.commands.main import COMMANDS, main
+from headway.commands import flags, test
+from headway.commands.main import main
 from headway.machine import Machine
 from headway.profile import choose_profile, read_profile
 from headway.settings import Raw
-from tests.interview_machines import EIGHT_H100, LAPTOP, M2
+from tests.machines.recorded import FOLDER, load
+
+LAPTOP, EIGHT_H100, M2 = load("laptop_cpu"), load("gpu_8_h100"), load("mac_m2")
 
 Capture = pytest.CaptureFixture[str]
 
@@ -32,7 +33,7 @@ def profile(path: str | None = None) -> dict[str, Raw]:
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """The machine that is detected: the laptop, unless a test names another."""
     found: Machine = getattr(request, "param", LAPTOP)
-    monkeypatch.setattr(config_ask, "detect_machine", lambda: found)
+    monkeypatch.setattr(flags, "detect_machine", lambda *_, **__: found)
     return found
 
 
@@ -232,7 +233,7 @@ def test_after_ctrl_c_at_any_question_the_next_run_goes_on_from_there(
 
 
 @on(M2)
-def test_write_and_test_runs_the_test_command_where_there_is_one(
+def test_write_and_test_runs_the_test_command_under_the_profile(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Mapping[str, Raw] | list[str]] = []
@@ -241,13 +242,34 @@ def test_write_and_test_runs_the_test_command_where_there_is_one(
         calls.extend([words, profile(choose_profile("mine").path)])
         return 7
 
-    monkeypatch.setitem(COMMANDS, "test", "try it")
-    fake = types.ModuleType("headway.commands.test")
-    fake.main = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "headway.commands.test", fake)
+    monkeypatch.setattr(test, "main", run)
     typed(monkeypatch, "\n\n\nwrite and test\n")
     assert main(["config", "--profile", "mine"]) == 7
     assert calls == [["--profile", "mine"], {**CPU, "device": "mps"}]
+
+
+@pytest.mark.distributed
+def test_write_and_test_trains_on_the_ranks_of_the_profile(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--set", "device=cpu", "--set", "num_processes=2"]
+    typed(monkeypatch, "user\nno\nwrite and test\n")
+    assert main(["config", "--profile", "two", *words]) == 0
+    out = capfd.readouterr().out
+    assert "wrote ~/.config/headway/two.yaml" in out
+    assert "ranks 0, 1 of 2" in out
+
+
+def test_a_recorded_machine_is_asked_for_and_its_profile_is_planned_for_it(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = str(FOLDER / "gpu_8_h100.json")
+    typed(monkeypatch, "\n\n\n\n\n\n")
+    assert main(["config", "--machine", recorded]) == 0
+    assert profile() == CUDA
+    out = capsys.readouterr().out
+    assert "write and test" not in out
+    assert out.endswith(f"next: headway launch --machine {recorded} --dry-run your_script.py\n")
 
 
 IMPORTED = """

@@ -14,7 +14,8 @@ from headway.profile import choose_profile, read_profile
 from headway.resolve import environment_layer, profile_layers, resolve
 from headway.settings import Raw, Settings
 from tests.commands.accelerate_files import FOLDER, KINDS
-from tests.interview_machines import EIGHT_H100
+from tests.machines.recorded import FOLDER as MACHINES
+from tests.machines.recorded import load
 
 Capture = pytest.CaptureFixture[str]
 
@@ -26,7 +27,12 @@ def profile() -> dict[str, Raw]:
 
 def in_profile(**values: str) -> Settings:
     main(["config", "set", *(f"{key}={value}" for key, value in values.items())])
-    return resolve(profile_layers(), EIGHT_H100, {})
+    return resolve(profile_layers(), load("gpu_8_h100"), {})
+
+
+def export(style: str, machine: str = "gpu_8_h100") -> int:
+    recorded = str(MACHINES / f"{machine}.json")
+    return main(["config", "export", "--format", style, "--machine", recorded])
 
 
 ALWAYS_LEFT = {
@@ -115,7 +121,7 @@ def test_an_accelerate_file_is_taken_over_and_the_rest_is_listed_by_name(
         ("distributed_type: [", "neither YAML nor JSON"),
         ('{"distributed_type": }', "neither YAML nor JSON"),
         ("[" * 100_000, "neither YAML nor JSON"),
-        ("distributed_type: MULTI_GPU\ngpu_ids: 1,x\n", "not the index of a GPU"),
+        ("distributed_type: MULTI_GPU\ngpu_ids: 1,x\n", "neither the index of a GPU"),
         ("distributed_type: MULTI_GPU\nnum_processes: many\n", "wrote"),
         ("- 1\n", "no configuration of Accelerate"),
     ],
@@ -164,6 +170,28 @@ def test_a_file_that_cannot_be_taken_over_is_refused(
             ["--rdzv-backend c10d", "--rdzv-id 7"],
         ),
         ("torchrun --nnodes 1:4 t.py", {"num_processes": "1"}, ["--nnodes 1:4"]),
+        (
+            "CUDA_VISIBLE_DEVICES= torchrun --nproc-per-node 4 --local-ranks-filter 0,3 t.py",
+            {"device": "cpu", "num_processes": "4", "ranks": "0,3"},
+            [],
+        ),
+        (
+            "CUDA_VISIBLE_DEVICES=GPU-8f6e,GPU-a1b2 torchrun --nproc-per-node 2 --nnodes 2 "
+            "--master-addr a --local-ranks-filter 0 t.py",
+            {
+                "device": "cuda",
+                "devices": ["GPU-8f6e", "GPU-a1b2"],
+                "num_processes": "2",
+                "num_machines": "2",
+                "main_address": "a",
+            },
+            ["--local-ranks-filter 0"],
+        ),
+        (
+            "PYTORCH_ENABLE_MPS_FALLBACK=0 torchrun t.py",
+            {"mps_fallback": "strict", "num_processes": "1"},
+            [],
+        ),
         (
             "OMP_NUM_THREADS=4 CUDA_VISIBLE_DEVICES=1,3 DEBUG=1 /usr/bin/torchrun -t3 "
             "--nproc 2 --max-restarts 3 --log_dir logs --shutdown-timeout 60 t.py",
@@ -232,7 +260,7 @@ def test_torchruns_flags_are_all_known() -> None:
     assert {flag for flag, nargs in flags.items() if nargs != 0} == set(VALUED)
 
 
-EVERYTHING = {
+EVERYTHING: dict[str, str] = {
     "device": "cuda",
     "devices": "1,3",
     "num_processes": "2",
@@ -244,7 +272,11 @@ EVERYTHING = {
     "main_address": "node0",
     "main_port": "29501",
     "max_restarts": "2",
+    "grace_period_s": "60",
+    "hang_timeout": "600",
     "log_dir": "/tmp/logs",
+    "ranks": "0-1,3",
+    "start_method": "exec",
     "env": "A=1 B='two words'",
 }
 
@@ -253,13 +285,13 @@ EVERYTHING = {
 def test_what_is_exported_to_variables_means_the_same(style: str, capsys: Capture) -> None:
     settings = in_profile(**EVERYTHING)
     capsys.readouterr()
-    assert main(["config", "export", "--format", style]) == 0
+    assert export(style) == 0
     lines = capsys.readouterr().out.splitlines()
     if style == "sh":
         lines = [word for line in lines for word in shlex.split(line)[1:]]
     environ = dict(line.split("=", 1) for line in lines)
     assert len(environ) == len(EVERYTHING)
-    again = resolve([environment_layer(environ)], EIGHT_H100, {})
+    again = resolve([environment_layer(environ)], load("gpu_8_h100"), {})
     assert {n: v.value for n, v in again.values.items()} == {
         n: v.value for n, v in settings.values.items()
     }
@@ -272,7 +304,7 @@ def test_what_is_exported_to_another_tool_is_imported_as_the_same(
     in_profile(**EVERYTHING)
     before = profile()
     capsys.readouterr()
-    assert main(["config", "export", "--format", style]) == 0
+    assert export(style) == 0
     streams = capsys.readouterr()
     Path(choose_profile().path).unlink()
     Path("theirs").write_text(streams.out)
@@ -282,8 +314,9 @@ def test_what_is_exported_to_another_tool_is_imported_as_the_same(
     before.pop("devices")
     missing = {line.split()[2] for line in streams.err.splitlines()}
     assert missing == before.keys() - after.keys()
-    assert missing == (
-        {"env", "threads_per_process", "max_restarts", "log_dir"} | {"gradient_accumulation_steps"}
+    assert missing == {"hang_timeout", "ranks", "start_method"} | (
+        {"env", "threads_per_process", "max_restarts", "log_dir", "grace_period_s"}
+        | {"gradient_accumulation_steps"}
         if style == "accelerate"
         else set()
     )
@@ -292,11 +325,65 @@ def test_what_is_exported_to_another_tool_is_imported_as_the_same(
     }
 
 
+@pytest.mark.parametrize(
+    ("machine", "settings", "words", "gpu_ids"),
+    [
+        ("gpu_8_h100", {"devices": "^0"}, "CUDA_VISIBLE_DEVICES=1,2,3,4,5,6,7 ", "1,2,3,4,5,6,7"),
+        ("slurm_node", {"devices": "1,3"}, "CUDA_VISIBLE_DEVICES=5,7 ", "5,7"),
+        ("gpu_8_h100", {"num_processes": "8"}, "OMP_NUM_THREADS=8 ", "all"),
+        ("mac_m2", {"mps_fallback": "strict"}, "PYTORCH_ENABLE_MPS_FALLBACK=0 ", None),
+    ],
+)
+def test_exported_gpus_and_fallback_are_those_of_a_launch_on_that_machine(
+    machine: str, settings: dict[str, str], words: str, gpu_ids: str | None, capsys: Capture
+) -> None:
+    in_profile(**settings)
+    capsys.readouterr()
+    assert export("torchrun", machine) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(words)
+    assert export("accelerate", machine) == 0
+    assert yaml.safe_load(capsys.readouterr().out).get("gpu_ids") == gpu_ids
+    assert main(["config", "import", "--profile", "again", *shlex.split(line)]) == 0
+    again = resolve(profile_layers(profile="again"), load(machine), {})
+    assert settings.get("mps_fallback", again.mps_fallback) == again.mps_fallback
+
+
+def test_ranks_of_one_machine_are_shown_by_torchrun_too(capsys: Capture) -> None:
+    in_profile(device="cpu", num_processes="4", ranks="0,2-3")
+    capsys.readouterr()
+    assert export("torchrun", "laptop_cpu") == 0
+    streams = capsys.readouterr()
+    assert " --local-ranks-filter 0,2,3 your_script.py" in streams.out
+    assert not streams.err
+    main(["config", "import", *shlex.split(streams.out)])
+    assert profile()["ranks"] == "0,2,3"
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "reason"),
+    [
+        ({"device": "cuda"}, 3, "this machine shows no GPU"),
+        ({"device": "cuda", "devices": "idle:2"}, 2, "which GPUs are idle is found at a launch"),
+    ],
+)
+def test_what_no_launch_there_would_do_is_not_exported(
+    values: dict[str, str], code: int, reason: str, capsys: Capture
+) -> None:
+    in_profile(**values)
+    for style in ("torchrun", "accelerate"):
+        assert export(style, "laptop_cpu") == code
+        streams = capsys.readouterr()
+        assert reason in streams.err
+    assert export("env", "laptop_cpu") == 0
+    assert "HEADWAY_DEVICE=cuda" in capsys.readouterr().out
+
+
 def test_accelerate_reads_what_is_exported_for_it(capsys: Capture) -> None:
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     in_profile(**EVERYTHING)
     capsys.readouterr()
-    main(["config", "export", "--format", "accelerate"])
+    export("accelerate")
     Path("theirs.yaml").write_text(capsys.readouterr().out)
     config = config_args.load_config_from_file("theirs.yaml")
     assert (config.num_processes, config.num_machines, config.gpu_ids) == (4, 2, "1,3")

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from headway.commands import config_edit
 from headway.commands.main import main
 from headway.profile import choose_profile, parse_profile
 from headway.settings import TABLE
+from tests.machines.recorded import load
 
 PROFILE = """\
 # for the big machine
@@ -195,10 +197,30 @@ def test_validate_checks_files_for_every_machine_and_ends_with_1(
     assert "no profile to check" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ranks: [0, 7]\n", None),  # a machine with eight GPUs has rank 7
+        ("ranks: [0, 7]\nnum_processes: 4\n", "ranks names rank 7, but ranks are from 0 to 3"),
+        ("debug_rank: 0\nnum_machines: 2\nmain_address: a\nnum_processes: 2\n", "debug_rank is 0"),
+        ("device: gpu\ndevices: 0-3\n", None),
+        ("device: mps\ndevices: 0-3\n", "it selects GPUs, and device is 'mps'"),
+        ("hang_timeout: 0\n", "hang_timeout is '0', but it must be 1 or more"),
+        ("mps_fallback: off\n", "but it must be one of on, strict"),
+    ],
+)
+def test_validate_knows_what_can_be_on_some_machine(
+    text: str, reason: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("some.yaml").write_text(text)
+    assert main(["config", "validate", "some.yaml"]) == (0 if reason is None else 1)
+    assert (reason or "") in capsys.readouterr().err
+
+
 def test_validate_without_files_checks_what_a_launch_here_would_read(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("headway.yaml").write_text("device: gpu\n")
+    Path("headway.yaml").write_text("device: gpus\n")
     assert main(["config", "validate"]) == 1
     streams = capsys.readouterr()
     assert "default.yaml: ok" in streams.out
@@ -208,6 +230,16 @@ def test_validate_without_files_checks_what_a_launch_here_would_read(
     streams = capsys.readouterr()
     assert "headway.yaml: ok" in streams.out
     assert "it selects GPUs, and device is 'cpu'" in streams.err
+
+
+def test_idle_gpus_are_sought_by_a_launch_and_not_when_a_profile_is_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_edit, "detect_machine", lambda: load("gpu_2_one_busy"))
+    assert main(["config", "set", "device=gpu", "devices=idle:2"]) == 0
+    assert not capsys.readouterr().err
+    assert main(["config", "set", "devices=idle:3"]) == 0
+    assert "of 2 GPUs 2 are idle" in capsys.readouterr().err
 
 
 def test_launch_takes_a_profile_by_flag_or_variable_and_says_what_overrules_it(
@@ -239,3 +271,6 @@ def test_the_schema_takes_what_the_table_takes(capsys: pytest.CaptureFixture[str
     assert properties["max_restarts"] == {
         "description": TABLE["max_restarts"].help, "type": "integer", "minimum": 0, "default": 0,
     }  # fmt: skip
+    for name in ("devices", "ranks"):  # 3, "0-3", [0, "2-3"]
+        one, several = properties[name]["anyOf"]
+        assert one == several["items"] == {"type": ["integer", "string"]}

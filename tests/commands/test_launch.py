@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.machines.recorded import FOLDER
+
 HEADWAY = [sys.executable, "-m", "headway"]
 
 
@@ -129,6 +131,39 @@ def test_a_module_runs_as_under_python_m() -> None:
     assert done.stdout.strip() == "other package.tool ['--flag', '-m']"
 
 
+@pytest.mark.parametrize("end", ["pass", "exit(7)", "exit('text')", "1 / 0", "os.kill(0, 0)"])
+def test_in_process_a_script_is_the_launchers_own_python_and_ends_as_its_own(end: str) -> None:
+    name = script(
+        "import atexit, os, sys; atexit.register(print, 'last')\n"
+        "print(__name__, __file__, sys.argv, sys.path, os.environ['A'], 'RANK' in os.environ,\n"
+        "      sys.modules['__main__'].__dict__ is globals(), 'torch' in sys.modules)\n"
+        f"if 'headway' in sys.modules: print('same process')\n{end}\n"
+    )
+    words = ["--env", "A=1", name, "--x"]
+    here = headway("launch", "-q", "--in-process", *words, RANK="3")
+    alone = headway("launch", "-q", *words, RANK="3")
+    assert here.stdout.replace("same process\n", "") == alone.stdout
+    assert "same process" in here.stdout
+    assert (here.returncode, here.stderr) == (alone.returncode, alone.stderr)
+
+
+def test_in_process_a_module_finds_what_is_beside_it_and_ctrl_c_ends_it_as_python() -> None:
+    Path("package").mkdir()
+    Path("package/tool.py").write_text("import package.other")
+    Path("package/other.py").write_text("print('found', flush=True); import time; time.sleep(60)")
+    process = subprocess.Popen(
+        [*HEADWAY, "launch", "-q", "--in-process", "-m", "package.tool"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"found\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == -signal.SIGINT
+    process.stdout.close()
+
+
 @pytest.mark.parametrize("spelling", ["--num-processes", "--num_processes"])
 def test_flags_take_dashes_or_underscores_and_an_equals_sign(spelling: str) -> None:
     for words in ([spelling, "3"], [f"{spelling}=3"]):
@@ -171,10 +206,25 @@ REFUSALS = {
     "an abbreviated flag": (["--num-proc", "2", "script.py"], "is no flag"),
     "a flag after the script": (["script.py", "--num_processes", "2"], "stands after the script"),
     "a wrong number": (["--num-processes", "two", "script.py"], "which is not a whole number"),
-    "a wrong choice": (["--device=tpu", "script.py"], "one of cpu, cuda, mps"),
+    "a wrong choice": (["--device=tpu", "script.py"], "one of cpu, cuda, gpu, mps"),
     "a flag without its value": (["--num-processes"], "needs a value"),
     "a value for a flag that takes none": (["--cpu=yes", "script.py"], "takes no value"),
     "contradicting flags": (["--cpu", "--device", "cuda", "script.py"], "contradict each other"),
+    "a start on another machine": (["--machine", "x.json", "script.py"], "add --dry-run"),
+    "a flag of another tool": (["--use_mps_device", "script.py"], "not needed any more"),
+    "waiting without idle GPUs": (["--cpu", "--wait", "script.py"], "--wait waits for idle GPUs"),
+    "waiting a strange time": (
+        ["--device", "cuda", "--devices", "idle:1", "--wait=soon", "script.py"],
+        "not a number of seconds",
+    ),
+    "a contradiction, before any waiting": (
+        ["--device=cuda", "--devices=idle:1", "--num-processes=2", "--wait", "script.py"],
+        "devices selects 1 GPUs",
+    ),
+    "two processes in this one": (
+        ["--in-process", "--num-processes", "2", "script.py"],
+        "num_processes is 2",
+    ),
     "fp16 on a CPU": (["--cpu", "--mixed-precision", "fp16", "script.py"], "bf16"),
 }
 
@@ -309,11 +359,38 @@ def test_a_plan_shows_profile_environment_and_flag_as_origins() -> None:
         assert origin in done.stdout
 
 
+def test_a_plan_for_another_machine_uses_its_gpus_and_its_variables() -> None:
+    recorded = str(FOLDER / "slurm_node.json")
+    words = ["--device", "cuda", "--machine", recorded, "--dry-run", script("pass")]
+    done = headway("launch", *words, CUDA_VISIBLE_DEVICES="0", HEADWAY_NUM_PROCESSES="7")
+    assert "4 processes on cuda" in done.stdout, done.stderr
+    assert "16 threads each" in done.stdout
+
+
+def test_a_profile_of_another_machine_is_fitted_aloud() -> None:
+    Path("headway.yaml").write_text("device: cuda\nnum_processes: 8\n")
+    refused = headway("launch", script("print('ran')"))
+    assert refused.returncode == 3
+    assert "device is 'cuda' for 8 processes, but this machine shows no GPU" in refused.stderr
+    assert "device: project profile" in refused.stderr
+    done = headway("launch", "-q", "--fit", "script.py")
+    assert done.stdout == "ran\n"
+    assert "--fit: device cuda -> cpu (project profile" in done.stderr
+    assert "--fit: num_processes 8 -> 1" in done.stderr
+
+
+def test_idle_gpus_of_another_machine_are_shown_without_claiming_them() -> None:
+    recorded = str(FOLDER / "gpu_2_one_busy.json")
+    words = ["--devices", "idle:1", "--machine", recorded, "--dry-run", script("pass")]
+    done = headway("launch", *words)
+    assert "note: passed over GPU 0: process 31337 computes on it" in done.stdout, done.stderr
+
+
 def test_ctrl_c_before_the_start_is_one_line() -> None:
     text = (
         "import headway.commands.launch as launch\n"
         "def interrupt(*_): raise KeyboardInterrupt\n"
-        "launch.detect_machine = interrupt\n"
+        "launch.look_at_machine = interrupt\n"
         "from headway.commands.main import main\n"
         "raise SystemExit(main(['launch', 'script.py']))"
     )

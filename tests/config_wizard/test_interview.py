@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pytest
 
 from headway.commands.config_ask import _problems
+from headway.commands.config_check import at_rest
 from headway.config_wizard.interview import Defaults, interview
 from headway.config_wizard.questions import (
     FINISH,
@@ -20,7 +21,12 @@ from headway.config_wizard.questions import (
 from headway.errors import ConfigError, Problem
 from headway.machine import Machine
 from headway.settings import TABLE, Raw
-from tests.interview_machines import EIGHT_H100, HIDDEN, LAPTOP, M2, MACHINES, ONE_H100, TWO_T4
+from tests.machines.recorded import RECORDINGS, load
+
+LAPTOP, M2 = load("laptop_cpu"), load("mac_m2")
+ONE_GPU, EIGHT_H100 = load("gpu_1"), load("gpu_8_h100")
+WITH_T4 = load("gpu_mixed")
+HIDDEN = load("mask_empty")
 
 
 class Script:
@@ -52,11 +58,13 @@ class Endless(Script):
 
 
 def facts_of(
-    machine: Machine,
+    recorded: Machine,
     user: Mapping[str, Raw] | None = None,
     given: Mapping[str, Raw] | None = None,
     **changes: object,
 ) -> Facts:
+    machine = at_rest(recorded)
+
     def problems(values: Mapping[str, Raw]) -> Sequence[Problem]:
         return _problems(values, machine)
 
@@ -79,21 +87,47 @@ def held(
 CPU = {"device": "cpu", "num_processes": "1", "mixed_precision": "no"}
 CUDA = {"device": "cuda", "num_processes": "8", "mixed_precision": "bf16"}
 
+MPS = {**CPU, "device": "mps"}
+ONE = {**CUDA, "num_processes": "1"}
+TWO = {**CUDA, "num_processes": "2"}
+FOUR = {**CUDA, "num_processes": "4"}
+
 ENTER_ONLY = {  # machine: (number of prompts, the profile)
-    "laptop": (5, CPU),
-    "half a core": (4, CPU),
-    "one H100": (5, {**CUDA, "num_processes": "1"}),
-    "eight H100": (6, CUDA),
-    "two T4": (6, {**CUDA, "num_processes": "2", "mixed_precision": "no"}),
-    "hidden GPUs": (5, CPU),
-    "M2": (5, {**CPU, "device": "mps"}),
+    "laptop_cpu": (5, CPU),
+    "container_half_core_2gib": (4, CPU),
+    "container_cgroup_v1": (5, CPU),
+    "gpu_1": (5, ONE),
+    "gpu_2_one_busy": (6, TWO),
+    "gpu_4": (6, FOUR),
+    "gpu_8_h100": (6, CUDA),
+    "gpu_mixed": (6, {**TWO, "mixed_precision": "no"}),
+    "gpu_exclusive": (6, TWO),
+    "gpu_prohibited": (5, ONE),
+    "gpu_mig": (5, ONE),
+    "gpu_ecc_errors": (6, TWO),
+    "amd_2": (6, TWO),
+    "slurm_node": (6, FOUR),
+    "mask_uuids": (6, TWO),
+    "mask_empty": (5, CPU),
+    "mask_minus_one": (5, CPU),
+    "mask_duplicates": (5, CPU),
+    "cpu_torch_on_gpu_box": (5, CPU),
+    "driver_too_old": (5, CPU),
+    "mac_m2": (5, MPS),
+    "mac_disable_mps": (5, CPU),
+    "mac_rosetta": (5, CPU),
+    "mac_intel": (5, CPU),
+    "mac_12_2": (5, CPU),
+    "mac_13_new_torch": (5, CPU),
+    "mac_torch_without_mps": (5, CPU),
+    "mac_virtual": (5, CPU),
 }
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", RECORDINGS)
 def test_enter_alone_gives_the_best_profile_in_few_prompts(name: str) -> None:
     prompts, profile = ENTER_ONLY[name]
-    script, result = held(facts_of(MACHINES[name]), script=Endless())
+    script, result = held(facts_of(load(name)), script=Endless())
     assert result == profile
     assert len(script.asked) == prompts
     assert script.said == [f"summary of {prompts - 1}"]
@@ -113,9 +147,9 @@ def paths(facts: Facts, answers: Mapping[str, str]) -> Iterator[dict[str, str]]:
             yield from paths(facts, {**answers, question.name: reply})
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", RECORDINGS)
 def test_every_path_ends_in_a_profile_that_a_launch_accepts_here(name: str) -> None:
-    facts = facts_of(MACHINES[name], can_test=True)
+    facts = facts_of(load(name), can_test=True)
     seen = 0
     for answers in paths(facts, {}):
         if answers[FINISH] not in ("write", "cancel"):
@@ -124,7 +158,7 @@ def test_every_path_ends_in_a_profile_that_a_launch_accepts_here(name: str) -> N
             continue  # refused in the conversation; see below
         script, profile = held(facts, *answers.values())
         assert [question.name for question in script.asked] == list(answers)
-        assert not _problems(profile, MACHINES[name])
+        assert not _problems(profile, load(name))
         assert {"device", "num_processes", "mixed_precision"} <= profile.keys()
         for name_, answer in answers.items():
             if name_ in TABLE:
@@ -133,9 +167,9 @@ def test_every_path_ends_in_a_profile_that_a_launch_accepts_here(name: str) -> N
     assert seen >= 8
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", RECORDINGS)
 def test_back_from_every_question_leads_to_the_one_before_with_its_answer(name: str) -> None:
-    facts = facts_of(MACHINES[name])
+    facts = facts_of(load(name))
     for answers in paths(facts, {}):
         if answers[FINISH] != "write" or "mps" in answers.values():
             continue
@@ -155,14 +189,17 @@ def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
         asked = script.asked[len(answers)]
         return [(choice.value, choice.reason) for choice in asked.choices]
 
-    assert offered(EIGHT_H100) == [("cuda", "8 GPUs (NVIDIA H100)"), ("cpu", "192 usable cores")]
-    assert offered(M2) == [("mps", "Apple silicon"), ("cpu", "8 usable cores")]
-    assert offered(HIDDEN) == [("cpu", "192 usable cores; CUDA_VISIBLE_DEVICES='' hides the GPUs")]
+    assert offered(EIGHT_H100) == [
+        ("cuda", "8 GPUs (NVIDIA H100 80GB HBM3)"),
+        ("cpu", "64 usable cores"),
+    ]
+    assert offered(M2) == [("mps", "Apple silicon (Apple M2)"), ("cpu", "8 usable cores")]
+    assert offered(HIDDEN) == [("cpu", "64 usable cores; CUDA_VISIBLE_DEVICES='' hides them")]
     precisions = offered(EIGHT_H100, "cuda", "8")
     assert [value for value, _ in precisions] == ["bf16", "no", "fp16"]
     assert "recommended: every GPU computes in it" in precisions[0][1]
-    assert [value for value, _ in offered(TWO_T4, "cuda", "2")] == ["no", "fp16"]
-    assert offered(ONE_H100, "cuda")[0][0] == "bf16"  # one GPU: no question about processes
+    assert [value for value, _ in offered(WITH_T4, "cuda", "2")] == ["no", "fp16"]
+    assert offered(ONE_GPU, "cuda")[0][0] == "bf16"  # one GPU: no question about processes
 
 
 @pytest.mark.parametrize(
@@ -174,7 +211,7 @@ def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
         (EIGHT_H100, ["cuda", "9"], "num_processes is 9, but this machine shows 8 GPUs"),
         (EIGHT_H100, ["", "-2"], "num_processes is '-2', but it must be 1 or more"),
         (EIGHT_H100, ["", "many"], "not a whole number"),
-        (TWO_T4, ["", "", "bf16"], "Tesla T4, sm_75) has no bf16"),
+        (WITH_T4, ["", "", "bf16"], "Tesla T4, sm_75) has no bf16"),
         (LAPTOP, ["", "", "", "yes", "fp16"], "on a CPU only bf16"),
         (LAPTOP, ["", "", "", "y", "", "0"], "1 or more"),
         (LAPTOP, ["", "", "", "y", *[""] * 5, "RANK=1"], "env sets RANK"),
@@ -316,7 +353,7 @@ def test_ctrl_c_leaves_the_answers_so_far_with_the_caller() -> None:
     assert answers == {"device": "cpu", "num_processes": "2"}
 
 
-def test_write_and_test_is_offered_where_there_is_a_test_command() -> None:
+def test_write_and_test_is_offered_for_this_machine_and_for_no_recorded_one() -> None:
     values = []
     for can_test in (False, True):
         script, _ = held(facts_of(LAPTOP, can_test=can_test), script=Endless())

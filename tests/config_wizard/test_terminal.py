@@ -35,20 +35,20 @@ QUESTIONS = [
 
 
 def test_enter_alone_writes_the_best_profile_and_prints_the_next_command() -> None:
-    with Terminal("EIGHT_H100", "config") as terminal:
+    with Terminal("gpu_8_h100", "config") as terminal:
         for question in QUESTIONS:
             terminal.wait_for(question)
             terminal.press("\r")
         assert terminal.exit_code() == 0
         assert profile() == CUDA
         screen = terminal.text
-    assert screen.startswith("Found here: 8 GPUs (NVIDIA H100), 192 usable cores.\n")
-    assert "A launch: your_script.py: 8 processes on cuda, precision bf16, 24 threads" in screen
+    assert screen.startswith("Found here: 8 GPUs (NVIDIA H100 80GB HBM3), 64 usable cores.\n")
+    assert "A launch: your_script.py: 8 processes on cuda, precision bf16, 8 threads" in screen
     assert screen.endswith("next: headway launch your_script.py")
 
 
 def test_arrows_letters_and_numbers_move_through_a_menu() -> None:
-    with Terminal("EIGHT_H100", "config") as terminal:
+    with Terminal("gpu_8_h100", "config") as terminal:
         terminal.wait_for("❯ cuda")
         terminal.press("down")
         terminal.wait_for("❯ cpu")
@@ -75,10 +75,10 @@ def test_arrows_letters_and_numbers_move_through_a_menu() -> None:
 
 
 def test_help_and_back_work_at_once_and_a_wrong_answer_is_asked_again() -> None:
-    with Terminal("EIGHT_H100", "config") as terminal:
+    with Terminal("gpu_8_h100", "config") as terminal:
         terminal.wait_for("❯ cuda")
         terminal.press("?")
-        terminal.wait_for("device: where the script computes.")
+        terminal.wait_for("device: where the script computes; gpu is cuda")
         terminal.wait_for("❯ cuda")
         terminal.press("\r")
         terminal.wait_for("[8]")
@@ -103,7 +103,7 @@ def test_help_and_back_work_at_once_and_a_wrong_answer_is_asked_again() -> None:
 
 @pytest.mark.parametrize("key", ["ctrl-c", "ctrl-d"])
 def test_ctrl_c_writes_nothing_and_the_next_run_offers_the_answers(key: str) -> None:
-    with Terminal("EIGHT_H100", "config") as terminal:
+    with Terminal("gpu_8_h100", "config") as terminal:
         terminal.wait_for("❯ cuda")
         terminal.press("\r")
         terminal.wait_for("[8]")
@@ -114,7 +114,7 @@ def test_ctrl_c_writes_nothing_and_the_next_run_offers_the_answers(key: str) -> 
         assert "nothing was written; your answers are kept in ~/" in terminal.text
         assert "Traceback" not in terminal.text
     assert not Path(choose_profile().path).exists()
-    with Terminal("EIGHT_H100", "config") as terminal:
+    with Terminal("gpu_8_h100", "config") as terminal:
         terminal.wait_for("Enter takes your earlier answer")
         terminal.press("\r")
         terminal.wait_for("[3]")
@@ -128,7 +128,7 @@ def test_ctrl_c_writes_nothing_and_the_next_run_offers_the_answers(key: str) -> 
 
 
 def test_a_window_of_four_lines_still_shows_where_one_is() -> None:
-    with Terminal("EIGHT_H100", "config", rows=4, columns=60) as terminal:
+    with Terminal("gpu_8_h100", "config", rows=4, columns=60) as terminal:
         terminal.wait_for("❯ cuda")
         terminal.press("\r")
         terminal.wait_for("[8]")
@@ -147,7 +147,7 @@ def test_a_window_of_four_lines_still_shows_where_one_is() -> None:
 
 
 def test_a_window_that_is_resized_is_drawn_again() -> None:
-    with Terminal("M2", "config", rows=24, columns=80) as terminal:
+    with Terminal("mac_m2", "config", rows=24, columns=80) as terminal:
         terminal.wait_for("❯ mps")
         terminal.resize(10, 40)
         terminal.press("down")
@@ -160,7 +160,7 @@ def test_a_window_that_is_resized_is_drawn_again() -> None:
 
 
 def test_cancel_in_the_closing_menu_writes_nothing() -> None:
-    with Terminal("M2", "config") as terminal:
+    with Terminal("mac_m2", "config") as terminal:
         for question in ("Where should", "Which prec", "Where to keep", "More settings?"):
             terminal.wait_for(question)
             terminal.press("\r")
@@ -172,8 +172,8 @@ def test_cancel_in_the_closing_menu_writes_nothing() -> None:
 
 
 def test_a_dumb_terminal_gets_numbered_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Terminal("M2", "config", term="dumb") as terminal:
-        terminal.wait_for("1) mps  Apple silicon")
+    with Terminal("mac_m2", "config", term="dumb") as terminal:
+        terminal.wait_for("1) mps  Apple silicon (Apple M2)")
         terminal.press("2\r")
         terminal.wait_for("[1]")
         terminal.press("ctrl-c")

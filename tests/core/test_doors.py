@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = {"_version", "errors", "settings", "devices", "resolve", "profile", "contract", "machine"}
-CORE |= {"profile_edit"}
+CORE = {"_version", "errors", "settings", "devices", "resolve", "profile", "profile_edit"}
+CORE |= {"contract", "status", "machine"}
+# how a machine is looked at
+CORE |= {"source", "cgroups", "gpus", "apple", "host", "snapshot", "diagnosis"}
 LINKS = ("launcher", "commands", "config_wizard")
 MAY_IMPORT = {
     "core": {"core"},
@@ -22,15 +24,19 @@ MAY_IMPORT = {
 }
 IMPORT_TORCH = {
     "launcher/agent.py",
+    "launcher/debugging.py",
     "launcher/ranks.py",
     "launcher/rendezvous.py",
     "launcher/server.py",
 }
 READ_ENVIRON = {"headway/resolve.py", "headway/contract.py", "headway/machine.py"}
 # profiles lie below a folder that a variable names; a subcommand hands the environment on
-READ_ENVIRON |= {"headway/profile.py", "commands/launch.py"}
+READ_ENVIRON |= {"headway/profile.py", "commands/launch.py", "commands/config_show.py"}
+READ_ENVIRON |= {"commands/doctor.py", "commands/env.py", "commands/config_convert.py"}
 READ_ENVIRON |= {"commands/config_edit.py", "commands/config_ask.py"}  # EDITOR; TERM
-READ_ENVIRON |= {"launcher/server.py"}  # a forked rank gets its own variables
+# a forked rank gets its own variables, a script in this process those of the plan
+READ_ENVIRON |= {"launcher/server.py", "launcher/run.py"}
+READ_ENVIRON |= {"launcher/preloaded.py"}  # what the script changes in its own
 
 FILES = [path for folder in ("headway", *LINKS) for path in sorted((ROOT / folder).glob("*.py"))]
 

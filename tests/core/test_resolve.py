@@ -15,7 +15,11 @@ from headway.settings import TABLE, Origin, Settings
 
 CPU = Machine(cores=8, cores_reason="8 usable cores")
 H100 = Gpu("NVIDIA H100", "GPU-0", 80 * 2**30, (9, 0))
-SERVER = Machine(cores=64, cores_reason="64 usable cores", gpus=(H100,) * 8)
+SERVER = Machine(
+    cores=64,
+    cores_reason="64 usable cores",
+    gpus=tuple(H100._replace(uuid=f"GPU-{i}") for i in range(8)),
+)
 MAC = Machine(system="Darwin", cores=8, mps=True, mps_reason="Apple silicon")
 
 TWO_VALUES = {  # for each setting, two different values that are possible
@@ -23,6 +27,7 @@ TWO_VALUES = {  # for each setting, two different values that are possible
     "devices": ("1", "2"),
     "num_processes": ("2", "3"),
     "mixed_precision": ("no", "bf16"),
+    "mps_fallback": ("on", "strict"),
     "gradient_accumulation_steps": ("2", "3"),
     "threads_per_process": ("2", "3"),
     "num_machines": ("2", "3"),
@@ -31,6 +36,9 @@ TWO_VALUES = {  # for each setting, two different values that are possible
     "main_port": ("1000", "2000"),
     "max_restarts": ("1", "2"),
     "grace_period_s": ("1", "2"),
+    "hang_timeout": ("60", "90"),
+    "ranks": ("0", "0-1"),
+    "debug_rank": ("0", "1"),
     "start_method": ("fork", "exec"),
     "log_dir": ("a", "b"),
     "env": ("A=1", "A=2"),

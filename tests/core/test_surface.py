@@ -12,6 +12,7 @@ import headway
 from headway.commands import config_ask
 from headway.commands.config import SUBCOMMANDS
 from headway.commands.launch import make_parser
+from headway.commands.main import COMMANDS
 from headway.profile import VARIABLE
 from headway.settings import TABLE
 
@@ -38,6 +39,7 @@ def surface() -> str:
     utils = ast.parse((PACKAGE / "utils.py").read_text())
     names = [a for node in utils.body if isinstance(node, ast.ImportFrom) for a in node.names]
     lines += sorted(f"headway.utils.{a.name}" for a in names if a.name != "annotations")
+    lines += [f"headway {command}" for command in COMMANDS]
     lines += sorted(f"headway launch {flag}" for flag in make_parser().known)
     lines += sorted(f"headway config {flag}" for flag in config_ask.make_parser().known)
     lines += [f"headway config {name}" for name in SUBCOMMANDS]

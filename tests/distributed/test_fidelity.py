@@ -32,11 +32,11 @@ ALLOWED = {  # what may differ from plain python, and why
     "forked": {
         "environ",
         "sys.orig_argv",  # the server's
-        "torch in sys.modules",  # it is preloaded
+        "faulthandler",  # on, for the report of a crash
         "warnings.filters",  # torch's own are set already
         "streams",  # pipes to the launcher, unbuffered; compared by themselves below
     },
-    "fresh": {"environ", "sys.orig_argv", "streams"},
+    "fresh": {"environ", "sys.orig_argv", "streams", "faulthandler"},
 }
 
 VARIABLES = {  # what the launcher may add to the environment
@@ -47,6 +47,7 @@ VARIABLES = {  # what the launcher may add to the environment
     "OMP_NUM_THREADS",
     "PYTHONUNBUFFERED",
     "GLOO_SOCKET_IFNAME",
+    "TORCH_FR_BUFFER_SIZE",
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
@@ -196,3 +197,31 @@ def test_the_private_function_of_runpy_is_there() -> None:
 
     function = vars(runpy)["_run_module_as_main"]
     assert list(inspect.signature(function).parameters) == ["mod_name", "alter_argv"]
+
+
+CHANGES = """
+import os
+os.environ["OMP_NUM_THREADS"] = "7"
+os.environ["TORCH_LOGS"] = "recompiles"
+os.environ["MY_OWN"] = "1"
+{first}
+import torch
+assert torch.__spec__.name == "torch" and torch.nn.Linear(1, 1)(torch.ones(1)).shape == (1,)
+os.environ["OMP_NUM_THREADS"] = "8"
+import torch.nn.functional
+"""
+
+
+@pytest.mark.parametrize("first", ["", "from torch.nn import Linear"])
+def test_a_variable_that_torch_has_read_already_is_told_once(first: str) -> None:
+    name = script(CHANGES.format(first=first))
+    forked = launch("--cpu", "--num-processes", "2", name)
+    assert forked.returncode == 0, forked.stderr
+    notes = [line for line in forked.stderr.splitlines() if "the script sets" in line]
+    assert len(notes) == 1
+    assert "OMP_NUM_THREADS, TORCH_LOGS," in notes[0]
+    assert "--env NAME=VALUE" in notes[0]
+    assert "--start-method exec" in notes[0]
+    fresh = launch("--cpu", "--num-processes", "2", "--start-method", "exec", name)
+    assert fresh.returncode == 0, fresh.stderr
+    assert "the script sets" not in fresh.stderr

@@ -186,6 +186,26 @@ def test_two_machines_with_one_rank_are_told_so() -> None:
     assert any("machine_rank 1 was given to two machines" in text for text in outputs)
 
 
+def test_only_the_ranks_that_were_chosen_are_shown() -> None:
+    name = script("import os; print('rank', os.environ['RANK'])")
+    done = launch("-q", "--cpu", "--num-processes", "3", "--ranks", "0,2", name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["[0] rank 0", "[2] rank 2"]
+
+
+def test_a_rank_to_show_that_no_machine_has_is_refused_once_they_have_met() -> None:
+    words = ["--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", str(free_port())]
+    name = script("import time; time.sleep(60)")
+    machines = [
+        start("--cpu", *words, "--machine-rank", "0", "--ranks", "1-2", name),
+        start("--cpu", *words, "--machine-rank", "1", name),
+    ]
+    outputs = [machine.communicate(timeout=60)[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [2, 4]
+    assert "ranks names rank 2, but ranks are from 0 to 1" in outputs[0]
+    assert "machine 0 failed" in outputs[1]
+
+
 def test_a_port_in_use_is_refused_with_the_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         words = ["--num-machines", "2", "--main-address", "127.0.0.1"]
@@ -365,7 +385,14 @@ def test_a_run_on_one_machine_listens_on_loopback_only() -> None:
 
 
 def test_a_wrong_use_of_the_runtime_is_short_and_exits_2() -> None:
-    text = "from headway import Accelerator\nAccelerator(mixed_precision='bf61')\n"
+    text = """
+import os, time
+from headway import Accelerator
+open("began_" + os.environ["RANK"], "w").close()
+while not all(os.path.exists(f"began_{rank}") for rank in (0, 1)):
+    time.sleep(0.001)
+Accelerator(mixed_precision='bf61')
+"""
     done = launch("-q", "--cpu", "--num-processes", "2", script(text))
     assert done.returncode == 2
     assert "so did rank" in done.stderr
@@ -442,19 +469,23 @@ def test_ranks_that_the_system_refuses_are_a_launch_error() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix() -> None:
+@pytest.mark.parametrize("colored", [True, False])
+def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix(colored: bool) -> None:
     import pty
+    import termios
 
     name = script(
-        "import sys, time\n"
+        "import os, sys, time\n"
         "print(sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty())\n"
+        "if sys.stdout.isatty(): print(os.get_terminal_size().columns, 'columns')\n"
         "for i in range(3): print(f'\\r{i}/3 bar', end='', flush=True); time.sleep(0.3)\n"
         "print()\n"
     )
     leader, follower = pty.openpty()
+    termios.tcsetwinsize(leader, (24, 80))
     process = subprocess.Popen(
         [*HEADWAY, "-q", "--cpu", "--num-processes", "2", name],
-        env=environment(),
+        env=environment(TERM="xterm", NO_COLOR="" if colored else "1"),
         stdin=follower,
         stdout=follower,
         stderr=follower,
@@ -466,8 +497,12 @@ def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix() -> None:
             shown += data
     os.close(leader)
     assert process.wait(timeout=60) == 0
+    plain = re.sub(rb"\x1b\[\d+m(\[\d\])\x1b\[0m", rb"\1", shown)
+    assert (plain != shown) == colored
+    shown = plain
     assert b"[0] True True True\r\n" in shown
     assert b"[1] False False False\r\n" in shown
+    assert b"76 columns" in shown  # beside the prefix
     bars = [piece for piece in re.split(rb"[\r\n]+", shown) if b"bar" in piece]
     assert bars
     assert all(piece[:4] in (b"[0] ", b"[1] ") for piece in bars)

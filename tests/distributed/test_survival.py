@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.distributed.launching import is_alive, launch, script, start
+from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
 
 pytestmark = [
     pytest.mark.distributed,
@@ -51,6 +54,34 @@ while True:
 """
 
 
+def close_terminal(process: subprocess.Popen[str]) -> None:
+    """Hang up the terminal that the launcher was started in."""
+    assert isinstance(process, InTerminal)
+    os.close(process.terminal)
+
+
+class InTerminal(subprocess.Popen[str]):
+    """A launch in a terminal of its own, whose other end is `terminal`."""
+
+    terminal: int
+
+    @classmethod
+    def start(cls, *words: str) -> InTerminal:
+        ours, theirs = pty.openpty()
+        process = cls(
+            [*HEADWAY, *words],
+            env=environment(),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+        process.terminal = ours
+        return process
+
+
 def kill_launcher(process: subprocess.Popen[str]) -> None:
     process.kill()
 
@@ -80,6 +111,7 @@ STOPS = {  # how the run is ended: what is done, the exit code of polite ranks
     "SIGTERM": (send(signal.SIGTERM), 143),
     "SIGHUP": (send(signal.SIGHUP), 129),
     "launcher killed": (kill_launcher, -9),
+    "terminal closed": (close_terminal, 129),
     "rank killed": (kill_a_rank, 137),
     "server killed": (kill_the_server, 137),
 }
@@ -92,6 +124,7 @@ SHORT = {
     ("SIGTERM", "family", 1),
     ("launcher killed", "stubborn", 4),
     ("launcher killed", "family", 1),
+    ("terminal closed", "family", 4),
     ("rank killed", "family", 1),
     ("server killed", "stubborn", 1),
 }
@@ -110,7 +143,8 @@ def test_nothing_survives(stop: str, manner: str, count: int) -> None:
     do, code = STOPS[stop]
     text = SCRIPT.format(manners=MANNERS[manner])
     words = ["--supervise", "--num-processes", str(count), "--grace-period-s", str(GRACE_S)]
-    process = start("-q", "--cpu", *words, script(text))
+    begin = InTerminal.start if stop == "terminal closed" else start
+    process: subprocess.Popen[str] = begin("-q", "--cpu", *words, script(text))
     deadline = time.monotonic() + 90
     while len(list(Path.cwd().glob("pids_?"))) < count:
         assert process.poll() is None, process.communicate()
@@ -191,6 +225,58 @@ def test_a_crash_names_the_rank_that_failed_first(kind: str, rank: int) -> None:
     told = json.loads(copy.read_text())
     assert (told["rank"], told["exit_code"]) == (rank, code)
     assert set(told["victims"]) <= set(others)
+
+
+ENDS = {  # ranks that torch's own process contexts never notice, or wait half a minute for
+    "all leave by os._exit(0)": ("os._exit(0)", 0, 10),
+    "a survivor traps SIGTERM": (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(100)",
+        3,
+        5 + 2,
+    ),
+    "one leaves by os._exit(0), the others wait": (
+        "dist.init_process_group('gloo')\nif os.environ['RANK'] == '1': os._exit(0)\n"
+        "dist.barrier()",
+        1,
+        5 + 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ENDS)
+def test_every_end_is_noticed_at_once(way: str) -> None:
+    text, code, within_s = ENDS[way]
+    first = "import os, signal, sys, time\nimport torch.distributed as dist\n"
+    mark = "open('began_' + os.environ['RANK'], 'w').close()\n"
+    process = start("-q", "--cpu", "--num-processes", "3", script(first + mark + text))
+    while len(list(Path.cwd().glob("began_?"))) < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - began < within_s + 5, errors  # five more for a busy machine
+    assert process.returncode == code, errors
+
+
+def test_a_swallowed_interrupt_is_one_all_the_same() -> None:
+    text = """
+import os, time
+open("began_" + os.environ["RANK"], "w").close()
+try:
+    time.sleep(100)
+except KeyboardInterrupt:
+    pass
+"""
+    process = start("-q", "--cpu", "--num-processes", "2", script(text))
+    while len(list(Path.cwd().glob("began_?"))) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert errors == "headway: interrupted\n"
 
 
 def test_the_same_exception_twice_is_not_tried_a_third_time() -> None:

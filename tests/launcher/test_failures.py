@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from headway.contract import Crash
 from headway.launcher.failures import Failure, RankExit, find_failure, ranges
+from headway.status import Crash
 
 BOOM = Crash(2.0, "ValueError", "boom", "Traceback ...\nValueError: boom\n")
 PEER = Crash(2.1, "RuntimeError", "Connection closed by peer", "Traceback ...\nRuntimeError\n")

@@ -30,7 +30,9 @@ def plan(
     environ: Mapping[str, str] | None = None,
     *,
     layer: str = "flag",
+    program: Program = SCRIPT,
     supervise: bool = False,
+    in_process: bool = False,
     **values: Any,
 ) -> LaunchPlan:
     entries = {
@@ -41,10 +43,11 @@ def plan(
     return build_plan(
         resolve([entries], machine, environ),
         machine,
-        SCRIPT,
+        program,
         python="/bin/python",
         environ=environ,
         supervise=supervise,
+        in_process=in_process,
     )
 
 
@@ -212,6 +215,25 @@ REFUSED: dict[str, tuple[Machine, dict[str, Any], type[HeadwayError], str]] = {
         ConfigError,
         "follows from the setting mixed_precision",
     ),
+    "a rank to show that is not there": (
+        LAPTOP,
+        {"ranks": "0-2", "num_processes": "2"},
+        ConfigError,
+        "ranks names rank 2, but ranks are from 0 to 1",
+    ),
+    "another rank than the only one": (LAPTOP, {"ranks": "1"}, ConfigError, "the only rank is 0"),
+    "a rank to debug that is not there": (
+        LAPTOP,
+        {"debug_rank": "2", "num_processes": "2"},
+        ConfigError,
+        "debug_rank names rank 2",
+    ),
+    "a rank to debug among machines": (
+        LAPTOP,
+        {"debug_rank": "1", "num_machines": "2", "main_address": "a"},
+        ConfigError,
+        "other machines would not wait",
+    ),
     "threads said twice": (
         LAPTOP,
         {"env": "OMP_NUM_THREADS=3", "threads_per_process": "2"},
@@ -229,6 +251,45 @@ def test_what_cannot_be_honoured_is_refused_with_reason_place_and_fix(case: str)
     for problem in caught.value.problems:
         assert problem.where
         assert problem.fix
+
+
+@pytest.mark.parametrize(
+    ("reason", "place", "values"),
+    [
+        ("num_processes is 2", "--num-processes", {"num_processes": "2"}),
+        ("log_dir is logs", "--log-dir", {"log_dir": "logs"}),
+        ("--supervise", "--supervise", {"supervise": True}),
+        ("Python", "--no-python", {"program": Program("/bin/ls", kind="program")}),
+    ],
+)
+def test_what_cannot_run_in_this_process_is_refused(
+    reason: str, place: str, values: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        plan(in_process=True, **values)
+    assert place in caught.value.problems[0].where
+
+
+def test_a_plan_in_this_process_says_so() -> None:
+    launch = plan(in_process=True, env="PYTHONHASHSEED=0 A=1")
+    assert "in this interpreter" in describe(launch)
+    assert "PYTHONHASHSEED" in launch.notes[0]
+    assert len(launch.notes) == 1
+
+
+def test_ranks_that_are_chosen_or_debugged_need_no_launcher_beside_the_only_one() -> None:
+    assert plan(ranks="0", debug_rank="0").supervised is None
+
+
+def test_a_debugged_run_says_who_has_the_terminal_and_what_it_goes_without() -> None:
+    launch = plan(SERVER, num_processes="2", debug_rank="1", ranks="0", log_dir="logs")
+    assert "rank 1 has the terminal" in summary(launch)
+    assert "ranks has no effect beside debug_rank (flag --ranks)" in launch.notes
+    assert "rank 1 writes to the terminal, and into no log file" in launch.notes
+    assert set_by(launch)["TORCH_NCCL_ENABLE_MONITORING"] == "0"
+    assert json.loads(set_by(launch)["HEADWAY_RUN"] or "")["timeouts_suspended"]
+    ls = Program("/bin/ls", kind="program")
+    assert "no timeouts in /bin/ls" in plan(program=ls, num_processes="2", debug_rank="1").notes[0]
 
 
 def test_cpu_ranks_on_a_mac_are_fine() -> None:

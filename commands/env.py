@@ -1,0 +1,80 @@
+"""`headway env`: the facts about this machine and nothing else, ready to paste into an issue."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from headway._version import __version__
+from headway.commands.flags import Parser
+from headway.commands.tables import print_table
+from headway.machine import Gpu, Host, Machine, detect_machine
+from headway.snapshot import to_json
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `headway env` with these words and return the exit code."""
+    parser = Parser(
+        "env",
+        "Print the facts about this machine, each with how it is known. Names and addresses of "
+        "machines and people, and variables that may hold secrets, are left out.",
+    )
+    parser.flag("--json", help="as one JSON object, which `--machine FILE` reads")
+    parsed = parser.parse_flags(argv)
+    machine = detect_machine(os.environ, full=True)
+    if parsed.json:
+        print(to_json(machine))
+    else:
+        print_table(("fact", "value"), list(_facts(machine)))
+    return 0
+
+
+def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
+    device, reason = machine.best_device()
+    torch = machine.torch
+    yield "headway", __version__
+    yield "torch", torch.version if torch else f"none: {machine.torch_reason}"
+    yield "device", f"{device} ({reason})"
+    yield "cores", f"{machine.cores} ({machine.cores_reason})"
+    yield "architecture", f"{machine.architecture}, as this Python sees it"
+    yield "gpus", f"{len(machine.gpus)} ({machine.gpus_reason})"
+    for index, gpu in enumerate(machine.gpus):
+        yield f"gpu {index}", _gpu(gpu)
+    if machine.driver is not None:
+        yield "driver", machine.driver
+    yield "mps", f"{'yes' if machine.mps else 'no'} ({machine.mps_reason})"
+    yield "scheduler", machine.scheduler or "none"
+    if machine.host is not None:
+        yield from _host(machine.host)
+
+
+def _gpu(gpu: Gpu) -> str:
+    parts = [
+        gpu.name,
+        f"{gpu.memory_bytes / 2**30:.0f} GiB",
+        "sm_" + "".join(map(str, gpu.capability)),
+        f"{gpu.compute_mode} mode",
+    ]
+    if gpu.use is not None:
+        percent = gpu.use.utilization_percent
+        busy = "" if percent is None else f", {percent} % busy"
+        parts.append(f"{gpu.use.memory_bytes / 2**30:.1f} GiB in use{busy}")
+        parts.append(f"{len(gpu.use.pids)} processes")
+    if gpu.is_mig:
+        parts.append(f"{len(gpu.slices)} MIG slices")
+    return ", ".join(parts)
+
+
+def _host(host: Host) -> Iterator[tuple[str, str]]:
+    for name, value in host._asdict().items():
+        if name in ("reasons", "variables"):
+            continue
+        if name.endswith("_bytes") and value is not None and value >= 0:
+            text = f"{value / 2**30:.2f} GiB"
+        elif isinstance(value, tuple):
+            text = ", ".join(value) or "none"
+        else:
+            text = {None: "none", -1: "unlimited"}.get(value, str(value))
+        yield name.removesuffix("_bytes"), f"{text} ({host.reasons[name]})"
+    for name, text in sorted(host.variables.items()):
+        yield name, repr(text)

@@ -1,0 +1,111 @@
+"""`headway stack PID`: print where all ranks of a running launch are."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import psutil
+
+from headway.commands.flags import Parser
+from headway.errors import ConfigError, LaunchError
+from headway.launcher.watch import mailbox, shows_stacks
+
+_WITHIN_S = 10.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `headway stack` with these words and return the exit code."""
+    parser = Parser(
+        "stack",
+        "Print the stacks of all ranks of a running `headway launch`, and which rank is behind. "
+        "The ranks go on. Ctrl-\\ in the launcher's own terminal does the same.",
+    )
+    parser.add_argument("pid", metavar="PID", help="process id of the launcher, or of a rank")
+    launcher = _launcher_of(_process(parser.parse_args(argv).pid))
+    with _box(launcher.pid) as fd:
+        os.kill(launcher.pid, signal.SIGQUIT)
+        text = _read(fd, launcher)
+    if not text:
+        is_there = launcher.is_running()
+        raise LaunchError(
+            f"the launcher did not answer within {_WITHIN_S:.0f} s"
+            if is_there
+            else "the launcher ended before it answered",
+            where=f"process {launcher.pid}",
+            fix="look at its own output: it prints the stacks there as well",
+        )
+    print(text, end="")
+    return 0
+
+
+def _process(text: str) -> psutil.Process:
+    try:
+        return psutil.Process(int(text))
+    except (ValueError, psutil.NoSuchProcess):
+        raise ConfigError(
+            f"{text!r} is not the id of a process that runs",
+            where="the command line",
+            fix="`pgrep -af headway` lists launchers",
+        ) from None
+
+
+def _launcher_of(process: psutil.Process) -> psutil.Process:
+    """Return the launcher that `process` is, or that it works for."""
+    for one in (process, *process.parents()):
+        with suppress(psutil.Error):
+            if _is_launch(one.cmdline()) and shows_stacks(one.pid):
+                return one
+    raise LaunchError(
+        f"process {process.pid} belongs to no launch that shows stacks, and SIGQUIT would end it",
+        where=f"its name is {process.name()!r}; a single process that was not started with "
+        "--supervise has no launcher",
+        fix="name the launcher or a rank of a running `headway launch`",
+    )
+
+
+def _is_launch(command: Sequence[str]) -> bool:
+    names = [os.path.basename(word) for word in command[:4]]
+    return "launch" in names and any(name in ("headway", "headway.exe") for name in names)
+
+
+@contextmanager
+def _box(pid: int) -> Iterator[int]:
+    """Make the pipe that the launcher writes its answer into, and remove it again."""
+    path = mailbox(pid)
+    folder = os.path.dirname(path)
+    try:
+        os.mkdir(folder, mode=0o700)
+        os.mkfifo(path, mode=0o600)
+    except OSError as error:
+        raise LaunchError(
+            f"{folder} cannot be made: {error.strerror}",
+            where="the folder for temporary files",
+            fix=f"if no other `headway stack {pid}` runs, remove {folder}",
+        ) from None
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+        os.unlink(path)
+        os.rmdir(folder)
+
+
+def _read(fd: int, writer: psutil.Process) -> str:
+    """Return what is written into the pipe, up to its end."""
+    data = b""
+    deadline = time.monotonic() + _WITHIN_S
+    while (left_s := deadline - time.monotonic()) > 0 and writer.is_running():
+        select.select([fd], [], [], left_s)
+        with suppress(BlockingIOError):
+            part = os.read(fd, 65536)
+            if not part and data:
+                break
+            data += part
+        time.sleep(0.01)  # before the writer comes, the pipe seems to be at its end
+    return data.decode(errors="replace")

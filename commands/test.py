@@ -1,0 +1,62 @@
+"""`headway test`: a real training of a few seconds under the plan that a launch would have here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from headway.commands.flags import Parser
+from headway.commands.tables import print_table
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `headway test` with these words: 0 when all is well, 1 when a check fails."""
+    parser = make_parser()
+    own, rest = parser.split(argv)
+    if rest:
+        parser.error(f"{rest[0]!r} is not expected here")
+    parsed = parser.parse_args(own)
+    words = [word for word in own if word != "--json"]
+    with tempfile.TemporaryDirectory(prefix="headway-test-") as folder:
+        results = os.path.join(folder, "results.json")
+        launch = [sys.executable, "-m", "headway", "launch", "--quiet", *words]
+        began = time.perf_counter()
+        code = subprocess.call([*launch, "-m", "headway.smoke", results])
+        seconds = time.perf_counter() - began
+        if not os.path.exists(results):  # the launch has said why, or machine 0 has the results
+            return code
+        with open(results, encoding="utf-8") as file:
+            checks = json.load(file)
+    whole = "from the command to the end of the last rank"
+    checks.append(
+        {"check": "whole", "status": "error" if code else "ok", "what": whole, "seconds": seconds}
+    )
+    if parsed.json:
+        print(json.dumps({"checks": checks}, indent=2))
+    else:
+        rows = [
+            (one["status"], one["check"], f"{one['seconds']:6.2f} s", one["what"]) for one in checks
+        ]
+        print_table(("", "check", "time", "finding"), rows)
+    return code or int(any(one["status"] == "error" for one in checks))
+
+
+def make_parser() -> Parser:
+    """Return the parser: the settings of a launch, and how to print."""
+    parser = Parser(
+        "test",
+        "Train for a few seconds as `headway launch` would here: all ranks start, exchange sums, "
+        "compute in the precision asked for, step as one process would, share the data out, and "
+        "read back what they saved.",
+    )
+    parser.flag("--json", help="as one JSON object: {checks}")
+    parser.flag("--cpu", help="the same as --device cpu")
+    parser.flag("--fit", help="adapt profile and environment to this machine")
+    parser.profile_flag()
+    parser.setting_flags()
+    return parser

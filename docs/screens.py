@@ -1,0 +1,72 @@
+"""Runs every `$ headway ...` in docs/*.md and writes what it prints into the page.
+
+    python docs/screens.py     from the root of the repository
+
+The commands run in a folder of their own, with an empty `train.py` and the recorded machines of
+tests/machines; names of this machine and its folders are replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+SCREEN = re.compile(r"```console\n\$ (headway .*)\n(?:[^`]|`(?!``))*```")
+TIMEOUT_S = 120
+
+
+def make_stage(folder: Path) -> None:
+    """Put into `folder` what the commands of the pages find."""
+    (folder / "train.py").write_text("print('trained')\n")
+    for recorded in (ROOT / "tests" / "machines").glob("*.json"):
+        shutil.copy(recorded, folder)
+
+
+def run(command: str, stage: Path) -> str:
+    """Return what a command of a page prints, both streams."""
+    environ = {
+        **os.environ,
+        "HOME": str(stage),
+        "XDG_CONFIG_HOME": str(stage / ".config"),
+        "PYTHONPATH": str(ROOT),
+    }
+    for name in [name for name in environ if name.startswith(("HEADWAY_", "ACCELERATE_"))]:
+        del environ[name]
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)],
+        cwd=stage,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    output = done.stdout.replace(sys.executable, "/home/me/.venv/bin/python")
+    output = output.replace(str(stage), "/home/me/project").replace(tempfile.gettempdir(), "/tmp")
+    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "laptop", output)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Path(folder)
+        make_stage(stage)
+        for page in PAGES:
+            page.write_text(
+                SCREEN.sub(
+                    lambda screen: f"```console\n$ {screen[1]}\n{run(screen[1], stage)}```",
+                    page.read_text(),
+                )
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Which GPU a script's own `devices=` means for this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.contract import Ranks
+from headway.devices import ALL, DeviceSpec, parse_devices
+from headway.errors import MachineError, UsageError
+from headway.machine import detect_machine
+
+Devices = int | str | Sequence[int | str]
+
+CALL = "the script's Accelerator(...)"
+
+
+def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | None:
+    """Return the index of the one GPU that `devices` names; None where it leaves that open.
+
+    An idle GPU is found here, and not claimed: that is the launcher's to do.
+
+    Args:
+        devices: as the setting of the same name; a number is a count.
+        device: auto, cpu, cuda, gpu or mps.
+        ranks: this process's place among those that a launcher started; None without a launcher.
+
+    Raises:
+        UsageError: it names no GPUs, other ones than the launcher gave, or several for one process.
+        MachineError: this machine has no such GPU, or nobody can use it.
+    """
+    spec = _spec(devices)
+    if spec == ALL:
+        return None
+    if ranks is not None:
+        if spec.size not in (None, ranks.local_world_size):
+            raise UsageError(
+                f"Accelerator(devices={devices!r}) means {spec.reading()}, but the launcher "
+                f"started {ranks.local_world_size} process(es) on this machine",
+                where=CALL,
+                fix=f"remove the argument, and pass `--devices {spec}` to headway launch",
+            )
+        return None
+    if device in ("cpu", "mps"):
+        if spec.size == 1 and spec.first == 1:
+            return None
+        raise UsageError(
+            f"Accelerator(devices={devices!r}) selects GPUs, and device is {device!r}",
+            where=CALL,
+            fix="remove devices; several CPU ranks: `headway launch --cpu --num-processes N`",
+        )
+    visible = detect_machine(full=spec.idle is not None).visible_gpus
+    selection = spec.select(visible)
+    if (spec.size or len(selection.indices)) > 1:
+        raise UsageError(
+            f"Accelerator(devices={devices!r}) means {spec.reading()}, and this is one process",
+            where=CALL,
+            fix=f"start it with `headway launch --devices {spec} script.py`",
+        )
+    if selection.wrong or not selection.indices:
+        raise MachineError(
+            f"Accelerator(devices={devices!r}) means {spec.reading()}, but "
+            f"{'; '.join(selection.wrong) or 'no GPU can be used'}",
+            where=CALL,
+            fix="name a GPU that exists; `headway env` lists them",
+        )
+    return selection.indices[0]
+
+
+def _spec(devices: object) -> DeviceSpec:
+    items = list(devices) if isinstance(devices, (list, tuple)) else [devices]
+    try:
+        if any(isinstance(one, bool) or not isinstance(one, (int, str)) for one in items):
+            raise ValueError("which is neither a count, nor a list of indices, nor a text")
+        texts = [str(one) for one in items]
+        return parse_devices(texts if isinstance(devices, (list, tuple)) else texts[0])
+    except ValueError as error:
+        raise UsageError(
+            f"devices is {devices!r}, {error}",
+            where=CALL,
+            fix="pass a count (1), a list ([0]) or a text ('0,', 'idle:1')",
+        ) from None

@@ -1,0 +1,194 @@
+"""A training of a few seconds that proves a launch: `headway test` starts it on every rank.
+
+headway launch --num-processes 2 -m headway.smoke results.json
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from headway.accelerator import Accelerator
+from headway.collectives import gather_object
+from headway.contract import Ranks, read_ranks
+from headway.seeding import set_seed
+
+REDUCED_BYTES = 2**24  # of an all-reduce, per rank
+REPETITIONS = 5
+DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TOLERANCES = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}  # of weights after one step, to fp32
+
+
+class Outcome(NamedTuple):
+    """What one check found on one rank."""
+
+    is_right: bool
+    what: str
+
+
+Check = Callable[[Accelerator, str], Outcome]
+
+
+def main(results: str) -> None:
+    """Run all checks on this rank; rank 0 writes their outcomes to the file `results` as JSON."""
+    began = time.perf_counter()
+    accelerator = Accelerator()
+    accelerator.gradient_accumulation_steps = 1
+    rows = [_row("start", Outcome(True, _placed(accelerator)), began)]
+    for name, check in CHECKS.items():
+        began = time.perf_counter()
+        mine = check(accelerator, results)
+        outcomes = [Outcome(*one) for one in gather_object([tuple(mine)])]
+        wrong = [f"rank {rank}: {one.what}" for rank, one in enumerate(outcomes) if not one[0]]
+        rows.append(_row(name, Outcome(not wrong, "; ".join(wrong) or outcomes[0].what), began))
+    if accelerator.is_main_process:
+        with open(results, "w", encoding="utf-8") as file:
+            json.dump(rows, file)
+    accelerator.end_training()
+
+
+def _row(name: str, outcome: Outcome, began: float) -> dict[str, object]:
+    status = "ok" if outcome.is_right else "error"
+    seconds = time.perf_counter() - began
+    return {"check": name, "status": status, "what": outcome.what, "seconds": seconds}
+
+
+def _placed(accelerator: Accelerator) -> str:
+    ranks = accelerator.num_processes
+    kind = accelerator.distributed_type.value
+    return f"{ranks} rank{'s' * (ranks > 1)} on {accelerator.device.type} ({kind})"
+
+
+def check_ranks(accelerator: Accelerator, _: str) -> Outcome:
+    """Every rank is there once, and knows its place."""
+    ranks = gather_object([accelerator.process_index])
+    promised = (read_ranks() or Ranks()).world_size
+    is_right = ranks == list(range(promised))
+    return Outcome(is_right, f"ranks {', '.join(map(str, ranks))} of {promised}")
+
+
+def check_all_reduce(accelerator: Accelerator, _: str) -> Outcome:
+    """A sum over all ranks is right; its bandwidth as nccl-tests counts it (PERFORMANCE.md)."""
+    size = accelerator.num_processes
+    if size == 1:
+        return Outcome(True, "one rank has nobody to exchange with")
+    numbers = torch.full((REDUCED_BYTES // 4,), accelerator.process_index + 1.0)
+    numbers = numbers.to(accelerator.device)
+    total = accelerator.reduce(numbers)  # warms up, too
+    seconds = []
+    for _repetition in range(REPETITIONS):
+        accelerator.wait_for_everyone()
+        began = time.perf_counter()
+        accelerator.reduce(numbers)[0].item()  # .item() waits for the device
+        seconds.append(time.perf_counter() - began)
+    bandwidth = REDUCED_BYTES / min(seconds) * 2 * (size - 1) / size
+    is_right = bool((total == size * (size + 1) / 2).all())
+    return Outcome(
+        is_right,
+        f"{REDUCED_BYTES // 2**20} MiB, sum {'right' if is_right else 'wrong'}, "
+        f"bus bandwidth {bandwidth / 1e9:.2f} GB/s",
+    )
+
+
+def check_precision(accelerator: Accelerator, _: str) -> Outcome:
+    """A prepared model really multiplies matrices in the precision that was asked for."""
+    seen: list[torch.dtype] = []
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    model[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    prepared = accelerator.prepare(model)
+    prepared(torch.ones(2, 8, device=accelerator.device))
+    accelerator.free_memory()
+    wanted = DTYPES[accelerator.mixed_precision]
+    return Outcome(seen == [wanted], f"matrices are multiplied in {_name(seen[0])}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def check_step(accelerator: Accelerator, _: str) -> Outcome:
+    """One step of all ranks on their shares equals one process's step on the whole batch."""
+    set_seed(0)
+    size, rank = accelerator.num_processes, accelerator.process_index
+    inputs = torch.randn(8 * size, 16).to(accelerator.device)
+    targets = torch.randn(8 * size, 4).to(accelerator.device)
+    alone = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
+    alone.to(accelerator.device)
+    together = copy.deepcopy(alone)
+    mse = torch.nn.functional.mse_loss
+
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    mse(alone(inputs), targets).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+    model, optimizer = accelerator.prepare(together, torch.optim.SGD(together.parameters(), lr=0.1))
+    mine = slice(rank, None, size)
+    for _attempt in range(20):  # fp16 finds its loss scale by steps that overflow
+        accelerator.backward(mse(model(inputs[mine]), targets[mine]))
+        optimizer.step()
+        optimizer.zero_grad()
+        if not accelerator.optimizer_step_was_skipped:
+            break
+    pairs = zip(together.parameters(), alone.parameters(), strict=True)
+    difference = max(float((one - other).detach().abs().max()) for one, other in pairs)
+    accelerator.free_memory()
+    return Outcome(
+        difference <= TOLERANCES[accelerator.mixed_precision],
+        f"weights differ by {difference:.1e} from one process's",
+    )
+
+
+def check_loader(accelerator: Accelerator, _: str) -> Outcome:
+    """The ranks' shares of a data set are all of its samples, each once."""
+    count = 11 * accelerator.num_processes + 3  # not divisible by batch size or ranks
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(count)), batch_size=4))
+    samples: list[int] = []
+    for (batch,) in loader:
+        samples += accelerator.gather_for_metrics(batch).tolist()
+    accelerator.free_memory()
+    is_right = samples == list(range(count))
+    return Outcome(is_right, f"{count} samples, {'each once' if is_right else f'got {samples}'}")
+
+
+def check_checkpoint(accelerator: Accelerator, results: str) -> Outcome:
+    """What rank 0 saves, each rank of its machine loads again, bit by bit."""
+    set_seed(1)
+    model = accelerator.prepare(torch.nn.Linear(64, 64))
+    path = f"{results}.pt"
+    accelerator.save(accelerator.get_state_dict(model), path)
+    accelerator.wait_for_everyone()
+    if not os.path.exists(path):  # rank 0 is on another machine
+        outcome = Outcome(True, "written on the first machine")
+    else:
+        loaded = torch.load(path, map_location=accelerator.device, weights_only=True)
+        state = accelerator.get_state_dict(model)
+        is_right = all(torch.equal(loaded[name], state[name]) for name in state)
+        size = os.path.getsize(path) // 1024
+        outcome = Outcome(is_right, f"{size} KiB, {'equal' if is_right else 'changed'} again")
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        os.unlink(path)
+    accelerator.free_memory()
+    return outcome
+
+
+CHECKS: dict[str, Check] = {
+    "ranks": check_ranks,
+    "all-reduce": check_all_reduce,
+    "precision": check_precision,
+    "training step": check_step,
+    "data loader": check_loader,
+    "checkpoint": check_checkpoint,
+}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

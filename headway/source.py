@@ -1,0 +1,94 @@
+"""What the probes ask of a system: files, drivers, tools. Tests answer from recordings instead."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+class Source:
+    """This machine. A recording overrides the answers; the probes above stay the real ones.
+
+    Args:
+        root: where /proc, /sys and /etc are found.
+    """
+
+    platform = sys.platform
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = root
+
+    def read(self, path: str) -> str:
+        """Return the text of a file below the root; empty where it cannot be read."""
+        try:
+            with open(os.path.join(self.root, path), encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except OSError:
+            return ""
+
+    def names_in(self, path: str) -> list[str]:
+        """Return the names in a folder below the root, sorted; none where there is no folder."""
+        try:
+            return sorted(os.listdir(os.path.join(self.root, path)))
+        except OSError:
+            return []
+
+    def architecture(self) -> str:
+        """Return what this Python runs on: x86_64 also for an Intel Python under Rosetta."""
+        return os.uname().machine if hasattr(os, "uname") else ""
+
+    def usable_cores(self) -> int:
+        """Return how many cores the scheduler lets this process use."""
+        if hasattr(os, "sched_getaffinity"):
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
+
+    def nvml(self) -> Any | None:
+        """Return nvidia-ml-py, or None where it is not installed."""
+        try:
+            import pynvml
+        except ImportError:
+            return None
+        return pynvml
+
+    def torch_version_file(self) -> str:
+        """Return the text of the installed torch's version.py; torch itself is not imported."""
+        from importlib.util import find_spec
+
+        spec = find_spec("torch")
+        if spec is None or not spec.submodule_search_locations:
+            return ""
+        return Source("/").read(os.path.join(spec.submodule_search_locations[0], "version.py"))
+
+    def output_of(self, command: Sequence[str]) -> str:
+        """Return what a tool prints.
+
+        Raises:
+            OSError: there is no such tool, it fails, or it takes longer than 30 s.
+        """
+        import subprocess
+
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        except subprocess.SubprocessError as error:
+            raise OSError(str(error)) from None
+        return done.stdout
+
+    def bytes_in(self, path: str) -> tuple[int, int] | None:
+        """Return the size of the file system at `path` and what is free of it, in bytes."""
+        try:
+            there = os.statvfs(os.path.join(self.root, path))
+        except (OSError, AttributeError):
+            return None
+        return there.f_frsize * there.f_blocks, there.f_frsize * there.f_bavail
+
+    def limit(self, name: str) -> int | None:
+        """Return this process's soft limit RLIMIT_<name>; -1 is unlimited, None unknown."""
+        try:
+            import resource
+
+            return resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
+        except (ImportError, AttributeError):
+            return None

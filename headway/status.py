@@ -1,0 +1,102 @@
+"""What a worker process tells its launcher: records, one JSON line each, up the status channel.
+
+Without a launcher nobody listens, and telling costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+_BEAT_EVERY_S = 1.0
+
+
+class Crash(NamedTuple):
+    """How an unhandled exception ended a rank's program."""
+
+    time: float  # seconds since the epoch
+    kind: str  # the exception's class
+    message: str
+    traceback: str  # as Python prints it, without the launcher's frames
+
+
+class Progress(NamedTuple):
+    """How far a training has come."""
+
+    step: int = 0  # optimizer steps done
+    phase: str = "script"  # what the runtime is doing; script: the user's own code
+
+
+class _Channel:
+    """This process's end of the status channel."""
+
+    fd: int | None = None
+    progress = Progress()
+    told_at = 0.0  # when the last heartbeat went out, on the monotonic clock
+
+
+def open_channel(fd: int) -> None:
+    """Send this process's records to `fd`; what it forks is another process, and sends none."""
+    _Channel.fd = fd
+    os.register_at_fork(after_in_child=_close_channel)
+
+
+def _close_channel() -> None:
+    _Channel.fd = None
+
+
+def is_heard() -> bool:
+    """Return whether a launcher listens."""
+    return _Channel.fd is not None
+
+
+def tell(**record: object) -> None:
+    """Send one record, if anybody listens."""
+    if _Channel.fd is not None:
+        with suppress(OSError):  # the launcher is gone
+            os.write(_Channel.fd, encode_record(record))
+
+
+def progress() -> Progress:
+    """Return how far this process has come."""
+    return _Channel.progress
+
+
+def beat(step: int | None = None, phase: str | None = None) -> None:
+    """Note progress; a heartbeat goes to the launcher, at most one each second."""
+    if _Channel.fd is None:
+        return
+    before = _Channel.progress
+    _Channel.progress = Progress(
+        before.step if step is None else step, before.phase if phase is None else phase
+    )
+    now = time.monotonic()
+    if now - _Channel.told_at > _BEAT_EVERY_S:
+        _Channel.told_at = now
+        tell(beat=True, progress=_Channel.progress)
+
+
+@contextmanager
+def in_phase(name: str) -> Iterator[None]:
+    """Say that the runtime does `name` (data, backward, step, ...) for a while."""
+    before = _Channel.progress.phase
+    beat(phase=name)
+    try:
+        yield
+    finally:
+        beat(phase=before)
+
+
+def encode_record(record: Mapping[str, object]) -> bytes:
+    """Return a record as the line that goes up the status channel."""
+    return json.dumps(record).encode() + b"\n"
+
+
+def decode_records(data: bytes) -> tuple[list[dict[str, Any]], bytes]:
+    """Return the records in what has come up a status channel, and the unfinished rest."""
+    *lines, rest = data.split(b"\n")
+    return [json.loads(line) for line in lines], rest

@@ -1,0 +1,282 @@
+"""What contradicts itself, what this machine cannot do, and what should be said all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway import contract
+from headway.devices import ALL
+from headway.errors import Problem
+from headway.launcher.variables import RANK_VARIABLES, SETTING_OF, counts_fastest_first
+from headway.machine import Gpu, Machine
+from headway.settings import Settings
+
+
+def contradictions(settings: Settings) -> list[Problem]:
+    """Return what is wrong with the settings on any machine."""
+    problems = []
+    device, processes = settings.device, settings.num_processes
+    if device == "cpu" and settings.mixed_precision == "fp16":
+        problems.append(
+            Problem(
+                "mixed_precision is 'fp16', but on a CPU only bf16 is supported",
+                _where(settings, "mixed_precision", "device"),
+                "set `mixed_precision: bf16`, or pass --mixed-precision bf16",
+            )
+        )
+    is_only_one = device == "mps" and settings.devices.first == 1
+    if device != "cuda" and settings.devices != ALL and not is_only_one:
+        problems.append(
+            Problem(
+                f"devices is {str(settings.devices)!r}, but it selects GPUs, "
+                f"and device is {device!r}",
+                _where(settings, "devices", "device"),
+                "for several CPU ranks set num_processes; for GPUs set `device: cuda`",
+            )
+        )
+    size = settings.devices.size
+    both = device == "cuda" and _said(settings, "devices", "num_processes")
+    if both and size not in (None, processes):
+        problems.append(
+            Problem(
+                f"devices selects {size} GPUs ({settings.devices.reading()}), "
+                f"but num_processes is {processes}",
+                _where(settings, "devices", "num_processes"),
+                "leave one of the two out, or make them agree",
+            )
+        )
+    problems += _contradictions_of_machines(settings)
+    for name in settings.env:
+        if name in RANK_VARIABLES or name == contract.VARIABLE:
+            problems.append(
+                Problem(
+                    f"env sets {name}, which the launcher sets for each process",
+                    _where(settings, "env"),
+                    f"remove {name} from `env`",
+                )
+            )
+        if name in SETTING_OF:
+            problems.append(
+                Problem(
+                    f"env sets {name}, which follows from the setting {SETTING_OF[name]}",
+                    _where(settings, "env", SETTING_OF[name]),
+                    f"set {SETTING_OF[name]} instead",
+                )
+            )
+    if "OMP_NUM_THREADS" in settings.env and _said(settings, "threads_per_process"):
+        problems.append(
+            Problem(
+                f"threads_per_process is {settings.threads_per_process}, but env sets "
+                f"OMP_NUM_THREADS={settings.env['OMP_NUM_THREADS']}",
+                _where(settings, "threads_per_process", "env"),
+                "leave one of the two out",
+            )
+        )
+    return problems
+
+
+def _contradictions_of_machines(settings: Settings) -> list[Problem]:
+    machines, rank = settings.num_machines, settings.machine_rank
+    if rank >= machines:
+        return [
+            Problem(
+                f"machine_rank is {rank}, but with num_machines {machines} "
+                + (f"it is from 0 to {machines - 1}" if machines > 1 else "the only machine is 0"),
+                _where(settings, "machine_rank", "num_machines"),
+                "give every machine its own rank, counted from 0, and the same num_machines",
+            )
+        ]
+    if machines > 1 and settings.main_address is None:
+        return [
+            Problem(
+                f"num_machines is {machines}, but nobody says where machine 0 is",
+                _where(settings, "num_machines"),
+                "pass --main-address with the name or IP address of machine 0, on every machine",
+            )
+        ]
+    return []
+
+
+def impossible_here(settings: Settings, machine: Machine) -> list[Problem]:
+    """Return what this machine cannot do."""
+    if settings.device == "mps":
+        return _impossible_on_mps(settings, machine)
+    if settings.device == "cuda":
+        return _impossible_on_cuda(settings, machine)
+    return []
+
+
+def _impossible_on_mps(settings: Settings, machine: Machine) -> list[Problem]:
+    if not machine.mps:
+        return [
+            Problem(
+                f"device is 'mps', but this machine has none: {machine.mps_reason}",
+                _where(settings, "device"),
+                machine.mps_fix or "set `device: auto`, or pass --cpu",
+            )
+        ]
+    problems = []
+    if settings.num_processes * settings.num_machines > 1:
+        problems.append(
+            Problem(
+                f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
+                "but MPS is one device in one process, without a process group",
+                _where(settings, "num_processes", "num_machines", "device"),
+                f"use one process, or CPU ranks: --cpu --num-processes {settings.num_processes}",
+            )
+        )
+    from headway.apple import why_no_precision
+
+    reason = why_no_precision(settings.mixed_precision, machine)
+    if reason is not None:
+        problems.append(
+            Problem(
+                f"mixed_precision is {settings.mixed_precision!r}, but {reason}",
+                _where(settings, "mixed_precision"),
+                "set `mixed_precision: no`, or update",
+            )
+        )
+    return problems
+
+
+def _impossible_on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
+    visible = machine.visible_gpus
+    if not visible:
+        is_hidden = machine.gpus and machine.torch_obstacle is None
+        count = settings.num_processes
+        asked = f"device is 'cuda' for {count} processes" if count > 1 else "device is 'cuda'"
+        return [
+            Problem(
+                f"{asked}, but this machine shows no GPU: {machine.why_no_gpu}",
+                _where(settings, "device", *(["num_processes"] if count > 1 else [])),
+                "unset CUDA_VISIBLE_DEVICES"
+                if is_hidden
+                else "set `device: auto`, or pass --cpu; `headway doctor` says more",
+            )
+        ]
+    selection = settings.devices.select(visible)
+    if selection.wrong:
+        exists = ", ".join(f"{index} {gpu.name}" for index, gpu in enumerate(visible))
+        return [
+            Problem(
+                f"devices is {str(settings.devices)!r} ({settings.devices.reading()}), but "
+                f"{'; '.join(selection.wrong)}; this machine shows {machine.describe_gpus()}: "
+                f"{exists}",
+                _where(settings, "devices"),
+                "wait for them with --wait, or ask for fewer"
+                if settings.devices.idle
+                else "name GPUs that exist, or `devices: all`",
+            )
+        ]
+    if not selection.indices:
+        return [
+            Problem(
+                f"device is 'cuda', but no GPU can be used: {'; '.join(selection.passed_over)}",
+                _where(settings, "device"),
+                "set `device: auto`, or pass --cpu",
+            )
+        ]
+    selected = [visible[index] for index in selection.indices[: settings.num_processes]]
+    return [
+        *_too_many_processes(settings, machine, len(selection.indices)),
+        *_impossible_precision(settings, selected),
+    ]
+
+
+def _too_many_processes(settings: Settings, machine: Machine, selected: int) -> list[Problem]:
+    processes = settings.num_processes
+    if processes > 1 and any(gpu.slice_of for gpu in machine.visible_gpus):
+        return [
+            Problem(
+                f"num_processes is {processes}, but CUDA shows a process one MIG slice only, and "
+                "NCCL joins no slices",
+                _where(settings, "num_processes", "devices"),
+                "--num-processes 1; one launch for each slice, or GPUs without MIG",
+            )
+        ]
+    if processes > selected:
+        return [
+            Problem(
+                f"num_processes is {processes}, but this machine shows {machine.describe_gpus()}",
+                _where(settings, "num_processes", "device"),
+                f"--num-processes {selected}, or CPU ranks: --cpu --num-processes {processes}",
+            )
+        ]
+    return []
+
+
+def _impossible_precision(settings: Settings, selected: Sequence[Gpu]) -> list[Problem]:
+    if settings.mixed_precision != "bf16":
+        return []
+    without = [gpu for gpu in selected if gpu.capability < (8, 0)]
+    if not without:
+        return []
+    compute = "sm_" + "".join(map(str, without[0].capability))
+    return [
+        Problem(
+            f"mixed_precision is 'bf16', but a GPU ({without[0].name}, {compute}) has no bf16",
+            _where(settings, "mixed_precision"),
+            "set `mixed_precision: fp16`, or pass --mixed-precision fp16",
+        )
+    ]
+
+
+def notes(settings: Settings, machine: Machine, supervised: str | None) -> list[str]:
+    """Return what is not wrong, and yet should be said before the start."""
+    return [
+        *_without_effect(settings, supervised),
+        *(_about_gpus(settings, machine) if settings.device == "cuda" else []),
+    ]
+
+
+def _without_effect(settings: Settings, supervised: str | None) -> list[str]:
+    """Name what was set for this very launch and has no effect in it."""
+    where: dict[str, str] = {}
+    if settings.num_machines == 1:
+        where |= {"main_address": "on one machine", "main_port": "on one machine"}
+    if settings.device != "mps":
+        where["mps_fallback"] = f"on {settings.device}"
+    if settings.debug_rank is not None and supervised is not None:
+        where |= {"ranks": "beside debug_rank", "hang_timeout": "beside debug_rank"}
+    return [
+        f"{name} has no effect {place} ({settings.origin(name)})"
+        for name, place in where.items()
+        if settings.origin(name).layer in ("flag", "environment")
+    ]
+
+
+def _about_gpus(settings: Settings, machine: Machine) -> list[str]:
+    devices = settings.devices
+    selection = devices.select(machine.visible_gpus)
+    said = []
+    if settings.origin("devices").layer in ("flag", "environment") and devices.first is not None:
+        said.append(f"devices {devices} = {devices.reading()}")
+    if devices.idle is not None:
+        said.append(f"devices {devices} = GPU {', '.join(map(str, selection.indices))}")
+    said += [f"passed over {reason}" for reason in selection.passed_over]
+    slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
+    if slices > 1 and devices.size is None:
+        said.append(f"of {slices} MIG slices one is used, as CUDA shows a process no more")
+    indices = [name for name in (*(devices.named or ()), *devices.without) if isinstance(name, int)]
+    if machine.scheduler is not None and indices:
+        said.append(
+            f"devices names GPUs by index ({devices}; {settings.origin('devices')}), but "
+            f"{machine.scheduler} hands out the GPUs of this node: a count such as "
+            f"--devices {len(selection.indices)} also holds elsewhere"
+        )
+    mask = machine.cuda_visible_devices or ""
+    if counts_fastest_first(machine) and any(part.strip().isdecimal() for part in mask.split(",")):
+        said.append(
+            f"CUDA_VISIBLE_DEVICES={mask} counts the fastest GPU first, and nvidia-smi by slot; "
+            "with CUDA_DEVICE_ORDER=PCI_BUS_ID both count alike"
+        )
+    return said
+
+
+def _said(settings: Settings, *names: str) -> bool:
+    """True when somebody set all of these, rather than a default or a detection."""
+    return all(settings.origin(name).layer not in ("default", "detected") for name in names)
+
+
+def _where(settings: Settings, *names: str) -> str:
+    return "; ".join(f"{name}: {settings.origin(name)}" for name in names)

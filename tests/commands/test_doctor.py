@@ -1,0 +1,282 @@
+"""`headway doctor` names what is wrong, with its fix; `headway env` prints facts to replay."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from headway.commands import doctor
+from headway.commands.main import main
+from headway.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
+from headway.machine import detect_machine
+from headway.snapshot import load_machine
+from tests.machines.recorded import FOLDER, RECORDINGS, Recorded
+
+
+def found(name: str, **variables: str) -> list[Finding]:
+    """Return what is wrong with a recorded machine, with more variables than it had."""
+    recording = RECORDINGS[name]
+    environ = {**recording.environ, **variables}
+    machine = detect_machine(environ, Recorded(recording), full=True)
+    return [finding for finding in diagnose(machine) if finding.status != OK]
+
+
+WRONG = {
+    "cpu_torch_on_gpu_box": (ERROR, "device", "built without CUDA", "whl/cu130"),
+    "driver_too_old": (ERROR, "device", "535.129.03 is too old", "whl/cu126"),
+    "mac_rosetta": (ERROR, "device", "Rosetta emulates", "conda"),
+    "mac_12_2": (ERROR, "device", "older than 12.3", "update macOS"),
+    "mac_torch_without_mps": (ERROR, "device", "built without MPS", "pip install -U torch"),
+    "mac_intel": (WARNING, "device", "Intel CPU", ""),
+    "mac_virtual": (WARNING, "device", "virtual machine", ""),
+    "mac_m2": (WARNING, "limits", "only 256 open files", "ulimit -n"),
+    "mask_empty": (WARNING, "device", "CUDA_VISIBLE_DEVICES='' hides", "unset"),
+    "gpu_prohibited": (WARNING, "compute mode", "GPU 0", "nvidia-smi -i 0 -c DEFAULT"),
+    "gpu_exclusive": (WARNING, "compute mode", "process 4242 has it", "--devices ^0"),
+    "gpu_ecc_errors": (ERROR, "ECC", "3 uncorrected memory errors", "--gpu-reset"),
+    "container_half_core_2gib": (WARNING, "/dev/shm", "64 MiB", "--shm-size"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_machine_is_found_with_its_fix(name: str) -> None:
+    status, check, what, fix = WRONG[name]
+    assert any(
+        (one.status, one.check) == (status, check) and what in one.what and fix in one.fix
+        for one in found(name)
+    ), found(name)
+
+
+@pytest.mark.parametrize("name", ["laptop_cpu", "gpu_4", "gpu_8_h100", "slurm_node", "amd_2"])
+def test_nothing_is_wrong_with_a_machine_that_is_fine(name: str) -> None:
+    assert found(name) == []
+
+
+def test_a_mask_that_names_a_gpu_that_is_not_there_is_found() -> None:
+    (finding,) = found("gpu_4", CUDA_VISIBLE_DEVICES="1,9,2")
+    assert "names a GPU that is not there" in finding.what
+    assert "1 GPU (NVIDIA A100" in finding.what
+
+
+def test_torch_before_1_13_on_a_mac_gets_a_warning() -> None:
+    assert any(one.check == "torch" and "before 1.13" in one.what for one in found("mac_12_2"))
+
+
+def test_a_quota_below_the_thread_count_is_found() -> None:
+    (threads,) = [one for one in found("container_half_core_2gib") if one.check == "threads"]
+    assert "cgroup quota of 0.5 cores, but torch alone starts 32 threads" in threads.what
+    (threads,) = found("laptop_cpu", OMP_NUM_THREADS="64")
+    assert "OMP_NUM_THREADS=64" in threads.what
+    assert "export OMP_NUM_THREADS=8" in threads.fix
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "status", "what"),
+    [
+        ("RANK", "0", WARNING, "left of another launch"),
+        ("OMP_NUM_THREADS", "many", WARNING, "is no number"),
+        ("CUDA_LAUNCH_BLOCKING", "1", WARNING, "every kernel waits"),
+        ("NCCL_P2P_DISABLE", "1", WARNING, "through the CPU's memory"),
+        ("NCCL_ASYNC_ERROR_HANDLING", "1", WARNING, "is not read any more"),
+        ("NCCL_SOCKET_IFNAME", "ib0", ERROR, "no such network interface"),
+        ("NCCL_SOCKET_IFNAME", "=eth", ERROR, "no such network interface"),
+        ("GLOO_SOCKET_IFNAME", "eth", ERROR, "no such network interface"),
+    ],
+)
+def test_a_stale_variable_is_found(variable: str, value: str, status: str, what: str) -> None:
+    (finding,) = found("gpu_4", **{variable: value})
+    assert (finding.status, finding.check) == (status, "variables")
+    assert what in finding.what
+    assert variable in finding.what
+    assert finding.fix
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("NCCL_SOCKET_IFNAME", "eth"), ("NCCL_SOCKET_IFNAME", "^docker"), ("NCCL_P2P_DISABLE", "0")],
+)
+def test_a_variable_that_is_fine_is_left_alone(variable: str, value: str) -> None:
+    assert found("gpu_4", **{variable: value}) == []
+
+
+def test_an_error_makes_the_exit_code_1_and_json_holds_machine_and_checks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recorded = str(FOLDER / "driver_too_old.json")
+    assert main(["doctor", "--machine", recorded, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["machine"]["driver"] == "535.129.03"
+    skipped = [one["check"] for one in told["checks"] if one["status"] == SKIPPED]
+    assert skipped == list(doctor.LIVE)
+    assert main(["doctor", "--machine", str(FOLDER / "gpu_4.json")]) == 0
+    assert "skipped" in capsys.readouterr().out
+
+
+def test_what_doctor_printed_is_a_machine_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    recorded = str(FOLDER / "gpu_4.json")
+    main(["doctor", "--machine", recorded, "--json"])
+    (tmp_path / "told.json").write_text(capsys.readouterr().out)
+    assert load_machine(str(tmp_path / "told.json")) == load_machine(recorded)
+
+
+class Answered(NamedTuple):
+    """What a child Python said about torch."""
+
+    stdout: str = ""
+    stderr: str = ""
+    returncode: int = 0
+
+
+FINE = {"version": "2.13", "cuda": {"count": 0}, "mps_built": True, "mps": True}
+
+
+def live(monkeypatch: pytest.MonkeyPatch, machine: str = "laptop_cpu", **torch: Any) -> str:
+    """Return the findings of the live checks as text; the child Python answers as told."""
+    answer = torch.pop("answered", Answered(json.dumps({**FINE, **torch})))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    findings = doctor._look_closer(load_machine(str(FOLDER / f"{machine}.json")))
+    return "\n".join(f"{one.status} {one.check} {one.what} {one.fix}" for one in findings)
+
+
+def test_a_profile_that_names_ranks_which_a_launch_would_not_have_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADWAY_RANKS", "0,1")
+    assert "error profile ranks names rank 1, but the only rank is 0" in live(monkeypatch)
+
+
+def test_a_machine_without_faults_passes_the_live_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = live(monkeypatch)
+    for check in doctor.LIVE:
+        assert check in text
+    assert "error" not in text
+
+
+@pytest.mark.parametrize(
+    ("machine", "torch", "what"),
+    [
+        ("gpu_4", {"cuda": {"count": 2}}, "torch sees 2 of 4 GPUs"),
+        (
+            "gpu_4",
+            {"cuda": {"count": 4, "error": "CUDA error: busy"}},
+            "fails on the first: CUDA error: busy",
+        ),
+        ("mac_m2", {"mps": False, "mps_built": False}, "it is built without MPS"),
+        (
+            "laptop_cpu",
+            {"answered": Answered(stderr="x\nImportError: libcudart", returncode=1)},
+            "torch cannot be imported: ImportError: libcudart",
+        ),
+    ],
+)
+def test_what_only_torch_knows_is_asked_of_a_child(
+    machine: str, torch: dict[str, Any], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert what in live(monkeypatch, machine, **torch)
+
+
+def test_mig_slices_are_one_gpu_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "error" not in live(monkeypatch, "gpu_mig", cuda={"count": 1})
+
+
+def test_a_broken_profile_is_found_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("headway.yaml").write_text("devise: cpu\n")
+    text = live(monkeypatch)
+    assert "error profile 'devise' is no setting; did you mean 'device'?" in text
+    assert "headway.yaml, line 1" in text
+
+
+def test_a_profile_of_another_machine_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("headway.yaml").write_text("device: cuda\n")
+    assert "headway launch --fit" in live(monkeypatch)
+
+
+def test_a_name_that_leads_to_a_dead_address_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("203.0.113.9", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: dead)
+    assert "leads to 203.0.113.9, which is not an address of this machine" in live(monkeypatch)
+
+
+def test_a_name_that_leads_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    assert "leads nowhere: Name or service not known" in live(monkeypatch)
+
+
+def test_a_port_that_is_taken_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setenv("HEADWAY_MAIN_PORT", str(port))
+        assert f"port {port} cannot be had" in live(monkeypatch)
+
+
+def test_a_first_machine_that_is_not_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("NUM_MACHINES", "2"), ("MACHINE_RANK", "1"), ("MAIN_ADDRESS", "10.9.9.9")):
+        monkeypatch.setenv(f"HEADWAY_{name}", value)
+
+    def fail(*_: object, **__: object) -> None:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    assert "error port machine 0 is not reached at 10.9.9.9:29500: timed out" in live(monkeypatch)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    assert "ok port machine 0 is reached" in live(monkeypatch)
+
+
+@pytest.mark.parametrize(("free", "status"), [(2**30, WARNING), (2**20, ERROR), (2**40, OK)])
+def test_a_full_disk_is_found(free: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(".")._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert f"{status} disk" in live(monkeypatch)
+
+
+def test_on_a_terminal_the_table_is_drawn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    main(["doctor", "--machine", str(FOLDER / "gpu_prohibited.json")])
+    out = capsys.readouterr().out
+    assert "finding" in out
+    assert "nvidia-smi -i 0 -c DEFAULT" in " ".join(out.split())
+
+
+def test_env_prints_facts_with_reasons_and_no_judgement(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    assert main(["env"]) == 0
+    out = capsys.readouterr().out
+    assert "NCCL_DEBUG" in out
+    assert "fix" not in out
+    assert socket.gethostname() not in out.split()
+
+
+def test_env_as_json_is_this_machine_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["env", "--json"]) == 0
+    (tmp_path / "machine.json").write_text(capsys.readouterr().out)
+    machine = load_machine(str(tmp_path / "machine.json"))
+    here = detect_machine(full=True)
+    assert machine.host is not None
+    assert here.host is not None
+    again = machine.host._replace(available_bytes=here.host.available_bytes)
+    assert machine._replace(host=again) == here

@@ -1,0 +1,174 @@
+"""`--debug-rank`: one rank has the terminal, the others are silent and wait for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.launching import HEADWAY, environment, is_alive, script
+
+pytestmark = pytest.mark.distributed
+
+SCRIPT = """
+import json, os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+group = dist.group.WORLD._get_backend(torch.device("cpu"))
+seen = {"pid": os.getpid(), "tty": sys.stdin.isatty(), "days": group.options._timeout.days}
+seen["stdin"] = "" if rank == 1 else sys.stdin.read()
+open(f"seen_{rank}.json", "w").write(json.dumps(seen))
+print("before", rank)
+dist.barrier()
+if rank == 1:
+    secret = 6 * 7
+    breakpoint()
+total = torch.ones(1) * rank
+dist.all_reduce(total)
+print("total", total.item(), flush=True)
+dist.destroy_process_group()
+"""
+WORDS = ["--cpu", "--num-processes", "3", "--debug-rank", "1"]
+
+
+def seen() -> list[dict[str, object]]:
+    return [json.loads(Path(f"seen_{rank}.json").read_text()) for rank in range(3)]
+
+
+@pytest.mark.parametrize("way", ["fork", "exec"])
+def test_a_rank_is_debugged_through_a_pipe_while_the_others_wait_in_silence(way: str) -> None:
+    done = subprocess.run(
+        [*HEADWAY, "-q", *WORDS, "--start-method", way, "--log-dir", "logs", script(SCRIPT)],
+        env=environment(),
+        input="p secret\nc\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "(Pdb) 42" in done.stdout
+    assert "before 1" in done.stdout
+    assert done.stdout.count("before") == done.stdout.count("total 3.0") == 1
+    assert [rank["stdin"] for rank in seen()] == ["", "", ""]
+    assert all(rank["days"] == 21 for rank in seen())
+    (run,) = Path("logs").iterdir()
+    assert sorted(path.name for path in run.iterdir()) == [
+        "rank_0_attempt_0.log",
+        "rank_2_attempt_0.log",
+    ]
+    assert "total 3.0" in (run / "rank_2_attempt_0.log").read_text()
+
+
+def test_quitting_the_debugger_ends_the_run_as_any_crash() -> None:
+    done = subprocess.run(
+        [*HEADWAY, "-q", *WORDS, script(SCRIPT)],
+        env=environment(),
+        input="q\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    if sys.version_info < (3, 14):  # later ones ask, and exit
+        assert "rank 1 of 3 failed with BdbQuit" in done.stderr
+
+
+class Terminal:
+    """A terminal with a launch in its foreground, and somebody who types and reads."""
+
+    def __init__(self, leader: int, process: subprocess.Popen[bytes]) -> None:
+        self._leader = leader
+        self.process = process
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._leader, text.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Wait until `text` is shown, and forget what was shown until then."""
+        deadline = time.monotonic() + 60
+        while text not in self.shown:
+            assert select.select([self._leader], [], [], deadline - time.monotonic())[0], self.shown
+            self.shown += os.read(self._leader, 65536).decode()
+        self.shown = self.shown.partition(text)[2]
+
+    def is_usual(self) -> bool:
+        """True when the terminal echoes, and collects lines."""
+        usual = termios.ECHO | termios.ICANON
+        return bool(termios.tcgetattr(self._leader)[3] & usual == usual)
+
+
+@contextmanager
+def terminal(*words: str) -> Iterator[Terminal]:
+    """Start `headway launch` in the foreground of a terminal of its own."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", FOREGROUND, *HEADWAY, "-q", *words],
+        env=environment(TERM="xterm"),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    try:
+        yield Terminal(leader, process)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+        os.close(leader)
+        os.close(follower)
+
+
+FOREGROUND = """
+import fcntl, os, signal, subprocess, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+process = subprocess.Popen(sys.argv[1:], preexec_fn=os.setpgrp)
+os.tcsetpgrp(0, process.pid)
+sys.exit(process.wait())
+"""  # what a shell does; without one in its session, Ctrl-Z could not stop anything
+
+
+def test_ctrl_c_at_the_prompt_interrupts_and_twice_it_ends_the_run() -> None:
+    with terminal(*WORDS, script(SCRIPT)) as screen:
+        screen.wait_for("(Pdb) ")
+        assert not screen.is_usual()  # the prompt edits lines
+        screen.type("p secret + 100\n")
+        screen.wait_for("142")
+        screen.wait_for("(Pdb) ")
+        screen.type("\x1b[A\n")  # arrow up: the line again
+        screen.wait_for("142")
+        screen.wait_for("(Pdb) ")
+        screen.type("\x1a")  # Ctrl-Z does nothing
+        for pause_s in (0.2, 1.2):  # Python listens for Ctrl-C a moment after its prompt is shown
+            time.sleep(pause_s)
+            screen.type("\x03")
+            screen.wait_for("--KeyboardInterrupt--")
+            screen.wait_for("(Pdb) ")
+        screen.type("\x03")
+        screen.wait_for("headway: interrupted")
+        assert screen.process.wait(timeout=10) == 130
+        assert screen.is_usual()
+    assert not [rank for rank in seen() if is_alive(int(str(rank["pid"])))]
+
+
+def test_a_rank_killed_at_its_prompt_leaves_the_terminal_as_it_was() -> None:
+    with terminal(*WORDS, script(SCRIPT)) as screen:
+        screen.wait_for("(Pdb) ")
+        assert [rank["tty"] for rank in seen()] == [False, True, False]
+        os.kill(int(str(seen()[1]["pid"])), signal.SIGKILL)
+        screen.wait_for("rank 1 of 3 was ended by SIGKILL")
+        assert screen.process.wait(timeout=30) == 137
+        assert screen.is_usual()

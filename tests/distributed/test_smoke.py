@@ -1,0 +1,82 @@
+"""`headway test` really trains on the ranks of the plan, and fails where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.commands.main import main
+from tests.distributed.launching import environment
+
+CHECKS = [
+    *("start", "ranks", "all-reduce", "precision", "training step"),
+    *("data loader", "checkpoint", "whole"),
+]
+
+
+def run_test(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headway", "test", *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.distributed
+def test_two_ranks_exchange_sums_and_step_as_one_process_would() -> None:
+    done = run_test("--cpu", "--num-processes", "2", "--mixed-precision", "bf16", "--json")
+    assert done.returncode == 0, done.stderr
+    checks = json.loads(done.stdout)["checks"]
+    assert [one["check"] for one in checks] == CHECKS
+    assert {one["status"] for one in checks} == {"ok"}
+    told = {one["check"]: one["what"] for one in checks}
+    assert told["ranks"] == "ranks 0, 1 of 2"
+    assert "sum right, bus bandwidth" in told["all-reduce"]
+    assert "bfloat16" in told["precision"]
+    assert told["data loader"] == "25 samples, each once"
+
+
+def test_one_process_is_tested_too_in_a_table_with_timings() -> None:
+    done = run_test()
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(CHECKS)
+    assert all(line.startswith("ok ") and " s  " in line for line in lines)
+
+
+def test_a_plan_that_cannot_be_obeyed_ends_as_its_launch_would() -> None:
+    done = run_test("--device", "cuda", "--num-processes", "4")
+    if os.path.exists("/proc/driver/nvidia"):
+        pytest.skip("needs a machine without GPUs")
+    assert done.returncode == 3
+    assert "this machine shows no GPU" in done.stderr
+
+
+def test_a_wrong_result_is_an_error_that_says_how_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        "import sys, headway.smoke as smoke\n"
+        "smoke.TOLERANCES['no'] = -1.0\n"
+        "smoke.CHECKS['data loader'] = lambda *_: smoke.Outcome(False, 'sample 3 came twice')\n"
+        "smoke.main(sys.argv[1])"
+    )
+    real = subprocess.call
+
+    def call(command: list[str]) -> int:
+        return real([sys.executable, "-c", text, command[-1]], env=environment(), timeout=120)
+
+    monkeypatch.setattr(subprocess, "call", call)
+    assert main(["test", "--json"]) == 1
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    wrong = {one["check"]: one["what"] for one in checks if one["status"] == "error"}
+    assert wrong.keys() == {"training step", "data loader"}
+    assert "rank 0: weights differ by" in wrong["training step"]
+    assert wrong["data loader"] == "rank 0: sample 3 came twice"

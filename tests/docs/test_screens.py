@@ -1,0 +1,53 @@
+"""Every command in docs/ runs; what is the same on any machine, it prints as the page shows it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_screens() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("screens", ROOT / "docs" / "screens.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+screens = load_screens()
+COMMANDS = [
+    (page.name, screen[0], screen[1])
+    for page in screens.PAGES
+    for screen in screens.SCREEN.finditer(page.read_text())
+]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("page", "shown", "command"), COMMANDS, ids=lambda word: word[:60])
+def test_a_page_shows_what_a_command_prints(
+    page: str, shown: str, command: str, tmp_path: Path
+) -> None:
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    screens.make_stage(stage)
+    printed = screens.run(command, stage)
+    assert printed.strip()
+    assert "Traceback" not in printed
+    if "--machine" in command:
+        assert shown == f"```console\n$ {command}\n{printed}```", f"run docs/screens.py ({page})"
+
+
+def test_the_pages_have_screens_and_name_only_commands_that_exist() -> None:
+    from headway.commands.main import COMMANDS as commands
+
+    assert len(COMMANDS) > 5
+    for page in screens.PAGES:
+        for name in re.findall(r"`headway (\w+)", page.read_text()):
+            assert name in commands, f"{page.name} names `headway {name}`"

@@ -1,0 +1,385 @@
+"""Raw answers of many machines, in the formats of the tools that give them, and their snapshots.
+
+    python -m tests.machines.recorded     writes the snapshots, tests/machines/*.json, anew
+
+The real probes read these answers. They are put together after the documentation of /proc, cgroups,
+sysctl and NVML, as no such machine was at hand.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from headway.machine import Machine, detect_machine
+from headway.snapshot import load_machine, to_json
+from headway.source import Source
+
+FOLDER = Path(__file__).parent
+GIB = 2**30
+
+
+class NvmlError(Exception):
+    """What every call raises that the driver does not answer."""
+
+
+class Nvml:
+    """nvidia-ml-py's calls, answered from a list of GPUs."""
+
+    NVMLError = NvmlError
+
+    def __init__(self, driver: str, gpus: Sequence[dict[str, Any]]) -> None:
+        self.driver = driver
+        self.gpus = gpus
+        self.is_open = False
+
+    def nvmlInit(self) -> None:
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:
+        self.is_open = False
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return self.driver
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> dict[str, Any]:
+        return self.gpus[index]
+
+    def nvmlDeviceGetCudaComputeCapability(self, gpu: dict[str, Any]) -> tuple[int, int]:
+        capability: tuple[int, int] = gpu["capability"]
+        return capability
+
+    def nvmlDeviceGetName(self, gpu: dict[str, Any]) -> str:
+        return str(gpu["name"])
+
+    def nvmlDeviceGetUUID(self, gpu: dict[str, Any]) -> str:
+        return str(gpu["uuid"])
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: dict[str, Any]) -> SimpleNamespace:
+        return SimpleNamespace(total=gpu["memory"], used=gpu.get("used", 4 * 2**20))
+
+    def nvmlDeviceGetComputeMode(self, gpu: dict[str, Any]) -> int:
+        return int(gpu.get("mode", 0))
+
+    def nvmlDeviceGetMigMode(self, gpu: dict[str, Any]) -> list[int]:
+        if gpu["capability"] < (8, 0):
+            raise NvmlError("Not Supported")
+        return [int("slices" in gpu)] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: dict[str, Any]) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: dict[str, Any], index: int) -> Any:
+        if index >= len(gpu["slices"]):
+            raise NvmlError("Not Found")
+        return gpu["slices"][index]
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: dict[str, Any]) -> SimpleNamespace:
+        if gpu["uuid"].startswith("MIG"):
+            raise NvmlError("Not Supported")
+        return SimpleNamespace(gpu=gpu.get("utilization", 0), memory=0)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: dict[str, Any]) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.get("pids", ())]
+
+    def nvmlDeviceGetPciInfo(self, gpu: dict[str, Any]) -> SimpleNamespace:
+        return SimpleNamespace(busId=gpu["bus"])
+
+    def nvmlDeviceGetTotalEccErrors(self, gpu: dict[str, Any], kind: int, counter: int) -> int:
+        if "ecc" not in gpu:
+            raise NvmlError("Not Supported")
+        return int(gpu["ecc"])
+
+
+class Recording(NamedTuple):
+    """Everything that the probes ask of one machine."""
+
+    files: Mapping[str, str] = {}
+    cores: int = 8
+    torch: str = ""
+    nvml: Nvml | None = None
+    platform: str = "linux"
+    architecture: str = "x86_64"
+    tools: Mapping[str, str] = {}  # what a tool prints, by its name
+    environ: Mapping[str, str] = {}
+    shm: int = 16 * GIB
+    limits: Mapping[str, int] = {"NOFILE": 65536, "NPROC": 127000, "MEMLOCK": -1}
+
+
+class Recorded(Source):
+    """Answers from a recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__("/nowhere")
+        self.recording = recording
+        self.platform = recording.platform
+
+    def read(self, path: str) -> str:
+        return self.recording.files.get(path, "")
+
+    def names_in(self, path: str) -> list[str]:
+        below = [name.split("/") for name in self.recording.files]
+        parts = [part for part in path.split("/") if part]
+        found = {name[len(parts)] for name in below if name[: len(parts)] == parts != name}
+        return sorted(found)
+
+    def architecture(self) -> str:
+        return self.recording.architecture
+
+    def usable_cores(self) -> int:
+        return self.recording.cores
+
+    def nvml(self) -> Nvml | None:
+        return self.recording.nvml
+
+    def torch_version_file(self) -> str:
+        return self.recording.torch
+
+    def output_of(self, command: Sequence[str]) -> str:
+        words = [word.partition("=")[0] for word in command]
+        for name in (" ".join(words[:2]), words[0]):
+            if name in self.recording.tools:
+                return self.recording.tools[name]
+        raise FileNotFoundError(2, "No such file or directory", words[0])
+
+    def bytes_in(self, path: str) -> tuple[int, int] | None:
+        is_there = posixpath.normpath(path) == "dev/shm" and self.platform == "linux"
+        return (self.recording.shm, self.recording.shm) if is_there else None
+
+    def limit(self, name: str) -> int | None:
+        return self.recording.limits.get(name)
+
+
+def snapshot(recording: Recording) -> Machine:
+    """Return what the real probes make of a recording; of this Python only its own version."""
+    machine = detect_machine(recording.environ, Recorded(recording), full=True)
+    assert machine.host is not None
+    return machine._replace(host=machine.host._replace(python="3.12.7 cpython"))
+
+
+def torch(version: str, cuda: str | None = None, hip: str | None = None) -> str:
+    """Return version.py of this torch."""
+    return (
+        f"from typing import Optional\n\n__all__ = ['__version__', 'debug', 'cuda']\n"
+        f"__version__ = {version!r}\ndebug = False\ncuda: Optional[str] = {cuda!r}\n"
+        f"git_version = 'cf30153c4c131c8164ee7798e5022d810682e2cb'\nhip: Optional[str] = {hip!r}\n"
+    )
+
+
+def linux(
+    model: str, cores: int, memory_gib: int, *, driver: str = "", nodes: int = 1, **more: str
+) -> dict[str, str]:
+    """Return the files of a Linux machine; in `more`, __ in a name stands for a slash."""
+    processors = "\n".join(
+        f"processor\t: {core}\nmodel name\t: {model}\nphysical id\t: {core % nodes}\n"
+        f"core id\t\t: {core // nodes}\n"
+        for core in range(cores)
+    )
+    files = {
+        "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\nID=ubuntu\n',
+        "proc/sys/kernel/osrelease": "6.8.0-45-generic\n",
+        "proc/cpuinfo": processors,
+        "proc/meminfo": f"MemTotal:       {memory_gib * 2**20} kB\n"
+        f"MemFree:         1234 kB\nMemAvailable:   {memory_gib * 2**19} kB\n",
+        "proc/self/cgroup": "0::/user.slice/user-1000.slice/session-3.scope\n",
+        "proc/1/cgroup": "0::/init.scope\n",
+        "sys/class/net/lo/operstate": "unknown\n",
+        "sys/class/net/eth0/operstate": "up\n",
+    }
+    files |= {f"sys/devices/system/node/node{node}/cpulist": "" for node in range(nodes)}
+    if driver:
+        files["proc/driver/nvidia/version"] = (
+            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Tue Sep 17 2024\n"
+        )
+    return files | {name.replace("__", "/"): text for name, text in more.items()}
+
+
+def gpus(count: int, name: str, gib: int, capability: tuple[int, int], **facts: Any) -> list[Any]:
+    """Return GPUs as the stand-in for NVML holds them."""
+    return [
+        {
+            "name": name,
+            "uuid": f"GPU-{index}f0e{gib:04x}-1111-2222-3333-44445555{index:04x}",
+            "memory": gib * GIB,
+            "capability": capability,
+            "bus": f"00000000:{0x10 + index:02X}:00.0",
+            **facts,
+        }
+        for index in range(count)
+    ]
+
+
+def h100s(count: int) -> list[Any]:
+    return gpus(count, "NVIDIA H100 80GB HBM3", 80, (9, 0), ecc=0)
+
+
+def server(cards: list[Any], **changes: Any) -> Recording:
+    """Return a Linux server with these GPUs."""
+    driver = changes.pop("driver", "580.82.07")
+    files = linux("AMD EPYC 9554 64-Core Processor", 64, 512, driver=driver, nodes=2)
+    for index, card in enumerate(cards):
+        address = card["bus"].lower()[4:]
+        files[f"sys/bus/pci/devices/{address}/numa_node"] = f"{index * 2 // len(cards)}\n"
+    whole = Recording(
+        files=files | changes.pop("files", {}),
+        cores=64,
+        torch=torch("2.13.0+cu130", cuda="13.0"),
+        nvml=Nvml(driver, cards),
+        shm=256 * GIB,
+    )
+    return whole._replace(**changes)
+
+
+def mac(macos: str = "15.5", architecture: str = "arm64", **changes: Any) -> Recording:
+    """Return a Mac; keyword arguments beginning with sysctl_ change what sysctl prints."""
+    said = {
+        "kern.osproductversion": macos,
+        "hw.optional.arm64": "1",
+        "sysctl.proc_translated": "0" if architecture == "arm64" else "1",
+        "kern.hv_vmm_present": "0",
+        "machdep.cpu.brand_string": "Apple M2",
+        "hw.memsize": str(16 * GIB),
+        "hw.physicalcpu": "8",
+        "hw.logicalcpu": "8",
+        **changes.pop("sysctl", {}),
+    }
+    whole = Recording(
+        platform="darwin",
+        architecture=architecture,
+        torch=torch("2.13.0"),
+        tools={"/usr/sbin/sysctl": "".join(f"{name}: {value}\n" for name, value in said.items())},
+        limits={"NOFILE": 256, "NPROC": 2666, "MEMLOCK": -1},
+    )
+    return whole._replace(**changes)
+
+
+BUSY = {"used": 61 * GIB, "utilization": 97, "pids": (31337,)}
+UUIDS = [card["uuid"] for card in h100s(8)]
+A100 = gpus(1, "NVIDIA A100-SXM4-40GB", 40, (8, 0), ecc=0)
+MIG = {
+    **A100[0],
+    "slices": [
+        {"name": f"NVIDIA A100-SXM4-40GB MIG {profile}", "uuid": uuid, "memory": gib * GIB}
+        for profile, uuid, gib in (
+            ("3g.20gb", "MIG-a1b2c3d4-0000-5000-8000-000000000001", 20),
+            ("2g.10gb", "MIG-a1b2c3d4-0000-5000-8000-000000000002", 10),
+        )
+    ],
+}
+RTX = gpus(2, "NVIDIA GeForce RTX 4090", 24, (8, 9))
+
+RECORDINGS: dict[str, Recording] = {
+    "laptop_cpu": Recording(
+        files=linux("Intel(R) Core(TM) i7-1260P", 8, 16), torch=torch("2.13.0+cpu"), shm=8 * GIB
+    ),
+    "gpu_1": server(RTX[:1], cores=16),
+    "gpu_2_one_busy": server([{**RTX[0], **BUSY, "used": 20 * GIB}, RTX[1]], cores=16),
+    "gpu_4": server(gpus(4, "NVIDIA A100-SXM4-80GB", 80, (8, 0), ecc=0)),
+    "gpu_8_h100": server(h100s(8)),
+    "gpu_mixed": server([RTX[0], *gpus(1, "Tesla T4", 16, (7, 5), ecc=0, bus="00000000:20:00.0")]),
+    "gpu_exclusive": server(
+        [{**h100s(1)[0], "mode": 3, "pids": (4242,)}, {**h100s(2)[1], "mode": 3}]
+    ),
+    "gpu_prohibited": server([{**h100s(1)[0], "mode": 2}, h100s(2)[1]]),
+    "gpu_mig": server([MIG]),
+    "gpu_ecc_errors": server([{**h100s(1)[0], "ecc": 3}, h100s(2)[1]]),
+    "mac_m2": mac(),
+    "mac_rosetta": mac(architecture="x86_64", torch=torch("2.2.2")),
+    "mac_intel": mac(
+        architecture="x86_64",
+        torch=torch("2.2.2"),
+        sysctl={"hw.optional.arm64": "0", "sysctl.proc_translated": "0"}
+        | {"machdep.cpu.brand_string": "Intel(R) Core(TM) i7-8750H CPU @ 2.20GHz"},
+    ),
+    "mac_12_2": mac("12.2", torch=torch("1.12.1")),
+    "mac_13_new_torch": mac("13.7.4"),
+    "mac_torch_without_mps": mac(torch=torch("1.11.0")),
+    "mac_virtual": mac(sysctl={"kern.hv_vmm_present": "1"}),
+    "mac_disable_mps": mac(environ={"DISABLE_MPS": "1"}),
+    "cpu_torch_on_gpu_box": server(h100s(2), torch=torch("2.13.0+cpu")),
+    "driver_too_old": server(h100s(2), driver="535.129.03"),
+    "container_half_core_2gib": Recording(
+        files=linux(
+            "Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz",
+            32,
+            128,
+            proc__self__cgroup="0::/\n",
+            proc__1__cgroup="0::/\n",
+        )
+        | {
+            "sys/fs/cgroup/cpu.max": "50000 100000\n",
+            "sys/fs/cgroup/memory.max": f"{2 * GIB}\n",
+            ".dockerenv": "",
+        },
+        cores=32,
+        torch=torch("2.13.0+cpu"),
+        shm=64 * 2**20,
+        limits={"NOFILE": 1048576, "NPROC": -1, "MEMLOCK": 65536},
+    ),
+    "container_cgroup_v1": Recording(
+        files=linux(
+            "Intel(R) Xeon(R) Gold 6230 CPU @ 2.10GHz",
+            40,
+            192,
+            proc__self__cgroup="12:memory:/docker/f00\n4:cpu,cpuacct:/docker/f00\n",
+        )
+        | {
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "400000\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{8 * GIB}\n",
+        },
+        cores=40,
+        torch=torch("2.13.0+cpu"),
+        shm=64 * 2**20,
+    ),
+    "mask_empty": server(h100s(4), environ={"CUDA_VISIBLE_DEVICES": ""}),
+    "mask_minus_one": server(h100s(4), environ={"CUDA_VISIBLE_DEVICES": "-1"}),
+    "mask_uuids": server(h100s(8), environ={"CUDA_VISIBLE_DEVICES": f"{UUIDS[5]},{UUIDS[2]}"}),
+    "mask_duplicates": server(h100s(4), environ={"CUDA_VISIBLE_DEVICES": "1,1"}),
+    "slurm_node": server(
+        h100s(8),
+        environ={
+            "SLURM_JOB_ID": "4711",
+            "SLURM_NTASKS": "4",
+            "SLURM_PROCID": "1",
+            "CUDA_VISIBLE_DEVICES": "4,5,6,7",
+        },
+    ),
+    "amd_2": Recording(
+        files=linux("AMD EPYC 7A53", 64, 512)
+        | {
+            "sys/class/kfd/kfd/topology/nodes/0/properties": "cpu_cores_count 64\n"
+            "simd_count 0\ngfx_target_version 0\nunique_id 0\n",
+        }
+        | {
+            f"sys/class/kfd/kfd/topology/nodes/{node}/{name}": text
+            for node in (1, 2)
+            for name, text in {
+                "properties": f"simd_count 440\ngfx_target_version 90010\nunique_id {node}00\n",
+                "mem_banks/0/properties": f"heap_type 1\nsize_in_bytes {64 * GIB}\n",
+            }.items()
+        },
+        cores=64,
+        torch=torch("2.13.0+rocm7.1", hip="7.1.52802"),
+    ),
+}
+
+
+def load(name: str) -> Machine:
+    """Return the snapshot of this name, as `--machine` reads it."""
+    return load_machine(str(FOLDER / f"{name}.json"))
+
+
+def main() -> None:
+    for name, recording in RECORDINGS.items():
+        (FOLDER / f"{name}.json").write_text(to_json(snapshot(recording)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

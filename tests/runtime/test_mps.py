@@ -1,0 +1,154 @@
+"""Apple silicon: with a faked `torch.backends.mps` everywhere, and for real where a Mac is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from headway import precision, world
+from headway.accelerator import Accelerator
+from headway.contract import Ranks
+from headway.data import PreparedDataLoader
+from headway.errors import MachineError
+from headway.snapshot import load_machine
+from tests.machines.recorded import FOLDER
+
+ALONE = Ranks()
+TWO = Ranks(rank=0, local_rank=0, world_size=2, local_world_size=2)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, machine: str, is_available: bool) -> None:
+    there = load_machine(str(FOLDER / f"{machine}.json"))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: is_available)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for module in (world, precision):
+        monkeypatch.setattr(module, "detect_machine", lambda: there)
+
+
+def test_mps_is_chosen_without_a_word_and_by_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "mac_m2", True)
+    for asked in ("auto", "gpu", "mps"):
+        assert world._device_of(ALONE, asked, None) == torch.device("mps")
+
+
+def test_ranks_on_a_mac_compute_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "mac_m2", True)
+    assert world._device_of(TWO, "auto", None) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("machine", ["mac_disable_mps", "mac_virtual"])
+def test_an_opt_out_holds_under_plain_python_too(
+    machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, machine, True)
+    assert world._device_of(ALONE, "auto", None) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [
+        ("mac_rosetta", "Rosetta"),
+        ("mac_12_2", "macOS 12.2 is older than 12.3"),
+        ("mac_torch_without_mps", "built without MPS"),
+        ("laptop_cpu", "not a Mac"),
+    ],
+)
+def test_a_script_that_asks_for_mps_is_told_why_not(
+    machine: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, machine, False)
+    with pytest.raises(MachineError) as caught:
+        world._device_of(ALONE, "mps", None)
+    assert reason in str(caught.value)
+
+
+def test_gpu_without_any_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "laptop_cpu", False)
+    with pytest.raises(MachineError, match="device is 'gpu', but this machine has none"):
+        world._device_of(ALONE, "gpu", None)
+
+
+def test_bf16_on_an_old_macos_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "mac_13_new_torch", True)
+    with pytest.raises(MachineError, match=r"macOS 13.7.4 has none"):
+        precision.precision_for("bf16", torch.device("mps"), where="here")
+
+
+def test_pinned_memory_is_off_for_mps_and_stays_for_others() -> None:
+    for device, is_pinned in (("mps", False), ("cuda", True), ("cpu", True)):
+        loader = DataLoader(TensorDataset(torch.ones(4)), pin_memory=True)
+        PreparedDataLoader(loader, ALONE, device=torch.device(device))
+        assert loader.pin_memory is is_pinned
+
+
+# ------------------------------------------------------------------ on a Mac
+
+on_a_mac = pytest.mark.skipif(not torch.backends.mps.is_available(), reason="needs an Apple GPU")
+
+
+@pytest.mark.mps
+@on_a_mac
+@pytest.mark.parametrize("mixed_precision", ["no", "fp16", "bf16"])
+def test_a_model_learns_on_the_apple_gpu(mixed_precision: str) -> None:
+    accelerator = Accelerator(mixed_precision=mixed_precision)
+    assert accelerator.device.type == "mps"
+    torch.manual_seed(0)
+    inputs = torch.randn(256, 8)
+    targets = inputs.sum(dim=1, keepdim=True)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=32, pin_memory=True)
+    model = torch.nn.Linear(8, 1)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loader
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _epoch in range(10):
+            for batch, target in loader:
+                assert batch.device.type == "mps"
+                loss = torch.nn.functional.mse_loss(model(batch), target)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+    assert float(loss) < 0.1
+
+
+@pytest.mark.mps
+@on_a_mac
+@pytest.mark.parametrize("words", [[], ["--mps-fallback", "strict"]])
+def test_the_smoke_test_passes_on_the_apple_gpu(words: list[str]) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "headway", "test", *words]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 rank on mps" in done.stdout
+
+
+@pytest.mark.mps
+@on_a_mac
+def test_strict_makes_a_missing_kernel_an_error(tmp_path: Path) -> None:
+    (tmp_path / "missing.py").write_text(
+        "import torch\ntorch.linalg.eig(torch.eye(3, device='mps'))\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "headway", "launch", "-q"]
+    script = str(tmp_path / "missing.py")
+    strict = [*command, "--mps-fallback", "strict", script]
+    assert subprocess.run(strict, env=environ, capture_output=True).returncode != 0
+    assert subprocess.run([*command, script], env=environ, capture_output=True).returncode == 0
+
+
+@pytest.mark.mps
+@on_a_mac
+def test_what_is_detected_agrees_with_torch() -> None:
+    from headway.machine import detect_machine
+
+    machine = detect_machine(full=True)
+    assert machine.mps
+    assert machine.best_device()[0] == "mps"
