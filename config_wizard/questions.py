@@ -33,6 +33,13 @@ _MORE = (
 )
 _OF_MACHINES = ("main_address", "machine_rank", "main_port")
 
+_TO_BE_ASKED: Mapping[str, Raw] = {"main_address": "to-be-asked"}
+"""Stands for the address of machine 0, so that its absence is no fault yet."""
+
+_PROCESSES = ("device", "num_processes", "num_machines")
+_OF_PROCESSES = ("devices", "ranks", "debug_rank")
+"""Settings that fit some numbers of processes only."""
+
 _TEXTS = {
     "device": "Where should scripts run?",
     "num_processes": "How many processes on this machine?",
@@ -214,7 +221,7 @@ def _default(
     if name == "devices":
         profile = profile_after(facts, answers)
         reason = f"for num_processes: {profile['num_processes']}"
-        if _clash(facts, {**profile, name: earlier}):
+        if _clash(name, facts, {**profile, name: earlier}):
             earlier = str(TABLE[name].default)
     return as_words(earlier), reason
 
@@ -281,8 +288,8 @@ def place_of(facts: Facts, answers: Answers) -> str:
 def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
     """Return what the profile would hold: what stands there, changed by the answers so far.
 
-    What the answers contradict is left out: GPUs chosen before, the address of machine 0 where
-    there is one machine. Defaults are not written unless they stood there.
+    What the answers contradict is left out: GPUs and ranks chosen before, the address of machine 0
+    where there is one machine. Defaults are not written unless they stood there.
     """
     values = dict(_present(facts, answers))
     for name, raw in {**facts.given, **answers}.items():
@@ -298,19 +305,21 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
     for name in _ALWAYS:
         if name not in answers and name not in facts.given:
             values[name] = _unasked(name, facts, answers)
-    if "devices" not in answers and "devices" not in facts.given and _clash(facts, values):
-        del values["devices"]
+    for name in _OF_PROCESSES:
+        if name not in answers and name not in facts.given and _clash(name, facts, values):
+            del values[name]
     if answers.get("num_machines") == "1":
         for name in _OF_MACHINES:
             values.pop(name, None)
     return values
 
 
-def _clash(facts: Facts, values: Mapping[str, Raw]) -> bool:
-    """True when the GPUs that are chosen do not go with the device and the number of processes."""
-    names = ("device", "num_processes", "devices")
-    chosen = {name: values[name] for name in names if name in values}
-    return "devices" in values and bool(facts.problems(chosen))
+def _clash(name: str, facts: Facts, values: Mapping[str, Raw]) -> bool:
+    """True when a setting does not go with the device and the number of processes."""
+    if name not in values:
+        return False
+    chosen = {**_TO_BE_ASKED, **{key: values[key] for key in _PROCESSES if key in values}}
+    return bool(facts.problems({**chosen, name: values[name]}))
 
 
 def _unasked(name: str, facts: Facts, answers: Answers) -> str:
@@ -326,5 +335,5 @@ def refusals(facts: Facts, answers: Answers) -> Sequence[Problem]:
     """Return what a launch would refuse of the profile so far; what is to come is no fault."""
     values = profile_after(facts, answers)
     if FINISH not in answers and "main_address" not in answers:
-        values.setdefault("main_address", "to-be-asked")
+        values = {**_TO_BE_ASKED, **values}
     return facts.problems(values)

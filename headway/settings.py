@@ -95,6 +95,8 @@ class Setting(Generic[T]):
     @property
     def example(self) -> str:
         """A value that is possible, for messages."""
+        if self.default is None and isinstance(self.kind, Count):
+            return str(self.kind.minimum)
         if self.default is None or self.default == {}:
             return self.metavar
         return str(self.default)

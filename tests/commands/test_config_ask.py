@@ -248,16 +248,10 @@ def test_write_and_test_runs_the_test_command_under_the_profile(
     assert calls == [["--profile", "mine"], {**CPU, "device": "mps"}]
 
 
-@pytest.mark.distributed
-def test_write_and_test_trains_on_the_ranks_of_the_profile(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["--set", "device=cpu", "--set", "num_processes=2"]
-    typed(monkeypatch, "user\nno\nwrite and test\n")
-    assert main(["config", "--profile", "two", *words]) == 0
-    out = capfd.readouterr().out
-    assert "wrote ~/.config/headway/two.yaml" in out
-    assert "ranks 0, 1 of 2" in out
+def test_gpus_that_are_busy_now_count_for_the_profile(capsys: Capture) -> None:
+    recorded = str(FOLDER / "gpu_exclusive.json")  # one of its two GPUs is taken
+    assert main(["config", "--machine", recorded, "--yes", "--dry-run"]) == 0
+    assert "num_processes: 2\n" in capsys.readouterr().out
 
 
 def test_a_recorded_machine_is_asked_for_and_its_profile_is_planned_for_it(

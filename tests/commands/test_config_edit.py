@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands import config_edit
+from headway.commands import config_check, config_edit
 from headway.commands.main import main
 from headway.profile import choose_profile, parse_profile
 from headway.settings import TABLE
@@ -209,9 +209,15 @@ def test_validate_checks_files_for_every_machine_and_ends_with_1(
         ("mps_fallback: off\n", "but it must be one of on, strict"),
     ],
 )
+@pytest.mark.parametrize("here", ["laptop_cpu", "gpu_1", "mac_m2"])
 def test_validate_knows_what_can_be_on_some_machine(
-    text: str, reason: str | None, capsys: pytest.CaptureFixture[str]
+    text: str,
+    reason: str | None,
+    here: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(config_check, "detect_machine", lambda: load(here))
     Path("some.yaml").write_text(text)
     assert main(["config", "validate", "some.yaml"]) == (0 if reason is None else 1)
     assert (reason or "") in capsys.readouterr().err

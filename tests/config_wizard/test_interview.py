@@ -287,6 +287,18 @@ def test_gpus_chosen_before_count_the_processes_and_go_with_the_last_gpu() -> No
     assert script.asked[5][2:] == ("all", script.asked[5].help, (), "for num_processes: 1")
 
 
+@pytest.mark.parametrize("name", ["ranks", "debug_rank"])
+def test_ranks_chosen_before_go_with_the_last_process_that_had_them(name: str) -> None:
+    user: dict[str, Raw] = {**CPU, "num_processes": "4", name: "3"}
+    assert held(facts_of(LAPTOP, user), script=Endless())[1] == user
+    assert held(facts_of(LAPTOP, user), "cpu", "2")[1] == {**CPU, "num_processes": "2"}
+    with pytest.raises(ConfigError, match=f"{name} names rank 3"):
+        held(facts_of(LAPTOP, given={name: "3"}), "cpu", "2")
+    machines = {"num_machines": "2", "main_address": "node0"}
+    many: dict[str, Raw] = {**CPU, "num_processes": "2", **machines, "ranks": "3"}
+    assert held(facts_of(LAPTOP, many), script=Endless())[1] == many
+
+
 def test_more_settings_are_written_only_where_they_differ_from_the_defaults() -> None:
     more = ["4", "auto", "2", "~/logs", "A=1 B='x y'", "2", "node0", "1", "29501"]
     _, profile = held(facts_of(LAPTOP), "", "", "", "yes", "bf16", *more)

@@ -43,6 +43,22 @@ def test_two_ranks_exchange_sums_and_step_as_one_process_would() -> None:
     assert told["data loader"] == "25 samples, each once"
 
 
+@pytest.mark.distributed
+def test_write_and_test_in_the_questionnaire_trains_on_the_ranks_of_the_new_profile() -> None:
+    words = ["--profile", "two", "--set", "device=cpu", "--set", "num_processes=2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "headway", "config", *words],
+        env=environment(),
+        input="no\nwrite and test\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wrote ~/.config/headway/two.yaml" in done.stdout
+    assert "ranks 0, 1 of 2" in done.stdout
+
+
 def test_one_process_is_tested_too_in_a_table_with_timings() -> None:
     done = run_test()
     assert done.returncode == 0, done.stderr
