@@ -292,7 +292,10 @@ def _signals(agent: Agent) -> Iterator[None]:
     for names, handler in handlers:
         for name in names:
             number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            if number is None:
+                continue
+            # SIGQUIT is also ignored by what a script's shell starts with &, to no purpose here
+            if name == "SIGQUIT" or signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, handler)
     try:
         yield
