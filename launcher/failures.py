@@ -200,10 +200,11 @@ def _may_be_a_victim(end: RankExit) -> bool:
 
 
 def _is_alike(end: RankExit, first: RankExit) -> bool:
-    if end.was_stopping or end.code != first.code:
+    if end.was_stopping:
         return False
     if end.crash is None or first.crash is None:
-        return end.crash is first.crash and end.code > 0
+        return end.crash is first.crash and end.code == first.code > 0
+    # not by the exit code: it may have been stopped on its way out
     return (end.crash.kind, end.crash.message) == (first.crash.kind, first.crash.message)
 
 

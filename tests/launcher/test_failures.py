@@ -132,6 +132,9 @@ def test_only_the_same_exception_at_the_same_place_is_a_repeat() -> None:
 def test_ranks_that_failed_alike_are_no_victims() -> None:
     found = failure(*(ended(rank, 2, rank) for rank in (3, 0, 1)))
     assert found.aftermath == "; so did ranks 1, 3; rank 2 stopped after rank 0 failed"
+    on_its_way_out = ended(1, -signal.SIGTERM, 2.1, crash=BOOM._replace(time=2.1))
+    found = failure(ended(0, 1, BOOM.time, crash=BOOM), on_its_way_out)
+    assert found.aftermath.startswith("; so did rank 1")
 
 
 def test_ranks_are_written_as_ranges() -> None:
