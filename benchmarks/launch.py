@@ -75,12 +75,14 @@ def many_ranks(count: int) -> Commands:
     ranks = str(count)
     accelerate = ["launch", "--multi_gpu", "--num_processes", ranks, "--mixed_precision", "no"]
     headway = ["launch", "--quiet", "--cpu", "--supervise", "--num-processes", ranks]
-    return {
+    commands = {
         "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", ranks],
         "headway launch": [str(BIN / "headway"), *headway],
-        # what really starts several CPU ranks; `--cpu --num_processes N` starts one
-        "accelerate launch": [str(BIN / "accelerate"), *accelerate],
     }
+    if count > 1:  # a group of one it refuses to start
+        # what really starts several CPU ranks; `--cpu --num_processes N` starts one
+        commands["accelerate launch"] = [str(BIN / "accelerate"), *accelerate]
+    return commands
 
 
 def installed(commands: Commands) -> Commands:

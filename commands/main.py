@@ -9,6 +9,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
@@ -47,7 +48,9 @@ def run_command() -> NoReturn:
     """
     exit_code = main()
     if "headway.launcher.agent" in sys.modules:
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # the terminal is gone; the exit code is true all the same
+                stream.flush()
         os._exit(exit_code)
     sys.exit(exit_code)
 

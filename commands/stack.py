@@ -13,7 +13,7 @@ import psutil
 
 from headway.commands.flags import Parser
 from headway.errors import ConfigError, LaunchError
-from headway.launcher.watch import mailbox, shows_stacks
+from headway.launcher.watch import handles_quit, mailbox
 
 _WITHIN_S = 10.0
 
@@ -23,7 +23,8 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "stack",
         "Print the stacks of all ranks of a running `headway launch`, and which rank is behind. "
-        "The ranks go on. Ctrl-\\ in the launcher's own terminal does the same.",
+        "The ranks go on; a script that handles SIGQUIT itself gets that signal. "
+        "Ctrl-\\ in the launcher's own terminal does the same.",
     )
     parser.add_argument("pid", metavar="PID", help="process id of the launcher, or of a rank")
     launcher = _launcher_of(_process(parser.parse_args(argv).pid))
@@ -58,10 +59,10 @@ def _launcher_of(process: psutil.Process) -> psutil.Process:
     """Return the launcher that `process` is, or that it works for."""
     for one in (process, *process.parents()):
         with suppress(psutil.Error):
-            if _is_launch(one.cmdline()) and shows_stacks(one.pid):
+            if _is_launch(one.cmdline()) and handles_quit(one.pid):
                 return one
     raise LaunchError(
-        f"process {process.pid} belongs to no launch that shows stacks, and SIGQUIT would end it",
+        f"process {process.pid} belongs to no launch that would show stacks on SIGQUIT",
         where=f"its name is {process.name()!r}; a single process that was not started with "
         "--supervise has no launcher",
         fix="name the launcher or a rank of a running `headway launch`",
@@ -78,6 +79,9 @@ def _box(pid: int) -> Iterator[int]:
     """Make the pipe that the launcher writes its answer into, and remove it again."""
     path = mailbox(pid)
     folder = os.path.dirname(path)
+    deadline = time.monotonic() + _WITHIN_S
+    while os.path.exists(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)  # somebody else is asking
     try:
         os.mkdir(folder, mode=0o700)
         os.mkfifo(path, mode=0o600)

@@ -22,6 +22,7 @@ class Crash(NamedTuple):
     kind: str  # the exception's class
     message: str
     traceback: str  # as Python prints it, without the launcher's frames
+    is_from_torch: bool = False  # it was raised in a file of torch's
 
 
 class Progress(NamedTuple):
@@ -35,13 +36,14 @@ class _Channel:
     """This process's end of the status channel."""
 
     fd: int | None = None
+    identity: tuple[int, int] | None = None  # of what `fd` was opened for
     progress = Progress()
     told_at = 0.0  # when the last heartbeat went out, on the monotonic clock
 
 
 def open_channel(fd: int) -> None:
     """Send this process's records to `fd`; what it forks is another process, and sends none."""
-    _Channel.fd = fd
+    _Channel.fd, _Channel.identity = fd, identity(fd)
     os.register_at_fork(after_in_child=_close_channel)
 
 
@@ -49,14 +51,29 @@ def _close_channel() -> None:
     _Channel.fd = None
 
 
+def identity(fd: int) -> tuple[int, int] | None:
+    """Return what tells this open file, pipe or socket from all others; None where it is closed."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def is_heard() -> bool:
-    """Return whether a launcher listens."""
+    """Return whether a launcher listens.
+
+    A script may close all descriptors that it does not know, and use their numbers again.
+    """
+    if _Channel.fd is not None and identity(_Channel.fd) != _Channel.identity:
+        _Channel.fd = None
     return _Channel.fd is not None
 
 
 def tell(**record: object) -> None:
     """Send one record, if anybody listens."""
-    if _Channel.fd is not None:
+    if is_heard():
+        assert _Channel.fd is not None
         with suppress(OSError):  # the launcher is gone
             os.write(_Channel.fd, encode_record(record))
 

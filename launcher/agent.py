@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any
 
@@ -204,7 +204,7 @@ class Agent(LocalElasticAgent):
     def _say_restart(self, attempt: int) -> None:
         failure = self._last_failure
         cause = "another machine lost its ranks" if failure is None else failure.cause
-        print(f"headway: {cause}; restart {attempt}", file=sys.stderr, flush=True)
+        _say(f"{cause}; restart {attempt}")
 
 
 def _rank_environment(group: WorkerGroup, worker: Any, attempt: int) -> dict[str, str]:
@@ -293,7 +293,10 @@ def _signals(agent: Agent) -> Iterator[None]:
     for names, handler in handlers:
         for name in names:
             number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            if number is None:
+                continue
+            # SIGQUIT is also ignored by what a script's shell starts with &, to no purpose here
+            if name == "SIGQUIT" or signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, handler)
     try:
         yield
@@ -304,14 +307,14 @@ def _signals(agent: Agent) -> Iterator[None]:
 
 def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | None) -> int:
     if stopped_by == signal.SIGINT:
-        print("headway: interrupted", file=sys.stderr)
+        _say("interrupted")
         return _ENDED_BY_INTERRUPT
     failure = agent.find_failure()
     if failure is None:
         saved = any(end.code == STOPPED_AND_SAVED for end in agent.exits)
         return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
     if stopped_by is not None:
-        print(f"headway: stopped by {stopped_by.name}", file=sys.stderr)
+        _say(f"stopped by {stopped_by.name}")
         return failure.exit_code
     where = socket.gethostname()
     if isinstance(failure, Failure):
@@ -327,3 +330,8 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         details=failure.details,
         exit_code=failure.exit_code,
     )
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):  # the terminal may be what ended the run
+        print(f"headway: {line}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ from headway.status import Crash
 STOPPED_AND_SAVED = 75
 """A rank's exit code for: stopped by request, state saved, run me again. No failure."""
 
+_COMMUNICATION = ("/gloo/", "Gloo ", "NCCL", "monitoredBarrier", "Connection closed by peer")
 _FOUND_DEAD_WITHIN_S = 1.0
 _MOST_LINES = 12  # of a failed rank's last output
 _MEMORY_ADVICE = (
@@ -47,6 +48,7 @@ class Failure(NamedTuple):
 
     first: RankExit
     alike: tuple[int, ...]  # ranks that failed by themselves in the same way
+    apart: tuple[RankExit, ...]  # ranks that failed by themselves in another way
     victims: tuple[int, ...]  # ranks that failed or were stopped because of it
     world_size: int
     evidence: str  # what else is known: the kernel's memory killer
@@ -77,6 +79,8 @@ class Failure(NamedTuple):
             return f"; rank {self.first.rank} then failed with {self.first.crash.kind}"
         if self.alike:
             words += f"; so did {named(self.alike)}"
+        for end in self.apart:
+            words += f"; rank {end.rank} failed with {end.crash.kind if end.crash else end.code}"
         if self.victims:
             words += f"; {named(self.victims)} stopped after rank {self.first.rank} failed"
         return words
@@ -149,9 +153,9 @@ def find_failure(
 ) -> Failure | None:
     """Return the first failure among `exits`, or None when no rank failed.
 
-    A rank that left silently (os._exit, a signal) is to blame if it left before another one failed:
-    the others then fail on the connection that it dropped. Their exceptions may be noted a moment
-    before its process is found dead. An abort is no silent death: that is how gloo's victims die.
+    A rank that left silently (os._exit, a signal) is to blame if it left before another one failed
+    on the connection that it dropped. Exceptions of that kind may be noted a moment before its
+    process is found dead. An abort is no silent death: that is how gloo's victims die.
 
     Args:
         exits: how this machine's ranks ended.
@@ -167,17 +171,26 @@ def find_failure(
     if not own:
         return None
     first = own[0]
-    for end in ended:
+    for end in ended if _may_be_a_victim(first) else ():
         is_silent = end.left_silently and not end.was_stopping and end.code != -signal.SIGABRT
         if is_silent and end.time < first.time + _FOUND_DEAD_WITHIN_S:
             first = end
             break
     fine = {end.rank for end in ended if end.code == 0 and not end.was_stopping}
     alike = {end.rank for end in own if end is not first and _is_alike(end, first)}
-    others = sorted({*ranks} - fine - {first.rank})
+    apart = [
+        end
+        for end in own
+        if end is not first
+        and end.rank not in alike
+        and end.crash is not None
+        and not _may_be_a_victim(end)
+    ]
+    others = sorted({*ranks} - fine - {first.rank} - {end.rank for end in apart})
     return Failure(
         first=first,
         alike=tuple(rank for rank in others if rank in alike),
+        apart=tuple(apart),
         victims=tuple(rank for rank in others if rank not in alike),
         world_size=world_size,
         evidence=evidence if first.code == -signal.SIGKILL else "",
@@ -186,11 +199,22 @@ def find_failure(
     )
 
 
+def _may_be_a_victim(end: RankExit) -> bool:
+    """True where a rank may have failed because another one left; the script may have wrapped the
+    error in one of its own.
+    """
+    if end.crash is None:
+        return end.left_silently
+    words = (*_COMMUNICATION, "DistBackendError", "DistNetworkError", "DistStoreError")
+    return any(word in end.crash.traceback for word in words)
+
+
 def _is_alike(end: RankExit, first: RankExit) -> bool:
-    if end.was_stopping or end.code != first.code:
+    if end.was_stopping:
         return False
     if end.crash is None or first.crash is None:
-        return end.crash is first.crash and end.code > 0
+        return end.crash is first.crash and end.code == first.code > 0
+    # not by the exit code: it may have been stopped on its way out
     return (end.crash.kind, end.crash.message) == (first.crash.kind, first.crash.message)
 
 
@@ -202,8 +226,10 @@ def is_out_of_memory(crash: Crash) -> bool:
 
 def is_of_communication(crash: Crash) -> bool:
     """True for an error of gloo's or NCCL's, whose cause is what another rank does."""
-    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
-    return any(word in crash.message for word in words)
+    if crash.kind in ("DistBackendError", "DistNetworkError", "DistStoreError"):
+        return True
+    is_torchs = crash.kind == "RuntimeError" and crash.is_from_torch
+    return is_torchs and any(word in crash.message for word in _COMMUNICATION)
 
 
 def signal_name(number: int) -> str:

@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import dropwhile
 from typing import Any, NamedTuple
@@ -87,6 +88,7 @@ class Statement(NamedTuple):
 
     rank: int
     end: str = ""  # how its process ended; empty while it runs
+    silence: str = ""  # why there are no stacks
     stacks: tuple[Stack, ...] = ()  # of its threads, the main one first
     groups: tuple[Group, ...] | None = None  # None: it could not be asked
     progress: Progress | None = None  # None: its script has no Accelerator
@@ -125,7 +127,10 @@ class Hang(NamedTuple):
 
     @property
     def fix(self) -> str:
-        return "mend the script where the ranks part; if it is only slow, raise --hang-timeout"
+        what = (
+            "mend the script where the ranks part" if blame(self.statements) else "see the stacks"
+        )
+        return f"{what}; if it is only slow, raise --hang-timeout"
 
     @property
     def exit_code(self) -> int:
@@ -163,16 +168,23 @@ class Hang(NamedTuple):
 
 def describe(statements: Sequence[Statement]) -> str:
     """Return all that is known for a person: who is behind, then the stacks, folded."""
-    lines = [f"  {line}" for line in explain(statements)]
-    alike: dict[tuple[Stack, ...], list[int]] = {}
+    explained = [f"  {line}" for line in explain(statements)]
+    return "\n".join([*explained, describe_stacks(statements)])
+
+
+def describe_stacks(statements: Sequence[Statement]) -> str:
+    """Return the stacks of all running ranks for a person, equal ones once."""
+    alike: dict[tuple[tuple[Stack, ...], str], list[int]] = {}
     for one in statements:
         if not one.end:
-            alike.setdefault(one.stacks, []).append(one.rank)
-    for stacks, ranks in alike.items():
+            alike.setdefault((one.stacks, one.silence), []).append(one.rank)
+    lines = []
+    for (stacks, silence), ranks in alike.items():
         lines += ["", f"{named(ranks)}, most recent call last:"]
-        lines += [line for stack in stacks for line in _shown(stack, is_main=stack is stacks[0])]
-        if not stacks:
-            lines.append("  no stack: the program is no Python, or it handles SIGQUIT itself")
+        lines += _shown(stacks[0]) if stacks else [f"  no stack: {silence or 'it did not answer'}"]
+        for stack, count in Counter(stacks[1:]).items():
+            lines.append("  another thread:" if count == 1 else f"  another {count} threads:")
+            lines += _shown(stack)
     return "\n".join(lines)
 
 
@@ -261,11 +273,13 @@ def _missing_ranks(
 def _not_in_the_group_yet(statements: Sequence[Statement]) -> list[Divergence]:
     """Compare the stacks while the group forms: torch records nothing yet."""
     inside = tuple(one.rank for one in statements if _is_in(one, "init_process_group"))
-    ended = tuple(one.rank for one in statements if one.end)
-    absent = ended or tuple(one.rank for one in statements if one.rank not in inside)
+    ends = {one.rank: one.end for one in statements if one.end}
+    absent = tuple(ends) or tuple(one.rank for one in statements if one.rank not in inside)
     if not inside or not absent:
         return []
     words = f"{named(absent)} did not enter init_process_group"
+    if ends:
+        words = f"{named(absent)} left ({ends[absent[0]]}) before init_process_group"
     return [Divergence(absent, words, inside, f"{_are(inside)} in it")]
 
 
@@ -320,15 +334,25 @@ def parse_stacks(text: str) -> tuple[Stack, ...]:
         elif stacks and (frame := _frame(line)) is not None:
             stacks[-1].insert(0, frame)
     theirs = [
-        tuple(dropwhile(_is_before_the_script, stack))
+        the_scripts_own(stack)
         for stack in reversed(stacks)
         if stack and not _is_our_thread(stack[0])
     ]
     return tuple(stack for stack in theirs if stack)
 
 
+def the_scripts_own(stack: Iterable[Frame]) -> Stack:
+    """Return the calls without those of Headway's that come before the script's."""
+    return tuple(dropwhile(_is_before_the_script, stack))
+
+
 def _is_our_thread(first: Frame) -> bool:
     return first.file.startswith(_LAUNCHER) and first.function == "_answer"
+
+
+def is_cut(text: str) -> bool:
+    """Return whether faulthandler left threads out: after 100 it writes three dots alone."""
+    return "\n...\n" in text
 
 
 def is_whole(text: str) -> bool:
@@ -343,7 +367,7 @@ def describe_crash(text: str) -> list[str]:
     stacks = parse_stacks(found + stack.partition("\n\n")[0])
     if not stacks:
         return []
-    return [f"{report.splitlines()[0]}, most recent call last:", *_shown(stacks[0], is_main=True)]
+    return [f"{report.splitlines()[0]}, most recent call last:", *_shown(stacks[0])]
 
 
 def parse_traceback(text: str) -> Stack:
@@ -363,9 +387,7 @@ def _is_before_the_script(frame: Frame) -> bool:
     return frame.file.startswith((_LAUNCHER, "<string>", "<frozen runpy"))
 
 
-def _shown(stack: Stack, *, is_main: bool) -> Iterable[str]:
-    if not is_main:
-        yield "  another thread:"
+def _shown(stack: Stack) -> Iterable[str]:
     for frame in stack:
         yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
         source = linecache.getline(frame.file, frame.line).strip()

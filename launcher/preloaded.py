@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -39,14 +40,21 @@ class _Preloaded:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: object = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name == "torch" else None  # type: ignore[arg-type]
+        if name != "torch" or self._spec is None:
+            return None
+        spec = ModuleSpec(name, self, origin=self._spec.origin)  # type: ignore[arg-type]
+        spec.submodule_search_locations = self._spec.submodule_search_locations
+        spec.cached = self._spec.cached
+        spec.has_location = True
+        return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self._torch
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec
-        sys.meta_path.remove(self)
+        with suppress(ValueError):  # the script may have taken it out itself
+            sys.meta_path.remove(self)
         now = _read_at_import(os.environ)
         changed = [
             name

@@ -167,6 +167,7 @@ class RankProcesses(PContext):
         if failed or self._watch.hang is not None:
             timeout = min(timeout, _VICTIM_GRACE_S)
         if self._stopped_at == float("inf"):
+            self._watch.begin_to_stop()
             if any(end.crash and is_of_communication(end.crash) for end in failed):
                 self.statements = self._watch.statements()  # now, while the others still run
             self._stopped_at = time.time()

@@ -15,10 +15,11 @@ from contextlib import suppress
 from typing import Any
 
 from headway.launcher import hang
-from headway.launcher.hang import Group, Hang, Statement
+from headway.launcher.hang import Frame, Group, Hang, Stack, Statement
 from headway.status import Progress, decode_records
 
-_ANSWER_WITHIN_S = 2.0
+_ANSWER_WITHIN_S = 1.0  # to the question for collectives, and then to that for stacks
+_AWAY_S = 1.0  # who waits so much longer than asked to was stopped, and so may the ranks have been
 _QUIET_S = 0.5  # stacks that have not grown for so long are whole, whatever they end with
 _POLL_S = 0.02
 _ASK_EVERY_S = 10.0  # at most, for the collectives of ranks under `hang_timeout`
@@ -44,6 +45,7 @@ class Watch:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._is_asked = False
         self._is_closing = False
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._listen, name="headway-watch", daemon=True)
         self._thread.start()
 
@@ -52,6 +54,7 @@ class Watch:
         with self._lock:
             self._ranks.clear()
             self.hang = None
+            self._is_stopping = False
             self._progress_at = time.monotonic()
 
     def add(self, rank: int, pid: int, channel: int, stacks: int) -> None:
@@ -81,6 +84,10 @@ class Watch:
         """Return where the process of a rank crashed, as far as faulthandler could tell."""
         return hang.describe_crash(self._ranks[rank].text)
 
+    def begin_to_stop(self) -> None:
+        """Ranks that are being stopped make no progress, and need none."""
+        self._is_stopping = True
+
     def ask(self) -> None:
         """Have all ranks' stacks printed; may be called from a signal handler."""
         self._is_asked = True
@@ -92,16 +99,16 @@ class Watch:
         Takes up to two seconds, if a rank cannot answer.
         """
         with self._lock:
-            for one in self._ranks.values():
-                one.begin_to_answer()
-            deadline = time.monotonic() + _ANSWER_WITHIN_S
-            while time.monotonic() < deadline and any(
-                one.is_answering for one in self._ranks.values()
-            ):
-                time.sleep(_POLL_S)
-                for one in self._ranks.values():
-                    one.read()
-            return [one.statement for _, one in sorted(self._ranks.items())]
+            ranks = [one for _, one in sorted(self._ranks.items())]
+            for ask in (_Rank.ask_for_groups, _Rank.ask_for_stacks):
+                for one in ranks:
+                    ask(one)
+                deadline = time.monotonic() + _ANSWER_WITHIN_S
+                while time.monotonic() < deadline and any(one.owes_an_answer for one in ranks):
+                    time.sleep(_POLL_S)
+                    for one in ranks:
+                        one.read()
+            return [one.statement for one in ranks]
 
     def close(self) -> None:
         """End the thread."""
@@ -122,7 +129,10 @@ class Watch:
     def _listen(self) -> None:
         every_s = None if self._timeout_s is None else min(self._timeout_s / 4, _ASK_EVERY_S)
         while not self._is_closing:
+            began = time.monotonic()
             ready = self._selector.select(every_s)
+            if every_s is not None and time.monotonic() > began + every_s + _AWAY_S:
+                self._progress_at = time.monotonic()
             with self._lock:
                 if any(key.fd == self._wake_read for key, _ in ready):
                     os.read(self._wake_read, 4096)
@@ -140,17 +150,21 @@ class Watch:
 
     def _report(self) -> None:
         statements = self.statements()
-        _say(f"stacks of {len(statements)} ranks\n{hang.describe(statements)}")
+        say(f"stacks of {len(statements)} ranks\n{hang.describe(statements)}")
 
     def _look_for_a_hang(self) -> None:
         if self._timeout_s is None or self.hang is not None or not self._ranks:
             return
-        since = max(self._progress_at, self._heard_at())
-        if time.monotonic() - since < self._timeout_s:
+        if not self._has_stood_still(self._timeout_s):
             return
         statements = self.statements()
-        _say(f"no progress for {self._timeout_s} s\n{hang.describe(statements)}")
-        self.hang = Hang(tuple(statements), self._timeout_s)
+        if self._has_stood_still(self._timeout_s):  # also while it was asked
+            say(f"no progress for {self._timeout_s} s{hang.describe_stacks(statements)}")
+            self.hang = Hang(tuple(statements), self._timeout_s)
+
+    def _has_stood_still(self, for_s: float) -> bool:
+        since = max(self._progress_at, self._heard_at())
+        return not self._is_stopping and time.monotonic() - since >= for_s
 
 
 class _Rank:
@@ -165,7 +179,8 @@ class _Rank:
         self._rank = rank
         self._pid = pid
         self._rest = b""
-        self._shows_stacks = False
+        self._shows_stacks: bool | None = None  # None: it has not said so
+        self._main: Stack = ()  # the main thread's calls
         self._answers = False
         self._groups: tuple[Group, ...] | None = None
         self._progress: Progress | None = None
@@ -197,7 +212,8 @@ class _Rank:
 
     def _is_progress(self, record: dict[str, Any]) -> bool:
         """Note what a record says."""
-        self._shows_stacks |= "shows_stacks" in record
+        self._shows_stacks = record.get("shows_stacks", self._shows_stacks)
+        self._main = tuple(Frame(*call) for call in record.get("main", self._main))
         self._answers |= "answers" in record
         if "crash" in record or "end" in record:
             self.last_words.append(record)
@@ -215,17 +231,16 @@ class _Rank:
                 os.write(self.fds[0], b"?")
                 self._awaits_groups = True
 
-    def begin_to_answer(self) -> None:
-        self.ask_for_groups()
+    def ask_for_stacks(self) -> None:
         if self.code is None:
             self.text = ""
-            self._awaits_stacks = self._shows_stacks and shows_stacks(self._pid)
+            self._awaits_stacks = bool(self._shows_stacks) and handles_quit(self._pid)
             if self._awaits_stacks:
                 with suppress(ProcessLookupError):
                     os.kill(self._pid, signal.SIGQUIT)
 
     @property
-    def is_answering(self) -> bool:
+    def owes_an_answer(self) -> bool:
         if self.code is not None:
             return False
         is_quiet = self.text and time.monotonic() - self._grew_at > _QUIET_S
@@ -236,7 +251,10 @@ class _Rank:
     def statement(self) -> Statement:
         told = Statement(self._rank, groups=self._groups, progress=self._progress)
         if self.code is None:
-            return told._replace(stacks=hang.parse_stacks(self.text))
+            stacks = hang.parse_stacks(self.text)
+            if hang.is_cut(self.text):
+                stacks = (hang.the_scripts_own(self._main), *stacks)
+            return told._replace(stacks=stacks, silence=self._silence)
         crashes = [record["crash"] for record in self.last_words if "crash" in record]
         if not crashes:
             return told._replace(end=self._end)
@@ -246,24 +264,38 @@ class _Rank:
         )
 
     @property
+    def _silence(self) -> str:
+        if self._shows_stacks is None:
+            return "the program is no Python, or has only just begun"
+        if not self._shows_stacks or not handles_quit(self._pid):
+            return "the script handles SIGQUIT itself"
+        is_stopped = _status_of(self._pid).get("State", "").startswith(("T", "t"))
+        return "its process is stopped" if is_stopped else ""
+
+    @property
     def _end(self) -> str:
         place = "".join(record.get("place", "") for record in self.last_words)
         return f"exit code {self.code}{place and ', '}{place}"
 
 
-def shows_stacks(pid: int) -> bool:
-    """Return whether SIGQUIT does something else than to end a process.
+def handles_quit(pid: int) -> bool:
+    """Return whether a process has a handler for SIGQUIT, which ends it otherwise.
 
     Source: proc(5), SigCgt in /proc/pid/status. Elsewhere than on Linux the answer is yes.
     """
     if sys.platform != "linux":
         return True
+    return bool(int(_status_of(pid).get("SigCgt", "0"), 16) >> (signal.SIGQUIT - 1) & 1)
+
+
+def _status_of(pid: int) -> dict[str, str]:
+    """Return what Linux tells of a process; nothing where it is gone, and elsewhere."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            caught = next(line for line in file if line.startswith("SigCgt:"))
-    except (OSError, StopIteration):
-        return False
-    return bool(int(caught.split()[1], 16) >> (signal.SIGQUIT - 1) & 1)
+            rows = [line.split(":", 1) for line in file]
+    except OSError:
+        return {}
+    return {row[0]: row[1].strip() for row in rows}
 
 
 def mailbox(pid: int) -> str:
@@ -271,7 +303,7 @@ def mailbox(pid: int) -> str:
     return os.path.join(tempfile.gettempdir(), f"headway-stack-{pid}", "report")
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Print, and hand a copy to whoever asked from another terminal."""
     line = f"headway: {text}\n"
     with suppress(OSError):

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import _thread
 import faulthandler
+import fcntl
 import functools
 import importlib.util
 import json
 import os
+import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -24,6 +27,10 @@ from headway import status
 
 _C10D = "torch.distributed.distributed_c10d"
 _LAST_OPERATIONS = 16  # of each group, that are told
+_OUR_DESCRIPTORS = 8  # are at most so many below the limit
+
+
+_MAIN_THREAD = threading.main_thread().ident or 0
 
 
 def stand_by(channel: int, stacks: int) -> None:
@@ -33,6 +40,8 @@ def stand_by(channel: int, stacks: int) -> None:
         channel: the status channel; whatever comes down it is a question.
         stacks: the pipe that stacks are written to.
     """
+    # out of the way of a script that closes what it does not know, and opens files of its own
+    channel, stacks = _high(channel), _high(stacks)
     status.open_channel(channel)
     if not faulthandler.is_enabled():
         faulthandler.enable(stacks)
@@ -45,6 +54,17 @@ def stand_by(channel: int, stacks: int) -> None:
         sys.meta_path.insert(0, _AfterImport(_C10D, answer))
 
 
+def _high(fd: int) -> int:
+    """Return `fd` under a number that few programs come to use, and none by chance early on."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(limit, 65536) - _OUR_DESCRIPTORS)
+    except OSError:
+        return fd
+    os.close(fd)
+    return moved
+
+
 class _AfterImport:
     """Calls a function with one module, once that has been imported; then it is gone."""
 
@@ -55,7 +75,8 @@ class _AfterImport:
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> Any:
         if name != self._name:
             return None
-        sys.meta_path.remove(self)
+        with suppress(ValueError):  # the script may have taken it out itself
+            sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         loader: Any = spec and spec.loader
         if loader is None:
@@ -90,8 +111,23 @@ def _answer_from_the_first_group_on(channel: int, c10d: ModuleType) -> None:
 
 def _answer(channel: int) -> None:
     with suppress(OSError):
-        while os.read(channel, 4096):  # nothing: the launcher is gone
-            status.tell(groups=collectives(), progress=status.progress())
+        while status.is_heard() and os.read(channel, 4096):  # nothing: the launcher is gone
+            status.tell(
+                groups=collectives(),
+                progress=status.progress(),
+                shows_stacks=signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL,
+                main=_main_stack(),
+            )
+
+
+def _main_stack() -> list[tuple[str, int, str]]:
+    """Return file, line and function of the main thread's calls, the most recent one last."""
+    frame = sys._current_frames().get(_MAIN_THREAD)
+    calls: list[tuple[str, int, str]] = []
+    while frame is not None:
+        calls.insert(0, (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return calls
 
 
 def collectives() -> list[dict[str, Any]]:
@@ -108,7 +144,10 @@ def collectives() -> list[dict[str, Any]]:
             number, is_done = entry["collective_seq_id"], entry["retired"]
             name = entry["profiling_name"].rpartition(":")[2]
             group, _ = entry["process_group"]
-            operations.setdefault(group, []).append([number, name, entry["input_sizes"], is_done])
+            those = operations.setdefault(group, [])
+            if those and number < those[-1][0]:  # it was destroyed, and another has its name
+                those.clear()
+            those.append([number, name, entry["input_sizes"], is_done])
     return [
         {"name": group, "ranks": ranks.get(group), "operations": those[-_LAST_OPERATIONS:]}
         for group, those in operations.items()

@@ -159,6 +159,7 @@ def _fail(error: BaseException) -> NoReturn:
         kind=type(error).__name__,
         message=str(error)[:2000],
         traceback="".join(lines)[-20000:],
+        is_from_torch=_is_from_torch(error.__traceback__),
     )
     status.tell(crash=crash._asdict(), groups=witness.collectives())
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
@@ -169,6 +170,11 @@ def _fail(error: BaseException) -> NoReturn:
     elif not (status.is_heard() and is_of_communication(crash) and _has_usual_hook()):
         sys.excepthook(type(error), error, shown)
     sys.exit(error.exit_code if isinstance(error, HeadwayError) else 1)
+
+
+def _is_from_torch(trace: TracebackType | None) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("torch.")
 
 
 def _has_usual_hook() -> bool:

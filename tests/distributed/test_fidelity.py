@@ -201,6 +201,9 @@ def test_the_private_function_of_runpy_is_there() -> None:
 
 CHANGES = """
 import os
+from importlib.util import find_spec
+package = os.path.dirname(find_spec("torch").origin)
+assert find_spec("torch").submodule_search_locations == [package]
 os.environ["OMP_NUM_THREADS"] = "7"
 os.environ["TORCH_LOGS"] = "recompiles"
 os.environ["MY_OWN"] = "1"

@@ -147,12 +147,120 @@ def test_a_process_that_a_signal_would_end_is_left_alone() -> None:
     try:
         refused = _stack(str(bystander.pid))
         assert refused.returncode == 4
-        assert "SIGQUIT would end it" in refused.stderr
+        assert "belongs to no launch that would show stacks" in refused.stderr
         assert bystander.poll() is None
     finally:
         bystander.kill()
         bystander.wait()
     assert _stack("no-number").returncode == 2
+
+
+def test_a_script_that_handles_sigquit_itself_is_not_sent_it() -> None:
+    text = TRAIN.replace(
+        'print("begin", flush=True)',
+        "import signal\nsignal.signal(signal.SIGQUIT, lambda *_: os._exit(3))",
+    )
+    done = launch("--cpu", "--num-processes", "2", "--hang-timeout", "3", script(text), "sleep")
+    assert done.returncode == 124
+    assert "no stack: the script handles SIGQUIT itself" in done.stderr
+    assert "rank 1 is behind, and did not enter all_reduce #6" in done.stderr
+
+
+def test_a_launch_in_the_background_of_a_script_shows_stacks_too() -> None:
+    name = script(TRAIN, "train.py")
+    running = start("--cpu", "--num-processes", "2", name, "sleep", preexec_fn=_ignore_quit)
+    try:
+        assert "did not enter all_reduce #6" in _stacks_once(running.pid, "did not enter")
+    finally:
+        running.terminate()
+        running.communicate(timeout=60)
+
+
+def _ignore_quit() -> None:
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+
+
+def test_the_main_thread_is_found_among_very_many() -> None:
+    text = """
+import threading, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+def idle():
+    time.sleep(1000)
+if dist.get_rank() == 1:
+    for _ in range(150):
+        threading.Thread(target=idle, daemon=True).start()
+    time.sleep(1000)  # stuck
+dist.barrier()
+"""
+    done = launch("--cpu", "--num-processes", "2", "--hang-timeout", "3", script(text, "train.py"))
+    place = line_of("stuck", text).replace(" in train", " in <module>")
+    assert f"rank 1 is behind, and did not enter barrier #1, at {place}" in done.stderr
+    assert "another 100 threads:" in done.stderr
+
+
+def test_a_second_group_under_the_first_ones_name_counts_anew() -> None:
+    text = """
+import time, torch, torch.distributed as dist
+for collectives in (6, 1):
+    dist.init_process_group("gloo")
+    for _ in range(collectives):
+        dist.all_reduce(torch.ones(1))
+    if collectives > 1:
+        dist.destroy_process_group()
+if dist.get_rank() == 1:
+    time.sleep(1000)
+dist.all_reduce(torch.ones(1))
+"""
+    done = launch("--cpu", "--num-processes", "2", "--hang-timeout", "3", script(text))
+    assert "rank 1 is behind, and did not enter all_reduce #2" in done.stderr
+
+
+def test_ranks_that_take_their_time_to_save_do_not_hang() -> None:
+    text = """
+import os, signal, sys, time
+def save(*_):
+    time.sleep(5)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("begin", flush=True)
+time.sleep(1000)
+"""
+    words = ["--supervise", "--hang-timeout", "2", script(text)]
+    running = start("-q", "--cpu", *words)
+    assert running.stdout is not None
+    running.stdout.readline()
+    running.terminate()
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 75, errors
+    assert "no progress" not in errors
+
+
+def test_a_launcher_that_was_stopped_itself_calls_nobody_hanging() -> None:
+    text = "import time\nfor tick in range(40):\n    print(tick, flush=True)\n    time.sleep(0.2)\n"
+    running = start("-q", "--cpu", "--supervise", "--hang-timeout", "3", script(text))
+    assert running.stdout is not None
+    running.stdout.readline()
+    running.send_signal(signal.SIGSTOP)
+    time.sleep(5)
+    running.send_signal(signal.SIGCONT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 0, errors
+
+
+def test_a_script_that_closes_all_descriptors_keeps_its_files_clean() -> None:
+    text = """
+import os
+os.closerange(3, 1000)
+files = [open(f"data_{number}", "wb") for number in range(20)]
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+"""
+    launch("--cpu", "--num-processes", "1", "--supervise", script(text))
+    written = [path for path in Path.cwd().glob("data_*") if path.stat().st_size]
+    assert len(list(Path.cwd().glob("data_*"))) == 20
+    assert not written
 
 
 def test_output_and_collectives_are_progress() -> None:

@@ -385,17 +385,10 @@ def test_a_run_on_one_machine_listens_on_loopback_only() -> None:
 
 
 def test_a_wrong_use_of_the_runtime_is_short_and_exits_2() -> None:
-    text = """
-import os, time
-from headway import Accelerator
-open("began_" + os.environ["RANK"], "w").close()
-while not all(os.path.exists(f"began_{rank}") for rank in (0, 1)):
-    time.sleep(0.001)
-Accelerator(mixed_precision='bf61')
-"""
+    text = "from headway import Accelerator\nAccelerator(mixed_precision='bf61')\n"
     done = launch("-q", "--cpu", "--num-processes", "2", script(text))
     assert done.returncode == 2
-    assert "so did rank" in done.stderr
+    assert re.search("so did rank [01]|rank [01] stopped after", done.stderr)
     assert "headway/arguments.py" not in done.stderr
     assert "script.py" in done.stderr
     assert "fix:" in done.stderr

@@ -6,11 +6,18 @@ import signal
 
 import pytest
 
-from headway.launcher.failures import Failure, RankExit, find_failure, ranges
+from headway.launcher.failures import (
+    Failure,
+    RankExit,
+    find_failure,
+    is_of_communication,
+    ranges,
+)
 from headway.status import Crash
 
 BOOM = Crash(2.0, "ValueError", "boom", "Traceback ...\nValueError: boom\n")
-PEER = Crash(2.1, "RuntimeError", "Connection closed by peer", "Traceback ...\nRuntimeError\n")
+LOST = "Connection closed by peer"
+PEER = Crash(2.1, "RuntimeError", LOST, f"Traceback ...\nRuntimeError: {LOST}\n", True)
 
 
 def ended(rank: int, code: int, time: float, **more: object) -> RankExit:
@@ -45,6 +52,22 @@ def test_a_silent_death_that_is_found_a_moment_later_still_came_first(code: int)
     assert failure(victim, ended(2, code, PEER.time + 0.3)).first.rank == 2
     assert failure(victim, ended(2, code, PEER.time + 30)).first.rank == 0
     assert failure(victim, ended(2, code, PEER.time + 0.3, was_stopping=True)).first.rank == 0
+
+
+def test_an_exception_of_the_rank_s_own_is_no_victim_s() -> None:
+    found = failure(ended(2, 0, 1.0), ended(0, 1, BOOM.time, crash=BOOM))
+    assert found.cause == "rank 0 of 4 failed with ValueError"
+    other = BOOM._replace(time=2.2, kind="KeyError", message="gloo_options", traceback="KeyError")
+    found = failure(ended(0, 1, BOOM.time, crash=BOOM), ended(1, 1, 2.2, crash=other))
+    assert "; rank 1 failed with KeyError; ranks 2-3 stopped" in found.aftermath
+
+
+def test_only_torchs_own_errors_are_of_communication() -> None:
+    assert is_of_communication(PEER)
+    assert is_of_communication(PEER._replace(kind="DistBackendError", message="NCCL error"))
+    assert not is_of_communication(PEER._replace(is_from_torch=False))
+    assert not is_of_communication(PEER._replace(kind="FileNotFoundError"))
+    assert not is_of_communication(PEER._replace(message="cannot parse gloo_options"))
 
 
 def test_an_aborting_victim_is_not_blamed_for_the_exception_before_it() -> None:
@@ -109,6 +132,9 @@ def test_only_the_same_exception_at_the_same_place_is_a_repeat() -> None:
 def test_ranks_that_failed_alike_are_no_victims() -> None:
     found = failure(*(ended(rank, 2, rank) for rank in (3, 0, 1)))
     assert found.aftermath == "; so did ranks 1, 3; rank 2 stopped after rank 0 failed"
+    on_its_way_out = ended(1, -signal.SIGTERM, 2.1, crash=BOOM._replace(time=2.1))
+    found = failure(ended(0, 1, BOOM.time, crash=BOOM), on_its_way_out)
+    assert found.aftermath.startswith("; so did rank 1")
 
 
 def test_ranks_are_written_as_ranges() -> None:

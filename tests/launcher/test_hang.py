@@ -13,6 +13,7 @@ from headway.launcher.hang import (
     describe,
     describe_crash,
     explain,
+    is_cut,
     is_whole,
     parse_stacks,
     parse_traceback,
@@ -156,6 +157,40 @@ def test_stacks_are_read_as_faulthandler_writes_them() -> None:
     assert crash[0] == "Segmentation fault, most recent call last:"
     assert crash[-1] == '  File "/w/train.py", line 14, in main'
     assert describe_crash("") == []
+
+
+def test_stacks_that_are_cut_short_are_known_by_their_dots() -> None:
+    text = 'Thread 0x01 (most recent call first):\n  File "/w/a.py", line 1 in f\n\n...\n'
+    assert is_cut(text)
+    assert not is_cut(text.replace("...\n", ""))
+
+
+def test_equal_threads_are_shown_once_with_their_number() -> None:
+    text = describe([Statement(0, stacks=(TRAIN, SLEEP, SLEEP, SLEEP))])
+    assert text.count("another 3 threads:") == 1
+    assert text.count("line 12") == 1
+
+
+def test_why_there_is_no_stack_is_said() -> None:
+    told = [
+        Statement(0),
+        Statement(1, silence="its process is stopped"),
+        Statement(2, "exit code 0"),
+    ]
+    assert "no stack: it did not answer" in describe(told)
+    assert "no stack: its process is stopped" in describe(told)
+    assert "rank 2" not in describe(told)
+
+
+def test_a_rank_that_left_before_the_group_was_formed_is_said_to_have_left() -> None:
+    forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
+    told = [
+        Statement(0, stacks=(forming,)),
+        Statement(1, "exit code 0, by sys.exit at x.py:3 in f"),
+    ]
+    assert explain(told)[0] == (
+        "rank 1 left (exit code 0, by sys.exit at x.py:3 in f) before init_process_group"
+    )
 
 
 def test_a_traceback_has_the_same_frames() -> None:
