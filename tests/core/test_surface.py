@@ -6,13 +6,14 @@ python -m tests.core.test_surface     writes the file anew, from the root of the
 from __future__ import annotations
 
 import ast
+import re
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 
 import headway
-from headway.commands import config_ask
 from headway.commands.config import SUBCOMMANDS
-from headway.commands.launch import make_parser
-from headway.commands.main import COMMANDS
+from headway.commands.main import COMMANDS, main
 from headway.profile import VARIABLE
 from headway.settings import TABLE
 
@@ -29,6 +30,15 @@ def public_members(file: str, name: str) -> list[str]:
     raise AssertionError(f"{file} has no class {name}")
 
 
+def flags_of(command: str) -> list[str]:
+    """Return the flags that a command's --help lists."""
+    with redirect_stdout(StringIO()) as said, suppress(SystemExit):
+        main([*command.split(), "--help"])
+    return sorted(
+        set(re.findall(r"^ +(?:-\w(?: \w+)?, )?(--[a-z-]+)", said.getvalue(), re.MULTILINE))
+    )
+
+
 def surface() -> str:
     """Return all that users may lean on, a line each."""
     lines = [f"headway.{name}" for name in headway.__all__]
@@ -39,10 +49,10 @@ def surface() -> str:
     utils = ast.parse((PACKAGE / "utils.py").read_text())
     names = [a for node in utils.body if isinstance(node, ast.ImportFrom) for a in node.names]
     lines += sorted(f"headway.utils.{a.name}" for a in names if a.name != "annotations")
-    lines += [f"headway {command}" for command in COMMANDS]
-    lines += sorted(f"headway launch {flag}" for flag in make_parser().known)
-    lines += sorted(f"headway config {flag}" for flag in config_ask.make_parser().known)
-    lines += [f"headway config {name}" for name in SUBCOMMANDS]
+    commands = [*COMMANDS, *(f"config {name}" for name in SUBCOMMANDS)]
+    for command in sorted(commands):
+        lines += [f"headway {command}"]
+        lines += [f"headway {command} {flag}" for flag in flags_of(command)]
     lines += [f"profile {name}" for name in TABLE]
     lines += [f"environment {row.variable}" for row in TABLE.values()]
     lines += [f"environment {VARIABLE}"]
