@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-from headway.launcher.failures import ranges
 from headway.launcher.plan import LOOPBACK, LaunchPlan
 from headway.launcher.variables import RANK_VARIABLES
 from headway.settings import TABLE, Settings, Value
@@ -86,6 +85,8 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}={text}" for name, text in value.items())
     if type(value) is tuple:  # ranks
+        from headway.launcher.failures import ranges
+
         return ranges(value)
     return str(value)
 
