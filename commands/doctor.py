@@ -15,6 +15,7 @@ from headway.commands.flags import Parser, look_at_machine
 from headway.commands.tables import print_table
 from headway.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
 from headway.errors import HeadwayError
+from headway.host import without_home
 from headway.machine import Machine
 from headway.resolve import environment_layer, profile_layers, resolve
 from headway.settings import Settings
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         live = list(_look_closer(machine))
     else:
         live = [Finding(name, SKIPPED, "it needs the machine itself") for name in LIVE]
-    findings = [*diagnose(machine), *live]
+    findings = [one._replace(what=without_home(one.what)) for one in (*diagnose(machine), *live)]
     if parsed.json:
         checks = [finding._asdict() for finding in findings]
         print(json.dumps({"machine": as_data(machine), "checks": checks}, indent=2))

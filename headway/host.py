@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -21,13 +22,18 @@ STEERING = re.compile(
 )
 """The variables that steer a training; no others are kept, as they may hold secrets."""
 
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
+ADDRESS = re.compile("ADDR|HOST|NODELIST|ENDPOINT|UR[IL]$|^(NCCL_COMM_ID|PMI_PORT|HEADWAY_RUN)$")
+HIDDEN = "hidden"
+"""Stands for what is not told; a word that each setting's parser takes, so that a snapshot can be
+replayed."""
+
 Fact = tuple[Any, str]
 """A value and how it is known; None and why it is not."""
 
 
 def look_at_host(machine: Machine, environ: Mapping[str, str], source: Source) -> Host:
     """Gather them all, each with its reason."""
-    variables = {name: text for name, text in environ.items() if STEERING.match(name)}
     python = ".".join(map(str, sys.version_info[:3])) + f" {sys.implementation.name}"
     facts: dict[str, Fact] = {
         "python": (python, "this interpreter"),
@@ -38,11 +44,42 @@ def look_at_host(machine: Machine, environ: Mapping[str, str], source: Source) -
         "open_files": _limit(source, "NOFILE"),
         "processes": _limit(source, "NPROC"),
         "locked_bytes": _limit(source, "MEMLOCK"),
-        "variables": (variables, "the environment; only names that steer a training"),
+        "variables": (_variables(environ), "the environment; only names that steer a training"),
         **(_mac(machine, source) if machine.system == "Darwin" else _linux(source)),
     }
     values = {name: value for name, (value, _) in facts.items()}
     return Host(**values, reasons={name: reason for name, (_, reason) in facts.items()})
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return those that steer a training, without secrets, addresses and people's names."""
+    told = {}
+    for name, text in environ.items():
+        if not STEERING.match(name) or SECRET.search(name):
+            continue
+        if name == "HEADWAY_ENV":
+            told[name] = _names_only(text)
+        elif ADDRESS.search(name):
+            told[name] = HIDDEN
+        else:
+            told[name] = without_home(text, environ)
+    return told
+
+
+def _names_only(pairs: str) -> str:
+    """Return NAME=VALUE words, quoted as in a shell, without the values."""
+    try:
+        words = shlex.split(pairs)
+    except ValueError:
+        return HIDDEN
+    names = [word.partition("=")[0] for word in words if "=" in word]
+    return shlex.join(f"{name}={HIDDEN}" for name in names if not SECRET.search(name))
+
+
+def without_home(text: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the text with ~ for the home folder, whose name is a person's."""
+    home = environ.get("HOME", "").rstrip("/")
+    return re.sub(re.escape(home) + r"(?![\w.-])", "~", text) if home else text
 
 
 def _linux(source: Source) -> dict[str, Fact]:

@@ -14,8 +14,10 @@ import pytest
 
 from headway.commands import doctor
 from headway.commands.main import main
+from headway.devices import parse_devices
 from headway.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
-from headway.machine import detect_machine
+from headway.machine import Machine, detect_machine
+from headway.resolve import environment_layer, resolve
 from headway.snapshot import load_machine
 from tests.machines.recorded import FOLDER, RECORDINGS, Recorded
 
@@ -39,7 +41,7 @@ WRONG = {
     "mac_m2": (WARNING, "limits", "only 256 open files", "ulimit -n"),
     "mask_empty": (WARNING, "device", "CUDA_VISIBLE_DEVICES='' hides", "unset"),
     "gpu_prohibited": (WARNING, "compute mode", "GPU 0", "nvidia-smi -i 0 -c DEFAULT"),
-    "gpu_exclusive": (WARNING, "compute mode", "process 4242 has it", "--devices ^0"),
+    "gpu_exclusive": (WARNING, "compute mode", "process 4242 has it", "--devices ^GPU-"),
     "gpu_ecc_errors": (ERROR, "ECC", "3 uncorrected memory errors", "--gpu-reset"),
     "container_half_core_2gib": (WARNING, "/dev/shm", "64 MiB", "--shm-size"),
 }
@@ -63,6 +65,20 @@ def test_a_mask_that_names_a_gpu_that_is_not_there_is_found() -> None:
     (finding,) = found("gpu_4", CUDA_VISIBLE_DEVICES="1,9,2")
     assert "names a GPU that is not there" in finding.what
     assert "1 GPU (NVIDIA A100" in finding.what
+
+
+def test_a_gpu_to_leave_out_is_named_so_that_a_mask_changes_nothing() -> None:
+    uuids = [gpu.uuid for gpu in load_machine(str(FOLDER / "gpu_exclusive.json")).gpus]
+    (finding,) = found("gpu_exclusive", CUDA_VISIBLE_DEVICES="1,0")
+    assert finding.fix == f"`--devices ^{uuids[0]}`"
+    masked = load_machine(str(FOLDER / "gpu_exclusive.json"))._replace(cuda_visible_devices="1,0")
+    spec = parse_devices(finding.fix.strip("`").removeprefix("--devices "))
+    assert spec.select(masked.visible_gpus).indices == (0,)
+
+
+@pytest.mark.parametrize("name", ["gpu_exclusive", "gpu_prohibited", "gpu_ecc_errors"])
+def test_a_gpu_that_no_training_sees_is_no_finding(name: str) -> None:
+    assert found(name, CUDA_VISIBLE_DEVICES="1") == []
 
 
 def test_torch_before_1_13_on_a_mac_gets_a_warning() -> None:
@@ -267,6 +283,42 @@ def test_env_prints_facts_with_reasons_and_no_judgement(
     assert "NCCL_DEBUG" in out
     assert "fix" not in out
     assert socket.gethostname() not in out.split()
+
+
+@pytest.mark.parametrize("words", [["env"], ["env", "--json"], ["doctor", "--json"]])
+def test_secrets_addresses_and_the_home_folder_are_told_to_nobody(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_look_closer", lambda _: [Finding("x", OK, "in /home/jane/x")])
+    for name, text in {
+        "HOME": "/home/jane",
+        "NVIDIA_API_KEY": "nvapi-1",
+        "TORCH_HOME": "/home/jane/torch",
+        "MASTER_ADDR": "gpu7.example.org",
+        "HEADWAY_MAIN_ADDRESS": "gpu7.example.org",
+        "SLURM_STEP_NODELIST": "gpu[7-9]",
+        "HEADWAY_ENV": "'HF_TOKEN=hf_1' 'A=hf_1 b'",
+    }.items():
+        monkeypatch.setenv(name, text)
+    main(words)
+    out = capsys.readouterr().out
+    for secret in ("nvapi-1", "NVIDIA_API_KEY", "jane", "gpu7", "gpu[7", "hf_1"):
+        assert secret not in out
+    assert "A=hidden" in out
+    assert "~/torch" in out
+
+
+def test_a_snapshot_with_hidden_values_can_be_replayed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_ENV", "A='b c'")
+    monkeypatch.setenv("HEADWAY_MAIN_ADDRESS", "gpu7.example.org")
+    main(["env", "--json"])
+    (tmp_path / "machine.json").write_text(capsys.readouterr().out)
+    host = load_machine(str(tmp_path / "machine.json")).host
+    assert host is not None
+    settings = resolve([environment_layer(host.variables)], Machine(), {})
+    assert settings.env == {"A": "hidden"}
 
 
 def test_env_as_json_is_this_machine_again(
