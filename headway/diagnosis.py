@@ -113,14 +113,20 @@ def _matching_torch(machine: Machine) -> str:
 
 
 def _gpus(machine: Machine) -> Iterator[Finding]:
+    visible = {gpu.slice_of or gpu.uuid for gpu in machine.visible_gpus}
+    is_hidden = machine.torch_obstacle is None and machine.cuda_visible_devices is not None
     for index, gpu in enumerate(machine.gpus):
+        if is_hidden and gpu.uuid not in visible:  # no training here meets it
+            continue
+        # by UUID: --devices counts through CUDA_VISIBLE_DEVICES, nvidia-smi does not
+        without = f"`--devices {','.join('^' + part.uuid for part in gpu.parts())}`"
         if gpu.ecc_errors:
             yield Finding(
                 "ECC",
                 ERROR,
                 f"GPU {index} ({gpu.name}) had {gpu.ecc_errors} uncorrected memory errors",
                 f"`sudo nvidia-smi -i {index} --gpu-reset`; if they come back, replace it, and "
-                f"until then `--devices ^{index}`",
+                f"until then {without}",
             )
         if gpu.obstacle is not None:
             mode = gpu.compute_mode == PROHIBITED
@@ -128,7 +134,7 @@ def _gpus(machine: Machine) -> Iterator[Finding]:
                 "compute mode",
                 WARNING,
                 f"GPU {index} ({gpu.name}): {gpu.obstacle}",
-                f"`sudo nvidia-smi -i {index} -c DEFAULT`" if mode else f"`--devices ^{index}`",
+                f"`sudo nvidia-smi -i {index} -c DEFAULT`" if mode else without,
             )
     if machine.gpus and not any(gpu.ecc_errors or gpu.obstacle for gpu in machine.gpus):
         yield Finding("GPUs", OK, f"{len(machine.gpus)}, driver {machine.driver or 'unknown'}")
