@@ -85,8 +85,10 @@ def _claimed_by(uuid: str, folder: str) -> str:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # who only looks disturbs nobody
     except FileNotFoundError:
         return ""
-    except OSError:
+    except BlockingIOError:
         return f"another launch ({path})"
+    except OSError as error:
+        raise _unusable(path, error) from None
     return ""
 
 
@@ -94,7 +96,11 @@ def _take(gpu: Gpu, folder: str) -> None:
     """Lock this GPU's file until this process, and a script that replaces it, have ended."""
     import fcntl
 
-    lock = _open(_path(gpu.uuid, folder))
+    path = _path(gpu.uuid, folder)
+    try:
+        lock = _open(path)
+    except OSError as error:
+        raise _unusable(path, error) from None
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.set_inheritable(lock, True)
 
@@ -116,11 +122,7 @@ def _turn(folder: str) -> Iterator[None]:
             os.chmod(folder, 0o1777)  # all users' claims meet here
         lock = _open(_path("turn", folder))
     except OSError as error:
-        raise MachineError(
-            f"idle GPUs cannot be claimed: {error.strerror}",
-            where=folder,
-            fix="make the folder writable for all: `chmod 1777`; or name the GPUs: --devices 0,1",
-        ) from None
+        raise _unusable(_path("turn", folder), error) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -136,6 +138,38 @@ def _open(path: str) -> int:
     """Open a lock file; reading is enough for a lock, and all that another user's file allows."""
     flags = os.O_RDONLY | os.O_NOFOLLOW
     try:
-        return os.open(path, flags)
+        lock = os.open(path, flags)
     except FileNotFoundError:
-        return os.open(path, flags | os.O_CREAT, 0o644)
+        lock = os.open(path, flags | os.O_CREAT, 0o644)
+    if os.fstat(lock).st_uid == os.getuid():
+        os.fchmod(lock, 0o644)  # a strict umask would shut the others out
+    return lock
+
+
+def _unusable(path: str, error: OSError) -> MachineError:
+    """Return why a lock cannot be had, with who can change that."""
+    folder = os.path.dirname(path)
+    culprit, fix = folder, f"`chmod 1777 {folder}`"
+    if not os.path.lexists(folder):
+        fix = f"`mkdir -m 1777 {folder}`, as a user who may"
+    elif not os.path.isdir(folder):
+        fix = f"`rm {folder}`"
+    elif os.path.lexists(path):
+        culprit, fix = path, f"`rm {path}`" if os.path.islink(path) else f"`chmod 644 {path}`"
+    owner = ""
+    if os.path.lexists(culprit) and (uid := os.lstat(culprit).st_uid) != os.getuid():
+        owner, fix = f" of {_user(uid)}", f"ask {_user(uid)} for {fix}"
+    return MachineError(
+        f"idle GPUs cannot be claimed: {culprit}{owner}: {error.strerror}",
+        where="devices: idle:N takes a lock file for each GPU",
+        fix=f"{fix}; or name the GPUs: --devices 0,1",
+    )
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

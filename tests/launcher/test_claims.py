@@ -163,6 +163,40 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         claim_idle(asking_for("idle:1"), lambda: FOUR, None, str(tmp_path / "locks"))
 
 
+def test_a_strict_umask_shuts_no_other_user_out(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        claim_idle(asking_for("idle:1"), lambda: FOUR, None, str(tmp_path / "locks"))
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "locks").iterdir()}
+    assert modes == {0o644}
+
+
+def test_a_lock_that_cannot_be_read_is_no_claim_but_named_with_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "GPU-2.lock").touch()
+    monkeypatch.setattr(os, "getuid", lambda: 4711)  # somebody else's
+
+    def refuse(path: str, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("builtins.open", lambda path, *_: refuse(path))
+    with pytest.raises(MachineError) as caught:
+        with_claims(FOUR._replace(gpus=FOUR.gpus[2:3]), str(tmp_path))
+    owner = (tmp_path / "GPU-2.lock").owner()
+    assert f"GPU-2.lock of {owner}: Permission denied" in str(caught.value)
+    assert f"ask {owner} for `chmod 644 " in caught.value.problems[0].fix
+
+
+def test_a_link_in_the_place_of_a_lock_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "GPU-0.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MachineError, match=r"GPU-0\.lock") as caught:
+        claim_idle(asking_for("idle:1"), lambda: FOUR, None, str(tmp_path))
+    assert "rm " in caught.value.problems[0].fix
+
+
 LAUNCH = """\
 import sys
 folder, *sys.path[:] = sys.argv[1:]
