@@ -70,6 +70,12 @@ class DeviceSpec(NamedTuple):
             wrong = (*wrong, f"of {len(gpus)} GPUs {len(usable)} are {kind}{reason}")
         return Selection(tuple(usable[:wanted]), tuple(passed_over), wrong)
 
+    def may_become_idle(self, gpus: Sequence[Gpu]) -> bool:
+        """Return whether waiting can bring the idle GPUs that it asks for."""
+        coming = [gpu for gpu in gpus if gpu.use is not None and not gpu.is_shut]
+        is_one_slice = self.idle == 1 or not any(gpu.slice_of for gpu in gpus)
+        return self.idle is not None and is_one_slice and self.idle <= len(coming)
+
     def _select_named(self, gpus: Sequence[Gpu]) -> Selection:
         found, wrong = _find(self.named or (), gpus)
         excluded, wrong_too = _find(self.without, gpus)

@@ -56,6 +56,11 @@ class Gpu(NamedTuple):
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded; None: unknown
 
     @property
+    def is_shut(self) -> bool:
+        """Whether nobody can compute on it, and waiting changes nothing."""
+        return self.compute_mode == PROHIBITED or (self.is_mig and not self.slices)
+
+    @property
     def obstacle(self) -> str | None:
         """Why no program can compute on this GPU now, or None."""
         if self.compute_mode == PROHIBITED:
@@ -194,6 +199,17 @@ class Machine(NamedTuple):
         if self._named(tokens[0]) is None:
             return f"{mask} hides them"
         return f"{mask} hides them: it names one twice, and CUDA then shows none"
+
+    @property
+    def mask_fault(self) -> str | None:
+        """Why CUDA_VISIBLE_DEVICES shows fewer GPUs than it names, though some; or None."""
+        mask = self.cuda_visible_devices or ""
+        if not 0 < len(self.visible_gpus) < len(mask.split(",")):
+            return None
+        return (
+            f"CUDA_VISIBLE_DEVICES={mask} names a GPU that is not there, and CUDA ignores it and "
+            "all that follow"
+        )
 
     def best_device(self) -> tuple[str, str]:
         """Return the device to use when nobody says which, and why."""

@@ -49,10 +49,10 @@ def claim_idle(
             machine = with_claims(look(), folder)
             selection = settings.devices.select(machine.visible_gpus)
             if not selection.wrong:
-                for index in selection.indices:
+                for index in selection.indices[: settings.num_processes]:
                     _take(machine.visible_gpus[index], folder)
                 return machine
-        is_vain = len(machine.visible_gpus) < (settings.devices.idle or 0)
+        is_vain = not settings.devices.may_become_idle(machine.visible_gpus)
         if wait_s is None or is_vain or time.monotonic() - began >= wait_s:
             return machine
         if not told:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,23 @@ def test_waiting_ends_after_the_seconds_that_were_allowed(tmp_path: Path) -> Non
 def test_nobody_waits_for_more_gpus_than_there_are(tmp_path: Path) -> None:
     machine = claim_idle(asking_for("idle:5"), lambda: FOUR, float("inf"), str(tmp_path))
     assert machine == FOUR
+
+
+@pytest.mark.parametrize("change", [{"use": None}, {"compute_mode": "prohibited"}])
+def test_nobody_waits_for_gpus_that_never_become_idle(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    machine = FOUR._replace(gpus=tuple(gpu._replace(**change) for gpu in FOUR.gpus))
+    assert claim_idle(asking_for("idle:1"), lambda: machine, float("inf"), str(tmp_path)) == machine
+
+
+def test_only_what_is_used_is_claimed(tmp_path: Path) -> None:
+    slices = FOUR._replace(gpus=tuple(gpu._replace(slice_of="GPU-x") for gpu in FOUR.gpus))
+    entry = Entry("idle:2", Origin("flag", "flag --devices"))
+    settings = resolve([{"devices": entry}], slices, {})
+    locks = tmp_path / "locks"
+    claim_idle(settings, lambda: slices, None, str(locks))
+    assert sorted(path.name for path in locks.iterdir()) == ["GPU-0.lock", "turn.lock"]
 
 
 def test_a_script_that_replaces_the_launcher_keeps_the_claim(tmp_path: Path) -> None:
