@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
@@ -203,6 +204,13 @@ def look_at_machine(
     from headway.snapshot import load_machine
 
     machine = load_machine(parsed.machine)
+    ignored = [row.variable for row in TABLE.values() if row.variable in environ]
+    if ignored:
+        print(
+            f"headway: note: {', '.join(ignored)} of this shell "
+            f"{'does' if len(ignored) == 1 else 'do'} not apply to --machine {parsed.machine}",
+            file=sys.stderr,
+        )
     return machine, machine.host.variables if machine.host else {}
 
 

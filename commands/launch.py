@@ -51,10 +51,13 @@ def main(argv: Sequence[str]) -> int:
     if parsed.fit:
         from headway.launcher.fit import fit
 
+        if parsed.machine is None and _wants_idle(resolve(layers, machine, environ)):
+            machine = _with_use(environ)
         layers, adaptations = fit(layers, machine, lambda some: resolve(some, machine, environ))
     settings = resolve(layers, machine, environ)
-    if settings.device == "cuda" and settings.devices.idle is not None and parsed.machine is None:
-        machine = _look_for_idle_gpus(settings, parsed, environ)
+    if _wants_idle(settings):
+        if parsed.machine is None:
+            machine = _look_for_idle_gpus(settings, parsed, environ)
     elif parsed.wait is not None:
         raise ConfigError(
             f"--wait waits for idle GPUs, and devices is {str(settings.devices)!r} on "
@@ -84,18 +87,29 @@ def main(argv: Sequence[str]) -> int:
     return run(plan, environ)
 
 
+def _wants_idle(settings: Settings) -> bool:
+    return settings.device == "cuda" and settings.devices.idle is not None
+
+
+def _with_use(environ: Mapping[str, str]) -> Machine:
+    """Return this machine with what its GPUs are busy with, and who has claimed them."""
+    from headway.launcher.claims import with_claims
+
+    return with_claims(detect_machine(environ, full=True))
+
+
 def _look_for_idle_gpus(
     settings: Settings, parsed: Namespace, environ: Mapping[str, str]
 ) -> Machine:
     """Return the machine with what its GPUs are busy with; a real launch claims those it takes."""
     from headway.launcher.checks import contradictions
-    from headway.launcher.claims import claim_idle, with_claims
+    from headway.launcher.claims import claim_idle
 
     def look() -> Machine:
         return detect_machine(environ, full=True)
 
     if parsed.dry_run:
-        return with_claims(look())
+        return _with_use(environ)
     wrong = contradictions(settings)
     if wrong:  # to be said before a long wait, not after it
         raise ConfigError.of(wrong)

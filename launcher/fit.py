@@ -34,6 +34,11 @@ def fit(
             name, settings, machine
         ):
             continue
+        if name == "devices" and settings.device == "cuda" and settings.devices.idle is not None:
+            idle = len(settings.devices.select(machine.visible_gpus).indices)
+            if not idle:
+                continue  # refused, or waited for
+            raw = f"idle:{idle}"
         fitted[name] = Entry(raw, Origin("detected", f"--fit, instead of {before.origin(name)}"))
     after = settle([*layers, fitted])
     changes = [

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.commands import launch
+from headway.snapshot import load_machine
 from tests.machines.recorded import FOLDER
 
 HEADWAY = [sys.executable, "-m", "headway"]
@@ -384,6 +386,33 @@ def test_idle_gpus_of_another_machine_are_shown_without_claiming_them() -> None:
     words = ["--devices", "idle:1", "--machine", recorded, "--dry-run", script("pass")]
     done = headway("launch", *words)
     assert "note: passed over GPU 0: process 31337 computes on it" in done.stdout, done.stderr
+
+
+def test_a_dry_run_that_would_wait_is_not_told_to_ask_for_idle_gpus() -> None:
+    recorded = str(FOLDER / "gpu_2_one_busy.json")
+    words = ["--devices", "idle:2", "--wait", "--machine", recorded, "--dry-run", script("pass")]
+    done = headway("launch", *words)
+    assert "of 2 GPUs 1 are idle" in done.stderr
+    assert "--wait waits for idle GPUs" not in done.stderr
+
+
+def test_variables_of_this_shell_do_not_apply_to_another_machine_and_that_is_said() -> None:
+    words = ["--machine", str(FOLDER / "gpu_4.json"), "--dry-run", script("pass")]
+    done = headway("launch", *words, HEADWAY_DEVICE="cpu")
+    assert "note: HEADWAY_DEVICE of this shell does not apply to --machine" in done.stderr
+    assert "note" not in headway("launch", *words).stderr
+
+
+def test_fit_counts_the_gpus_that_are_idle_now(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = load_machine(str(FOLDER / "gpu_2_one_busy.json"))
+    unasked = busy._replace(gpus=tuple(gpu._replace(use=None) for gpu in busy.gpus))
+    monkeypatch.setattr(launch, "look_at_machine", lambda _, environ: (unasked, environ))
+    monkeypatch.setattr(launch, "detect_machine", lambda _, full: busy)
+    monkeypatch.setenv("HEADWAY_DEVICES", "idle:2")
+    assert launch.main(["--dry-run", "--fit", script("pass")]) == 0
+    assert "--fit: devices idle:2 -> idle:1" in capsys.readouterr().out
 
 
 def test_ctrl_c_before_the_start_is_one_line() -> None:

@@ -86,6 +86,17 @@ def test_a_profile_that_fits_is_left_alone() -> None:
     assert (plan.gpus, changes) == ((1, 3), "")
 
 
+def test_idle_gpus_become_as_many_as_are_idle() -> None:
+    plan, changes = fitted("gpu_2_one_busy", devices="idle:2", num_processes="2")
+    assert plan.gpus == (1,)
+    assert "devices idle:2 -> idle:1" in changes
+
+
+def test_where_no_gpu_is_idle_none_that_is_busy_is_taken() -> None:
+    with pytest.raises(MachineError, match="2 GPUs 0 are idle"):
+        fitted("amd_2", devices="idle:2")
+
+
 def test_what_was_typed_is_refused_and_not_adapted() -> None:
     with pytest.raises(MachineError, match="device is 'cuda'"):
         fitted("laptop_cpu", "flag", device="cuda")
