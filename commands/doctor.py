@@ -52,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
         live = list(_look_closer(machine))
     else:
         live = [Finding(name, SKIPPED, "it needs the machine itself") for name in LIVE]
-    findings = [one._replace(what=without_home(one.what)) for one in (*diagnose(machine), *live)]
+    findings = [
+        one._replace(what=without_home(one.what, os.environ)) for one in (*diagnose(machine), *live)
+    ]
     if parsed.json:
         checks = [finding._asdict() for finding in findings]
         print(json.dumps({"machine": as_data(machine), "checks": checks}, indent=2))

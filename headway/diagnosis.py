@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headway.machine import OLDEST_DRIVER, PROHIBITED, Host, Machine, numbers
+from headway.machine import EXCLUSIVE, OLDEST_DRIVER, PROHIBITED, Gpu, Host, Machine, numbers
 
 OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 MIN_SHM_BYTES = 2**30  # loader workers pass batches through it; Docker gives 64 MiB
@@ -68,17 +68,14 @@ def _torch(machine: Machine) -> Iterator[Finding]:
 
 def _device(machine: Machine) -> Iterator[Finding]:
     device, reason = machine.best_device()
-    mask = machine.cuda_visible_devices or ""
-    if machine.gpus and machine.torch_obstacle is not None:
-        yield Finding("device", ERROR, machine.torch_obstacle, _matching_torch(machine))
-    elif machine.gpus and not machine.visible_gpus:
-        yield Finding("device", WARNING, machine.why_no_gpu, "unset CUDA_VISIBLE_DEVICES")
-    elif machine.gpus and len(machine.visible_gpus) < len(mask.split(",")):
+    if machine.gpus and not machine.visible_gpus:
+        status = WARNING if machine.torch_obstacle is None else ERROR
+        yield Finding("device", status, machine.why_no_gpu, how_to_use_gpus(machine))
+    elif machine.mask_fault is not None:
         yield Finding(
             "device",
             WARNING,
-            f"CUDA_VISIBLE_DEVICES={mask} names a GPU that is not there, and CUDA ignores it and "
-            f"all that follow: {machine.describe_gpus()}",
+            f"{machine.mask_fault}: {machine.describe_gpus()}",
             "correct CUDA_VISIBLE_DEVICES, or unset it",
         )
     elif machine.system == "Darwin" and not machine.mps:
@@ -90,11 +87,33 @@ def _device(machine: Machine) -> Iterator[Finding]:
             "device",
             ERROR,
             machine.gpus_reason,
-            "`nvidia-smi` says why; after an update of the driver: reboot. In a container: start "
-            "it with --gpus all",
+            how_to_use_gpus(machine),
         )
     else:
         yield Finding("device", OK, f"{device}: {reason}")
+
+
+def how_to_use_gpus(machine: Machine) -> str:
+    """Return what would let a training use GPUs where it uses none; "" where nothing would."""
+    if machine.torch_obstacle is not None:
+        return _matching_torch(machine)
+    if machine.visible_gpus:
+        return how_to_free(machine.visible_gpus[0])
+    if machine.gpus:
+        return "unset CUDA_VISIBLE_DEVICES"
+    if "does not answer" in machine.gpus_reason:
+        return (
+            "`nvidia-smi` says why; after an update of the driver: reboot. In a container: start "
+            "it with --gpus all"
+        )
+    return ""
+
+
+def how_to_free(gpu: Gpu) -> str:
+    """Return what would remove a GPU's obstacle."""
+    if gpu.compute_mode in (PROHIBITED, EXCLUSIVE):
+        return f"`sudo nvidia-smi -i {gpu.slice_of or gpu.uuid} -c DEFAULT`, or another GPU"
+    return "another GPU"
 
 
 def _matching_torch(machine: Machine) -> str:

@@ -76,7 +76,7 @@ def _names_only(pairs: str) -> str:
     return shlex.join(f"{name}={HIDDEN}" for name in names if not SECRET.search(name))
 
 
-def without_home(text: str, environ: Mapping[str, str] = os.environ) -> str:
+def without_home(text: str, environ: Mapping[str, str]) -> str:
     """Return the text with ~ for the home folder, whose name is a person's."""
     home = environ.get("HOME", "").rstrip("/")
     return re.sub(re.escape(home) + r"(?![\w.-])", "~", text) if home else text

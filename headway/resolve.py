@@ -174,7 +174,8 @@ def _without_alias(device: Value, machine: Machine) -> Value:
     """Read `gpu` as the kind of GPU that is here; where there is none, as cuda, to be refused."""
     if device.value != "gpu":
         return device
-    name = "mps" if machine.mps and not machine.visible_gpus else "cuda"
+    is_mac = machine.mps or machine.system == "Darwin"  # one without MPS says why
+    name = "mps" if is_mac and not machine.visible_gpus else "cuda"
     return Value(name, Origin(device.origin.layer, f"{device.origin.words} (gpu)"))
 
 

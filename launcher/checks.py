@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway import contract
-from headway.devices import ALL
+from headway.devices import ALL, DeviceSpec, Selection
 from headway.errors import Problem
 from headway.launcher.variables import RANK_VARIABLES, SETTING_OF, counts_fastest_first
 from headway.machine import Gpu, Machine
+from headway.resolve import LAYERS
 from headway.settings import Settings
 
 
@@ -25,13 +26,16 @@ def contradictions(settings: Settings) -> list[Problem]:
             )
         )
     is_only_one = device == "mps" and settings.devices.first == 1
-    if device != "cuda" and settings.devices != ALL and not is_only_one:
+    selects_gpus = settings.devices != ALL and not is_only_one
+    if device != "cuda" and selects_gpus and not _is_overruled(settings, "devices", "device"):
+        is_detected = settings.origin("device").layer == "detected"
         problems.append(
             Problem(
                 f"devices is {str(settings.devices)!r}, but it selects GPUs, "
                 f"and device is {device!r}",
                 _where(settings, "devices", "device"),
-                "for several CPU ranks set num_processes; for GPUs set `device: cuda`",
+                "leave devices out; for several CPU ranks set num_processes"
+                + ("" if is_detected else "; for GPUs leave device to `auto`"),
             )
         )
     size = settings.devices.size
@@ -142,16 +146,16 @@ def _impossible_on_mps(settings: Settings, machine: Machine) -> list[Problem]:
 def _impossible_on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
     visible = machine.visible_gpus
     if not visible:
-        is_hidden = machine.gpus and machine.torch_obstacle is None
+        from headway.diagnosis import how_to_use_gpus
+
         count = settings.num_processes
         asked = f"device is 'cuda' for {count} processes" if count > 1 else "device is 'cuda'"
         return [
             Problem(
                 f"{asked}, but this machine shows no GPU: {machine.why_no_gpu}",
                 _where(settings, "device", *(["num_processes"] if count > 1 else [])),
-                "unset CUDA_VISIBLE_DEVICES"
-                if is_hidden
-                else "set `device: auto`, or pass --cpu; `headway doctor` says more",
+                how_to_use_gpus(machine)
+                or "set `device: auto`, or pass --cpu; `headway doctor` says more",
             )
         ]
     selection = settings.devices.select(visible)
@@ -160,44 +164,78 @@ def _impossible_on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
         return [
             Problem(
                 f"devices is {str(settings.devices)!r} ({settings.devices.reading()}), but "
-                f"{'; '.join(selection.wrong)}; this machine shows {machine.describe_gpus()}: "
-                f"{exists}",
+                f"{'; '.join(selection.wrong)}; {_shown(machine)}: {exists}",
                 _where(settings, "devices"),
-                "wait for them with --wait, or ask for fewer"
-                if settings.devices.idle
-                else "name GPUs that exist, or `devices: all`",
+                _other_devices(settings.devices, visible),
             )
         ]
     if not selection.indices:
+        from headway.diagnosis import how_to_use_gpus
+
+        left = f"devices is {settings.devices}" if settings.devices.without else ""
+        why = "; ".join(filter(None, (left, *selection.passed_over)))
         return [
             Problem(
-                f"device is 'cuda', but no GPU can be used: {'; '.join(selection.passed_over)}",
-                _where(settings, "device"),
-                "set `device: auto`, or pass --cpu",
+                f"device is 'cuda', but no GPU can be used: {why}; {_shown(machine)}",
+                _where(settings, "device", *(["devices"] if left else [])),
+                "leave fewer GPUs out, or pass --cpu"
+                if left
+                else f"{how_to_use_gpus(machine)}; or pass --cpu",
             )
         ]
     selected = [visible[index] for index in selection.indices[: settings.num_processes]]
     return [
-        *_too_many_processes(settings, machine, len(selection.indices)),
+        *_too_many_processes(settings, machine, selection),
         *_impossible_precision(settings, selected),
     ]
 
 
-def _too_many_processes(settings: Settings, machine: Machine, selected: int) -> list[Problem]:
-    processes = settings.num_processes
-    if processes > 1 and any(gpu.slice_of for gpu in machine.visible_gpus):
+def _other_devices(devices: DeviceSpec, visible: Sequence[Gpu]) -> str:
+    """Return which GPUs to ask for instead, or how to get those that were asked for."""
+    if devices.may_become_idle(visible):
+        return "wait for them with --wait, or ask for fewer"
+    if devices.idle is not None:
+        return "ask for fewer, or name the GPUs, as in `--devices 0,`; waiting would not help"
+    found = devices._replace(without=()).select(visible).indices
+    blocked = [visible[index] for index in found if visible[index].obstacle]
+    if devices.named is not None and blocked:
+        from headway.diagnosis import how_to_free
+
+        return how_to_free(blocked[0])
+    return "name GPUs that exist, or `devices: all`"
+
+
+def _shown(machine: Machine) -> str:
+    fault = f" ({machine.mask_fault})" if machine.mask_fault else ""
+    return f"this machine shows {machine.describe_gpus()}{fault}"
+
+
+def _too_many_processes(
+    settings: Settings, machine: Machine, selection: Selection
+) -> list[Problem]:
+    processes, selected = settings.num_processes, len(selection.indices)
+    visible, devices = machine.visible_gpus, settings.devices
+    has_slices = any(visible[index].slice_of for index in selection.indices)
+    if has_slices and max(processes, devices.size or 0) > 1:
+        asked = f"num_processes is {processes}" if processes > 1 else f"devices is '{devices}'"
         return [
             Problem(
-                f"num_processes is {processes}, but CUDA shows a process one MIG slice only, and "
-                "NCCL joins no slices",
+                f"{asked}, but CUDA shows a process one MIG slice only, and NCCL joins no slices",
                 _where(settings, "num_processes", "devices"),
-                "--num-processes 1; one launch for each slice, or GPUs without MIG",
+                "one slice and one process: --devices 1 --num-processes 1; one launch for each "
+                "slice, or GPUs without MIG",
             )
         ]
     if processes > selected:
+        reason = _shown(machine)
+        if selection.passed_over:
+            why = "; ".join(selection.passed_over)
+            reason = f"only {selected} of {len(visible)} GPUs can be used ({why})"
+        elif selected < len(visible):
+            reason = f"devices {devices} selects {selected} of {len(visible)} GPUs"
         return [
             Problem(
-                f"num_processes is {processes}, but this machine shows {machine.describe_gpus()}",
+                f"num_processes is {processes}, but {reason}",
                 _where(settings, "num_processes", "device"),
                 f"--num-processes {selected}, or CPU ranks: --cpu --num-processes {processes}",
             )
@@ -226,7 +264,21 @@ def notes(settings: Settings, machine: Machine, supervised: str | None) -> list[
     return [
         *_without_effect(settings, supervised),
         *(_about_gpus(settings, machine) if settings.device == "cuda" else []),
+        *_unused_gpus(settings, machine),
     ]
+
+
+def _unused_gpus(settings: Settings, machine: Machine) -> list[str]:
+    """Say why a machine with GPUs computes on its CPU though nobody asked for that."""
+    device, reason = machine.best_device()
+    origin = settings.origin("device")
+    is_detected = origin.layer == "detected" and reason in origin.words
+    if not machine.gpus or device != "cpu" or not is_detected:
+        return []
+    from headway.diagnosis import how_to_use_gpus
+
+    gpus = f"{len(machine.gpus)} GPU" + "s" * (len(machine.gpus) > 1)
+    return [f"not used: {gpus}, as {reason}; fix: {how_to_use_gpus(machine)}"]
 
 
 def _without_effect(settings: Settings, supervised: str | None) -> list[str]:
@@ -234,6 +286,8 @@ def _without_effect(settings: Settings, supervised: str | None) -> list[str]:
     where: dict[str, str] = {}
     if settings.num_machines == 1:
         where |= {"main_address": "on one machine", "main_port": "on one machine"}
+    if settings.device != "cuda" and _is_overruled(settings, "devices", "device"):
+        where["devices"] = f"on {settings.device}, which {settings.origin('device')} asks for"
     if settings.device != "mps":
         where["mps_fallback"] = f"on {settings.device}"
     if settings.debug_rank is not None and supervised is not None:
@@ -241,7 +295,7 @@ def _without_effect(settings: Settings, supervised: str | None) -> list[str]:
     return [
         f"{name} has no effect {place} ({settings.origin(name)})"
         for name, place in where.items()
-        if settings.origin(name).layer in ("flag", "environment")
+        if settings.origin(name).layer in ("flag", "environment") or name == "devices"
     ]
 
 
@@ -254,6 +308,8 @@ def _about_gpus(settings: Settings, machine: Machine) -> list[str]:
     if devices.idle is not None:
         said.append(f"devices {devices} = GPU {', '.join(map(str, selection.indices))}")
     said += [f"passed over {reason}" for reason in selection.passed_over]
+    if machine.mask_fault is not None:
+        said.append(f"{machine.mask_fault}: {machine.describe_gpus()}")
     slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
     if slices > 1 and devices.size is None:
         said.append(f"of {slices} MIG slices one is used, as CUDA shows a process no more")
@@ -276,6 +332,14 @@ def _about_gpus(settings: Settings, machine: Machine) -> list[str]:
 def _said(settings: Settings, *names: str) -> bool:
     """True when somebody set all of these, rather than a default or a detection."""
     return all(settings.origin(name).layer not in ("default", "detected") for name in names)
+
+
+def _is_overruled(settings: Settings, name: str, by: str) -> bool:
+    """True when the setting `by` was said in a stronger layer than `name`, which contradicts it."""
+    weaker, stronger = settings.origin(name).layer, settings.origin(by).layer
+    if not _said(settings, name) or not {weaker, stronger} <= set(LAYERS):  # a file on its own
+        return False
+    return LAYERS.index(weaker) < LAYERS.index(stronger)
 
 
 def _where(settings: Settings, *names: str) -> str:

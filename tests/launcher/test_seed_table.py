@@ -176,6 +176,107 @@ def test_a_torch_that_does_not_fit_the_gpus_is_named(machine: str, reason: str) 
     assert reason in planned(machine).settings.origin("device").words
 
 
+@pytest.mark.parametrize(
+    ("machine", "reason", "fix"),
+    [
+        ("cpu_torch_on_gpu_box", "2 GPUs, as this torch (2.13.0+cpu)", "whl/cu130"),
+        ("driver_too_old", "2 GPUs, as the NVIDIA driver 535", "update the NVIDIA driver"),
+        ("mask_minus_one", "4 GPUs, as CUDA_VISIBLE_DEVICES='-1'", "unset CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_gpus_that_are_not_used_get_a_note_unless_the_cpu_was_asked_for(
+    machine: str, reason: str, fix: str
+) -> None:
+    (note,) = planned(machine).notes
+    assert reason in note
+    assert fix in note.partition("fix: ")[2]
+    assert planned(machine, device="cpu").notes == ()
+    assert planned(machine, {"ACCELERATE_USE_CPU": "1"}).notes == ()
+    assert fix in refusal(machine, device="cuda").partition("fix:")[2]
+
+
+def test_a_mask_that_cuda_cuts_short_is_named() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "1,9,2"}
+    cut = load_machine(str(FOLDER / "gpu_4.json"))._replace(cuda_visible_devices="1,9,2")
+    entries = {"devices": Entry("2", Origin("flag", "flag --devices"))}
+    script = Program("train.py")
+    plan = build_plan(resolve([], cut, environ), cut, script, python="python", environ=environ)
+    assert any("CUDA_VISIBLE_DEVICES=1,9,2 names a GPU that is not there" in n for n in plan.notes)
+    with pytest.raises(MachineError, match="CUDA_VISIBLE_DEVICES=1,9,2 names a GPU"):
+        build_plan(resolve([entries], cut, environ), cut, script, python="python", environ=environ)
+
+
+@pytest.mark.parametrize("devices", ["2", "idle:2", "0,1"])
+def test_several_mig_slices_are_refused_however_they_are_asked_for(devices: str) -> None:
+    refused = refusal("gpu_mig", devices=devices)
+    assert f"devices is '{devices}', but CUDA shows a process one MIG slice only" in refused
+
+
+@pytest.mark.parametrize("machine", ["cpu_torch_on_gpu_box", "mac_m2", "laptop_cpu"])
+@pytest.mark.parametrize(
+    ("stronger", "weaker"), [("flag", "environment"), ("flag", "user profile")]
+)
+def test_a_device_that_is_asked_for_opts_out_of_the_devices_of_a_weaker_layer(
+    machine: str, stronger: str, weaker: str
+) -> None:
+    there = load_machine(str(FOLDER / f"{machine}.json"))
+    layers = [
+        {"devices": Entry("2", Origin(weaker, f"{weaker} devices"))},
+        {"device": Entry("cpu", Origin(stronger, f"{stronger} --cpu"))},
+    ]
+    settings = resolve(list(layers), there, {})
+    plan = build_plan(settings, there, Program("a.py"), python="python", environ={})
+    assert plan.notes == (
+        f"devices has no effect on cpu, which {stronger} --cpu asks for ({weaker} devices)",
+    )
+    assert "it selects GPUs" in refusal(machine, ConfigError, device="cpu", devices="2")
+
+
+def test_devices_where_there_is_no_cuda_are_not_answered_with_a_device_that_is_refused() -> None:
+    refused = refusal("laptop_cpu", ConfigError, devices="2")
+    assert "device: cuda" not in refused
+    assert "leave devices out" in refused
+
+
+def test_gpus_that_cannot_be_used_are_the_reason_for_too_few() -> None:
+    refused = refusal("gpu_prohibited", num_processes="2")
+    assert "only 1 of 2 GPUs can be used (GPU 0: its compute mode is prohibited)" in refused
+    assert "devices ^1, selects 3 of 4 GPUs" in refusal("gpu_4", devices="^1", num_processes="4")
+
+
+def test_leaving_all_gpus_out_is_refused_with_that_as_the_reason() -> None:
+    assert "no GPU can be used: devices is ^0,^1,^2" in refusal("gpu_4", devices="^0-3")
+
+
+@pytest.mark.parametrize("machine", ["gpu_prohibited", "gpu_exclusive"])
+def test_a_named_gpu_that_nobody_may_use_gets_a_fix_that_helps(machine: str) -> None:
+    uuid = load_machine(str(FOLDER / f"{machine}.json")).gpus[0].uuid
+    assert f"nvidia-smi -i {uuid} -c DEFAULT" in refusal(machine, devices="0,")
+    assert "name GPUs that exist" in refusal(machine, devices="5,")
+
+
+def test_gpu_on_a_mac_without_mps_says_why() -> None:
+    refused = refusal("mac_12_2", device="gpu")
+    assert "macOS 12.2 is older than 12.3" in refused
+    assert "update macOS" in refused
+
+
+@pytest.mark.parametrize(
+    ("machine", "devices", "waits"),
+    [
+        ("gpu_2_one_busy", "idle:2", True),
+        ("gpu_8_h100", "idle:9", False),
+        ("gpu_prohibited", "idle:2", False),
+        ("gpu_exclusive", "idle:2", True),
+        ("amd_2", "idle:1", False),
+    ],
+)
+def test_waiting_is_suggested_only_where_it_can_help(
+    machine: str, devices: str, waits: bool
+) -> None:
+    assert ("--wait" in refusal(machine, devices=devices)) == waits
+
+
 def test_more_gpus_than_there_are_is_refused_with_both_facts() -> None:
     refused = refusal("laptop_cpu", layer="user profile", device="cuda", num_processes="8")
     assert "device is 'cuda' for 8 processes" in refused
