@@ -38,7 +38,8 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
             where=where,
             fix="name a file that `accelerate config` wrote, or a `torchrun ...` command line",
         )
-    rest = {key: text for key, text in config.items() if isinstance(text, str) and text != "null"}
+    config = _without_nulls(config)
+    rest = {key: text for key, text in config.items() if isinstance(text, str)}
     nested = {key: value for key, value in config.items() if not isinstance(value, str)}
     if rest.pop("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         raise ConfigError(
@@ -50,10 +51,16 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
     values: dict[str, Raw] = {}
     left = []
     if rest.get("distributed_type", "NO") in (*_SAME_KIND, *_OTHER_KIND):
-        left = _take_device(rest, values)
+        left = _take_device(rest, values, where)
         _take_processes(rest, values, where)
-    if rest.get("mixed_precision") in TABLE["mixed_precision"].choices:
-        values["mixed_precision"] = rest.pop("mixed_precision")
+    precision = rest.get("mixed_precision", "").lower()
+    if precision in TABLE["mixed_precision"].choices:
+        values["mixed_precision"] = precision
+        del rest["mixed_precision"]
+    elif precision not in ("", "fp8"):
+        raise _wrong("mixed_precision", precision, "no, fp16, bf16 or fp8", where)
+    if "gradient_accumulation_steps" in rest:
+        values["gradient_accumulation_steps"] = rest.pop("gradient_accumulation_steps")
     deepspeed = nested.get("deepspeed_config")
     if isinstance(deepspeed, dict) and _is_number(deepspeed.get("gradient_accumulation_steps")):
         deepspeed = dict(deepspeed)
@@ -62,14 +69,37 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
     return Imported(values, [*left, *_lines({**rest, **nested})])
 
 
+_NULLS = ("", "~", "null")
+_TRUE, _FALSE = ("true", "yes", "on", "y"), ("false", "no", "off", "n")
+
+
+def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the map without the keys that have no value."""
+    found = {k: _without_nulls(v) if isinstance(v, dict) else v for k, v in config.items()}
+    return {
+        key: value
+        for key, value in found.items()
+        if value and not (isinstance(value, str) and value.strip().lower() in _NULLS)
+    }
+
+
+def _wrong(key: str, text: str, right: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"{key} is {text!r}, but it must be {right}", where=where, fix=f"mend {key} in that file"
+    )
+
+
 def _is_number(text: object) -> bool:
     return isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10
 
 
-def _take_device(rest: dict[str, str], values: dict[str, Raw]) -> list[str]:
+def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> list[str]:
     """Move what says where to compute from `rest` to `values`; return what of it has no place."""
     kind = rest.pop("distributed_type", "NO")
-    on_cpu = rest.pop("use_cpu", "false") == "true" or kind == "MULTI_CPU"
+    use_cpu = rest.pop("use_cpu", "false")
+    if use_cpu.lower() not in (*_TRUE, *_FALSE):
+        raise _wrong("use_cpu", use_cpu, "true or false", where)
+    on_cpu = use_cpu.lower() in _TRUE or kind == "MULTI_CPU"
     gpus = rest.get("gpu_ids", "all")
     if on_cpu:
         values["device"] = "cpu"
@@ -89,9 +119,11 @@ def _take_device(rest: dict[str, str], values: dict[str, Raw]) -> list[str]:
 def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) -> None:
     """Divide Accelerate's total of processes by the machines, and take over where they meet."""
     machines = rest.pop("num_machines", "1")
-    total = rest.get("num_processes")
-    if total is not None and _is_number(total) and _is_number(machines) and int(machines) > 0:
-        rest.pop("num_processes")
+    total = rest.pop("num_processes", None)
+    for key, text in (("num_machines", machines), ("num_processes", total)):
+        if text is not None and not (_is_number(text) and int(text) > 0):
+            raise _wrong(key, text, "a whole number, 1 or more", where)
+    if total is not None:
         each, remainder = divmod(int(total), int(machines))
         if remainder:
             raise ConfigError(

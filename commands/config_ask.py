@@ -132,7 +132,10 @@ def _paths(profile: str | None) -> dict[str, str]:
     project = find_project_profile()
     if project is not None:
         return {PROJECT: project, USER: user}
-    return {USER: user, PROJECT: os.path.abspath(PROJECT_FILE)}
+    try:
+        return {USER: user, PROJECT: os.path.abspath(PROJECT_FILE)}
+    except FileNotFoundError:  # the working directory has been removed
+        return {USER: user}
 
 
 def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Facts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -15,19 +16,21 @@ from headway.commands.accelerate_file import (
     from_accelerate,
     to_accelerate,
 )
-from headway.commands.config_check import SCRIPT
-from headway.commands.config_edit import apply, checked_values, set_all
+from headway.commands.config_check import SCRIPT, checked, mistakes
+from headway.commands.config_edit import apply, checked_values, layers_of, set_all
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.schema import beginning
 from headway.commands.torchrun_line import from_torchrun, in_torchrun, is_torchrun, to_torchrun
 from headway.errors import ConfigError
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import Machine, detect_machine
-from headway.profile import choose_profile, read_text, shown
+from headway.profile import choose_profile, parse_profile, read_text, shown
 from headway.resolve import environment_layer, profile_layers, resolve
 from headway.settings import TABLE, Settings
 
 FORMATS = ("torchrun", "env", "sh", "accelerate")
+_COMMAND = re.compile(r"""(?:[^\\'"&|;<>]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")*""", re.DOTALL)
+"""The beginning of a shell line up to its first operator."""
 
 
 def import_file(argv: Sequence[str]) -> int:
@@ -43,16 +46,31 @@ def import_file(argv: Sequence[str]) -> int:
     parser.profile_flag()
     own, words = parser.split(argv)
     parsed = parser.parse_args(own)
+    if not is_torchrun(words):  # whose flags are its own
+        parsed, words = parser.parse_words(argv)
     machine = detect_machine()
     imported, where = _read(words, machine.cores)
     values = checked_values(imported.values, where)
     path = choose_profile(parsed.profile).path
+
+    def merged(text: str) -> str:
+        before = parse_profile(text, path, "profile") if text else {}
+        before.pop("version", None)
+        problems = mistakes([before, *layers_of(values, where)], machine)
+        if problems:
+            raise ConfigError.of(problems)
+        return set_all(text or beginning(path), values)
+
     if parsed.dry_run:
-        print(set_all(beginning(path), values), end="")
+        text = merged(read_text(path) if os.path.lexists(path) else "")
+        checked(text, path, machine)
+        print(text, end="")
     else:
-        apply(path, lambda text: set_all(text or beginning(path), values), machine)
+        apply(path, merged, machine)
     for line in imported.left:
         print(f"no counterpart here: {line}")
+    if parsed.dry_run:
+        return 0
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
     print(f"next: {shlex.join(['headway', 'launch', *profile, *(imported.launch or [SCRIPT])])}")
     return 0
@@ -61,7 +79,7 @@ def import_file(argv: Sequence[str]) -> int:
 def _read(words: list[str], cores: int) -> tuple[Imported, str]:
     """Return what is to be imported, and where it comes from."""
     if len(words) == 1 and " " in words[0].strip():
-        words = shlex.split(words[0])
+        words = _words(words[0])
     if is_torchrun(words):
         return from_torchrun(words, cores), "the torchrun command line"
     if len(words) != 1:
@@ -78,11 +96,36 @@ def _read(words: list[str], cores: int) -> tuple[Imported, str]:
     return from_accelerate(_parsed(text, where), where), where
 
 
+def _words(text: str) -> list[str]:
+    try:
+        return _command(text.replace("\\\n", " "))
+    except ValueError as error:
+        raise ConfigError(
+            f"the command line cannot be read: {str(error).lower()}",
+            where="the command line",
+            fix="close the quote, or give the words without quotes around them all",
+        ) from None
+
+
+def _command(line: str) -> list[str]:
+    """Return the words of a shell line's first command.
+
+    Raises:
+        ValueError: a quote is not closed.
+    """
+    found = _COMMAND.match(line)
+    assert found is not None
+    command, operator = found.group(), line[found.end() :][:1]
+    if operator in ("<", ">"):
+        command = re.sub(r"(?<=\s)\d+\Z", "", command)  # 2>&1
+    return shlex.split(line if operator in ("'", '"', "\\") else command, comments=True)
+
+
 def _torchrun_in(text: str) -> list[str]:
     """Return the words of the first torchrun command in a shell script, if there is one."""
     for line in text.replace("\\\n", " ").splitlines():
         try:
-            words = shlex.split(line, comments=True)
+            words = _command(line)
         except ValueError:  # an open quote: no command that stands on one line
             continue
         if is_torchrun(words):
@@ -96,17 +139,43 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
 
     try:
         if text.lstrip().startswith("{"):
-            found = _as_texts(json.loads(text))
+            found = _as_texts(json.loads(text, object_pairs_hook=_unique))
         else:
             # not the C loader: deep nesting would overflow its stack
-            found = yaml.load(text, Loader=yaml.BaseLoader)
+            node = yaml.compose(text, Loader=yaml.BaseLoader)
+            events: Iterable[Any] = yaml.parse(text, Loader=yaml.BaseLoader)
+            for event in events:
+                if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                    line = event.start_mark.line + 1
+                    raise ValueError(f"line {line} has a YAML anchor (&) or alias (*)")
+            found = _texts_at(node)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"the file is neither YAML nor JSON: {' '.join(str(error).split())}",
+            f"the file cannot be read as YAML or JSON: {' '.join(str(error).split())}",
             where=where,
             fix="name a file that `accelerate config` wrote, or a `torchrun ...` command line",
         ) from None
     return found if isinstance(found, dict) else {}
+
+
+def _texts_at(node: Any) -> Any:
+    """Return the data at a node of YAML, with every scalar as it stands there."""
+    if node is None or isinstance(node.value, str):
+        return node and node.value
+    if node.id == "mapping":
+        return _unique([(_texts_at(key), _texts_at(value)) for key, value in node.value])
+    return [_texts_at(item) for item in node.value]
+
+
+def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if not isinstance(key, str):
+            raise ValueError("a key is a list or a map")
+        if key in found:
+            raise ValueError(f"{key} stands twice")
+        found[key] = value
+    return found
 
 
 def _as_texts(value: Any) -> Any:

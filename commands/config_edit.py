@@ -84,18 +84,23 @@ def checked_values(
     Raises:
         ConfigError: unknown keys and impossible values, all at once.
     """
-    origin = Origin("argument", where)
-    layers: list[Layer] = []
-    for key, raw in values.items():
-        name, _, item = key.partition(".")
-        layers.append({name: Entry({item: str(raw)} if item else raw, origin)})
     try:
-        typed(layers)
+        typed(layers_of(values, where))
     except ConfigError as error:
         problems = [*problems, *error.problems]
     if problems:
         raise ConfigError.of(problems)
     return {key: TABLE[key].parse(raw) if key == "env" else raw for key, raw in values.items()}
+
+
+def layers_of(values: Mapping[str, Raw], where: str) -> list[Layer]:
+    """Return a layer for each of `values`; `env.NAME` is one variable."""
+    origin = Origin("argument", where)
+    layers: list[Layer] = []
+    for key, raw in values.items():
+        name, _, item = key.partition(".")
+        layers.append({name: Entry({item: str(raw)} if item else raw, origin)})
+    return layers
 
 
 def unset_keys(argv: Sequence[str]) -> int:

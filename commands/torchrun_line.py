@@ -52,10 +52,17 @@ def from_torchrun(words: Sequence[str], cores: int) -> Imported:
         cores: of this machine, for `--nproc-per-node cpu`.
 
     Raises:
-        ConfigError: a flag is none of torchrun's, or lacks its value.
+        ConfigError: a flag is none of torchrun's, lacks its value, or has a shell's variable in it.
     """
     end = _program_end(words)
     flags, program = _split(words[end:])
+    for word in (*words[: end - 1], *(f"{flag}={text}" for flag, text in flags)):
+        if "$" in word or "`" in word:
+            raise ConfigError(
+                f"{word} is what a shell would replace, and its value is not known here",
+                where="the torchrun command line",
+                fix="write the value out, or give the command line without quotes around it all",
+            )
     values: dict[str, Raw] = {"num_processes": "1"}
     left = []
     for word in words[: end - 1]:

@@ -90,7 +90,7 @@ def choose_profile(
         if os.path.exists(selection):
             name, chosen_by = read_text(selection).strip(), shown(selection)
     if is_path(name):
-        return ProfileChoice(name, os.path.abspath(os.path.expanduser(name)), chosen_by)
+        return ProfileChoice(name, _absolute(name, chosen_by), chosen_by)
     if not _is_name(name):
         raise ConfigError(
             f"{name!r} cannot be the name of a profile",
@@ -98,6 +98,17 @@ def choose_profile(
             fix="use letters, digits, '-', '_' and '.', or a path to a YAML file",
         )
     return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)
+
+
+def _absolute(name: str, chosen_by: str) -> str:
+    try:
+        return os.path.abspath(os.path.expanduser(name))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{name!r} is in the working directory, which has been removed",
+            where=chosen_by,
+            fix="`cd` to a folder that exists, or give the whole path",
+        ) from None
 
 
 def is_path(name: str) -> bool:

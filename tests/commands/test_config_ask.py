@@ -294,3 +294,17 @@ def test_yes_and_show_are_quick_and_import_nothing_heavy(words: list[str], limit
         times.append(seconds_of_children() - before)
         assert (done.returncode, done.stderr) == (0, "[]\n")
     assert min(times) < limit_s
+
+
+def test_in_a_removed_working_directory_only_the_users_place_is_left(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["config", "--yes"]) == 0
+    assert profile() == CPU
+    assert main(["config", "--yes", "--profile", "./mine.yaml"]) == 2
+    assert "which has been removed" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)

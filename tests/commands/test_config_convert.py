@@ -118,11 +118,11 @@ def test_an_accelerate_file_is_taken_over_and_the_rest_is_listed_by_name(
         ("compute_environment: AMAZON_SAGEMAKER\n", "SAGEMAKER"),
         ("distributed_type: MULTI_GPU\nnum_processes: 5\nnum_machines: 2\n", "share equally"),
         ("distributed_type: MULTI_CPU\nmixed_precision: fp16\n", "on a CPU only bf16"),
-        ("distributed_type: [", "neither YAML nor JSON"),
-        ('{"distributed_type": }', "neither YAML nor JSON"),
-        ("[" * 100_000, "neither YAML nor JSON"),
+        ("distributed_type: [", "cannot be read as YAML or JSON"),
+        ('{"distributed_type": }', "cannot be read as YAML or JSON"),
+        ("[" * 100_000, "cannot be read as YAML or JSON"),
         ("distributed_type: MULTI_GPU\ngpu_ids: 1,x\n", "neither the index of a GPU"),
-        ("distributed_type: MULTI_GPU\nnum_processes: many\n", "wrote"),
+        ("distributed_type: MULTI_GPU\nnum_processes: many\n", "a whole number"),
         ("- 1\n", "no configuration of Accelerate"),
     ],
 )
@@ -399,3 +399,88 @@ def test_the_files_are_what_accelerates_own_classes_write() -> None:
     for kind, answers in KINDS.items():
         written = yaml.safe_load((FOLDER / f"{kind}.yaml").read_text())
         assert {key: written[key] for key in answers} == answers
+
+
+IS_ACCELERATE = "compute_environment: LOCAL_MACHINE\n"
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (BOMB, "line 2 has a YAML anchor"),
+        ("num_processes: 1\nnum_processes: 2\n", "num_processes stands twice"),
+        ("use_cpu: maybe\n", "use_cpu is 'maybe', but it must be true or false"),
+        ("num_processes: eight\n", "num_processes is 'eight', but it must be a whole number"),
+        ("num_machines: two\n", "num_machines is 'two', but it must be a whole number"),
+        ("mixed_precision: bf61\n", "mixed_precision is 'bf61', but it must be no, fp16"),
+        ("gradient_accumulation_steps: 0\n", "gradient_accumulation_steps is '0'"),
+        ("use_cpu: yes\nmixed_precision: fp16\n", "fp16"),
+    ],
+)
+def test_what_is_wrong_in_an_imported_file_is_said_of_that_file(
+    text: str, reason: str, capsys: Capture
+) -> None:
+    Path("its.yaml").write_text(IS_ACCELERATE + text)
+    assert main(["config", "import", "its.yaml"]) == 2
+    err = capsys.readouterr().err
+    assert reason in err
+    assert "its.yaml" in err.split("from: ")[1]
+    assert not Path(choose_profile().path).exists()
+
+
+def test_a_key_that_stands_twice_in_json_is_refused(capsys: Capture) -> None:
+    Path("its.json").write_text('{"distributed_type": "NO", "use_cpu": true, "use_cpu": false}')
+    assert main(["config", "import", "its.json"]) == 2
+    assert "use_cpu stands twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("true", ["True", "TRUE", "yes", "on"])
+def test_every_spelling_of_a_value_is_obeyed_and_nothing_is_none(
+    true: str, capsys: Capture
+) -> None:
+    rest = "num_processes: ~\nmain_process_ip:\nfsdp_config: {}\ngradient_accumulation_steps: 4\n"
+    Path("its.yaml").write_text(f"{IS_ACCELERATE}use_cpu: {true}\nmixed_precision: BF16\n{rest}")
+    assert main(["config", "import", "its.yaml"]) == 0
+    steps = {"gradient_accumulation_steps": "4"}
+    assert profile() == {"device": "cpu", "mixed_precision": "bf16", **steps}
+    assert "no counterpart" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("torchrun --nproc_per_node=2 'train.py", "no closing quotation"),
+        ("torchrun --nproc_per_node=$GPUS train.py", "--nproc-per-node=$GPUS is what a shell"),
+        ("A=`b` torchrun train.py", "A=`b` is what a shell"),
+    ],
+)
+def test_a_line_that_only_a_shell_could_read_is_refused(
+    line: str, reason: str, capsys: Capture
+) -> None:
+    assert main(["config", "import", line]) == 2
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", [" && echo ok", "; echo", " | tee log", " 2>&1 | tee log", ">log"])
+def test_what_follows_torchrun_in_a_shell_line_is_not_the_scripts(
+    end: str, capsys: Capture
+) -> None:
+    assert main(["config", "import", f"torchrun --nproc_per_node 2 train.py 'a;b'{end}"]) == 0
+    assert capsys.readouterr().out.endswith("next: headway launch train.py 'a;b'\n")
+
+
+def test_a_dry_import_merges_and_checks_as_the_real_one_and_names_no_next_command(
+    capsys: Capture,
+) -> None:
+    main(["config", "set", "max_restarts=3", "device=cpu"])
+    Path("its.yaml").write_text(IS_ACCELERATE + "num_processes: 2\n")
+    capsys.readouterr()
+    assert main(["config", "import", "its.yaml", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "next:" not in printed
+    assert main(["config", "import", "its.yaml"]) == 0
+    assert Path(choose_profile().path).read_text() == printed
+    Path("its.yaml").write_text(IS_ACCELERATE + "gpu_ids: 1\n")
+    main(["config", "set", "ranks=0,1"])
+    assert main(["config", "import", "--dry-run", "torchrun", "--nproc-per-node", "1", "a.py"]) == 2
