@@ -68,6 +68,12 @@ def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
         elif key in values:
             problems.append(Problem(f"{key} is set twice", where, "keep one of the two"))
         values[key] = raw
+    if "env" in values:
+        twice = [key for key in values if key.startswith("env.")]
+        problems += [
+            Problem(f"{key} is set twice: env sets all variables", where, "keep one of the two")
+            for key in twice
+        ]
     return checked_values(values, where, problems)
 
 
@@ -143,6 +149,7 @@ def apply(path: str, change: Callable[[str], str], machine: Machine) -> None:
         ConfigError: what `change` makes is no sound profile, or cannot be written.
     """
     before: dict[str, Entry] = {}
+    stronger = _stronger(path)
 
     def sound(text: str) -> str:
         if text:
@@ -158,7 +165,7 @@ def apply(path: str, change: Callable[[str], str], machine: Machine) -> None:
     for line in differences(before, after):
         print(f"  {line}")
     changed = {key: entry for key, entry in after.items() if _raw(before, key) != entry.raw}
-    for note in [*_stronger(changed, path), *_impossible_here(after, machine)]:
+    for note in [*overruled([changed, *stronger]), *_impossible_here(after, machine)]:
         print(f"headway: note: {note}", file=sys.stderr)
 
 
@@ -177,13 +184,13 @@ def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
     return entries[key].raw if key in entries else None
 
 
-def _stronger(entries: Mapping[str, Entry], path: str) -> list[str]:
-    """Say which of these values a launch here would not take, because another source wins."""
+def _stronger(path: str) -> list[Layer]:
+    """Return the layers of a launch here that win over the profile at `path`."""
     project = find_project_profile()
-    layers = [entries, environment_layer()]
+    layers = [environment_layer()]
     if project is not None and os.path.realpath(project) != os.path.realpath(path):
-        layers.insert(1, read_profile(project, "project profile"))
-    return overruled(layers)
+        layers.insert(0, read_profile(project, "project profile"))
+    return layers
 
 
 def _impossible_here(entries: Mapping[str, Entry], machine: Machine) -> list[str]:
