@@ -11,7 +11,7 @@ from functools import reduce
 from headway.commands.config_check import checked, plan_for
 from headway.commands.flags import Parser
 from headway.commands.schema import beginning, write_schema
-from headway.errors import ConfigError, HeadwayError, Problem
+from headway.errors import ConfigError, HeadwayError, Problem, did_you_mean
 from headway.machine import Machine, detect_machine
 from headway.profile import (
     DEFAULT_NAME,
@@ -122,19 +122,33 @@ def unset_keys(argv: Sequence[str]) -> int:
         parser.error("no key is named")
     chosen = choose_profile(parsed.profile)
     chosen.must_exist()
-    apply(chosen.path, lambda text: reduce(_without, keys, text), detect_machine())
+    apply(chosen.path, lambda text: _without(text, keys), detect_machine())
     return 0
 
 
-def _without(text: str, key: str) -> str:
-    try:
-        return unset_value(text, key)
-    except KeyError:
-        raise ConfigError(
-            f"{key!r} is not set in the profile",
-            where="the command line",
-            fix="`headway config show --origin` says where each value comes from",
-        ) from None
+def _without(text: str, keys: Sequence[str]) -> str:
+    """Return the profile `text` without these keys; all that cannot be removed is named at once."""
+    where, problems = "the command line", []
+    known = [key for key in parse_profile(text, "the profile", "profile") if key != "version"]
+    for key in keys:
+        try:
+            if key == "version":
+                raise KeyError(key)
+            text = unset_value(text, key)
+        except KeyError:
+            close = did_you_mean(key, known)
+            what = f"{key!r} is not set in the profile"
+            what = "version cannot be removed" if key == "version" else what
+            problems.append(
+                Problem(
+                    what + (f"; did you mean {close!r}?" if close else ""),
+                    where,
+                    "`headway config show --origin` says where each value comes from",
+                )
+            )
+    if problems:
+        raise ConfigError.of(problems)
+    return text
 
 
 def apply(path: str, change: Callable[[str], str], machine: Machine) -> None:

@@ -108,7 +108,7 @@ def test_set_answers_a_question_and_any_other_setting(machine: Machine) -> None:
         (["--set", "device"], "not KEY=VALUE"),
         (["--set", "device=cuda"], "this machine shows no GPU"),
         (["--set", "num_machines=2"], "nobody says where machine 0 is"),
-        (["--answers", "missing.yaml"], "cannot be read"),
+        (["--answers", "missing.yaml"], "there is no such file"),
         (["--answers", "answers.yaml"], "did you mean 'device'"),
         (["--profile", "a b"], "cannot be the name of a profile"),
         (["extra"], "no subcommand"),
