@@ -45,8 +45,11 @@ from headway.profile import (
     shown,
 )
 from headway.profile_edit import unset_value, write_profile
-from headway.resolve import Layer
-from headway.settings import TABLE, Origin, Raw
+from headway.resolve import Layer, typed
+from headway.settings import TABLE, Origin, Raw, Settings
+
+_GIVEN = "given"
+"""The key of what --set and --answers said, in the file of kept answers."""
 
 _ANSWERED = Origin("user profile", "your answers")
 
@@ -86,42 +89,43 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     try:
         interview(facts, answers, prompter, lambda answers: _summary(facts, paths, answers))
     except KeyboardInterrupt:
-        print(f"\nnothing was written; {_kept(answers)}", file=sys.stderr)
+        kept = _kept(parsed, facts, paths[place_of(facts, answers)], answers)
+        print(f"\nnothing was written; {kept}", file=sys.stderr)
         return 130
     if answers[FINISH] == CANCEL:
         print("nothing was written")
         return 130
-    path, values = paths[place_of(facts, answers)], profile_after(facts, answers)
+    path = paths[place_of(facts, answers)]
     if parsed.dry_run:
         print(f"headway: would write {shown(path)}:", file=sys.stderr)
-        print(_changed(_text(path), path, values), end="")
+        print(_changed(_text(path), path, facts, answers), end="")
         return 0
-    _write(path, values, answers, facts.machine)
-    if not unattended:
+    try:
+        apply(path, lambda text: _changed(text, path, facts, answers), facts.machine)
+    except ConfigError:
+        print(f"headway: note: {_kept(parsed, facts, path, answers)}", file=sys.stderr)
+        raise
+    if not unattended and os.path.exists(_kept_path()) and any(_read_kept(parsed, paths)):
         with suppress(OSError):
             os.unlink(_kept_path())
     return _next(parsed, and_test=answers[FINISH] == TEST)
 
 
-def _write(path: str, values: Mapping[str, Raw], answers: Answers, machine: Machine) -> None:
-    try:
-        apply(path, lambda text: _changed(text, path, values), machine)
-    except ConfigError:
-        print(f"headway: note: {_kept(answers)}", file=sys.stderr)
-        raise
-
-
 def _next(parsed: Namespace, and_test: bool) -> int:
     """Say the next command to type, or run `headway test`; return the exit code."""
-    words = [] if parsed.profile is None else ["--profile", parsed.profile]
     if and_test:
         from headway.commands.test import main as test
 
-        return test(words)
-    if parsed.machine is not None:
-        words += ["--machine", parsed.machine, "--dry-run"]
+        return test(_same_flags(parsed))
+    words = [*_same_flags(parsed), *(["--dry-run"] if parsed.machine is not None else [])]
     print(f"next: {shlex.join(['headway', 'launch', *words, SCRIPT])}")
     return 0
+
+
+def _same_flags(parsed: Namespace) -> list[str]:
+    """Return the flags by which another command means the same profile and machine."""
+    flags = {"--profile": parsed.profile, "--machine": parsed.machine}
+    return [word for name, value in flags.items() if value is not None for word in (name, value)]
 
 
 def _paths(profile: str | None) -> dict[str, str]:
@@ -144,30 +148,42 @@ def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Fac
     given |= assignments(parsed.set, "flag --set")
     if unattended:
         given.setdefault(PLACE, USER)
-    profiles = {
-        place: {key: entry.raw for key, entry in read_profile(path, f"{place} profile").items()}
-        if os.path.lexists(path)
-        else {}
+    layers = {
+        place: read_profile(path, f"{place} profile") if os.path.lexists(path) else {}
         for place, path in paths.items()
+    }
+    for layer in layers.values():
+        typed([layer])
+    profiles = {
+        place: {key: entry.raw for key, entry in layer.items()} for place, layer in layers.items()
     }
     # the user's first, so that the project's win
     defaults: dict[str, Raw] = {**profiles[USER], **profiles.get(PROJECT, {})}
     if not unattended and os.path.exists(_kept_path()):
-        defaults |= _read_answers(_kept_path())
+        kept, kept_given = _read_kept(parsed, paths)
+        defaults |= kept
+        given = {**kept_given, **given}
     return Facts(
         machine=machine,
         profiles=profiles,
         paths={place: shown(path) for place, path in paths.items()},
         defaults={} if unattended else defaults,
         given=given,
-        problems=lambda values: _problems(values, machine),
+        problems=lambda values: _problems(values, machine, list(layers.values())),
         can_test=parsed.machine is None,
     )
 
 
-def _problems(values: Mapping[str, Raw], machine: Machine) -> Sequence[Problem]:
+def _problems(
+    values: Mapping[str, Raw], machine: Machine, profiles: Sequence[Layer] = ()
+) -> Sequence[Problem]:
+    """Return what a launch would refuse; what stands in one of `profiles` is said to be there."""
+    there = {(name, str(entry.raw)): entry for layer in profiles for name, entry in layer.items()}
+    layer = {
+        name: there.get((name, str(entry.raw)), entry) for name, entry in _layer(values).items()
+    }
     try:
-        plan_for([_layer(values)], machine)
+        plan_for([layer], machine)
     except HeadwayError as error:
         return error.problems
     return []
@@ -201,7 +217,7 @@ def _summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
 
     place, values = place_of(facts, answers), profile_after(facts, answers)
     text = _text(paths[place])
-    after = _changed(text, paths[place], values)
+    after = _changed(text, paths[place], facts, answers)
     lines = [line for line in ndiff(text.splitlines(), after.splitlines()) if line[0] != "?"]
     lines = [f"\n{facts.paths[place]}", *(f"  {line}".rstrip() for line in lines)]
     try:
@@ -215,20 +231,32 @@ def _text(path: str) -> str:
     return read_text(path) if os.path.lexists(path) else ""
 
 
-def _changed(text: str, path: str, values: Mapping[str, Raw]) -> str:
-    """Return the profile's text with exactly these values, and all else as it was."""
+def _changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
+    """Return the profile's text with what the answers change, and all else as it is now."""
+    before = _flat(facts.profiles[place_of(facts, answers)]) if text else {}
+    after = _flat(profile_after(facts, answers))
     text = text or beginning(path)
-    present = {key: entry.raw for key, entry in parse_profile(text, path, "profile").items()}
-    new = {key: raw for key, raw in values.items() if present.get(key) != raw}
-    text = set_all(text, new)
-    for key in present.keys() - values.keys() - {"version"}:
+    now = _flat({key: entry.raw for key, entry in parse_profile(text, path, "profile").items()})
+    changed = {k: raw for k, raw in after.items() if raw not in (before.get(k), now.get(k))}
+    text = set_all(text, changed)
+    for key in before.keys() - after.keys() & now.keys():
         text = unset_value(text, key)
     return text
 
 
+def _flat(values: Mapping[str, Raw]) -> dict[str, Raw]:
+    """Return the values with each variable of `env` for itself."""
+    variables = Settings.env.kind(values.get("env", {}))
+    rest = {key: raw for key, raw in values.items() if key != "env"}
+    return {**rest, **{f"env.{name}": text for name, text in variables.items()}}
+
+
 def _read_answers(path: str) -> dict[str, Raw]:
     """Return the answers in a file: settings, and where to keep the profile."""
-    entries = read_profile(path, "answers")
+    return _answers_of(read_profile(path, "answers"), path)
+
+
+def _answers_of(entries: dict[str, Entry], path: str) -> dict[str, Raw]:
     own = {name: entries.pop(name).raw for name in (PLACE, MORE) if name in entries}
     if own.get(PLACE, USER) not in (USER, PROJECT):
         raise ConfigError(
@@ -245,16 +273,56 @@ def _kept_path() -> str:
     return os.path.join(user_state_dir("headway", appauthor=False), "answers.yaml")
 
 
-def _kept(answers: Answers) -> str:
+def _kept(parsed: Namespace, facts: Facts, path: str, answers: Answers) -> str:
     """Keep the answers for the next run, and return a sentence that says where."""
     answers = {n: answer for n, answer in answers.items() if n != FINISH and answer != NONE}
-    if not answers:
-        return "`headway config` begins again"
+    given = {name: as_words(raw) for name, raw in facts.given.items()}
+    command = ["headway", "config", *_same_flags(parsed)]
+    if not answers and not given:
+        return f"`{shlex.join(command)}` begins again"
+    whose: dict[str, Raw] = {"profile": path, "machine": _machine_name(parsed)}
     try:
-        write_profile(_kept_path(), answers)
+        write_profile(_kept_path(), {**answers, **whose, **({_GIVEN: given} if given else {})})
     except ConfigError:
         words = [
-            f"--set={name}={as_words(answer)}" for name, answer in answers.items() if name in TABLE
+            f"--set={name}={as_words(answer)}"
+            for name, answer in {**given, **answers}.items()
+            if name.partition(".")[0] in TABLE
         ]
-        return f"to go on: {shlex.join(['headway', 'config', *words])}"
-    return f"your answers are kept in {shown(_kept_path())}; `headway config` offers them again"
+        return f"to go on: {shlex.join([*command, *words])}"
+    where = shown(_kept_path())
+    return f"your answers are kept in {where}; `{shlex.join(command)}` offers them again"
+
+
+def _read_kept(
+    parsed: Namespace, paths: Mapping[str, str]
+) -> tuple[dict[str, Raw], dict[str, Raw]]:
+    """Return the answers kept by the last run, and what was given to it and was not asked.
+
+    Those for another profile or machine are left alone, and a file that cannot be read is set
+    aside: it must not keep anybody from answering.
+    """
+    path = _kept_path()
+    try:
+        entries = read_profile(path, "answers")
+        whose = [entries.pop(name).raw for name in ("profile", "machine") if name in entries]
+        given = entries.pop(_GIVEN).raw if _GIVEN in entries else {}
+        if len(whose) < 2 or whose[0] not in paths.values() or whose[1] != _machine_name(parsed):
+            return {}, {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{_GIVEN} is no map", where=shown(path), fix="remove the file")
+        layer = {name: Entry(raw, Origin("argument", shown(path))) for name, raw in given.items()}
+        return _answers_of(entries, path), _answers_of(layer, path)
+    except ConfigError as error:
+        aside = f"{path}.broken"
+        with suppress(OSError):
+            os.replace(path, aside)
+        what = f"the answers kept by the last run are set aside in {shown(aside)}"
+        print(f"headway: note: {what}: {error.problems[0].what}", file=sys.stderr)
+        return {}, {}
+
+
+def _machine_name(parsed: Namespace) -> str:
+    import platform
+
+    return parsed.machine or platform.node() or "this one"

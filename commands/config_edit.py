@@ -11,7 +11,7 @@ from functools import reduce
 from headway.commands.config_check import checked, plan_for
 from headway.commands.flags import Parser
 from headway.commands.schema import beginning, write_schema
-from headway.errors import ConfigError, HeadwayError, Problem
+from headway.errors import ConfigError, HeadwayError, Problem, did_you_mean
 from headway.machine import Machine, detect_machine
 from headway.profile import (
     DEFAULT_NAME,
@@ -68,6 +68,12 @@ def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
         elif key in values:
             problems.append(Problem(f"{key} is set twice", where, "keep one of the two"))
         values[key] = raw
+    if "env" in values:
+        twice = [key for key in values if key.startswith("env.")]
+        problems += [
+            Problem(f"{key} is set twice: env sets all variables", where, "keep one of the two")
+            for key in twice
+        ]
     return checked_values(values, where, problems)
 
 
@@ -116,19 +122,33 @@ def unset_keys(argv: Sequence[str]) -> int:
         parser.error("no key is named")
     chosen = choose_profile(parsed.profile)
     chosen.must_exist()
-    apply(chosen.path, lambda text: reduce(_without, keys, text), detect_machine())
+    apply(chosen.path, lambda text: _without(text, keys), detect_machine())
     return 0
 
 
-def _without(text: str, key: str) -> str:
-    try:
-        return unset_value(text, key)
-    except KeyError:
-        raise ConfigError(
-            f"{key!r} is not set in the profile",
-            where="the command line",
-            fix="`headway config show --origin` says where each value comes from",
-        ) from None
+def _without(text: str, keys: Sequence[str]) -> str:
+    """Return the profile `text` without these keys; all that cannot be removed is named at once."""
+    where, problems = "the command line", []
+    known = [key for key in parse_profile(text, "the profile", "profile") if key != "version"]
+    for key in keys:
+        try:
+            if key == "version":
+                raise KeyError(key)
+            text = unset_value(text, key)
+        except KeyError:
+            close = did_you_mean(key, known)
+            what = f"{key!r} is not set in the profile"
+            what = "version cannot be removed" if key == "version" else what
+            problems.append(
+                Problem(
+                    what + (f"; did you mean {close!r}?" if close else ""),
+                    where,
+                    "`headway config show --origin` says where each value comes from",
+                )
+            )
+    if problems:
+        raise ConfigError.of(problems)
+    return text
 
 
 def apply(path: str, change: Callable[[str], str], machine: Machine) -> None:
@@ -143,6 +163,7 @@ def apply(path: str, change: Callable[[str], str], machine: Machine) -> None:
         ConfigError: what `change` makes is no sound profile, or cannot be written.
     """
     before: dict[str, Entry] = {}
+    stronger = _stronger(path)
 
     def sound(text: str) -> str:
         if text:
@@ -158,7 +179,7 @@ def apply(path: str, change: Callable[[str], str], machine: Machine) -> None:
     for line in differences(before, after):
         print(f"  {line}")
     changed = {key: entry for key, entry in after.items() if _raw(before, key) != entry.raw}
-    for note in [*_stronger(changed, path), *_impossible_here(after, machine)]:
+    for note in [*overruled([changed, *stronger]), *_impossible_here(after, machine)]:
         print(f"headway: note: {note}", file=sys.stderr)
 
 
@@ -177,13 +198,13 @@ def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
     return entries[key].raw if key in entries else None
 
 
-def _stronger(entries: Mapping[str, Entry], path: str) -> list[str]:
-    """Say which of these values a launch here would not take, because another source wins."""
+def _stronger(path: str) -> list[Layer]:
+    """Return the layers of a launch here that win over the profile at `path`."""
     project = find_project_profile()
-    layers = [entries, environment_layer()]
+    layers = [environment_layer()]
     if project is not None and os.path.realpath(project) != os.path.realpath(path):
-        layers.insert(1, read_profile(project, "project profile"))
-    return overruled(layers)
+        layers.insert(0, read_profile(project, "project profile"))
+    return layers
 
 
 def _impossible_here(entries: Mapping[str, Entry], machine: Machine) -> list[str]:

@@ -289,9 +289,12 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
     """Return what the profile would hold: what stands there, changed by the answers so far.
 
     What the answers contradict is left out: GPUs and ranks chosen before, the address of machine 0
-    where there is one machine. Defaults are not written unless they stood there.
+    where there is one machine. Defaults are not written unless they stood there, or a weaker
+    profile says otherwise.
     """
     values = dict(_present(facts, answers))
+    weaker = facts.profiles[USER] if place_of(facts, answers) == PROJECT else {}
+    said = {*values, *weaker, *_ALWAYS}
     for name, raw in {**facts.given, **answers}.items():
         setting, _, variable = name.partition(".")
         if variable:  # env.NAME
@@ -300,7 +303,7 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
             continue
         if raw == NONE and is_optional(name):
             values.pop(name, None)
-        elif name in values or name in _ALWAYS or TABLE[name].parse(raw) != TABLE[name].default:
+        elif name in said or TABLE[name].parse(raw) != TABLE[name].default:
             values[name] = Settings.env.kind(raw) if name == "env" else raw
     for name in _ALWAYS:
         if name not in answers and name not in facts.given:

@@ -234,6 +234,10 @@ def read_text(path: str) -> str:
                     "the profile is no file", where=shown(path), fix="move it out of the way"
                 )
             data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(
+            "there is no such file", where=shown(path), fix="name a file that exists"
+        ) from None
     except OSError as error:
         raise ConfigError(
             f"the profile cannot be read: {error.strerror}",

@@ -196,7 +196,7 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
             text = change(before)
             if exists and text == before:
                 return text
-            mode = stat.S_IMODE(os.stat(target).st_mode) if exists else 0o644
+            mode = stat.S_IMODE(os.stat(target).st_mode) if exists else 0o666 & ~_umask()
             prefix, suffix = _TEMPORARY
             handle, temporary = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=folder)
             with open(handle, "w", encoding="utf-8", newline="") as file:
@@ -217,6 +217,12 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
         if temporary is not None:
             with suppress(OSError):
                 os.unlink(temporary)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)  # it can only be read by setting it
+    os.umask(mask)
+    return mask
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def test_set_answers_a_question_and_any_other_setting(machine: Machine) -> None:
         (["--set", "device"], "not KEY=VALUE"),
         (["--set", "device=cuda"], "this machine shows no GPU"),
         (["--set", "num_machines=2"], "nobody says where machine 0 is"),
-        (["--answers", "missing.yaml"], "cannot be read"),
+        (["--answers", "missing.yaml"], "there is no such file"),
         (["--answers", "answers.yaml"], "did you mean 'device'"),
         (["--profile", "a b"], "cannot be the name of a profile"),
         (["extra"], "no subcommand"),
@@ -308,3 +308,87 @@ def test_in_a_removed_working_directory_only_the_users_place_is_left(
     assert main(["config", "--yes", "--profile", "./mine.yaml"]) == 2
     assert "which has been removed" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
+
+
+class Meanwhile(io.StringIO):
+    """Somebody else sets a key while the closing menu waits."""
+
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+        line = super().readline()
+        if line == "write\n":
+            main(["config", "set", "grace_period_s=7", "env.B=2"])
+        return line
+
+
+def test_what_somebody_else_sets_during_the_conversation_stays(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["config", "set", "env.A=1", "device=cpu"])
+    monkeypatch.setattr(sys, "stdin", Meanwhile("cpu\n2\nuser\nno\nwrite\n"))
+    assert main(["config"]) == 0
+    env = {"A": "1", "B": "2"}
+    assert profile() == {**CPU, "num_processes": "2", "grace_period_s": "7", "env": env}
+
+
+def test_what_was_set_by_flag_is_kept_too_and_only_for_the_same_profile(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--profile", "a", "--set", "max_restarts=3", "--set", "env.A=1"]
+    monkeypatch.setattr(sys, "stdin", InterruptedInput("cpu\n2\n"))
+    assert main(["config", *flags]) == 130
+    assert "`headway config --profile a` offers them again" in capsys.readouterr().err
+    typed(monkeypatch, "")
+    assert main(["config", "--profile", "b"]) == 0
+    assert profile(choose_profile("b").path) == CPU
+    assert main(["config", "--profile", "a"]) == 0
+    kept: dict[str, Raw] = {"max_restarts": "3", "num_processes": "2", "env": {"A": "1"}}
+    assert profile(choose_profile("a").path) == {**CPU, **kept}
+
+
+def test_damaged_answers_are_set_aside(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", InterruptedInput("cpu\n2\n"))
+    main(["config"])
+    kept = next(Path.home().rglob("answers.yaml"))
+    kept.write_text("device: [\n")
+    typed(monkeypatch, "")
+    assert main(["config"]) == 0
+    assert "are set aside in ~/.state/headway/answers.yaml.broken" in capsys.readouterr().err
+
+
+def test_a_wrong_variable_is_refused_before_anything_is_written(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_BOGUS", "1")
+    assert main(["config", "--yes"]) == 2
+    assert not Path(choose_profile().path).exists()
+
+
+def test_a_default_is_written_where_a_weaker_profile_says_otherwise(machine: Machine) -> None:
+    main(["config", "set", "max_restarts=3"])
+    Path("answers.yaml").write_text("place: project\nmax_restarts: 0\n")
+    assert main(["config", "--answers", "answers.yaml"]) == 0
+    assert profile("headway.yaml")["max_restarts"] == "0"
+
+
+def test_env_whole_and_by_variable_is_set_twice(machine: Machine, capsys: Capture) -> None:
+    assert main(["config", "set", "env.B=2", "env=A=1"]) == 2
+    assert "env.B is set twice" in capsys.readouterr().err
+
+
+def test_a_broken_profile_is_named_with_its_line(machine: Machine, capsys: Capture) -> None:
+    path = Path("mine.yaml")
+    path.write_text("max_restarts: many\n")
+    assert main(["config", "--profile", "./mine.yaml"]) == 2
+    assert "mine.yaml, line 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o002])
+def test_a_new_profile_has_the_permissions_of_any_new_file(mask: int, machine: Machine) -> None:
+    before = os.umask(mask)
+    try:
+        assert main(["config", "--yes"]) == 0
+    finally:
+        os.umask(before)
+    assert Path(choose_profile().path).stat().st_mode & 0o777 == 0o666 & ~mask

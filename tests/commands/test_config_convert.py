@@ -241,7 +241,7 @@ def test_a_torchrun_command_in_a_script_is_found_and_the_next_command_is_said(
         (["torchrun", "--nproc-per-node", "0", "t.py"], "1 or more"),
         ([], "neither one file"),
         (["a", "b"], "neither one file"),
-        (["missing.yaml"], "cannot be read"),
+        (["missing.yaml"], "there is no such file"),
     ],
 )
 def test_mistakes_in_what_is_to_be_imported_are_refused(

@@ -280,3 +280,15 @@ def test_the_schema_takes_what_the_table_takes(capsys: pytest.CaptureFixture[str
     for name in ("devices", "ranks"):  # 3, "0-3", [0, "2-3"]
         one, several = properties[name]["anyOf"]
         assert one == several["items"] == {"type": ["integer", "string"]}
+
+
+def test_unset_names_all_that_it_cannot_remove(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("version: 1\n" + PROFILE)
+    assert main(["config", "unset", "version", "num_proceses", "devise"]) == 2
+    err = capsys.readouterr().err
+    assert "version cannot be removed" in err
+    assert "did you mean 'num_processes'?" in err
+    assert "did you mean 'device'?" in err
+    assert profile.read_text() == "version: 1\n" + PROFILE
