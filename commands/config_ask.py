@@ -34,17 +34,15 @@ from headway.config_wizard.questions import (
 )
 from headway.errors import ConfigError, HeadwayError, Problem
 from headway.machine import Machine
-from headway.profile import (
+from headway.profile import Entry, parse_profile, read_profile
+from headway.profile_edit import unset_value, write_profile
+from headway.profile_files import (
     PROJECT_FILE,
-    Entry,
     choose_profile,
     find_project_profile,
-    parse_profile,
-    read_profile,
     read_text,
     shown,
 )
-from headway.profile_edit import unset_value, write_profile
 from headway.resolve import Layer, typed
 from headway.settings import TABLE, Origin, Raw, Settings
 

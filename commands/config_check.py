@@ -13,14 +13,8 @@ from headway.launcher.checks import contradictions
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.launcher.supervision import contradictions_of_ranks
 from headway.machine import GpuUse, Machine, detect_machine
-from headway.profile import (
-    Entry,
-    choose_profile,
-    find_project_profile,
-    parse_profile,
-    read_profile,
-    shown,
-)
+from headway.profile import Entry, parse_profile, read_profile
+from headway.profile_files import choose_profile, find_project_profile, shown
 from headway.resolve import Layer, resolve
 from headway.settings import AUTO, Origin
 

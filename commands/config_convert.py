@@ -24,7 +24,8 @@ from headway.commands.torchrun_line import from_torchrun, in_torchrun, is_torchr
 from headway.errors import ConfigError
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import Machine, detect_machine
-from headway.profile import choose_profile, parse_profile, read_text, shown
+from headway.profile import parse_profile
+from headway.profile_files import choose_profile, read_text, shown
 from headway.resolve import environment_layer, profile_layers, resolve
 from headway.settings import TABLE, Settings
 

@@ -13,19 +13,17 @@ from headway.commands.flags import Parser
 from headway.commands.schema import beginning, write_schema
 from headway.errors import ConfigError, HeadwayError, Problem, did_you_mean
 from headway.machine import Machine, detect_machine
-from headway.profile import (
+from headway.profile import Entry, parse_profile, read_profile
+from headway.profile_edit import change_profile, set_value, unset_value, written
+from headway.profile_files import (
     DEFAULT_NAME,
-    Entry,
     choose_profile,
     find_project_profile,
     is_path,
-    parse_profile,
-    read_profile,
     read_text,
     selection_path,
     shown,
 )
-from headway.profile_edit import change_profile, set_value, unset_value, written
 from headway.resolve import Layer, environment_layer, overruled, typed
 from headway.settings import TABLE, Origin, Raw
 

@@ -11,11 +11,11 @@ from headway.config_wizard.questions import as_words
 from headway.devices import DeviceSpec
 from headway.errors import ConfigError
 from headway.launcher.describe import settings_table
-from headway.profile import (
+from headway.profile import read_profile
+from headway.profile_files import (
     choose_profile,
     find_project_profile,
     profile_names,
-    read_profile,
     shown,
     user_folder,
 )

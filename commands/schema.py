@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.profile import VERSION, shown, user_folder
+from headway.profile import VERSION
 from headway.profile_edit import BLANK, change_profile
+from headway.profile_files import shown, user_folder
 from headway.settings import AUTO, TABLE, Count, Setting
 
 _FILE = "schema.json"

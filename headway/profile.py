@@ -1,4 +1,4 @@
-"""The machine profile on disk: which one is meant, where it is, and reading it strictly.
+"""What a machine profile says, read strictly.
 
 A profile is one flat YAML map of settings. It is read from the parser's events, so that every
 value keeps its line, every scalar stays the text that the user wrote (`no` is no boolean here), and
@@ -7,21 +7,15 @@ no tag, alias or deep nesting is ever built.
 
 from __future__ import annotations
 
-import os
-import stat
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from headway._version import __version__
-from headway.errors import ConfigError, Problem, did_you_mean
+from headway.errors import ConfigError, Problem
+from headway.profile_files import read_text, shown
 from headway.settings import Origin, Raw
 
 VERSION = 1
-VARIABLE = "HEADWAY_PROFILE"
-PROJECT_FILE = "headway.yaml"
-DEFAULT_NAME = "default"
-MAX_BYTES = 2**20
 _NULLS = ("", "~", "null", "Null", "NULL")
 _QUOTED = ("'", '"', "|", ">")  # a scalar's style; a plain one has none
 
@@ -43,163 +37,6 @@ class Entry(NamedTuple):
     mark: Mark | None = None  # None for what is in no file
 
 
-class ProfileChoice(NamedTuple):
-    """Which profile of this user is meant."""
-
-    name: str  # a name, or a path
-    path: str
-    chosen_by: str  # the flag, variable or file that says so; empty where nobody does
-
-    def must_exist(self) -> None:
-        """Refuse a profile that somebody named and that is not there.
-
-        Raises:
-            ConfigError: it does not exist.
-        """
-        if not os.path.lexists(self.path):
-            folder = os.path.dirname(self.path)
-            close = None if is_path(self.name) else did_you_mean(self.name, profile_names(folder))
-            raise ConfigError(
-                f"there is no profile {self.name!r}"
-                + (f"; did you mean {close!r}?" if close else ""),
-                where=self.chosen_by or shown(self.path),
-                fix="`headway config list` names all; "
-                f"`headway config --profile {self.name}` makes this one",
-            )
-
-
-def choose_profile(
-    flag: str | None = None, environ: Mapping[str, str] = os.environ
-) -> ProfileChoice:
-    """Return which profile of this user is meant, whether or not it exists.
-
-    Args:
-        flag: the value of --profile; it beats HEADWAY_PROFILE, which beats `headway config use`.
-        environ: read for HEADWAY_PROFILE and the folder of the profiles.
-
-    Raises:
-        ConfigError: the name cannot be one.
-    """
-    if flag is not None:
-        name, chosen_by = flag, "flag --profile"
-    elif VARIABLE in environ:
-        name, chosen_by = environ[VARIABLE], f"environment {VARIABLE}"
-    else:
-        selection = selection_path(environ)
-        name, chosen_by = DEFAULT_NAME, ""
-        if os.path.exists(selection):
-            name, chosen_by = read_text(selection).strip(), shown(selection)
-    if is_path(name):
-        return ProfileChoice(name, _absolute(name, chosen_by), chosen_by)
-    if not _is_name(name):
-        raise ConfigError(
-            f"{name!r} cannot be the name of a profile",
-            where=chosen_by,
-            fix="use letters, digits, '-', '_' and '.', or a path to a YAML file",
-        )
-    return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)
-
-
-def _absolute(name: str, chosen_by: str) -> str:
-    try:
-        return os.path.abspath(os.path.expanduser(name))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{name!r} is in the working directory, which has been removed",
-            where=chosen_by,
-            fix="`cd` to a folder that exists, or give the whole path",
-        ) from None
-
-
-def is_path(name: str) -> bool:
-    """True for what names a file, rather than a profile of this user."""
-    return "/" in name or os.sep in name or name.endswith((".yaml", ".yml"))
-
-
-def _is_name(name: str) -> bool:
-    return name[:1].isalnum() and all(char.isalnum() or char in "-_." for char in name)
-
-
-def profile_names(folder: str) -> list[str]:
-    """Return the names of the profiles in `folder`, sorted."""
-    try:
-        files = os.listdir(folder)
-    except OSError:
-        return []
-    stems = (file.removesuffix(".yaml") for file in files if file.endswith(".yaml"))
-    return sorted(stem for stem in stems if _is_name(stem))
-
-
-def selection_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of the file that `headway config use` writes: the name of a profile."""
-    return os.path.join(user_folder(environ), "selected")
-
-
-def user_folder(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the folder of this user's profiles, whether or not it exists."""
-    if "linux" in sys.platform:  # what platformdirs answers, without its import time
-        folder = environ.get("XDG_CONFIG_HOME", "")
-        if not os.path.isabs(folder):  # the XDG specification has relative ones ignored
-            folder = os.path.join(_home(), ".config")
-        return os.path.join(folder, "headway")
-    from platformdirs import user_config_dir
-
-    return user_config_dir("headway", appauthor=False)
-
-
-def _home() -> str:
-    home = os.path.expanduser("~")
-    if home == "/" and hasattr(os, "getuid"):  # what an empty HOME gives
-        import pwd
-
-        home = pwd.getpwuid(os.getuid()).pw_dir
-    return home
-
-
-def find_project_profile(start: str = ".") -> str | None:
-    """Return the nearest `headway.yaml` from `start` upward, or None.
-
-    The search ends after the home folder, at the root, and where another file system begins.
-
-    Raises:
-        ConfigError: the file found belongs neither to this user nor to root; its `env` could make
-            this user's processes load somebody else's code.
-    """
-    home = os.path.realpath(_home())
-    try:
-        folder = os.path.realpath(start)
-    except FileNotFoundError:  # the working directory has been removed
-        return None
-    device = os.stat(folder).st_dev
-    while True:
-        path = os.path.join(folder, PROJECT_FILE)
-        if os.path.lexists(path):
-            _check_owner(path)
-            return path
-        parent = os.path.dirname(folder)
-        if folder in (home, parent) or os.stat(parent).st_dev != device:
-            return None
-        folder = parent
-
-
-def _check_owner(path: str) -> None:
-    if not hasattr(os, "getuid"):
-        return
-    for owner in {os.lstat(path).st_uid, os.stat(path).st_uid if os.path.exists(path) else 0}:
-        if owner not in (os.getuid(), 0):
-            raise ConfigError(
-                f"{path} belongs to user {owner}, neither to you nor to root, and is not obeyed",
-                where=f"project profile {shown(path)}",
-                fix=f"if you trust it, make it yours: `cp` it to your own {PROJECT_FILE}",
-            )
-
-
-def shown(path: str) -> str:
-    """Return `path` as a person would write it, with ~ for the home folder."""
-    home = _home()
-    return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
-
-
 def read_profile(path: str, layer: str) -> dict[str, Entry]:
     """Return the entries of the profile at `path`, by key; whether a key exists is not asked here.
 
@@ -219,46 +56,6 @@ def read_profile(path: str, layer: str) -> dict[str, Entry]:
 def parse_profile(text: str, path: str, layer: str) -> dict[str, Entry]:
     """Return the entries of a profile's `text`, the version included; `path` is for messages."""
     return _Reader(path, layer).read(text)
-
-
-def read_text(path: str) -> str:
-    """Return the text of the file at `path`, which should be a profile.
-
-    Raises:
-        ConfigError: unreadable, no ordinary file, larger than MAX_BYTES, no UTF-8.
-    """
-    try:
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(
-                    "the profile is no file", where=shown(path), fix="move it out of the way"
-                )
-            data = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise ConfigError(
-            "there is no such file", where=shown(path), fix="name a file that exists"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"the profile cannot be read: {error.strerror}",
-            where=shown(path),
-            fix="mend its permissions, or remove it",
-        ) from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(
-            f"the profile is larger than {MAX_BYTES // 2**20} MiB, so it is no profile",
-            where=shown(path),
-            fix="move the file away, or write a new one with `headway config --yes`",
-        )
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            "the profile is not UTF-8 text",
-            where=f"{shown(path)}, line {line}",
-            fix="save the file as UTF-8",
-        ) from None
 
 
 class _Reader:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from headway.errors import ConfigError
-from headway.profile import VERSION, Mark, parse_profile, read_text, shown
+from headway.profile import VERSION, Mark, parse_profile
+from headway.profile_files import read_text, shown
 from headway.settings import Raw, Settings
 
 BLANK = f"version: {VERSION}\n"

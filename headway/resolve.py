@@ -13,8 +13,9 @@ from typing import Any
 from headway.contract import VARIABLE as RUN_VARIABLE
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine import Machine, is_on
-from headway.profile import VARIABLE as PROFILE_VARIABLE
-from headway.profile import Entry, choose_profile, find_project_profile, read_profile
+from headway.profile import Entry, read_profile
+from headway.profile_files import VARIABLE as PROFILE_VARIABLE
+from headway.profile_files import choose_profile, find_project_profile
 from headway.settings import AUTO, TABLE, Origin, Setting, Settings, Value
 
 LAYERS = (

@@ -35,7 +35,7 @@ from headway.launcher.ranks import NoLogs, RankProcesses
 from headway.launcher.starter import Starter
 from headway.launcher.supervision import refuse_missing_ranks
 from headway.launcher.watch import Watch
-from headway.profile import shown
+from headway.profile_files import shown
 
 # what torch's agent logs about a stop is said here in one line of our own
 _torch_log = logging.getLogger("torch.distributed.elastic")

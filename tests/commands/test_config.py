@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
-from headway.profile import choose_profile
+from headway.profile_files import choose_profile
 from headway.settings import TABLE
 from tests.machines.recorded import FOLDER
 

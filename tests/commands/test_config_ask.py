@@ -15,7 +15,8 @@ import pytest
 from headway.commands import flags, test
 from headway.commands.main import main
 from headway.machine import Machine
-from headway.profile import choose_profile, read_profile
+from headway.profile import read_profile
+from headway.profile_files import choose_profile
 from headway.settings import Raw
 from tests.machines.recorded import FOLDER, load
 

@@ -10,7 +10,8 @@ import yaml
 
 from headway.commands.main import main
 from headway.commands.torchrun_line import LONE, VALUED
-from headway.profile import choose_profile, read_profile
+from headway.profile import read_profile
+from headway.profile_files import choose_profile
 from headway.resolve import environment_layer, profile_layers, resolve
 from headway.settings import Raw, Settings
 from tests.commands.accelerate_files import FOLDER, KINDS

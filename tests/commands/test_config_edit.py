@@ -10,7 +10,8 @@ import pytest
 
 from headway.commands import config_check, config_edit
 from headway.commands.main import main
-from headway.profile import choose_profile, parse_profile
+from headway.profile import parse_profile
+from headway.profile_files import choose_profile
 from headway.settings import TABLE
 from tests.machines.recorded import load
 

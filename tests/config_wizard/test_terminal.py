@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.profile import choose_profile, read_profile
+from headway.profile import read_profile
+from headway.profile_files import choose_profile
 from headway.settings import Raw
 
 pexpect = pytest.importorskip("pexpect")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = {"_version", "errors", "settings", "devices", "resolve", "profile", "profile_edit"}
-CORE |= {"contract", "status", "machine"}
+CORE = {"_version", "errors", "settings", "devices", "resolve", "contract", "status", "machine"}
+CORE |= {"profile", "profile_files", "profile_edit"}
 # how a machine is looked at
 CORE |= {"source", "cgroups", "gpus", "apple", "host", "snapshot", "diagnosis"}
 LINKS = ("launcher", "commands", "config_wizard")
@@ -31,7 +31,7 @@ IMPORT_TORCH = {
 }
 READ_ENVIRON = {"headway/resolve.py", "headway/contract.py", "headway/machine.py"}
 # profiles lie below a folder that a variable names; a subcommand hands the environment on
-READ_ENVIRON |= {"headway/profile.py", "commands/launch.py", "commands/config_show.py"}
+READ_ENVIRON |= {"headway/profile_files.py", "commands/launch.py", "commands/config_show.py"}
 READ_ENVIRON |= {"commands/doctor.py", "commands/env.py", "commands/config_convert.py"}
 READ_ENVIRON |= {"commands/config_edit.py", "commands/config_ask.py"}  # EDITOR; TERM
 # a forked rank gets its own variables, a script in this process those of the plan

@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from headway import profile
 from headway.errors import ConfigError
 from headway.machine import Machine
-from headway.profile import (
-    choose_profile,
-    find_project_profile,
-    read_profile,
-    user_folder,
-)
+from headway.profile import read_profile
+from headway.profile_files import MAX_BYTES, choose_profile, find_project_profile, user_folder
 from headway.resolve import profile_layers, resolve
 from headway.settings import Settings
 
@@ -70,7 +65,7 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "a newer version": ("version: 99\nworkers: {a: {b: c}}\n", "version 99.*pip install -U", 1),
     "an older version": ("version: 0\n", "write `version: 1`", 1),
     "a deep bomb": ("env: " + "[" * 100_000, "too deep", 1),
-    "too large": ("#" * (profile.MAX_BYTES + 1), "larger than 1 MiB", None),
+    "too large": ("#" * (MAX_BYTES + 1), "larger than 1 MiB", None),
 }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import headway
 from headway.commands.config import SUBCOMMANDS
 from headway.commands.main import COMMANDS, main
-from headway.profile import VARIABLE
+from headway.profile_files import VARIABLE
 from headway.settings import TABLE
 
 FILE = Path(__file__).with_name("surface.txt")
