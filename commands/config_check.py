@@ -13,9 +13,9 @@ from headway.launcher.checks import contradictions
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.launcher.supervision import contradictions_of_ranks
 from headway.machine import GpuUse, Machine, detect_machine
-from headway.profile import Entry, parse_profile, read_profile
+from headway.profile import Entry, parse_layer, read_layer
 from headway.profile_files import choose_profile, find_project_profile, shown
-from headway.resolve import Layer, resolve
+from headway.resolve import Layer, resolve, settle
 from headway.settings import AUTO, Origin
 
 SCRIPT = "your_script.py"
@@ -57,7 +57,7 @@ def _files_in_use(profile: str | None) -> list[str]:
 def _is_sound(paths: Sequence[str], machine: Machine) -> bool:
     """Print what is wrong with these profiles together, or that nothing is."""
     try:
-        problems = mistakes([read_profile(path, "profile") for path in paths], machine)
+        problems = mistakes([read_layer(path, "profile") for path in paths], machine)
     except HeadwayError as error:
         problems = error.problems
     for problem in problems:
@@ -77,11 +77,8 @@ def mistakes(layers: Sequence[Layer], machine: Machine) -> Sequence[Problem]:
     devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
     if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # most is possible on CUDA
         layers = [*layers, {"device": Entry("cuda", Origin("default", "a machine with GPUs"))}]
-    try:
-        settings = resolve(list(layers), machine, {})
-    except ConfigError as error:
-        return error.problems
-    problems = contradictions(settings)
+    settings, problems = settle(layers, machine, {})
+    problems += contradictions(settings)
     if settings.origin("num_processes").layer != "detected":  # else another machine has more ranks
         problems += contradictions_of_ranks(settings)
     return problems
@@ -93,8 +90,7 @@ def checked(text: str, path: str, machine: Machine) -> Mapping[str, Entry]:
     Raises:
         ConfigError: anything that is wrong with it on every machine.
     """
-    entries = parse_profile(text, path, "profile")
-    entries.pop("version", None)
+    entries = parse_layer(text, path, "profile")
     problems = mistakes([entries], machine)
     if problems:
         raise ConfigError.of(problems)

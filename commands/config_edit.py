@@ -197,9 +197,14 @@ def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
 
 
 def _stronger(path: str) -> list[Layer]:
-    """Return the layers of a launch here that win over the profile at `path`."""
+    """Return the layers of a launch here that win over the profile at `path`.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
     project = find_project_profile()
     layers = [environment_layer()]
+    typed(layers)
     if project is not None and os.path.realpath(project) != os.path.realpath(path):
         layers.insert(0, read_profile(project, "project profile"))
     return layers

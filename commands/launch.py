@@ -9,11 +9,11 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
 from headway.commands.flags import Parser, flag_layer, look_at_machine, mentioned
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, Problem, did_you_mean
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import Machine, detect_machine
 from headway.profile import Entry
-from headway.resolve import Layer, environment_layer, overruled, profile_layers, resolve
+from headway.resolve import Layer, environment_layer, overruled, profile_layers, resolve, settle
 from headway.settings import TABLE, Origin, Settings
 
 FOREVER = "forever"  # --wait without a number
@@ -54,10 +54,10 @@ def main(argv: Sequence[str]) -> int:
         if parsed.machine is None and _wants_idle(resolve(layers, machine, environ)):
             machine = _with_use(environ)
         layers, adaptations = fit(layers, machine, lambda some: resolve(some, machine, environ))
-    settings = resolve(layers, machine, environ)
+    settings, problems = settle(layers, machine, environ)
     if _wants_idle(settings):
         if parsed.machine is None:
-            machine = _look_for_idle_gpus(settings, parsed, environ)
+            machine = _look_for_idle_gpus(settings, problems, parsed, environ)
     elif parsed.wait is not None:
         raise ConfigError(
             f"--wait waits for idle GPUs, and devices is {str(settings.devices)!r} on "
@@ -73,6 +73,7 @@ def main(argv: Sequence[str]) -> int:
         environ=environ,
         supervise=parsed.supervise,
         in_process=parsed.in_process,
+        problems=problems,
     )
     stronger = overruled(profiles) if parsed.profile else []
     plan = plan._replace(notes=(*adaptations, *plan.notes, *stronger))
@@ -99,7 +100,7 @@ def _with_use(environ: Mapping[str, str]) -> Machine:
 
 
 def _look_for_idle_gpus(
-    settings: Settings, parsed: Namespace, environ: Mapping[str, str]
+    settings: Settings, problems: Sequence[Problem], parsed: Namespace, environ: Mapping[str, str]
 ) -> Machine:
     """Return the machine with what its GPUs are busy with; a real launch claims those it takes."""
     from headway.launcher.checks import contradictions
@@ -110,7 +111,7 @@ def _look_for_idle_gpus(
 
     if parsed.dry_run:
         return _with_use(environ)
-    wrong = contradictions(settings)
+    wrong = [*problems, *contradictions(settings)]
     if wrong:  # to be said before a long wait, not after it
         raise ConfigError.of(wrong)
     wait_s = None if parsed.wait is None else _seconds(parsed.wait)

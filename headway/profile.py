@@ -35,6 +35,7 @@ class Entry(NamedTuple):
     raw: Raw
     origin: Origin
     mark: Mark | None = None  # None for what is in no file
+    faults: tuple[Problem, ...] = ()  # why the value cannot be relied on; `resolve` reports them
 
 
 def read_profile(path: str, layer: str) -> dict[str, Entry]:
@@ -45,17 +46,37 @@ def read_profile(path: str, layer: str) -> dict[str, Entry]:
         layer: `user profile` or `project profile`, for the origin of each value.
 
     Raises:
-        ConfigError: unreadable, no YAML, not a flat map, a duplicate key, an alias, a tag, a newer
-            version.
+        ConfigError: unreadable, no YAML, not a flat map, an alias, a tag, a newer version; a
+            duplicate key or one without a value.
     """
     entries = parse_profile(read_text(path), path, layer)
     entries.pop("version", None)
     return entries
 
 
+def read_layer(path: str, layer: str) -> dict[str, Entry]:
+    """Return what `read_profile` does, for `resolve`: faults of single keys are left to it, so that
+    they are reported together with all else that is wrong.
+    """
+    return parse_layer(read_text(path), path, layer)
+
+
+def parse_layer(text: str, path: str, layer: str) -> dict[str, Entry]:
+    """Return what `read_layer` does, of a profile's `text`; `path` is for messages."""
+    entries = _Reader(path, layer).read(text)
+    version = entries.pop("version", None)
+    if version and version.faults:
+        raise ConfigError.of(version.faults)
+    return entries
+
+
 def parse_profile(text: str, path: str, layer: str) -> dict[str, Entry]:
     """Return the entries of a profile's `text`, the version included; `path` is for messages."""
-    return _Reader(path, layer).read(text)
+    reader = _Reader(path, layer)
+    entries = reader.read(text)
+    if reader.faults:
+        raise ConfigError.of([fault for _, fault in reader.faults])
+    return entries
 
 
 class _Reader:
@@ -64,7 +85,8 @@ class _Reader:
     def __init__(self, path: str, layer: str) -> None:
         self.path = path
         self.layer = layer
-        self.problems: list[Problem] = []
+        self.faults: list[tuple[str, Problem]] = []  # with the key of the profile
+        self.key = ""  # the one that is being read
         self.end = 0  # of the value read last
 
     def read(self, text: str) -> dict[str, Entry]:
@@ -100,8 +122,8 @@ class _Reader:
                 where=f"{self.layer} {shown(self.path)}, line {line}",
                 fix="remove that character",
             ) from None
-        if self.problems:
-            raise ConfigError.of(self.problems)
+        for key, fault in self.faults:
+            entries[key] = entries[key]._replace(faults=(*entries[key].faults, fault))
         return entries
 
     def _settings(self) -> dict[str, Entry]:
@@ -114,6 +136,7 @@ class _Reader:
         self._refuse_tricks(event)
         entries: dict[str, Entry] = {}
         for key, event in self._keys():
+            self.key = key
             raw, mark = self._value(key, event)
             if key in entries:
                 first = entries[key].origin.words.split(", ")[-1]
@@ -166,6 +189,8 @@ class _Reader:
     def _keys(self) -> Iterator[tuple[str, Any]]:
         """Yield the keys of the map that has just begun; the caller reads each value."""
         while not isinstance(event := next(self.events), self.yaml.MappingEndEvent):
+            if self._is_null(event):
+                raise self._error("a key is empty", event, "write `key: value`, or delete the line")
             yield self._scalar("a key", event), event
         self._close(event)
 
@@ -179,10 +204,14 @@ class _Reader:
         if not isinstance(event, self.yaml.ScalarEvent):
             raise self._error(f"{key} holds a list or a map too deep", event, "write plain values")
         value: str = event.value
-        if event.style not in _QUOTED and value in _NULLS:
+        if self._is_null(event):
             self._note(f"{key} has no value", event, "give it one, or delete the line")
         self.end = event.end_mark.index
         return value
+
+    def _is_null(self, event: Any) -> bool:
+        is_plain = isinstance(event, self.yaml.ScalarEvent) and event.style not in _QUOTED
+        return is_plain and event.value in _NULLS
 
     def _refuse_tricks(self, event: Any) -> None:
         if isinstance(event, self.yaml.AliasEvent) or getattr(event, "anchor", None):
@@ -197,11 +226,11 @@ class _Reader:
     def _error(self, what: str, event: Any, fix: str) -> ConfigError:
         """Return the error that ends the reading, together with what was noted before."""
         place = self._place(None if event is None else event.start_mark)
-        return ConfigError.of([*self.problems, Problem(what, place, fix)])
+        return ConfigError.of([*(fault for _, fault in self.faults), Problem(what, place, fix)])
 
     def _note(self, what: str, event: Any, fix: str) -> None:
         """Note a problem that the rest of the file can still be read after."""
-        self.problems.append(Problem(what, self._place(event.start_mark), fix))
+        self.faults.append((self.key, Problem(what, self._place(event.start_mark), fix)))
 
     def _place(self, mark: Any) -> str:
         place = f"{self.layer} {shown(self.path)}"

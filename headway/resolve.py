@@ -7,13 +7,13 @@ are worked out from the machine, after the others.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headway.contract import VARIABLE as RUN_VARIABLE
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine import Machine, is_on
-from headway.profile import Entry, read_profile
+from headway.profile import Entry, read_layer
 from headway.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.profile_files import choose_profile, find_project_profile
 from headway.settings import AUTO, TABLE, Origin, Setting, Settings, Value
@@ -53,9 +53,9 @@ def profile_layers(
     project = find_project_profile(folder)
     is_project = project and os.path.realpath(user.path) == os.path.realpath(project)
     if os.path.lexists(user.path) and not is_project:
-        layers.append(read_profile(user.path, "user profile"))
+        layers.append(read_layer(user.path, "user profile"))
     if project is not None:
-        layers.append(read_profile(project, "project profile"))
+        layers.append(read_layer(project, "project profile"))
     return layers
 
 
@@ -70,26 +70,15 @@ def overruled(layers: Sequence[Layer]) -> list[str]:
 
 
 def environment_layer(environ: Mapping[str, str] = os.environ) -> Layer:
-    """Return what the HEADWAY_* variables say.
-
-    Raises:
-        ConfigError: one of them belongs to no setting.
-    """
+    """Return what the HEADWAY_* variables say; one of no setting stands under its own name."""
     settings = {row.variable: name for name, row in TABLE.items()}
-    layer = {}
-    problems = []
-    for variable, text in environ.items():
-        if not variable.startswith("HEADWAY_") or variable in _NO_SETTINGS:
-            continue
-        where = f"environment {variable}"
-        if variable in settings:
-            layer[settings[variable]] = Entry(text, Origin("environment", where))
-        else:
-            known = [*settings, *_NO_SETTINGS]
-            problems.append(_unknown(f"{variable} is no variable of Headway", variable, known))
-    if problems:
-        raise ConfigError.of(problems)
-    return layer
+    return {
+        settings.get(variable, variable): Entry(
+            text, Origin("environment", f"environment {variable}")
+        )
+        for variable, text in environ.items()
+        if variable.startswith("HEADWAY_") and variable not in _NO_SETTINGS
+    }
 
 
 def resolve(
@@ -105,7 +94,17 @@ def resolve(
     Raises:
         ConfigError: all unknown names and impossible values at once.
     """
-    values = typed(layers)
+    settings, problems = settle(layers, machine, environ)
+    if problems:
+        raise ConfigError.of(problems)
+    return settings
+
+
+def settle(
+    layers: Sequence[Layer], machine: Machine, environ: Mapping[str, str] = os.environ
+) -> tuple[Settings, list[Problem]]:
+    """Return what `resolve` does as far as it can be read, and what is wrong with the rest."""
+    values, problems, unread = _read(layers)
     values["device"] = _without_alias(values["device"], machine)
     for name, detect in _DETECT.items():
         if values[name].value == AUTO:
@@ -115,7 +114,9 @@ def resolve(
             if asked.layer != "default":
                 words += f" (auto from {asked.words})"
             values[name] = Value(value, Origin("detected", words))
-    return Settings(values)
+            if unread:  # it may follow from a guess
+                unread.add(name)
+    return Settings(values, unread), problems
 
 
 def typed(layers: Sequence[Layer]) -> dict[str, Value]:
@@ -124,23 +125,35 @@ def typed(layers: Sequence[Layer]) -> dict[str, Value]:
     Raises:
         ConfigError: all unknown names and impossible values at once.
     """
+    values, problems, _ = _read(layers)
+    if problems:
+        raise ConfigError.of(problems)
+    return values
+
+
+def _read(layers: Sequence[Layer]) -> tuple[dict[str, Value], list[Problem], set[str]]:
+    """Return the values that can be read, what is wrong, and the settings that it concerns."""
     problems: list[Problem] = []
+    unread: set[str] = set()
     default = Origin("default", "default")
     values = {name: Value(row.default, default) for name, row in TABLE.items()}
     for layer in layers:
         for name, entry in layer.items():
+            problems += entry.faults
             if name not in TABLE:
-                problems.append(_unknown(f"{name!r} is no setting", name, TABLE, str(entry.origin)))
-                continue
-            try:
-                value = TABLE[name].parse(entry.raw)
-            except ValueError as error:
-                problems.append(_impossible(TABLE[name], entry, str(error)))
-                continue
-            values[name] = _merged(values[name], Value(value, entry.origin))
-    if problems:
-        raise ConfigError.of(problems)
-    return values
+                problem, meant = _unknown(name, entry.origin)
+                problems.append(problem)
+                unread.add(meant)
+            elif entry.faults:
+                unread.add(name)
+            else:
+                try:
+                    value = TABLE[name].parse(entry.raw)
+                    values[name] = _merged(values[name], Value(value, entry.origin))
+                except ValueError as error:
+                    problems.append(_impossible(TABLE[name], entry, str(error)))
+                    unread.add(name)
+    return values, problems, unread
 
 
 def _merged(old: Value, new: Value) -> Value:
@@ -162,13 +175,19 @@ def _impossible(row: Setting[Any], entry: Entry, reason: str) -> Problem:
     return Problem(f"{row.name} is {written!r}, {reason}", str(entry.origin), fix)
 
 
-def _unknown(what: str, name: str, known: Iterable[str], where: str | None = None) -> Problem:
+def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
+    """Return what is wrong with a name of no setting, and the setting that may be meant."""
+    what, known = f"{name!r} is no setting", {name: name for name in TABLE}
+    if origin.layer == "environment":
+        what = f"{name} is no variable of Headway"
+        known = {row.variable: row.name for row in TABLE.values()} | {PROFILE_VARIABLE: ""}
     close = did_you_mean(name, known)
-    return Problem(
+    problem = Problem(
         what + (f"; did you mean {close!r}?" if close else ""),
-        where or f"environment {name}",
+        str(origin),
         "correct the name, or remove it; `headway config show` lists all settings",
     )
+    return problem, known.get(close or "", "")
 
 
 def _without_alias(device: Value, machine: Machine) -> Value:

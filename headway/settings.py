@@ -8,10 +8,11 @@ starts: importing them costs a fifth of what a whole launch may cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from headway.devices import ALL, DeviceSpec, parse_devices
+from headway.errors import Problem
 
 T = TypeVar("T")
 
@@ -322,12 +323,26 @@ class Settings:
         _variables, {}, "extra environment variable for the script", metavar="NAME=VALUE"
     )
 
-    def __init__(self, values: Mapping[str, Value]) -> None:
+    def __init__(self, values: Mapping[str, Value], unread: Collection[str] = ()) -> None:
+        """Hold `values`; those of the settings in `unread` are no more than guesses."""
         self.values = values
+        self.unread = unread
 
     def origin(self, name: str) -> Origin:
         """Return where the value of the setting `name` came from."""
         return self.values[name].origin
+
+    def where(self, *names: str) -> str:
+        """Return where the values of these settings came from, for a message."""
+        return "; ".join(f"{name}: {self.origin(name)}" for name in names)
+
+    def problem(self, what: str, fix: str, *names: str) -> list[Problem]:
+        """Return what is wrong with these settings together; nothing where one could not be read,
+        as that has been said and this may follow from it.
+        """
+        if any(name in self.unread for name in names):
+            return []
+        return [Problem(what, self.where(*names), fix)]
 
 
 TABLE: Mapping[str, Setting[Any]] = {

@@ -18,87 +18,79 @@ def contradictions(settings: Settings) -> list[Problem]:
     problems = []
     device, processes = settings.device, settings.num_processes
     if device == "cpu" and settings.mixed_precision == "fp16":
-        problems.append(
-            Problem(
-                "mixed_precision is 'fp16', but on a CPU only bf16 is supported",
-                _where(settings, "mixed_precision", "device"),
-                "set `mixed_precision: bf16`, or pass --mixed-precision bf16",
-            )
+        problems += settings.problem(
+            "mixed_precision is 'fp16', but on a CPU only bf16 is supported",
+            "set `mixed_precision: bf16`, or pass --mixed-precision bf16",
+            "mixed_precision",
+            "device",
         )
     is_only_one = device == "mps" and settings.devices.first == 1
     selects_gpus = settings.devices != ALL and not is_only_one
     if device != "cuda" and selects_gpus and not _is_overruled(settings, "devices", "device"):
         is_detected = settings.origin("device").layer == "detected"
-        problems.append(
-            Problem(
-                f"devices is {str(settings.devices)!r}, but it selects GPUs, "
-                f"and device is {device!r}",
-                _where(settings, "devices", "device"),
-                "leave devices out; for several CPU ranks set num_processes"
-                + ("" if is_detected else "; for GPUs leave device to `auto`"),
-            )
+        problems += settings.problem(
+            f"devices is {str(settings.devices)!r}, but it selects GPUs, and device is {device!r}",
+            "leave devices out; for several CPU ranks set num_processes"
+            + ("" if is_detected else "; for GPUs leave device to `auto`"),
+            "devices",
+            "device",
         )
     size = settings.devices.size
     both = device == "cuda" and _said(settings, "devices", "num_processes")
     if both and size not in (None, processes):
-        problems.append(
-            Problem(
-                f"devices selects {size} GPUs ({settings.devices.reading()}), "
-                f"but num_processes is {processes}",
-                _where(settings, "devices", "num_processes"),
-                "leave one of the two out, or make them agree",
-            )
+        problems += settings.problem(
+            f"devices selects {size} GPUs ({settings.devices.reading()}), "
+            f"but num_processes is {processes}",
+            "leave one of the two out, or make them agree",
+            "devices",
+            "num_processes",
         )
     problems += _contradictions_of_machines(settings)
     for name in settings.env:
         if name in RANK_VARIABLES or name == contract.VARIABLE:
-            problems.append(
-                Problem(
-                    f"env sets {name}, which the launcher sets for each process",
-                    _where(settings, "env"),
-                    f"remove {name} from `env`",
-                )
+            problems += settings.problem(
+                f"env sets {name}, which the launcher sets for each process",
+                f"remove {name} from `env`",
+                "env",
             )
         if name in SETTING_OF:
-            problems.append(
-                Problem(
-                    f"env sets {name}, which follows from the setting {SETTING_OF[name]}",
-                    _where(settings, "env", SETTING_OF[name]),
-                    f"set {SETTING_OF[name]} instead",
-                )
+            problems += settings.problem(
+                f"env sets {name}, which follows from the setting {SETTING_OF[name]}",
+                f"set {SETTING_OF[name]} instead",
+                "env",
+                SETTING_OF[name],
             )
     if "OMP_NUM_THREADS" in settings.env and _said(settings, "threads_per_process"):
-        problems.append(
-            Problem(
-                f"threads_per_process is {settings.threads_per_process}, but env sets "
-                f"OMP_NUM_THREADS={settings.env['OMP_NUM_THREADS']}",
-                _where(settings, "threads_per_process", "env"),
-                "leave one of the two out",
-            )
+        problems += settings.problem(
+            f"threads_per_process is {settings.threads_per_process}, but env sets "
+            f"OMP_NUM_THREADS={settings.env['OMP_NUM_THREADS']}",
+            "leave one of the two out",
+            "threads_per_process",
+            "env",
         )
     return problems
 
 
 def _contradictions_of_machines(settings: Settings) -> list[Problem]:
+    problems = []
     machines, rank = settings.num_machines, settings.machine_rank
     if rank >= machines:
-        return [
-            Problem(
-                f"machine_rank is {rank}, but with num_machines {machines} "
-                + (f"it is from 0 to {machines - 1}" if machines > 1 else "the only machine is 0"),
-                _where(settings, "machine_rank", "num_machines"),
-                "give every machine its own rank, counted from 0, and the same num_machines",
-            )
-        ]
+        problems += settings.problem(
+            f"machine_rank is {rank}, but with num_machines {machines} "
+            + (f"it is from 0 to {machines - 1}" if machines > 1 else "the only machine is 0"),
+            "give every machine its own rank, counted from 0, and the same num_machines",
+            "machine_rank",
+            "num_machines",
+        )
     if machines > 1 and settings.main_address is None:
-        return [
-            Problem(
-                f"num_machines is {machines}, but nobody says where machine 0 is",
-                _where(settings, "num_machines"),
-                "pass --main-address with the name or IP address of machine 0, on every machine",
-            )
-        ]
-    return []
+        problems += settings.problem(
+            f"num_machines is {machines}, but nobody says where machine 0 is",
+            "set main_address=HOST, or pass --main-address HOST, on every machine: the name or IP "
+            "address of machine 0",
+            "num_machines",
+            "main_address",
+        )
+    return problems
 
 
 def impossible_here(settings: Settings, machine: Machine) -> list[Problem]:
@@ -112,33 +104,29 @@ def impossible_here(settings: Settings, machine: Machine) -> list[Problem]:
 
 def _impossible_on_mps(settings: Settings, machine: Machine) -> list[Problem]:
     if not machine.mps:
-        return [
-            Problem(
-                f"device is 'mps', but this machine has none: {machine.mps_reason}",
-                _where(settings, "device"),
-                machine.mps_fix or "set `device: auto`, or pass --cpu",
-            )
-        ]
+        return settings.problem(
+            f"device is 'mps', but this machine has none: {machine.mps_reason}",
+            machine.mps_fix or "set `device: auto`, or pass --cpu",
+            "device",
+        )
     problems = []
     if settings.num_processes * settings.num_machines > 1:
-        problems.append(
-            Problem(
-                f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
-                "but MPS is one device in one process, without a process group",
-                _where(settings, "num_processes", "num_machines", "device"),
-                f"use one process, or CPU ranks: --cpu --num-processes {settings.num_processes}",
-            )
+        problems += settings.problem(
+            f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
+            "but MPS is one device in one process, without a process group",
+            f"use one process, or CPU ranks: --cpu --num-processes {settings.num_processes}",
+            "num_processes",
+            "num_machines",
+            "device",
         )
     from headway.apple import why_no_precision
 
     reason = why_no_precision(settings.mixed_precision, machine)
     if reason is not None:
-        problems.append(
-            Problem(
-                f"mixed_precision is {settings.mixed_precision!r}, but {reason}",
-                _where(settings, "mixed_precision"),
-                "set `mixed_precision: no`, or update",
-            )
+        problems += settings.problem(
+            f"mixed_precision is {settings.mixed_precision!r}, but {reason}",
+            "set `mixed_precision: no`, or update",
+            "mixed_precision",
         )
     return problems
 
@@ -150,39 +138,35 @@ def _impossible_on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
 
         count = settings.num_processes
         asked = f"device is 'cuda' for {count} processes" if count > 1 else "device is 'cuda'"
-        return [
-            Problem(
-                f"{asked}, but this machine shows no GPU: {machine.why_no_gpu}",
-                _where(settings, "device", *(["num_processes"] if count > 1 else [])),
-                how_to_use_gpus(machine)
-                or "set `device: auto`, or pass --cpu; `headway doctor` says more",
-            )
-        ]
+        return settings.problem(
+            f"{asked}, but this machine shows no GPU: {machine.why_no_gpu}",
+            how_to_use_gpus(machine)
+            or "set `device: auto`, or pass --cpu; `headway doctor` says more",
+            "device",
+            *(["num_processes"] if count > 1 else []),
+        )
     selection = settings.devices.select(visible)
     if selection.wrong:
         exists = ", ".join(f"{index} {gpu.name}" for index, gpu in enumerate(visible))
-        return [
-            Problem(
-                f"devices is {str(settings.devices)!r} ({settings.devices.reading()}), but "
-                f"{'; '.join(selection.wrong)}; {_shown(machine)}: {exists}",
-                _where(settings, "devices"),
-                _other_devices(settings.devices, visible),
-            )
-        ]
+        return settings.problem(
+            f"devices is {str(settings.devices)!r} ({settings.devices.reading()}), but "
+            f"{'; '.join(selection.wrong)}; {_shown(machine)}: {exists}",
+            _other_devices(settings.devices, visible),
+            "devices",
+        )
     if not selection.indices:
         from headway.diagnosis import how_to_use_gpus
 
         left = f"devices is {settings.devices}" if settings.devices.without else ""
         why = "; ".join(filter(None, (left, *selection.passed_over)))
-        return [
-            Problem(
-                f"device is 'cuda', but no GPU can be used: {why}; {_shown(machine)}",
-                _where(settings, "device", *(["devices"] if left else [])),
-                "leave fewer GPUs out, or pass --cpu"
-                if left
-                else f"{how_to_use_gpus(machine)}; or pass --cpu",
-            )
-        ]
+        return settings.problem(
+            f"device is 'cuda', but no GPU can be used: {why}; {_shown(machine)}",
+            "leave fewer GPUs out, or pass --cpu"
+            if left
+            else f"{how_to_use_gpus(machine)}; or pass --cpu",
+            "device",
+            *(["devices"] if left else []),
+        )
     selected = [visible[index] for index in selection.indices[: settings.num_processes]]
     return [
         *_too_many_processes(settings, machine, selection),
@@ -218,14 +202,13 @@ def _too_many_processes(
     has_slices = any(visible[index].slice_of for index in selection.indices)
     if has_slices and max(processes, devices.size or 0) > 1:
         asked = f"num_processes is {processes}" if processes > 1 else f"devices is '{devices}'"
-        return [
-            Problem(
-                f"{asked}, but CUDA shows a process one MIG slice only, and NCCL joins no slices",
-                _where(settings, "num_processes", "devices"),
-                "one slice and one process: --devices 1 --num-processes 1; one launch for each "
-                "slice, or GPUs without MIG",
-            )
-        ]
+        return settings.problem(
+            f"{asked}, but CUDA shows a process one MIG slice only, and NCCL joins no slices",
+            "one slice and one process: --devices 1 --num-processes 1; one launch for each "
+            "slice, or GPUs without MIG",
+            "num_processes",
+            "devices",
+        )
     if processes > selected:
         reason = _shown(machine)
         if selection.passed_over:
@@ -233,13 +216,12 @@ def _too_many_processes(
             reason = f"only {selected} of {len(visible)} GPUs can be used ({why})"
         elif selected < len(visible):
             reason = f"devices {devices} selects {selected} of {len(visible)} GPUs"
-        return [
-            Problem(
-                f"num_processes is {processes}, but {reason}",
-                _where(settings, "num_processes", "device"),
-                f"--num-processes {selected}, or CPU ranks: --cpu --num-processes {processes}",
-            )
-        ]
+        return settings.problem(
+            f"num_processes is {processes}, but {reason}",
+            f"--num-processes {selected}, or CPU ranks: --cpu --num-processes {processes}",
+            "num_processes",
+            "device",
+        )
     return []
 
 
@@ -250,13 +232,11 @@ def _impossible_precision(settings: Settings, selected: Sequence[Gpu]) -> list[P
     if not without:
         return []
     compute = "sm_" + "".join(map(str, without[0].capability))
-    return [
-        Problem(
-            f"mixed_precision is 'bf16', but a GPU ({without[0].name}, {compute}) has no bf16",
-            _where(settings, "mixed_precision"),
-            "set `mixed_precision: fp16`, or pass --mixed-precision fp16",
-        )
-    ]
+    return settings.problem(
+        f"mixed_precision is 'bf16', but a GPU ({without[0].name}, {compute}) has no bf16",
+        "set `mixed_precision: fp16`, or pass --mixed-precision fp16",
+        "mixed_precision",
+    )
 
 
 def notes(settings: Settings, machine: Machine, supervised: str | None) -> list[str]:
@@ -340,7 +320,3 @@ def _is_overruled(settings: Settings, name: str, by: str) -> bool:
     if not _said(settings, name) or not {weaker, stronger} <= set(LAYERS):  # a file on its own
         return False
     return LAYERS.index(weaker) < LAYERS.index(stronger)
-
-
-def _where(settings: Settings, *names: str) -> str:
-    return "; ".join(f"{name}: {settings.origin(name)}" for name in names)

@@ -6,10 +6,10 @@ changed quietly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headway.errors import ConfigError, MachineError
+from headway.errors import ConfigError, MachineError, Problem
 from headway.launcher.checks import contradictions, impossible_here, notes
 from headway.launcher.supervision import (
     contradictions_in_process,
@@ -65,6 +65,7 @@ def build_plan(
     environ: Mapping[str, str],
     supervise: bool = False,
     in_process: bool = False,
+    problems: Sequence[Problem] = (),
 ) -> LaunchPlan:
     """Return the plan of one launch.
 
@@ -76,12 +77,13 @@ def build_plan(
         environ: what the processes would inherit.
         supervise: keep the launcher beside a single process.
         in_process: run a single process in this interpreter.
+        problems: what kept `settle` from reading all of the settings; reported with all else.
 
     Raises:
-        ConfigError: settings contradict each other.
+        ConfigError: there are such problems, or settings contradict each other.
         MachineError: this machine cannot do what they ask.
     """
-    wrong = contradictions(settings) + contradictions_of_ranks(settings)
+    wrong = [*problems, *contradictions(settings), *contradictions_of_ranks(settings)]
     if in_process:
         wrong += contradictions_in_process(settings, program, supervise)
     impossible = impossible_here(settings, machine)

@@ -34,18 +34,17 @@ def contradictions_of_ranks(settings: Settings) -> list[Problem]:
     if settings.num_machines > 1:
         if settings.debug_rank is None:
             return []
-        return [
-            Problem(
-                f"debug_rank is {settings.debug_rank}, but num_machines is "
-                f"{settings.num_machines}: the ranks of other machines would not wait for it",
-                _where(settings, "debug_rank", "num_machines"),
-                "debug on one machine; --cpu --num-processes N gives it N ranks",
-            )
-        ]
+        return settings.problem(
+            f"debug_rank is {settings.debug_rank}, but num_machines is "
+            f"{settings.num_machines}: the ranks of other machines would not wait for it",
+            "debug on one machine; --cpu --num-processes N gives it N ranks",
+            "debug_rank",
+            "num_machines",
+        )
     processes, debug_rank = settings.num_processes, settings.debug_rank
     problems = _missing_ranks(settings, processes)
     if debug_rank is not None and debug_rank >= processes:
-        problems.append(_missing_rank(settings, "debug_rank", debug_rank, processes))
+        problems += _missing_rank(settings, "debug_rank", debug_rank, processes)
     return problems
 
 
@@ -62,15 +61,16 @@ def refuse_missing_ranks(settings: Settings, world_size: int) -> None:
 
 def _missing_ranks(settings: Settings, world_size: int) -> list[Problem]:
     missing = [rank for rank in settings.ranks or () if rank >= world_size]
-    return [_missing_rank(settings, "ranks", missing[0], world_size)] if missing else []
+    return _missing_rank(settings, "ranks", missing[0], world_size) if missing else []
 
 
-def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> Problem:
+def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> list[Problem]:
     there = f"ranks are from 0 to {world_size - 1}" if world_size > 1 else "the only rank is 0"
-    return Problem(
+    return settings.problem(
         f"{name} names rank {rank}, but {there}",
-        _where(settings, name, "num_processes"),
         "leave it out, or start more processes",
+        name,
+        "num_processes",
     )
 
 
@@ -82,7 +82,7 @@ def contradictions_in_process(
     why = why_supervised(settings, supervise)
     if why is not None:
         name = _setting_for_a_launcher(settings)
-        origin = "flag --supervise" if name is None else _where(settings, name)
+        origin = "flag --supervise" if name is None else settings.where(name)
         problems.append(
             Problem(
                 f"--in-process runs one process with no launcher beside it, but {why}",
@@ -115,7 +115,3 @@ def notes_on_supervision(
         if in_process and name.startswith(("PYTHON", "LD_", "DYLD_")):
             notes.append(f"env sets {name}, which a process reads at its start: too late here")
     return notes
-
-
-def _where(settings: Settings, *names: str) -> str:
-    return "; ".join(f"{name}: {settings.origin(name)}" for name in names)

@@ -198,6 +198,44 @@ def test_validate_checks_files_for_every_machine_and_ends_with_1(
     assert "no profile to check" in capsys.readouterr().err
 
 
+ALL_WRONG = """\
+num_procesess: 2
+device: cpu
+mixed_precision: fp16
+max_restarts: many
+device: cuda
+num_machines: 2
+main_adress: node0
+machine_rank: 5
+env: {RANK: 1, A: }
+debug_rank:
+"""
+
+
+@pytest.mark.parametrize("words", [["config", "validate"], ["launch", "--dry-run", "-m", "this"]])
+def test_mistakes_of_every_kind_are_named_at_once_each_with_its_place(
+    words: list[str], profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text(ALL_WRONG)
+    assert main(words) in (1, 2)
+    err = capsys.readouterr().err.split("error: ")[1:]
+    found = {one.partition("\n")[0]: one.count("\n  fix:  ") for one in err}
+    assert found == dict.fromkeys(
+        [
+            "'num_procesess' is no setting; did you mean 'num_processes'?",
+            "'device' stands twice; first in line 2",
+            "max_restarts is 'many', which is not a whole number",
+            "'main_adress' is no setting; did you mean 'main_address'?",
+            "env.A has no value",
+            "debug_rank has no value",
+            "machine_rank is 5, but with num_machines 2 it is from 0 to 1",
+        ],
+        1,
+    )
+    lines = [int(one.partition(", line ")[2].partition(",")[0]) for one in err]
+    assert lines == [1, 5, 4, 7, 9, 10, 8]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

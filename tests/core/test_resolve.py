@@ -153,7 +153,7 @@ def test_all_problems_are_reported_at_once_with_their_places() -> None:
 
 def test_an_unknown_headway_variable_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"HEADWAY_NUM_PROCESES.*did you mean.*NUM_PROCESSES"):
-        environment_layer({"HEADWAY_NUM_PROCESES": "2"})
+        resolve([environment_layer({"HEADWAY_NUM_PROCESES": "2"})], CPU, {})
 
 
 def test_the_contract_of_an_outer_launch_is_no_setting_of_an_inner_one() -> None:
