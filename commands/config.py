@@ -17,7 +17,7 @@ SUBCOMMANDS = {  # name: the function that runs it, what it does
     "validate": ("config_check.validate", "check profiles, for CI: exit code 1 where one is wrong"),
     "set": ("config_edit.set_keys", "KEY=VALUE ...: change these and nothing else"),
     "unset": ("config_edit.unset_keys", "KEY ...: back to what is detected"),
-    "edit": ("config_edit.edit", "open the profile in $EDITOR; checked before it replaces"),
+    "edit": ("config_draft.edit", "open the profile in $EDITOR; checked before it replaces"),
     "export": ("config_convert.export", "--format torchrun|env|sh|accelerate: in other words"),
     "import": ("config_convert.import_file", "FILE or torchrun ...: take over another's settings"),
     "use": ("config_edit.use", "NAME: the profile that is used from now on"),

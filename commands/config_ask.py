@@ -40,8 +40,9 @@ from headway.profile_files import (
     PROJECT_FILE,
     choose_profile,
     find_project_profile,
-    read_text,
+    is_there,
     shown,
+    text_at,
 )
 from headway.resolve import Layer, typed
 from headway.settings import TABLE, Origin, Raw, Settings
@@ -96,7 +97,7 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     path = paths[place_of(facts, answers)]
     if parsed.dry_run:
         print(f"headway: would write {shown(path)}:", file=sys.stderr)
-        print(_changed(_text(path), path, facts, answers), end="")
+        print(_changed(text_at(path), path, facts, answers), end="")
         return 0
     try:
         apply(path, lambda text: _changed(text, path, facts, answers), facts.machine)
@@ -147,7 +148,7 @@ def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Fac
     if unattended:
         given.setdefault(PLACE, USER)
     layers = {
-        place: read_profile(path, f"{place} profile") if os.path.lexists(path) else {}
+        place: read_profile(path, f"{place} profile") if is_there(path) else {}
         for place, path in paths.items()
     }
     for layer in layers.values():
@@ -214,7 +215,7 @@ def _summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
     from headway.launcher.describe import summary
 
     place, values = place_of(facts, answers), profile_after(facts, answers)
-    text = _text(paths[place])
+    text = text_at(paths[place])
     after = _changed(text, paths[place], facts, answers)
     lines = [line for line in ndiff(text.splitlines(), after.splitlines()) if line[0] != "?"]
     lines = [f"\n{facts.paths[place]}", *(f"  {line}".rstrip() for line in lines)]
@@ -223,10 +224,6 @@ def _summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
     except HeadwayError as error:
         lines += [f"A launch would be refused: {problem.what}\n" for problem in error.problems]
     return "\n".join(lines)
-
-
-def _text(path: str) -> str:
-    return read_text(path) if os.path.lexists(path) else ""
 
 
 def _changed(text: str, path: str, facts: Facts, answers: Answers) -> str:

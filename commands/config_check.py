@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.launcher.supervision import contradictions_of_ranks
 from headway.machine import GpuUse, Machine, detect_machine
 from headway.profile import Entry, parse_layer, read_layer
-from headway.profile_files import choose_profile, find_project_profile, shown
+from headway.profile_files import choose_profile, find_project_profile, is_there, shown
 from headway.resolve import Layer, resolve, settle
 from headway.settings import AUTO, Origin
 
@@ -44,7 +43,7 @@ def _files_in_use(profile: str | None) -> list[str]:
     if chosen.chosen_by:
         chosen.must_exist()
     project = find_project_profile()
-    files = [path for path in (chosen.path, project) if path and os.path.lexists(path)]
+    files = [path for path in (chosen.path, project) if path and is_there(path)]
     if not files:
         raise ConfigError(
             "there is no profile to check",

@@ -25,7 +25,7 @@ from headway.errors import ConfigError
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import Machine, detect_machine
 from headway.profile import parse_profile
-from headway.profile_files import choose_profile, read_text, shown
+from headway.profile_files import choose_profile, read_text, shown, text_at
 from headway.resolve import environment_layer, profile_layers, resolve
 from headway.settings import TABLE, Settings
 
@@ -63,7 +63,7 @@ def import_file(argv: Sequence[str]) -> int:
         return set_all(text or beginning(path), values)
 
     if parsed.dry_run:
-        text = merged(read_text(path) if os.path.lexists(path) else "")
+        text = merged(text_at(path))
         checked(text, path, machine)
         print(text, end="")
     else:

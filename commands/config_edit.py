@@ -1,4 +1,4 @@
-"""`headway config set | unset | edit | use`: change a profile, and nothing else in its file."""
+"""`headway config set | unset | use`: change a profile, and nothing else in its file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from headway.profile_files import (
     choose_profile,
     find_project_profile,
     is_path,
-    read_text,
     selection_path,
     shown,
 )
@@ -241,59 +240,3 @@ def use(argv: Sequence[str]) -> int:
         change_profile(selection, lambda _: f"{name}\n")
     print(f"in use from now on: {shown(chosen.path)}")
     return 0
-
-
-def edit(argv: Sequence[str]) -> int:
-    """Open a draft of the profile in the user's editor; it replaces the profile if it is sound."""
-    parser = Parser("config edit", "Open your profile in $VISUAL or $EDITOR; it is checked first.")
-    parser.profile_flag()
-    path = choose_profile(parser.parse_flags(argv).profile).path
-    before = read_text(path) if os.path.lexists(path) else beginning(path) + _commented()
-    folder, name = os.path.split(os.path.realpath(path))
-    draft = os.path.join(folder, f".draft-{name}")
-    if os.path.lexists(draft):
-        print(f"headway: your draft of last time is opened: {shown(draft)}", file=sys.stderr)
-    else:
-        change_profile(draft, lambda _: before)
-    _open_editor(draft)
-
-    def replace(text: str) -> str:
-        if (text or before) != before:
-            raise ConfigError(
-                "somebody else has changed the profile meanwhile",
-                where=shown(path),
-                fix=f"`headway config edit` opens your draft again; it is {shown(draft)}",
-            )
-        return read_text(draft)
-
-    apply(path, replace, detect_machine())
-    os.unlink(draft)
-    return 0
-
-
-def _commented() -> str:
-    """Return all settings as comments, to be filled in."""
-    return "".join(
-        f"# {name}: {row.example}  # {row.help}\n" for name, row in TABLE.items() if name != "env"
-    )
-
-
-def _open_editor(path: str) -> None:
-    import shlex
-    import subprocess
-
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    try:
-        exit_code = subprocess.run([*shlex.split(editor), path]).returncode
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the editor {editor!r} cannot be started: {error}",
-            where="environment VISUAL, EDITOR",
-            fix="`export EDITOR=nano`, or change single keys: `headway config set KEY=VALUE`",
-        ) from None
-    if exit_code:
-        raise ConfigError(
-            f"the editor {editor!r} ended with {exit_code}, and the profile is as it was",
-            where=shown(path),
-            fix="`headway config edit` opens your draft again; remove that file to begin anew",
-        )

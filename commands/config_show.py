@@ -15,6 +15,7 @@ from headway.profile import read_profile
 from headway.profile_files import (
     choose_profile,
     find_project_profile,
+    is_there,
     profile_names,
     shown,
     user_folder,
@@ -79,7 +80,7 @@ def list_profiles(argv: Sequence[str]) -> int:
 
 def _outline(path: str) -> str:
     """Return what the profile says, on the rest of a line."""
-    if not os.path.lexists(path):
+    if not is_there(path):
         return "not written yet: `headway config`"
     try:
         entries = read_profile(path, "profile")

@@ -31,7 +31,7 @@ class ProfileChoice(NamedTuple):
         Raises:
             ConfigError: it does not exist.
         """
-        if not os.path.lexists(self.path):
+        if not is_there(self.path):
             folder = os.path.dirname(self.path)
             close = None if is_path(self.name) else did_you_mean(self.name, profile_names(folder))
             raise ConfigError(
@@ -62,7 +62,7 @@ def choose_profile(
     else:
         selection = selection_path(environ)
         name, chosen_by = DEFAULT_NAME, ""
-        if os.path.exists(selection):
+        if is_there(selection):
             name, chosen_by = read_text(selection).strip(), shown(selection)
     if is_path(name):
         return ProfileChoice(name, _absolute(name, chosen_by), chosen_by)
@@ -175,6 +175,31 @@ def shown(path: str) -> str:
     return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
 
 
+def is_there(path: str) -> bool:
+    """True when there is something at `path`, if only a link to nothing.
+
+    Raises:
+        ConfigError: nobody may look, so that a profile may be there and would be ignored.
+    """
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ConfigError(
+            f"whether there is a profile cannot be seen: {error.strerror}",
+            where=shown(path),
+            fix=f"mend the permissions of {shown(os.path.dirname(path))} and of the folders above, "
+            "or set XDG_CONFIG_HOME to a folder of yours",
+        ) from None
+    return True
+
+
+def text_at(path: str) -> str:
+    """Return what `read_text` does, empty where there is no file."""
+    return read_text(path) if is_there(path) else ""
+
+
 def read_text(path: str) -> str:
     """Return the text of the file at `path`, which should be a profile.
 
@@ -202,7 +227,7 @@ def read_text(path: str) -> str:
         raise ConfigError(
             f"the profile is larger than {MAX_BYTES // 2**20} MiB, so it is no profile",
             where=shown(path),
-            fix="move the file away, or write a new one with `headway config --yes`",
+            fix="move the file away; `headway config` writes a new one",
         )
     try:
         return data.decode("utf-8-sig")

@@ -15,7 +15,7 @@ from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine import Machine, is_on
 from headway.profile import Entry, read_layer
 from headway.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.profile_files import choose_profile, find_project_profile
+from headway.profile_files import choose_profile, find_project_profile, is_there
 from headway.settings import AUTO, TABLE, Origin, Setting, Settings, Value
 
 LAYERS = (
@@ -52,7 +52,7 @@ def profile_layers(
         user.must_exist()
     project = find_project_profile(folder)
     is_project = project and os.path.realpath(user.path) == os.path.realpath(project)
-    if os.path.lexists(user.path) and not is_project:
+    if is_there(user.path) and not is_project:
         layers.append(read_layer(user.path, "user profile"))
     if project is not None:
         layers.append(read_layer(project, "project profile"))

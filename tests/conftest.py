@@ -71,6 +71,28 @@ def own_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
     assert not left, f"left behind in the temporary folder: {left}"
 
 
+@pytest.fixture
+def ordinary_user(own_surroundings: None, tmp_path: Path) -> Iterator[None]:
+    """Be somebody whom permissions bind: root is nobody during the test."""
+    if not hasattr(os, "getuid") or os.getuid() != 0:
+        yield
+        return
+    above = [tmp_path, *tmp_path.parents[:-2]]  # up to, but without, a folder such as /tmp
+    modes = {folder: folder.stat().st_mode for folder in above}
+    nobody = 65534
+    try:
+        for folder, mode in modes.items():
+            folder.chmod(mode | 0o011)
+        for path in (tmp_path, *tmp_path.rglob("*")):
+            os.chown(path, nobody, -1)
+        os.seteuid(nobody)
+        yield
+    finally:
+        os.seteuid(0)
+        for folder, mode in modes.items():
+            folder.chmod(mode)
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """Fail a test that leaks a variable, a process, a thread, a process group or a file."""

@@ -208,6 +208,20 @@ def test_where_only_the_profiles_folder_cannot_be_written_the_answers_are_kept(
     assert profile()["num_processes"] == "5"
 
 
+@pytest.mark.usefixtures("ordinary_user")
+def test_a_read_only_folder_is_a_clear_error_and_the_answers_are_kept(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(choose_profile().path).parent
+    folder.mkdir(mode=0o500, parents=True)
+    typed(monkeypatch, "cpu\n5\nuser\n")
+    assert main(["config"]) == 2
+    err = capsys.readouterr().err
+    assert "your answers are kept in ~/.state/headway/answers.yaml" in err
+    assert "cannot be written: Permission denied\n  from: ~/.config/headway/default.yaml" in err
+    assert os.listdir(folder) == []
+
+
 class InterruptedInput(io.StringIO):
     """Ctrl-C where the input would end."""
 

@@ -1,34 +1,18 @@
-"""`headway config set`, `unset`, `edit`, `use`, `validate`, `list`, `path`, `schema`."""
+"""`headway config set`, `unset`, `use`, `validate`, `list`, `path`, `schema`."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from headway.commands import config_check, config_edit
 from headway.commands.main import main
-from headway.profile import parse_profile
 from headway.profile_files import choose_profile
 from headway.settings import TABLE
+from tests.commands.conftest import PROFILE
 from tests.machines.recorded import load
-
-PROFILE = """\
-# for the big machine
-device: cpu   # not the GPU
-num_processes: 2
-env: {A: 1}
-"""
-
-
-@pytest.fixture
-def profile() -> Path:
-    path = Path(choose_profile().path)
-    path.parent.mkdir(parents=True)
-    path.write_text(PROFILE)
-    return path
 
 
 def lines(stream: str) -> list[str]:
@@ -107,58 +91,6 @@ def test_an_env_that_cannot_be_read_is_refused_before_it_is_changed(
     assert main(["config", *words]) == 2
     assert "'A' is not NAME=VALUE" in capsys.readouterr().err
     assert profile.read_text() == "env: A\n"
-
-
-def editor(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
-    monkeypatch.delenv("VISUAL", raising=False)
-    monkeypatch.setenv("EDITOR", f"sed -i 's/{old}/{new}/'")
-
-
-def test_edit_replaces_the_profile_only_by_a_sound_one_and_keeps_the_draft(
-    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    editor(monkeypatch, "cpu", "cqu")
-    assert main(["config", "edit"]) == 2
-    assert "default.yaml, line 2" in capsys.readouterr().err
-    assert profile.read_text() == PROFILE
-    editor(monkeypatch, "cqu", "mps")
-    assert main(["config", "edit"]) == 0
-    assert "your draft of last time" in capsys.readouterr().err
-    assert profile.read_text() == PROFILE.replace("cpu", "mps")
-    assert os.listdir(profile.parent) == ["default.yaml"]
-
-
-def test_edit_loses_neither_text_when_somebody_else_writes_meanwhile(
-    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VISUAL", f"sh -c 'echo max_restarts: 2 >> \"$1\"; rm {profile}; "
-                       f"echo device: mps > {profile}' -")  # fmt: skip
-    assert main(["config", "edit"]) == 2
-    assert "somebody else" in capsys.readouterr().err
-    assert profile.read_text() == "device: mps\n"
-    assert "max_restarts: 2" in (profile.parent / ".draft-default.yaml").read_text()
-
-
-@pytest.mark.parametrize(("command", "reason"), [("false", "ended with 1"), ("no-ed", "started")])
-def test_an_editor_that_fails_changes_nothing(
-    command: str,
-    reason: str,
-    profile: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("VISUAL", command)
-    assert main(["config", "edit"]) == 2
-    assert reason in capsys.readouterr().err
-    assert profile.read_text() == PROFILE
-
-
-def test_edit_offers_every_setting_in_a_new_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    editor(monkeypatch, "# max_restarts: 0 ", "max_restarts: 3 ")
-    assert main(["config", "edit", "--profile", "new"]) == 0
-    text = Path(choose_profile("new").path).read_text()
-    assert parse_profile(text, "", "")["max_restarts"].raw == "3"
-    assert all(f"{name}: " in text for name in TABLE if name != "env")
 
 
 def test_use_selects_a_profile_until_default_is_used_again(

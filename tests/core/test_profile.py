@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.machine import Machine
 from headway.profile import read_profile
@@ -87,6 +88,23 @@ def test_all_duplicates_and_missing_values_are_named_at_once_with_line_and_colum
         read("device: cpu\ndevices:\nenv: {A: 1, A: 2}\ndevice: mps\n")
     places = [problem.where.rpartition("yaml, ")[2] for problem in caught.value.problems]
     assert places == ["line 2, column 9", "line 3, column 13", "line 4, column 1"]
+
+
+@pytest.mark.usefixtures("ordinary_user")
+@pytest.mark.parametrize("words", [["config", "show"], ["config", "list"], ["config", "--yes"]])
+def test_profiles_that_nobody_may_look_for_are_no_missing_ones(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(user_folder())
+    folder.mkdir(parents=True)
+    (folder / "default.yaml").write_text("max_restarts: 3\n")
+    folder.chmod(0o000)
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert "Permission denied" in err
+    assert "fix:  mend the permissions of ~/.config/headway" in err
+    assert main(["launch", "--dry-run", "-m", "this"]) == 2
+    folder.chmod(0o700)
 
 
 def test_a_billion_laughs_are_refused_without_a_laugh() -> None:

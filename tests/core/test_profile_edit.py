@@ -167,7 +167,7 @@ def test_a_failing_write_leaves_the_old_profile_and_no_litter(
     assert os.listdir() == ["default.yaml"]
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="root may write anywhere")
+@pytest.mark.usefixtures("ordinary_user")
 def test_a_folder_that_may_not_be_written_to_is_a_clear_error() -> None:
     Path("locked").mkdir(mode=0o500)
     with pytest.raises(ConfigError, match="cannot be written: Permission denied"):

@@ -168,7 +168,7 @@ def test_a_script_that_replaces_the_launcher_keeps_the_claim(tmp_path: Path) -> 
     assert not any(gpu.claimed_by for gpu in with_claims(FOUR, str(tmp_path)).gpus)
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+@pytest.mark.usefixtures("ordinary_user")
 def test_a_folder_that_cannot_be_written_is_refused_with_the_way_out(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(MachineError, match="cannot be claimed"):

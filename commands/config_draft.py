@@ -1,0 +1,98 @@
+"""`headway config edit`: a draft of a profile in the user's editor, until it is sound."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from headway.commands.config_edit import apply
+from headway.commands.flags import Parser
+from headway.commands.schema import beginning
+from headway.errors import ConfigError
+from headway.machine import detect_machine
+from headway.profile_edit import change_profile
+from headway.profile_files import choose_profile, read_text, shown, text_at
+from headway.settings import TABLE
+
+
+def edit(argv: Sequence[str]) -> int:
+    """Open a draft of the profile in the user's editor; it replaces the profile if it is sound."""
+    parser = Parser("config edit", "Open your profile in $VISUAL or $EDITOR; it is checked first.")
+    parser.profile_flag()
+    path = choose_profile(parser.parse_flags(argv).profile).path
+    before = text_at(path) or beginning(path) + _commented()
+    folder, name = os.path.split(os.path.realpath(path))
+    draft = os.path.join(folder, f".draft-{name}")
+    base = f"{draft}.base"  # the profile that the draft was made from
+    _begin(draft, base, before)
+
+    def replace(text: str) -> str:
+        if (text or before) != before:
+            raise ConfigError(
+                "somebody else has changed the profile meanwhile",
+                where=shown(path),
+                fix=f"your draft is kept: {shown(draft)}",
+            )
+        return read_text(draft)
+
+    is_done = False
+    try:
+        _open_editor(draft)
+        apply(path, replace, detect_machine())
+        is_done = True
+    finally:
+        with suppress(OSError, ConfigError):
+            if is_done or read_text(draft) == before:
+                os.unlink(draft)
+                os.unlink(base)
+    return 0
+
+
+def _begin(draft: str, base: str, before: str) -> None:
+    """Leave a draft to be opened: that of last time, or a new one where the profile has changed."""
+    if os.path.lexists(draft):
+        if text_at(base) == before:
+            print(f"headway: your draft of last time is opened: {shown(draft)}", file=sys.stderr)
+            return
+        names = (f"{draft}.{number}" for number in itertools.count(1))
+        aside = next(name for name in names if not os.path.lexists(name))
+        kept = read_text(draft)
+        change_profile(aside, lambda _: kept)
+        print(
+            "headway: note: the profile has changed since your draft of last time, which is kept: "
+            f"{shown(aside)}",
+            file=sys.stderr,
+        )
+    change_profile(base, lambda _: before)
+    change_profile(draft, lambda _: before)
+
+
+def _commented() -> str:
+    """Return all settings as comments, to be filled in."""
+    return "".join(
+        f"# {name}: {row.example}  # {row.help}\n" for name, row in TABLE.items() if name != "env"
+    )
+
+
+def _open_editor(path: str) -> None:
+    import shlex
+    import subprocess
+
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        exit_code = subprocess.run([*shlex.split(editor), path]).returncode
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the editor {editor!r} cannot be started: {error}",
+            where="environment VISUAL, EDITOR",
+            fix="`export EDITOR=nano`, or change single keys: `headway config set KEY=VALUE`",
+        ) from None
+    if exit_code:
+        raise ConfigError(
+            f"the editor {editor!r} ended with {exit_code}, and the profile is as it was",
+            where=shown(path),
+            fix="`headway config edit` goes on with what you had changed",
+        )
