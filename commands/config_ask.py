@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import ndiff
 
-from headway.commands.config_check import SCRIPT, at_rest, plan_for
+from headway.commands.config_check import SCRIPT, at_rest, plan_for, refusals
 from headway.commands.config_edit import apply, assignments, checked_values, set_all
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.schema import beginning
@@ -21,11 +21,13 @@ from headway.config_wizard.questions import (
     CANCEL,
     FINISH,
     MORE,
+    NO,
     NONE,
     PLACE,
     PROJECT,
     TEST,
     USER,
+    YES,
     Answers,
     Facts,
     as_words,
@@ -50,6 +52,9 @@ from headway.settings import TABLE, Origin, Raw, Settings
 _GIVEN = "given"
 """The key of what --set and --answers said, in the file of kept answers."""
 
+_OWN_ANSWERS = {PLACE: (USER, PROJECT), MORE: (NO, YES)}
+"""The answers to questions that are no settings."""
+
 _ANSWERED = Origin("user profile", "your answers")
 
 
@@ -61,7 +66,11 @@ def make_parser(appendix: str = "") -> Parser:
         usage="headway config [flags]\n       headway config <subcommand> ...",
         appendix=appendix,
     )
-    parser.flag("--yes", help="ask nothing: the recommended answer to every question")
+    parser.flag(
+        "--yes",
+        help="ask nothing: device, processes and precision become what fits this machine best, and "
+        "the rest of a profile stays",
+    )
     parser.flag(
         "--set",
         metavar="KEY=VALUE",
@@ -145,6 +154,12 @@ def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Fac
     machine = at_rest(look_at_machine(parsed, os.environ)[0])
     given: dict[str, Raw] = _read_answers(parsed.answers) if parsed.answers else {}
     given |= assignments(parsed.set, "flag --set")
+    if given.get(PLACE, USER) not in paths:
+        raise ConfigError(
+            f"{PLACE} is {given[PLACE]}, but here the profile is kept in {shown(paths[USER])}",
+            where=shown(parsed.answers),
+            fix=f"write `{PLACE}: {USER}`, or leave --profile out",
+        )
     if unattended:
         given.setdefault(PLACE, USER)
     layers = {
@@ -181,11 +196,7 @@ def _problems(
     layer = {
         name: there.get((name, str(entry.raw)), entry) for name, entry in _layer(values).items()
     }
-    try:
-        plan_for([layer], machine)
-    except HeadwayError as error:
-        return error.problems
-    return []
+    return refusals([layer], machine)
 
 
 def _layer(values: Mapping[str, Raw]) -> Layer:
@@ -252,13 +263,15 @@ def _read_answers(path: str) -> dict[str, Raw]:
 
 
 def _answers_of(entries: dict[str, Entry], path: str) -> dict[str, Raw]:
-    own = {name: entries.pop(name).raw for name in (PLACE, MORE) if name in entries}
-    if own.get(PLACE, USER) not in (USER, PROJECT):
-        raise ConfigError(
-            f"{PLACE} is {own[PLACE]!r}, but it must be {USER} or {PROJECT}",
-            where=shown(path),
-            fix=f"write `{PLACE}: {USER}`",
-        )
+    own = {name: entries.pop(name).raw for name in _OWN_ANSWERS if name in entries}
+    for name, raw in own.items():
+        first, second = _OWN_ANSWERS[name]
+        if raw not in (first, second):
+            raise ConfigError(
+                f"{name} is {raw!r}, but it must be {first} or {second}",
+                where=shown(path),
+                fix=f"write `{name}: {first}`",
+            )
     return {**own, **checked_values({k: entry.raw for k, entry in entries.items()}, shown(path))}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from headway.commands.flags import Parser
@@ -14,7 +15,7 @@ from headway.launcher.supervision import contradictions_of_ranks
 from headway.machine import GpuUse, Machine, detect_machine
 from headway.profile import Entry, parse_layer, read_layer
 from headway.profile_files import choose_profile, find_project_profile, is_there, shown
-from headway.resolve import Layer, resolve, settle
+from headway.resolve import Layer, settle
 from headway.settings import AUTO, Origin
 
 SCRIPT = "your_script.py"
@@ -96,16 +97,36 @@ def checked(text: str, path: str, machine: Machine) -> Mapping[str, Entry]:
     return entries
 
 
-def plan_for(layers: Sequence[Layer], machine: Machine) -> LaunchPlan:
-    """Return the plan of a launch under these profiles alone.
+def plan_for(
+    layers: Sequence[Layer], machine: Machine, environ: Mapping[str, str] = MappingProxyType({})
+) -> LaunchPlan:
+    """Return the plan of a launch under these layers alone.
 
     Raises:
         ConfigError: they contradict each other.
         MachineError: `machine` cannot do what they ask.
     """
     machine = at_rest(machine)
-    settings = resolve(list(layers), machine, {})
-    return build_plan(settings, machine, Program(SCRIPT), python="python", environ={})
+    settings, problems = settle(layers, machine, environ)
+    return build_plan(
+        settings,
+        machine,
+        Program(SCRIPT),
+        python="python",
+        environ=environ,
+        problems=problems,
+    )
+
+
+def refusals(
+    layers: Sequence[Layer], machine: Machine, environ: Mapping[str, str] = MappingProxyType({})
+) -> Sequence[Problem]:
+    """Return what a launch under these layers alone would refuse."""
+    try:
+        plan_for(layers, machine, environ)
+    except HeadwayError as error:
+        return error.problems
+    return []
 
 
 def at_rest(machine: Machine) -> Machine:

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from headway.commands.accelerate_file import (
@@ -21,7 +21,7 @@ from headway.commands.config_edit import apply, checked_values, layers_of, set_a
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.schema import beginning
 from headway.commands.torchrun_line import from_torchrun, in_torchrun, is_torchrun, to_torchrun
-from headway.errors import ConfigError
+from headway.errors import ConfigError, MachineError
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import Machine, detect_machine
 from headway.profile import parse_profile
@@ -82,7 +82,8 @@ def _read(words: list[str], cores: int) -> tuple[Imported, str]:
     if len(words) == 1 and " " in words[0].strip():
         words = _words(words[0])
     if is_torchrun(words):
-        return from_torchrun(words, cores), "the torchrun command line"
+        where = "the torchrun command line"
+        return from_torchrun(words, cores, where), where
     if len(words) != 1:
         raise ConfigError(
             f"{shlex.join(words)!r} is neither one file nor a torchrun command line",
@@ -91,9 +92,15 @@ def _read(words: list[str], cores: int) -> tuple[Imported, str]:
         )
     where = shown(words[0])
     text = read_text(words[0])
-    line = _torchrun_in(text)
-    if line:
-        return from_torchrun(line, cores), where
+    found = [from_torchrun(line, cores, where) for line in _torchruns_in(text)]
+    if any(other.values != found[0].values for other in found):
+        raise ConfigError(
+            f"there are {len(found)} torchrun commands in it, which say different things",
+            where=where,
+            fix="give the one that is meant: `headway config import torchrun ...`",
+        )
+    if found:
+        return found[0], where
     return from_accelerate(_parsed(text, where), where), where
 
 
@@ -122,16 +129,15 @@ def _command(line: str) -> list[str]:
     return shlex.split(line if operator in ("'", '"', "\\") else command, comments=True)
 
 
-def _torchrun_in(text: str) -> list[str]:
-    """Return the words of the first torchrun command in a shell script, if there is one."""
+def _torchruns_in(text: str) -> Iterator[list[str]]:
+    """Yield the words of each torchrun command in a shell script."""
     for line in text.replace("\\\n", " ").splitlines():
         try:
             words = _command(line)
         except ValueError:  # an open quote: no command that stands on one line
             continue
         if is_torchrun(words):
-            return words
-    return []
+            yield words
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
@@ -226,7 +232,13 @@ def _lasting_plan(settings: Settings, machine: Machine) -> LaunchPlan:
             where=str(settings.origin("devices")),
             fix="name the GPUs, or use --format env or sh",
         )
-    return build_plan(settings, machine, Program(SCRIPT), python="python", environ={})
+    try:
+        return build_plan(settings, machine, Program(SCRIPT), python="python", environ={})
+    except MachineError as error:
+        there = "say which machine it is for: `headway env --json` there, --machine FILE here; or "
+        raise MachineError.of(
+            [problem._replace(fix=there + problem.fix) for problem in error.problems]
+        ) from None
 
 
 def _report_missing(names: Iterable[str]) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 
-from headway.commands.config_check import checked, plan_for
+from headway.commands.config_check import checked, refusals
 from headway.commands.flags import Parser
 from headway.commands.schema import beginning, write_schema
-from headway.errors import ConfigError, HeadwayError, Problem, did_you_mean
+from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine import Machine, detect_machine
 from headway.profile import Entry, parse_profile, read_profile
 from headway.profile_edit import change_profile, set_value, unset_value, written
@@ -176,7 +176,9 @@ def apply(path: str, change: Callable[[str], str], machine: Machine) -> None:
     for line in differences(before, after):
         print(f"  {line}")
     changed = {key: entry for key, entry in after.items() if _raw(before, key) != entry.raw}
-    for note in [*overruled([changed, *stronger]), *_impossible_here(after, machine)]:
+    after.pop("version", None)
+    impossible = [problem.what for problem in refusals([after], machine)]  # it may be for another
+    for note in [*overruled([changed, *stronger]), *impossible]:
         print(f"headway: note: {note}", file=sys.stderr)
 
 
@@ -207,16 +209,6 @@ def _stronger(path: str) -> list[Layer]:
     if project is not None and os.path.realpath(project) != os.path.realpath(path):
         layers.insert(0, read_profile(project, "project profile"))
     return layers
-
-
-def _impossible_here(entries: Mapping[str, Entry], machine: Machine) -> list[str]:
-    """Say what this machine cannot do; the profile may be for another."""
-    values = {key: entry for key, entry in entries.items() if key != "version"}
-    try:
-        plan_for([values], machine)
-    except HeadwayError as error:
-        return [problem.what for problem in error.problems]
-    return []
 
 
 def use(argv: Sequence[str]) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 
+from headway.commands.config_check import refusals
 from headway.commands.flags import Parser, look_at_machine
 from headway.config_wizard.questions import as_words
 from headway.devices import DeviceSpec
@@ -36,6 +38,8 @@ def show(argv: Sequence[str]) -> int:
     layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
     settings = resolve(layers, machine, environ)
     print(_as_json(settings) if parsed.json else settings_table(settings, parsed.origin))
+    for problem in refusals(layers, machine, environ):
+        print(f"headway: note: a launch would be refused: {problem.what}", file=sys.stderr)
     return 0
 
 

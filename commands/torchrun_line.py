@@ -44,23 +44,24 @@ def _program_end(words: Sequence[str]) -> int:
     return start + 3 if is_module and program[0].startswith("python") else 0
 
 
-def from_torchrun(words: Sequence[str], cores: int) -> Imported:
+def from_torchrun(words: Sequence[str], cores: int, where: str) -> Imported:
     """Return what a torchrun command line means here.
 
     Args:
         words: the command line, with the variables that are set before the program.
         cores: of this machine, for `--nproc-per-node cpu`.
+        where: it was found, for messages.
 
     Raises:
         ConfigError: a flag is none of torchrun's, lacks its value, or has a shell's variable in it.
     """
     end = _program_end(words)
-    flags, program = _split(words[end:])
+    flags, program = _split(words[end:], where)
     for word in (*words[: end - 1], *(f"{flag}={text}" for flag, text in flags)):
         if "$" in word or "`" in word:
             raise ConfigError(
                 f"{word} is what a shell would replace, and its value is not known here",
-                where="the torchrun command line",
+                where=where,
                 fix="write the value out, or give the command line without quotes around it all",
             )
     values: dict[str, Raw] = {"num_processes": "1"}
@@ -117,7 +118,7 @@ def _is_several(flags: Sequence[tuple[str, str]]) -> bool:
     return dict(flags).get("--nnodes", "1") not in ("1", "1:1")
 
 
-def _split(words: Sequence[str]) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+def _split(words: Sequence[str], where: str) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
     """Return torchrun's flags with their values, and the program that it runs with its words."""
     flags = []
     rest = list(words)
@@ -127,12 +128,12 @@ def _split(words: Sequence[str]) -> tuple[list[tuple[str, str]], tuple[str, ...]
         if not word.startswith("--"):  # -t3, -t 3
             name, text = word[:2], word[2:].removeprefix("=")
             equals = text
-        name = _full_name(name)
+        name = _full_name(name, where)
         if name in VALUED and not equals:
             if not rest:
                 raise ConfigError(
                     f"{name} needs a value, and the command line ends there",
-                    where="the torchrun command line",
+                    where=where,
                     fix="give the command line as it was run",
                 )
             text = rest.pop(0)
@@ -140,7 +141,7 @@ def _split(words: Sequence[str]) -> tuple[list[tuple[str, str]], tuple[str, ...]
     return flags, tuple(rest[1:] if rest[:1] == ["--"] else rest)
 
 
-def _full_name(name: str) -> str:
+def _full_name(name: str, where: str) -> str:
     """Return a flag as torchrun's help spells it; torchrun takes underscores and beginnings."""
     name = _SHORT.get(name, "--" + name[2:].replace("_", "-"))
     known = (*VALUED, *LONE)
@@ -150,7 +151,7 @@ def _full_name(name: str) -> str:
     close = did_you_mean(name, known)
     raise ConfigError(
         f"{name} is no flag of torchrun" + (f"; did you mean {close}?" if close else ""),
-        where="the torchrun command line",
+        where=where,
         fix="give the command line as it was run",
     )
 

@@ -55,6 +55,7 @@ def choose_profile(
     Raises:
         ConfigError: the name cannot be one.
     """
+    is_said = flag is not None or VARIABLE in environ
     if flag is not None:
         name, chosen_by = flag, "flag --profile"
     elif VARIABLE in environ:
@@ -70,7 +71,8 @@ def choose_profile(
         raise ConfigError(
             f"{name!r} cannot be the name of a profile",
             where=chosen_by,
-            fix="use letters, digits, '-', '_' and '.', or a path to a YAML file",
+            fix="use letters, digits, '-', '_' and '.', or a path to a YAML file"
+            + ("" if is_said else f"; `headway config use {DEFAULT_NAME}` begins anew"),
         )
     return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)
 

@@ -67,6 +67,15 @@ def test_another_machines_profile_and_settings_are_shown_here(
     assert "num_processes: 8" in Path(choose_profile().path).read_text()
 
 
+def test_show_says_when_a_launch_here_would_be_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("headway.yaml").write_text("device: mps\n")
+    recorded = str(FOLDER / "gpu_1.json")
+    assert main(["config", "show", "--json", "--machine", recorded]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["device"]["value"] == "mps"
+    assert err.startswith("headway: note: a launch would be refused: device is 'mps'")
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

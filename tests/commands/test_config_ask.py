@@ -134,6 +134,24 @@ def test_answers_are_replayed_from_a_file_and_the_rest_is_the_best(machine: Mach
     assert main(["config", "--answers", "answers.yaml"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("more: maybe\n", "more is 'maybe', but it must be no or yes"),
+        ("place: project\n", "place is project, but here the profile is kept in"),
+        ("place: [user]\n", "place is ['user'], but it must be user or project"),
+    ],
+)
+def test_answers_that_are_none_are_refused_and_not_ignored(
+    text: str, reason: str, machine: Machine, capsys: Capture
+) -> None:
+    Path("answers.yaml").write_text(text)
+    assert main(["config", "--answers", "answers.yaml", "--profile", "other"]) == 2
+    err = capsys.readouterr().err
+    assert reason in err
+    assert "from: answers.yaml" in err
+
+
 def test_dry_run_prints_the_file_and_writes_nothing(machine: Machine, capsys: Capture) -> None:
     assert main(["config", "--yes", "--dry-run", "--profile", "gpu4"]) == 0
     streams = capsys.readouterr()

@@ -485,3 +485,36 @@ def test_a_dry_import_merges_and_checks_as_the_real_one_and_names_no_next_comman
     Path("its.yaml").write_text(IS_ACCELERATE + "gpu_ids: 1\n")
     main(["config", "set", "ranks=0,1"])
     assert main(["config", "import", "--dry-run", "torchrun", "--nproc-per-node", "1", "a.py"]) == 2
+
+
+def test_of_several_torchrun_commands_none_is_taken_silently(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = "torchrun --nproc-per-node 2 a.py\n"
+    Path("run.sh").write_text(f"{first}torchrun --nproc_per_node=2 b.py\n")
+    assert main(["config", "import", "run.sh"]) == 0
+    Path("run.sh").write_text(f"{first}torchrun --nproc-per-node 4 a.py\n")
+    assert main(["config", "import", "run.sh"]) == 2
+    err = capsys.readouterr().err
+    assert "there are 2 torchrun commands in it, which say different things\n  from: run" in err
+    assert profile()["num_processes"] == "2"
+
+
+@pytest.mark.parametrize("line", ["--bogus x.py", "--nnodes $N x.py", "--nnodes"])
+def test_a_mistake_in_a_torchrun_line_names_the_file_it_stands_in(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run.sh").write_text(f"torchrun {line}\n")
+    assert main(["config", "import", "run.sh"]) == 2
+    assert "\n  from: run.sh\n" in capsys.readouterr().err
+
+
+def test_export_of_a_profile_for_another_machine_says_how_to_name_that(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("headway.yaml").write_text("device: mps\n")
+    gpus = ["--machine", str(MACHINES / "gpu_1.json")]
+    assert main(["config", "export", "--format", "torchrun", *gpus]) == 3
+    assert (
+        "fix:  say which machine it is for: `headway env --json` there" in capsys.readouterr().err
+    )

@@ -114,6 +114,16 @@ def test_use_selects_a_profile_until_default_is_used_again(
     assert choose_profile().chosen_by == ""
 
 
+def test_a_damaged_selection_is_mended_by_selecting_again(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.with_name("selected").write_text("no such name!\n")
+    assert main(["config", "show"]) == 2
+    assert "`headway config use default` begins anew" in capsys.readouterr().err
+    assert main(["config", "use", "default"]) == 0
+    assert main(["config", "show"]) == 0
+
+
 def test_validate_checks_files_for_every_machine_and_ends_with_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
