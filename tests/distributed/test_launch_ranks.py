@@ -394,16 +394,20 @@ def test_a_wrong_use_of_the_runtime_is_short_and_exits_2() -> None:
     assert "fix:" in done.stderr
 
 
-def test_a_slow_reader_gets_every_line() -> None:
-    name = script("for i in range(590): print('x' * 90)\nprint('LAST LINE')")
-    done = subprocess.run(
-        f"{sys.executable} -m headway launch -q --cpu --num-processes 3 {name} | (sleep 5; cat)",
+def launch_in_shell(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        f"{sys.executable} -m headway launch {line}",
         shell=True,
         env=environment(),
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+def test_a_slow_reader_gets_every_line() -> None:
+    name = script("for i in range(590): print('x' * 90)\nprint('LAST LINE')")
+    done = launch_in_shell(f"-q --cpu --num-processes 3 {name} | (sleep 5; cat)")
     assert done.stdout.count("LAST LINE") == 3
     assert len(done.stdout.splitlines()) == 3 * 591
 
@@ -411,14 +415,7 @@ def test_a_slow_reader_gets_every_line() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_that_cannot_be_written_stops_no_rank_and_is_no_success() -> None:
     name = script("for i in range(3000): print('x' * 100)\nopen('done', 'w')")
-    done = subprocess.run(
-        f"{sys.executable} -m headway launch -q --cpu --num-processes 2 {name} > /dev/full",
-        shell=True,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = launch_in_shell(f"-q --cpu --num-processes 2 {name} > /dev/full")
     assert done.returncode == 1
     assert done.stderr.count("No space left on device; it is lost") == 1
     assert Path("done").exists()
@@ -515,14 +512,7 @@ def test_lines_of_ranks_are_never_torn() -> None:
 
 def test_a_reader_that_goes_away_ends_the_launch_without_a_traceback() -> None:
     name = script("import os\nwhile True: print('y' * 100)")
-    done = subprocess.run(
-        f"{sys.executable} -m headway launch -q --cpu --num-processes 2 {name} | head -2",
-        shell=True,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = launch_in_shell(f"-q --cpu --num-processes 2 {name} | head -2")
     assert len(done.stdout.splitlines()) == 2
     assert "headway/" not in done.stderr  # no frame of ours
 
