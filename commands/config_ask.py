@@ -12,22 +12,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import ndiff
 
+from headway.commands.config_answers import keep, kept_path, read_answers, read_kept
 from headway.commands.config_check import SCRIPT, at_rest, plan_for, refusals
-from headway.commands.config_edit import apply, assignments, checked_values, set_all
+from headway.commands.config_edit import apply, assignments, set_all
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.schema import beginning
 from headway.config_wizard.interview import Defaults, Prompter, interview
 from headway.config_wizard.questions import (
     CANCEL,
     FINISH,
-    MORE,
-    NO,
     NONE,
     PLACE,
     PROJECT,
     TEST,
     USER,
-    YES,
     Answers,
     Facts,
     as_words,
@@ -37,7 +35,7 @@ from headway.config_wizard.questions import (
 from headway.errors import ConfigError, HeadwayError, Problem
 from headway.machine import Machine
 from headway.profile import Entry, parse_profile, read_profile
-from headway.profile_edit import unset_value, write_profile
+from headway.profile_edit import unset_value
 from headway.profile_files import (
     PROJECT_FILE,
     choose_profile,
@@ -46,14 +44,8 @@ from headway.profile_files import (
     shown,
     text_at,
 )
-from headway.resolve import Layer, typed
+from headway.resolve import Layer, environment_layer, typed
 from headway.settings import TABLE, Origin, Raw, Settings
-
-_GIVEN = "given"
-"""The key of what --set and --answers said, in the file of kept answers."""
-
-_OWN_ANSWERS = {PLACE: (USER, PROJECT), MORE: (NO, YES)}
-"""The answers to questions that are no settings."""
 
 _ANSWERED = Origin("user profile", "your answers")
 
@@ -97,7 +89,7 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     try:
         interview(facts, answers, prompter, lambda answers: _summary(facts, paths, answers))
     except KeyboardInterrupt:
-        kept = _kept(parsed, facts, paths[place_of(facts, answers)], answers)
+        kept = _keep(parsed, facts, paths[place_of(facts, answers)], answers)
         print(f"\nnothing was written; {kept}", file=sys.stderr)
         return 130
     if answers[FINISH] == CANCEL:
@@ -111,11 +103,11 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     try:
         apply(path, lambda text: _changed(text, path, facts, answers), facts.machine)
     except ConfigError:
-        print(f"headway: note: {_kept(parsed, facts, path, answers)}", file=sys.stderr)
+        print(f"headway: note: {_keep(parsed, facts, path, answers)}", file=sys.stderr)
         raise
-    if not unattended and os.path.exists(_kept_path()) and any(_read_kept(parsed, paths)):
+    if not unattended and any(read_kept(paths, parsed.machine)):
         with suppress(OSError):
-            os.unlink(_kept_path())
+            os.unlink(kept_path())
     return _next(parsed, and_test=answers[FINISH] == TEST)
 
 
@@ -152,16 +144,21 @@ def _paths(profile: str | None) -> dict[str, str]:
 
 def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Facts:
     machine = at_rest(look_at_machine(parsed, os.environ)[0])
-    given: dict[str, Raw] = _read_answers(parsed.answers) if parsed.answers else {}
-    given |= assignments(parsed.set, "flag --set")
-    if given.get(PLACE, USER) not in paths:
+    if parsed.machine is None:
+        typed([environment_layer()])  # what is wrong there is said before any question
+    given = read_answers(parsed.answers) if parsed.answers else {}
+    given |= {
+        name: Entry(raw, Origin("flag", "flag --set"))
+        for name, raw in assignments(parsed.set, "flag --set").items()
+    }
+    if PLACE in given and given[PLACE].raw not in paths:
         raise ConfigError(
-            f"{PLACE} is {given[PLACE]}, but here the profile is kept in {shown(paths[USER])}",
-            where=shown(parsed.answers),
+            f"{PLACE} is {given[PLACE].raw}, but here the profile is kept in {shown(paths[USER])}",
+            where=str(given[PLACE].origin),
             fix=f"write `{PLACE}: {USER}`, or leave --profile out",
         )
     if unattended:
-        given.setdefault(PLACE, USER)
+        given.setdefault(PLACE, Entry(USER, _ANSWERED))
     layers = {
         place: read_profile(path, f"{place} profile") if is_there(path) else {}
         for place, path in paths.items()
@@ -171,28 +168,28 @@ def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Fac
     profiles = {
         place: {key: entry.raw for key, entry in layer.items()} for place, layer in layers.items()
     }
-    # the user's first, so that the project's win
-    defaults: dict[str, Raw] = {**profiles[USER], **profiles.get(PROJECT, {})}
-    if not unattended and os.path.exists(_kept_path()):
-        kept, kept_given = _read_kept(parsed, paths)
-        defaults |= kept
+    kept: dict[str, Raw] = {}
+    if not unattended:
+        kept, kept_given = read_kept(paths, parsed.machine)
         given = {**kept_given, **given}
+    sources = [*layers.values(), given]
     return Facts(
         machine=machine,
         profiles=profiles,
         paths={place: shown(path) for place, path in paths.items()},
-        defaults={} if unattended else defaults,
-        given=given,
-        problems=lambda values: _problems(values, machine, list(layers.values())),
+        defaults=kept,
+        given={name: entry.raw for name, entry in given.items()},
+        problems=lambda values: _problems(values, machine, sources),
+        afresh=unattended,
         can_test=parsed.machine is None,
     )
 
 
 def _problems(
-    values: Mapping[str, Raw], machine: Machine, profiles: Sequence[Layer] = ()
+    values: Mapping[str, Raw], machine: Machine, sources: Sequence[Layer] = ()
 ) -> Sequence[Problem]:
-    """Return what a launch would refuse; what stands in one of `profiles` is said to be there."""
-    there = {(name, str(entry.raw)): entry for layer in profiles for name, entry in layer.items()}
+    """Return what a launch would refuse; what stands in one of `sources` is said to be there."""
+    there = {(name, str(entry.raw)): entry for layer in sources for name, entry in layer.items()}
     layer = {
         name: there.get((name, str(entry.raw)), entry) for name, entry in _layer(values).items()
     }
@@ -211,13 +208,31 @@ def _prompter() -> Prompter:
     return TerminalPrompter() if is_terminal and not dumb else PlainPrompter()
 
 
+def _keep(parsed: Namespace, facts: Facts, path: str, answers: Answers) -> str:
+    """Keep the answers for the next run, and return a sentence that says where."""
+    command = ["headway", "config", *_same_flags(parsed)]
+    try:
+        if not keep(answers, facts.given, path, parsed.machine):
+            return f"`{shlex.join(command)}` begins again"
+    except ConfigError:
+        words = [
+            f"--set={name}={as_words(answer)}"
+            for name, answer in {**facts.given, **answers}.items()
+            if name.partition(".")[0] in TABLE and answer != NONE
+        ]
+        return f"to go on: {shlex.join([*command, *words])}"
+    kept = shown(kept_path())
+    return f"your answers are kept in {kept}; `{shlex.join(command)}` offers them again"
+
+
 def _introduction(facts: Facts) -> str:
     machine = facts.machine
     device, why = machine.best_device()
     found = (
         f"{machine.cores_reason}; {why}" if device == "cpu" else f"{why}, {machine.cores_reason}"
     )
-    enter = "your earlier answer" if facts.defaults else "what fits this machine best"
+    is_first = not facts.defaults and not any(facts.profiles.values())
+    enter = "what fits this machine best" if is_first else "your earlier answer"
     return f"Found here: {found}.\nEnter takes {enter}, ? explains, < goes back."
 
 
@@ -255,82 +270,3 @@ def _flat(values: Mapping[str, Raw]) -> dict[str, Raw]:
     variables = Settings.env.kind(values.get("env", {}))
     rest = {key: raw for key, raw in values.items() if key != "env"}
     return {**rest, **{f"env.{name}": text for name, text in variables.items()}}
-
-
-def _read_answers(path: str) -> dict[str, Raw]:
-    """Return the answers in a file: settings, and where to keep the profile."""
-    return _answers_of(read_profile(path, "answers"), path)
-
-
-def _answers_of(entries: dict[str, Entry], path: str) -> dict[str, Raw]:
-    own = {name: entries.pop(name).raw for name in _OWN_ANSWERS if name in entries}
-    for name, raw in own.items():
-        first, second = _OWN_ANSWERS[name]
-        if raw not in (first, second):
-            raise ConfigError(
-                f"{name} is {raw!r}, but it must be {first} or {second}",
-                where=shown(path),
-                fix=f"write `{name}: {first}`",
-            )
-    return {**own, **checked_values({k: entry.raw for k, entry in entries.items()}, shown(path))}
-
-
-def _kept_path() -> str:
-    from platformdirs import user_state_dir
-
-    return os.path.join(user_state_dir("headway", appauthor=False), "answers.yaml")
-
-
-def _kept(parsed: Namespace, facts: Facts, path: str, answers: Answers) -> str:
-    """Keep the answers for the next run, and return a sentence that says where."""
-    answers = {n: answer for n, answer in answers.items() if n != FINISH and answer != NONE}
-    given = {name: as_words(raw) for name, raw in facts.given.items()}
-    command = ["headway", "config", *_same_flags(parsed)]
-    if not answers and not given:
-        return f"`{shlex.join(command)}` begins again"
-    whose: dict[str, Raw] = {"profile": path, "machine": _machine_name(parsed)}
-    try:
-        write_profile(_kept_path(), {**answers, **whose, **({_GIVEN: given} if given else {})})
-    except ConfigError:
-        words = [
-            f"--set={name}={as_words(answer)}"
-            for name, answer in {**given, **answers}.items()
-            if name.partition(".")[0] in TABLE
-        ]
-        return f"to go on: {shlex.join([*command, *words])}"
-    where = shown(_kept_path())
-    return f"your answers are kept in {where}; `{shlex.join(command)}` offers them again"
-
-
-def _read_kept(
-    parsed: Namespace, paths: Mapping[str, str]
-) -> tuple[dict[str, Raw], dict[str, Raw]]:
-    """Return the answers kept by the last run, and what was given to it and was not asked.
-
-    Those for another profile or machine are left alone, and a file that cannot be read is set
-    aside: it must not keep anybody from answering.
-    """
-    path = _kept_path()
-    try:
-        entries = read_profile(path, "answers")
-        whose = [entries.pop(name).raw for name in ("profile", "machine") if name in entries]
-        given = entries.pop(_GIVEN).raw if _GIVEN in entries else {}
-        if len(whose) < 2 or whose[0] not in paths.values() or whose[1] != _machine_name(parsed):
-            return {}, {}
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{_GIVEN} is no map", where=shown(path), fix="remove the file")
-        layer = {name: Entry(raw, Origin("argument", shown(path))) for name, raw in given.items()}
-        return _answers_of(entries, path), _answers_of(layer, path)
-    except ConfigError as error:
-        aside = f"{path}.broken"
-        with suppress(OSError):
-            os.replace(path, aside)
-        what = f"the answers kept by the last run are set aside in {shown(aside)}"
-        print(f"headway: note: {what}: {error.problems[0].what}", file=sys.stderr)
-        return {}, {}
-
-
-def _machine_name(parsed: Namespace) -> str:
-    import platform
-
-    return parsed.machine or platform.node() or "this one"

@@ -60,7 +60,9 @@ def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
     values: dict[str, Raw] = {}
     for word in words:
         key, equals, raw = word.partition("=")
-        if not equals:
+        if not _is_text(word):
+            problems.append(Problem(f"{word!r} is not UTF-8", where, "write it as text"))
+        elif not equals:
             problems.append(Problem(f"{word!r} is not KEY=VALUE", where, f"write {word}=VALUE"))
         elif key in values:
             problems.append(Problem(f"{key} is set twice", where, "keep one of the two"))
@@ -71,39 +73,63 @@ def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
             Problem(f"{key} is set twice: env sets all variables", where, "keep one of the two")
             for key in twice
         ]
-    return checked_values(values, where, problems)
+    origin = Origin("assignment", where)
+    return checked_entries({key: Entry(raw, origin) for key, raw in values.items()}, problems)
 
 
-def checked_values(
-    values: Mapping[str, Raw], where: str, problems: Sequence[Problem] = ()
-) -> dict[str, Raw]:
+def _is_text(word: str) -> bool:
+    """False for what holds bytes that are not UTF-8, which Python carries as surrogates."""
+    return not any("\ud800" <= char <= "\udfff" for char in word)
+
+
+def checked_values(values: Mapping[str, Raw], where: str) -> dict[str, Raw]:
     """Return `values` as a profile holds them.
 
     Args:
         values: by key; `env.NAME` is one variable.
         where: where they come from.
+
+    Raises:
+        ConfigError: unknown keys and impossible values, all at once.
+    """
+    origin = Origin("argument", where)
+    return checked_entries({key: Entry(raw, origin) for key, raw in values.items()})
+
+
+def checked_entries(
+    entries: Mapping[str, Entry], problems: Sequence[Problem] = ()
+) -> dict[str, Raw]:
+    """Return the values of `entries` as a profile holds them.
+
+    Args:
+        entries: by key; `env.NAME` is one variable.
         problems: found already, to be reported together with all others.
 
     Raises:
         ConfigError: unknown keys and impossible values, all at once.
     """
     try:
-        typed(layers_of(values, where))
+        typed([layer_of(key, entry) for key, entry in entries.items()])
     except ConfigError as error:
         problems = [*problems, *error.problems]
     if problems:
         raise ConfigError.of(problems)
-    return {key: TABLE[key].parse(raw) if key == "env" else raw for key, raw in values.items()}
+    return {
+        key: TABLE[key].parse(entry.raw) if key == "env" else entry.raw
+        for key, entry in entries.items()
+    }
+
+
+def layer_of(key: str, entry: Entry) -> Layer:
+    """Return a layer that holds one entry; `env.NAME` is one variable."""
+    name, _, item = key.partition(".")
+    return {name: entry._replace(raw={item: str(entry.raw)}) if item else entry}
 
 
 def layers_of(values: Mapping[str, Raw], where: str) -> list[Layer]:
     """Return a layer for each of `values`; `env.NAME` is one variable."""
     origin = Origin("argument", where)
-    layers: list[Layer] = []
-    for key, raw in values.items():
-        name, _, item = key.partition(".")
-        layers.append({name: Entry({item: str(raw)} if item else raw, origin)})
-    return layers
+    return [layer_of(key, Entry(raw, origin)) for key, raw in values.items()]
 
 
 def unset_keys(argv: Sequence[str]) -> int:

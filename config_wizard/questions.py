@@ -99,6 +99,7 @@ class Facts(NamedTuple):
     defaults: Mapping[str, Raw]  # earlier answers; those that still fit are offered
     given: Mapping[str, Raw]  # answers from the command line or a file; not asked for
     problems: Callable[[Mapping[str, Raw]], Sequence[Problem]]  # what a launch would refuse
+    afresh: bool = False  # device, processes and precision: whatever the profiles say of them
     can_test: bool = False  # by `headway test`: it is this machine, and no recorded one
 
 
@@ -130,9 +131,13 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
         if device == "cpu":
             yield "mixed_precision"
         yield from _MORE
-        if str(profile_after(facts, answers).get("num_machines", "1")) != "1":
-            yield from _OF_MACHINES
+    if "num_machines" in {**facts.given, **answers} and _is_several(facts, answers):
+        yield from _OF_MACHINES
     yield FINISH
+
+
+def _is_several(facts: Facts, answers: Answers) -> bool:
+    return str(profile_after(facts, answers).get("num_machines", "1")) != "1"
 
 
 def _question(name: str, facts: Facts, answers: Answers) -> Question:
@@ -205,7 +210,7 @@ def _default(
     name: str, facts: Facts, answers: Answers, choices: tuple[Choice, ...]
 ) -> tuple[str, str]:
     """Return the answer that Enter gives, and for a typed line why: an earlier one if it fits."""
-    earlier = facts.defaults.get(name)
+    earlier = _earlier(name, facts, answers)
     if choices:
         values = [choice.value for choice in choices]
         return (str(earlier) if earlier in values else values[0]), ""
@@ -224,6 +229,22 @@ def _default(
         if _clash(name, facts, {**profile, name: earlier}):
             earlier = str(TABLE[name].default)
     return as_words(earlier), reason
+
+
+def _earlier(name: str, facts: Facts, answers: Answers) -> Raw | None:
+    """Return what was answered before, or what a launch would find in the profile to be changed."""
+    if name in facts.defaults:
+        return facts.defaults[name]
+    if facts.afresh and name in _ALWAYS:
+        return None
+    place = answers.get(PLACE) or facts.given.get(PLACE)
+    project = {} if place == USER else facts.profiles.get(PROJECT, {})
+    earlier = {**facts.profiles[USER], **project}.get(name)
+    given = {key: raw for key, raw in facts.given.items() if key.startswith(f"{name}.")}
+    if not given:
+        return earlier
+    variables = {key.partition(".")[2]: str(raw) for key, raw in given.items()}
+    return {**Settings.env.kind(earlier or {}), **variables}
 
 
 def as_words(raw: Raw) -> str:

@@ -202,18 +202,27 @@ def text_at(path: str) -> str:
     return read_text(path) if is_there(path) else ""
 
 
-def read_text(path: str) -> str:
-    """Return the text of the file at `path`, which should be a profile.
+def read_text(path: str, kind: str = "profile", *, may_be_pipe: bool = False) -> str:
+    """Return the text of the file at `path`, which should be a profile, or another `kind`.
+
+    Args:
+        path: of the file.
+        kind: what it should be, for messages.
+        may_be_pipe: wait for a pipe or terminal until its end.
 
     Raises:
         ConfigError: unreadable, no ordinary file, larger than MAX_BYTES, no UTF-8.
     """
+    waits = 0 if may_be_pipe else getattr(os, "O_NONBLOCK", 0)
     try:
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(
-                    "the profile is no file", where=shown(path), fix="move it out of the way"
-                )
+        handle = os.open(path, os.O_RDONLY | waits)
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode) or not (may_be_pipe or stat.S_ISREG(mode)):
+            os.close(handle)
+            raise ConfigError(
+                f"the {kind} is no file", where=shown(path), fix="name a file, or move it away"
+            )
+        with open(handle, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(
@@ -221,22 +230,24 @@ def read_text(path: str) -> str:
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"the profile cannot be read: {error.strerror}",
+            f"the {kind} cannot be read: {error.strerror}",
             where=shown(path),
             fix="mend its permissions, or remove it",
         ) from None
     if len(data) > MAX_BYTES:
         raise ConfigError(
-            f"the profile is larger than {MAX_BYTES // 2**20} MiB, so it is no profile",
+            f"the {kind} is larger than {MAX_BYTES // 2**20} MiB, so it is none",
             where=shown(path),
-            fix="move the file away; `headway config` writes a new one",
+            fix="move the file away; `headway config` writes a new one"
+            if kind == "profile"
+            else "name another file",
         )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(
-            "the profile is not UTF-8 text",
+            f"the {kind} is not UTF-8 text",
             where=f"{shown(path)}, line {line}",
             fix="save the file as UTF-8",
         ) from None

@@ -171,6 +171,7 @@ def _impossible(row: Setting[Any], entry: Entry, reason: str) -> Problem:
     fix = {
         "flag": f"pass `{row.flag} {example}`",
         "environment": f"`export {row.variable}={example}`, or unset it",
+        "assignment": f"write {row.name}={example}",
     }.get(entry.origin.layer, f"write `{row.name}: {example}`")
     return Problem(f"{row.name} is {written!r}, {reason}", str(entry.origin), fix)
 

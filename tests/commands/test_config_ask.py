@@ -149,7 +149,67 @@ def test_answers_that_are_none_are_refused_and_not_ignored(
     assert main(["config", "--answers", "answers.yaml", "--profile", "other"]) == 2
     err = capsys.readouterr().err
     assert reason in err
-    assert "from: answers.yaml" in err
+    assert "from: answers answers.yaml, line 1, column 1" in err
+
+
+def test_all_that_is_wrong_with_answers_is_said_at_once_with_its_place(
+    machine: Machine, capsys: Capture
+) -> None:
+    Path("answers.yaml").write_text("device: tpu\nfoo: 1\nmore: maybe\nnum_machines: 2\n")
+    assert main(["config", "--answers", "answers.yaml"]) == 2
+    err = capsys.readouterr().err
+    assert [err.count(f"answers.yaml, line {line}, column 1") for line in (1, 2, 3)] == [1, 1, 1]
+    Path("answers.yaml").write_text("device: cpu\nnum_machines: 2\n")
+    assert main(["config", "--answers", "answers.yaml"]) == 2
+    assert "num_machines: answers answers.yaml, line 2" in capsys.readouterr().err
+    assert main(["config", "--yes", "--set", "mixed_precision=fp16"]) == 2
+    assert "mixed_precision: flag --set" in capsys.readouterr().err
+
+
+def test_answers_come_from_a_pipe_too(machine: Machine) -> None:
+    read, write = os.pipe()
+    os.write(write, b"device: cpu\nnum_processes: 3\n")
+    os.close(write)
+    try:
+        assert main(["config", "--answers", f"/dev/fd/{read}"]) == 0
+    finally:
+        os.close(read)
+    assert profile()["num_processes"] == "3"
+
+
+def test_replayed_answers_keep_what_they_do_not_speak_of(machine: Machine) -> None:
+    main(["config", "set", "max_restarts=4", "threads_per_process=2", "env.B=1"])
+    Path("answers.yaml").write_text("more: yes\nlog_dir: logs\nenv.A: 3\n")
+    assert main(["config", "--answers", "answers.yaml"]) == 0
+    kept = {"max_restarts": "4", "threads_per_process": "2", "env": {"A": "3", "B": "1"}}
+    assert profile() == {**CPU, **kept, "log_dir": "logs"}
+
+
+def test_a_variable_that_was_set_by_flag_is_offered_and_not_lost(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "cpu\n1\nuser\nyes\n")
+    assert main(["config", "--set", "env.A=x y"]) == 0
+    assert "  env: 'A=x y'\n" in capsys.readouterr().out
+    assert profile()["env"] == {"A": "x y"}
+
+
+def test_the_address_of_machine_0_is_asked_for_whoever_said_that_there_are_several(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "cpu\n1\nuser\nno\nnode0\n1\n")
+    assert main(["config", "--set", "num_machines=2"]) == 0
+    assert (profile()["main_address"], profile()["machine_rank"]) == ("node0", "1")
+
+
+def test_a_wrong_variable_is_said_before_the_first_question(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_NUM_PROCESES", "3")
+    assert main(["config"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "did you mean 'HEADWAY_NUM_PROCESSES'" in err
 
 
 def test_dry_run_prints_the_file_and_writes_nothing(machine: Machine, capsys: Capture) -> None:

@@ -70,7 +70,7 @@ def facts_of(
 
     user = user or {}
     paths = {"user": "~/default.yaml", "project": "~/work/headway.yaml"}
-    facts = Facts(machine, {"user": user, "project": {}}, paths, user, given or {}, problems)
+    facts = Facts(machine, {"user": user, "project": {}}, paths, {}, given or {}, problems)
     return facts._replace(**changes)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,128 @@
+"""Answers in files: those that `headway config --answers` replays, and those of a conversation that
+was broken off, kept for the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+from headway.commands.config_edit import checked_entries
+from headway.config_wizard.questions import (
+    FINISH,
+    MORE,
+    NO,
+    NONE,
+    PLACE,
+    PROJECT,
+    USER,
+    YES,
+    Answers,
+    as_words,
+)
+from headway.errors import ConfigError, Problem
+from headway.profile import Entry, parse_profile, read_profile
+from headway.profile_edit import write_profile
+from headway.profile_files import read_text, shown
+from headway.settings import Origin, Raw
+
+_QUESTIONS = {PLACE: (USER, PROJECT), MORE: (NO, YES)}
+"""The answers to questions that are no settings."""
+
+_GIVEN = "given"
+"""The key of what --set and --answers said, in the file of kept answers."""
+
+
+def read_answers(path: str) -> dict[str, Entry]:
+    """Return the answers in a file, or in a pipe such as /dev/stdin, by the question's name.
+
+    Raises:
+        ConfigError: all that is wrong with it, at once.
+    """
+    entries = parse_profile(read_text(path, "file of answers", may_be_pipe=True), path, "answers")
+    entries.pop("version", None)
+    return _checked(entries)
+
+
+def _checked(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    problems = [
+        Problem(
+            f"{name} is {entries[name].raw!r}, but it must be {first} or {second}",
+            str(entries[name].origin),
+            f"write `{name}: {first}`",
+        )
+        for name, (first, second) in _QUESTIONS.items()
+        if name in entries and entries[name].raw not in (first, second)
+    ]
+    settings = {name: entry for name, entry in entries.items() if name not in _QUESTIONS}
+    values = checked_entries(settings, problems)
+    return {
+        name: entry._replace(raw=values.get(name, entry.raw)) for name, entry in entries.items()
+    }
+
+
+def kept_path() -> str:
+    """Return where the answers of a conversation that was broken off are kept."""
+    from platformdirs import user_state_dir
+
+    return os.path.join(user_state_dir("headway", appauthor=False), "answers.yaml")
+
+
+def keep(answers: Answers, given: Mapping[str, Raw], profile: str, machine: str | None) -> bool:
+    """Keep what was answered and given for the next conversation; False where there is nothing.
+
+    Args:
+        answers: by question.
+        given: what was not asked.
+        profile: the path that they are for.
+        machine: the recorded machine that they are for; None for this one.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    answers = {n: answer for n, answer in answers.items() if n != FINISH and answer != NONE}
+    if not answers and not given:
+        return False
+    whose: dict[str, Raw] = {"profile": profile, "machine": _name(machine)}
+    rest = {name: as_words(raw) for name, raw in given.items()}
+    write_profile(kept_path(), {**answers, **whose, **({_GIVEN: rest} if rest else {})})
+    return True
+
+
+def read_kept(
+    paths: Mapping[str, str], machine: str | None
+) -> tuple[dict[str, Raw], dict[str, Entry]]:
+    """Return the answers kept by the last run, and what was given to it and was not asked.
+
+    Those for another profile or machine are left alone, and a file that cannot be read is set
+    aside: it must not keep anybody from answering.
+    """
+    path = kept_path()
+    if not os.path.exists(path):
+        return {}, {}
+    try:
+        entries = read_profile(path, "answers")
+        whose = [entries.pop(name).raw for name in ("profile", "machine") if name in entries]
+        given = entries.pop(_GIVEN).raw if _GIVEN in entries else {}
+        if len(whose) < 2 or whose[0] not in paths.values() or whose[1] != _name(machine):
+            return {}, {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{_GIVEN} is no map", where=shown(path), fix="remove the file")
+        origin = Origin("argument", shown(path))
+        answers = {name: entry.raw for name, entry in _checked(entries).items()}
+        return answers, _checked({name: Entry(raw, origin) for name, raw in given.items()})
+    except ConfigError as error:
+        aside = f"{path}.broken"
+        with suppress(OSError):
+            os.replace(path, aside)
+        what = f"the answers kept by the last run are set aside in {shown(aside)}"
+        print(f"headway: note: {what}: {error.problems[0].what}", file=sys.stderr)
+        return {}, {}
+
+
+def _name(machine: str | None) -> str:
+    import platform
+
+    return machine or platform.node() or "this one"
