@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
+from headway.apple import how_to_renew_torch
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.tables import print_table
 from headway.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
@@ -111,9 +112,8 @@ def _ask_torch(machine: Machine) -> Finding:
         return Finding(LIVE[0], ERROR, what, "reinstall the NVIDIA driver, or reboot")
     if machine.mps and not answer["mps"]:
         built = "" if answer["mps_built"] else ": it is built without MPS"
-        return Finding(
-            LIVE[0], ERROR, f"torch cannot use this Mac's GPU{built}", "`pip install -U torch`"
-        )
+        what = f"torch cannot use this Mac's GPU{built}"
+        return Finding(LIVE[0], ERROR, what, how_to_renew_torch(machine.macos))
     return Finding(LIVE[0], OK, f"torch {answer['version']} was imported by {sys.executable}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from headway.apple import SOUND_SINCE, how_to_renew_torch
 from headway.machine import EXCLUSIVE, OLDEST_DRIVER, PROHIBITED, Gpu, Host, Machine, numbers
 
 OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
@@ -51,13 +52,14 @@ def diagnose(machine: Machine) -> list[Finding]:
 def _torch(machine: Machine) -> Iterator[Finding]:
     torch = machine.torch
     if torch is None:
-        yield Finding("torch", ERROR, machine.torch_reason, "pip install torch")
-    elif machine.system == "Darwin" and not torch.is_at_least(1, 13):
+        yield Finding("torch", ERROR, machine.torch_reason, "`pip install torch`")
+    elif machine.mps and not torch.is_at_least(*SOUND_SINCE):  # without MPS, _device has the fix
         yield Finding(
             "torch",
             WARNING,
-            f"torch {torch.version}: MPS computes wrongly in places before 1.13",
-            "pip install -U torch",
+            f"torch {torch.version}: MPS computes wrongly in places before "
+            f"{'.'.join(map(str, SOUND_SINCE))}",
+            how_to_renew_torch(machine.macos),
         )
     else:
         build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else ""
@@ -81,7 +83,8 @@ def _device(machine: Machine) -> Iterator[Finding]:
     elif machine.system == "Darwin" and not machine.mps:
         is_broken = bool(machine.mps_fix) and not machine.mps_reason.startswith("DISABLE_MPS")
         status = ERROR if is_broken else WARNING
-        yield Finding("device", status, f"no MPS: {machine.mps_reason}", machine.mps_fix)
+        fix = machine.mps_fix or "nothing to do: trainings use the CPU here"
+        yield Finding("device", status, f"no MPS: {machine.mps_reason}", fix)
     elif "does not answer" in machine.gpus_reason:
         yield Finding(
             "device",

@@ -19,12 +19,14 @@ from headway.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
 from headway.machine import Machine, detect_machine
 from headway.resolve import environment_layer, resolve
 from headway.snapshot import load_machine
-from tests.machines.recorded import FOLDER, RECORDINGS, Recorded
+from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, mac
+from tests.machines.recorded import torch as version_file
 
 
-def found(name: str, **variables: str) -> list[Finding]:
+def found(recording: Recording | str, **variables: str) -> list[Finding]:
     """Return what is wrong with a recorded machine, with more variables than it had."""
-    recording = RECORDINGS[name]
+    if isinstance(recording, str):
+        recording = RECORDINGS[recording]
     environ = {**recording.environ, **variables}
     machine = detect_machine(environ, Recorded(recording), full=True)
     return [finding for finding in diagnose(machine) if finding.status != OK]
@@ -36,8 +38,8 @@ WRONG = {
     "mac_rosetta": (ERROR, "device", "Rosetta emulates", "conda"),
     "mac_12_2": (ERROR, "device", "older than 12.3", "update macOS"),
     "mac_torch_without_mps": (ERROR, "device", "built without MPS", "pip install -U torch"),
-    "mac_intel": (WARNING, "device", "Intel CPU", ""),
-    "mac_virtual": (WARNING, "device", "virtual machine", ""),
+    "mac_intel": (WARNING, "device", "Intel CPU", "nothing to do"),
+    "mac_virtual": (WARNING, "device", "virtual machine", "nothing to do"),
     "mac_m2": (WARNING, "limits", "only 256 open files", "ulimit -n"),
     "mask_empty": (WARNING, "device", "CUDA_VISIBLE_DEVICES='' hides", "unset"),
     "gpu_prohibited": (WARNING, "compute mode", "GPU 0", "nvidia-smi -i 0 -c DEFAULT"),
@@ -81,8 +83,37 @@ def test_a_gpu_that_no_training_sees_is_no_finding(name: str) -> None:
     assert found(name, CUDA_VISIBLE_DEVICES="1") == []
 
 
-def test_torch_before_1_13_on_a_mac_gets_a_warning() -> None:
-    assert any(one.check == "torch" and "before 1.13" in one.what for one in found("mac_12_2"))
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_every_finding_has_a_fix(name: str) -> None:
+    assert all(finding.fix for finding in found(name))
+
+
+@pytest.mark.parametrize(
+    ("macos", "version", "what", "fix"),
+    [
+        ("15.5", "1.12.1", "MPS computes wrongly in places before 1.13", "`pip install -U torch`"),
+        ("13.5", "1.12.1", "MPS computes wrongly", "`pip install -U 'torch<2.9'`"),
+        ("12.6", "1.12.1", "MPS computes wrongly", "`pip install -U 'torch<2.5'`"),
+        ("12.6", "1.11.0", "built without MPS", "`pip install -U 'torch<2.5'`"),
+        (
+            *("12.2", "1.12.1", "macOS 12.2 is older than 12.3"),
+            "update macOS to 14.0 or newer, then `pip install -U torch`",
+        ),
+        ("12.2", "2.4.1", "macOS 12.2 is older than 12.3", "update macOS to 12.3 or newer"),
+    ],
+)
+def test_an_old_torch_and_an_old_macos_get_one_fix_for_both(
+    macos: str, version: str, what: str, fix: str
+) -> None:
+    wrong = found(mac(macos, torch=version_file(version)))
+    (finding,) = [one for one in wrong if one.check in ("torch", "device")]
+    assert what in finding.what
+    assert finding.fix == fix
+
+
+def test_an_old_torch_on_a_mac_without_mps_computes_nothing_wrongly() -> None:
+    old = RECORDINGS["mac_intel"]._replace(torch=version_file("1.12.1"))
+    assert not any(one.check == "torch" for one in found(old))
 
 
 def test_a_quota_below_the_thread_count_is_found() -> None:
