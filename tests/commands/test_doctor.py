@@ -65,8 +65,23 @@ def test_nothing_is_wrong_with_a_machine_that_is_fine(name: str) -> None:
 
 def test_a_mask_that_names_a_gpu_that_is_not_there_is_found() -> None:
     (finding,) = found("gpu_4", CUDA_VISIBLE_DEVICES="1,9,2")
-    assert "names a GPU that is not there" in finding.what
+    assert "names a GPU that is not there (9)" in finding.what
     assert "1 GPU (NVIDIA A100" in finding.what
+
+
+@pytest.mark.parametrize("mask", ["0,1,", "0,1,-1", "0, -1,", "0,-1,-1", "0,,"])
+def test_a_mask_that_only_says_where_it_ends_is_fine(mask: str) -> None:
+    assert found("gpu_4", CUDA_VISIBLE_DEVICES=mask) == []
+
+
+@pytest.mark.parametrize(
+    ("mask", "end"), [("0,-1,1", "-1"), ("0,,1,", "the empty entry"), ("0,-1,,1", "-1")]
+)
+def test_a_gpu_behind_the_end_of_a_mask_is_said_to_be_hidden(mask: str, end: str) -> None:
+    (finding,) = found("gpu_4", CUDA_VISIBLE_DEVICES=mask)
+    assert f"={mask} ends for CUDA at {end}, and what follows is ignored (1)" in finding.what
+    assert "not there" not in finding.what
+    assert finding.fix
 
 
 def test_a_gpu_to_leave_out_is_named_so_that_a_mask_changes_nothing() -> None:
