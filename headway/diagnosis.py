@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from headway.apple import SOUND_SINCE, how_to_renew_torch
 from headway.machine import EXCLUSIVE, OLDEST_DRIVER, PROHIBITED, Gpu, Host, Machine, numbers
+from headway.resolve import threads_given_by
 
 OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 MIN_SHM_BYTES = 2**30  # loader workers pass batches through it; Docker gives 64 MiB
@@ -163,16 +164,21 @@ def _gpus(machine: Machine) -> Iterator[Finding]:
 
 
 def _cores(machine: Machine, host: Host) -> Iterator[Finding]:
-    said = host.variables.get("OMP_NUM_THREADS", "")
-    if said.isdecimal() and int(said) > machine.cores:
+    said = host.variables.get("OMP_NUM_THREADS")
+    threads = threads_given_by(host.variables)
+    fix = f"`export OMP_NUM_THREADS={machine.cores}`, or unset it"
+    if said is not None and threads is None:
+        what = f"OMP_NUM_THREADS={said!r} is no number of threads, and is ignored"
+        yield Finding("threads", WARNING, what, fix)
+    elif threads is not None and threads > machine.cores:
         yield Finding(
             "threads",
             WARNING,
             f"OMP_NUM_THREADS={said}, but there are {machine.cores_reason}: threads wait for each "
             "other",
-            f"export OMP_NUM_THREADS={machine.cores}, or unset it",
+            fix,
         )
-    elif host.cpu_quota is not None and host.cpu_quota < host.affinity and not said:
+    elif host.cpu_quota is not None and host.cpu_quota < host.affinity and threads is None:
         yield Finding(
             "threads",
             WARNING,
@@ -234,9 +240,6 @@ def _stale(host: Host) -> Iterator[tuple[str, str, str]]:
             f"{', '.join(stale)}: left of another launch; plain python would wait for its ranks",
             f"unset {' '.join(stale)}",
         )
-    threads = host.variables.get("OMP_NUM_THREADS")
-    if threads is not None and not threads.split(",")[0].strip().isdecimal():
-        yield WARNING, f"OMP_NUM_THREADS={threads!r} is no number", "unset OMP_NUM_THREADS"
 
 
 def _wrong_interfaces(host: Host) -> Iterator[tuple[str, str, str]]:

@@ -134,16 +134,37 @@ def test_an_old_torch_on_a_mac_without_mps_computes_nothing_wrongly() -> None:
 def test_a_quota_below_the_thread_count_is_found() -> None:
     (threads,) = [one for one in found("container_half_core_2gib") if one.check == "threads"]
     assert "cgroup quota of 0.5 cores, but torch alone starts 32 threads" in threads.what
-    (threads,) = found("laptop_cpu", OMP_NUM_THREADS="64")
-    assert "OMP_NUM_THREADS=64" in threads.what
-    assert "export OMP_NUM_THREADS=8" in threads.fix
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("64", "OMP_NUM_THREADS=64, but there are 8 usable cores"),
+        ("64,2", "OMP_NUM_THREADS=64,2, but there are 8 usable cores"),
+        ("0", "OMP_NUM_THREADS='0' is no number of threads"),
+        ("-1", "OMP_NUM_THREADS='-1' is no number of threads"),
+        ("abc", "OMP_NUM_THREADS='abc' is no number of threads"),
+        ("", "OMP_NUM_THREADS='' is no number of threads"),
+    ],
+)
+def test_a_number_of_threads_that_does_not_fit_the_cores_or_is_none_is_found(
+    value: str, what: str
+) -> None:
+    (finding,) = found("laptop_cpu", OMP_NUM_THREADS=value)
+    assert (finding.status, finding.check) == (WARNING, "threads")
+    assert what in finding.what
+    assert "export OMP_NUM_THREADS=8" in finding.fix
+
+
+@pytest.mark.parametrize("value", ["8", "4,2", " 2 , 64"])
+def test_a_number_of_threads_that_fits_is_left_alone(value: str) -> None:
+    assert found("laptop_cpu", OMP_NUM_THREADS=value) == []
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "status", "what"),
     [
         ("RANK", "0", WARNING, "left of another launch"),
-        ("OMP_NUM_THREADS", "many", WARNING, "is no number"),
         ("CUDA_LAUNCH_BLOCKING", "1", WARNING, "every kernel waits"),
         ("NCCL_P2P_DISABLE", "1", WARNING, "through the CPU's memory"),
         ("NCCL_ASYNC_ERROR_HANDLING", "1", WARNING, "is not read any more"),
