@@ -20,6 +20,7 @@ OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 
 Source: NVIDIA, CUDA Compatibility, table of minor version compatibility."""
 
+_DIGITS = 9  # of an index or a version; int() raises an error for thousands of them
 _END_OF_MASK = ("", "-1")
 """Entries that end CUDA_VISIBLE_DEVICES on purpose; any other that names no GPU is a mistake.
 
@@ -165,7 +166,7 @@ class Machine(NamedTuple):
         return tuple(visible)
 
     def _named(self, token: str) -> Gpu | None:
-        if token.isdecimal():
+        if token.isdecimal() and len(token) <= _DIGITS:
             return self.gpus[int(token)].parts()[0] if int(token) < len(self.gpus) else None
         if not token:
             return None
@@ -308,7 +309,7 @@ def numbers(version: str) -> tuple[int, ...]:
     """Return the numbers that a version begins with: (2, 13, 0) for 2.13.0+cpu."""
     found: list[int] = []
     for part in version.partition("+")[0].split("."):
-        if not part.isdecimal():
+        if not part.isdecimal() or len(part) > _DIGITS:
             break
         found.append(int(part))
     return tuple(found) or (0,)
