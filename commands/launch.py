@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
 from headway.commands.flags import OF_OTHER_TOOLS, Parser, flag_layer, look_at_machine, mentioned
+from headway.commands.tables import escape_unencodable
 from headway.errors import ConfigError, did_you_mean
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import Machine, detect_machine
@@ -79,6 +80,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.dry_run:
         from headway.launcher.describe import describe
 
+        escape_unencodable()
         print(describe(plan))
         return 0
     _announce(plan, is_quiet=parsed.quiet)

@@ -13,6 +13,7 @@ OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 MIN_SHM_BYTES = 2**30  # loader workers pass batches through it; Docker gives 64 MiB
 MIN_OPEN_FILES = 4096  # each worker and each tensor in flight takes some
 MIN_PROCESSES = 1024
+TEMPORARY_FIX = "make /tmp writable, or `export TMPDIR=FOLDER` with one that is"
 CUDA_WHEELS = "https://download.pytorch.org/whl"
 
 SLOWING = {

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +22,7 @@ from headway.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
 from headway.machine import Machine, detect_machine
 from headway.resolve import environment_layer, resolve
 from headway.snapshot import load_machine
-from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, mac
+from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, changed, mac
 from tests.machines.recorded import torch as version_file
 
 
@@ -286,7 +289,7 @@ def test_a_profile_of_another_machine_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_name_that_leads_to_a_dead_address_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     dead = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("203.0.113.9", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: dead)
-    assert "leads to 203.0.113.9, which is not an address of this machine" in live(monkeypatch)
+    assert "leads to 203.0.113.9, where nothing can listen: Cannot assign" in live(monkeypatch)
 
 
 def test_a_name_that_leads_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,6 +331,106 @@ def test_a_full_disk_is_found(free: int, status: str, monkeypatch: pytest.Monkey
     usage = shutil.disk_usage(".")._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     assert f"{status} disk" in live(monkeypatch)
+
+
+def failing(error: OSError) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_working_folder_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Path("gone").absolute()
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    text = live(monkeypatch)
+    assert "skipped torch runs" in text
+    assert "error disk the working folder cannot be had: No such file or directory `cd`" in text
+    assert f"are free in {tempfile.gettempdir()}" in text
+
+
+def test_a_machine_without_a_writable_temporary_folder_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "No usable temporary directory found in ['/tmp']"
+    monkeypatch.setattr(tempfile, "gettempdir", failing(FileNotFoundError(2, reason)))
+    text = live(monkeypatch)
+    assert f"error disk a folder for temporary files cannot be had: {reason} make /tmp" in text
+    assert f"are free in {Path.cwd()}" in text
+    assert main(["test"]) == 3
+    assert "export TMPDIR=FOLDER" in capsys.readouterr().err
+
+
+def test_a_name_that_torch_fails_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
+    assert f"error hostname this machine's name '{'a' * 64}' is too long" in live(monkeypatch)
+
+
+def test_a_first_machine_whose_name_is_too_long_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("NUM_MACHINES", "2"), ("MACHINE_RANK", "1"), ("MAIN_ADDRESS", "a" * 64)):
+        monkeypatch.setenv(f"HEADWAY_{name}", value)
+    assert f"error port machine 0 is not reached at {'a' * 64}:29500: " in live(monkeypatch)
+
+
+def test_too_few_open_files_for_a_check_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "socket", failing(OSError(24, "Too many open files")))
+    text = live(monkeypatch)
+    assert "where nothing can listen: Too many open files" in text
+    assert "port 29500 cannot be had: Too many open files" in text
+
+
+@pytest.mark.parametrize(
+    ("child", "what"),
+    [
+        (None, "no other Python can be started here: No such file or directory"),
+        ("#!/bin/sh\nprintf 'no \\377 torch' >&2\n", "torch cannot be imported: no \ufffd torch"),
+    ],
+)
+def test_a_python_that_does_not_start_or_says_nothing_sensible_is_an_error(
+    child: str | None, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if child is not None:
+        Path("python").write_text(child)
+        Path("python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(Path("python").absolute()))
+    finding = doctor._ask_torch(Machine())
+    assert (finding.status, finding.what) == (ERROR, what)
+    assert finding.fix
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["launch", "--dry-run"]])
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_characters_that_the_terminal_cannot_show_are_escaped(
+    words: list[str], encoding: str
+) -> None:
+    Path("train.py").touch()
+    there = changed("gpu_1", "gpus[0].name", "é \ud800")
+    Path("machine.json").write_text(json.dumps(there))
+    script = ["train.py"] if words[0] == "launch" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "headway", *words, "--machine", "machine.json", *script],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONIOENCODING": encoding,
+        },
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = {"ascii": rb"1 GPU (\xe9 \ud800)", "utf-8": b"1 GPU (\xc3\xa9 \\ud800)"}
+    assert shown[encoding] in done.stdout
+
+
+def test_a_home_that_is_no_place_is_not_looked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "o")
+    main(["doctor", "--machine", str(FOLDER / "laptop_cpu.json")])
+    assert "no NVIDIA driver" in capsys.readouterr().out
 
 
 def test_on_a_terminal_the_table_is_drawn(
