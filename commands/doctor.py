@@ -11,9 +11,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
+from headway.apple import how_to_renew_torch
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.tables import print_table
-from headway.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
+from headway.diagnosis import ERROR, OK, SKIPPED, TEMPORARY_FIX, WARNING, Finding, diagnose
 from headway.errors import HeadwayError
 from headway.host import without_home
 from headway.machine import Machine
@@ -87,16 +88,24 @@ def _look_closer(machine: Machine) -> Iterator[Finding]:
 def _ask_torch(machine: Machine) -> Finding:
     """Ask a Python of its own what only a running torch knows."""
     try:
+        os.getcwd()
+    except OSError:  # the disk's finding says why
+        return Finding(LIVE[0], SKIPPED, "torch cannot be imported without a working folder")
+    try:
         done = subprocess.run(
             [sys.executable, "-c", ASK_TORCH],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=TORCH_TIMEOUT_S,
         )
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         what = f"importing torch takes more than {TORCH_TIMEOUT_S} s"
         return Finding(LIVE[0], ERROR, what, "look for a slow or overloaded disk")
+    except OSError as error:
+        what = f"no other Python can be started here: {error.strerror}"
+        return Finding(LIVE[0], ERROR, what, "`ulimit -n 65536; ulimit -u 65536`")
     except (IndexError, ValueError):
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Finding(LIVE[0], ERROR, f"torch cannot be imported: {said}", "reinstall torch")
@@ -111,9 +120,8 @@ def _ask_torch(machine: Machine) -> Finding:
         return Finding(LIVE[0], ERROR, what, "reinstall the NVIDIA driver, or reboot")
     if machine.mps and not answer["mps"]:
         built = "" if answer["mps_built"] else ": it is built without MPS"
-        return Finding(
-            LIVE[0], ERROR, f"torch cannot use this Mac's GPU{built}", "`pip install -U torch`"
-        )
+        what = f"torch cannot use this Mac's GPU{built}"
+        return Finding(LIVE[0], ERROR, what, how_to_renew_torch(machine.macos))
     return Finding(LIVE[0], OK, f"torch {answer['version']} was imported by {sys.executable}")
 
 
@@ -139,12 +147,15 @@ def _check_hostname() -> Finding:
     except OSError as error:
         what = f"this machine's name {name!r} leads nowhere: {error.strerror}"
         return Finding("hostname", WARNING, what, fix)
-    with socket.socket(address[0], socket.SOCK_STREAM) as probe:
-        try:
+    except UnicodeError:  # DNS allows 63 characters between dots, Linux 64; torch asks for it, too
+        what = f"this machine's name {name!r} is too long: torch cannot start several ranks with it"
+        return Finding("hostname", ERROR, what, "`sudo hostname` with at most 63 characters")
+    try:
+        with socket.socket(address[0], socket.SOCK_STREAM) as probe:
             probe.bind((address[4][0], 0))
-        except OSError:
-            what = f"{name!r} leads to {address[4][0]}, which is not an address of this machine"
-            return Finding("hostname", WARNING, what, fix)
+    except OSError as error:
+        what = f"{name!r} leads to {address[4][0]}, where nothing can listen: {error.strerror}"
+        return Finding("hostname", WARNING, what, fix)
     return Finding("hostname", OK, f"{name} is {address[4][0]}")
 
 
@@ -154,13 +165,13 @@ def _check_port(settings: Settings) -> Finding:
     address = settings.main_address
     if settings.num_machines > 1 and settings.machine_rank > 0 and address is not None:
         return _check_reachable(address, port)
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", port))
-        except OSError as error:
-            what = f"port {port} cannot be had: {error.strerror}"
-            return Finding("port", WARNING, what, "choose another one with --main-port")
+    except OSError as error:
+        what = f"port {port} cannot be had: {error.strerror}"
+        return Finding("port", WARNING, what, "choose another one with --main-port")
     return Finding("port", OK, f"{port} is free for runs on several machines")
 
 
@@ -169,15 +180,25 @@ def _check_reachable(address: str, port: int) -> Finding:
         socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S).close()
     except ConnectionRefusedError:
         pass  # the machine is there; nobody has launched on it yet
-    except OSError as error:
-        what = f"machine 0 is not reached at {address}:{port}: {error.strerror or error}"
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
+        reason = error.strerror if isinstance(error, OSError) else None
+        what = f"machine 0 is not reached at {address}:{port}: {reason or error}"
         return Finding("port", ERROR, what, "check main_address, and the firewalls between them")
     return Finding("port", OK, f"machine 0 is reached at {address}")
 
 
 def _check_disk() -> Iterator[Finding]:
-    for folder in dict.fromkeys((os.getcwd(), tempfile.gettempdir())):
-        free = shutil.disk_usage(folder).free
+    free_in: dict[str, int] = {}
+    for name, find, fix in (
+        ("the working folder", os.getcwd, "`cd` into a folder that is there"),
+        ("a folder for temporary files", tempfile.gettempdir, TEMPORARY_FIX),
+    ):
+        try:
+            folder = find()
+            free_in[folder] = shutil.disk_usage(folder).free
+        except OSError as error:
+            yield Finding("disk", ERROR, f"{name} cannot be had: {error.strerror}", fix)
+    for folder, free in free_in.items():
         what = f"{free / 2**30:.1f} GiB are free in {folder}"
         low = [status for status, least in LEAST_FREE_BYTES.items() if free < least]
         fix = "remove old checkpoints and logs, or write elsewhere" if low else ""

@@ -215,9 +215,10 @@ def look_at_machine(
 
 
 def mentioned(words: Iterable[str], parser: Parser) -> list[str]:
-    """Return those of a script's own arguments that are also flags of `parser`."""
+    """Return those of a script's own arguments that are also flags of a launcher, ours or not."""
     words = takewhile(lambda word: word != "--", words)
     spelled = (
         "--" + word[2:].partition("=")[0].replace("_", "-") for word in words if word[:2] == "--"
     )
-    return [name for name in spelled if name in parser.known and name != "--help"]
+    of_launchers = {*parser.known, *OF_OTHER_TOOLS} - {"--help"}
+    return [name for name in spelled if name in of_launchers]

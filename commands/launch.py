@@ -8,7 +8,8 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
-from headway.commands.flags import Parser, flag_layer, look_at_machine, mentioned
+from headway.commands.flags import OF_OTHER_TOOLS, Parser, flag_layer, look_at_machine, mentioned
+from headway.commands.tables import escape_unencodable
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import Machine, detect_machine
@@ -80,6 +81,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.dry_run:
         from headway.launcher.describe import describe
 
+        escape_unencodable()
         print(describe(plan))
         return 0
     _announce(plan, is_quiet=parsed.quiet)
@@ -245,11 +247,13 @@ def _refuse_misplaced_flags(program: Program, parser: Parser) -> None:
         else:
             is_read = bool(_READS_ARGUMENTS.search(text)) or word in text
         if not is_read:
+            became, fix = OF_OTHER_TOOLS.get(name, ("", f"put {name} before the script"))
             raise ConfigError(
-                f"{name} stands after the script, and {program.name} does not read it",
+                f"{name} stands after the script, and {program.name} does not read it"
+                + (f"; it {became}" if became else ""),
                 where="the command line",
-                fix=f"put {name} before the script; if it is the script's own: "
-                f"headway launch [flags] -- {program.name} ...",
+                fix=f"{fix}; if it is the script's own: headway launch [flags] -- "
+                f"{program.name} ...",
             )
 
 

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from headway._version import __version__
+from headway.commands.tables import escape_unencodable
 from headway.errors import ConfigError, HeadwayError, did_you_mean
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
@@ -111,5 +112,7 @@ def _dispatch(words: list[str]) -> int:
             if not name.endswith(".py")
             else f"`headway launch {name}`",
         )
+    if name != "launch":  # whose script may be given this very stream
+        escape_unencodable()
     exit_code: int = import_module(f"headway.commands.{name}").main(words[1:])
     return exit_code

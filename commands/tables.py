@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red", "skipped": "dim"}
+
+
+def escape_unencodable() -> None:
+    """Let standard output escape the characters that its encoding lacks, as standard error does."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
+from headway.diagnosis import TEMPORARY_FIX
+from headway.errors import MachineError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"{rest[0]!r} is not expected here")
     parsed = parser.parse_args(own)
     words = [word for word in own if word != "--json"]
-    with tempfile.TemporaryDirectory(prefix="headway-test-") as folder:
+    with _temporary_folder() as folder:
         results = os.path.join(folder, "results.json")
         launch = [sys.executable, "-m", "headway", "launch", "--quiet", *words]
         began = time.perf_counter()
@@ -44,6 +46,17 @@ def main(argv: Sequence[str]) -> int:
         ]
         print_table(("", "check", "time", "finding"), rows)
     return code or int(any(one["status"] == "error" for one in checks))
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="headway-test-")
+    except OSError as error:
+        raise MachineError(
+            f"the ranks need a folder for what they save: {error.strerror}",
+            where="environment TMPDIR, /tmp and other usual places",
+            fix=TEMPORARY_FIX,
+        ) from None
 
 
 def make_parser() -> Parser:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from headway.apple import SOUND_SINCE, how_to_renew_torch
 from headway.machine import EXCLUSIVE, OLDEST_DRIVER, PROHIBITED, Gpu, Host, Machine, numbers
+from headway.resolve import threads_given_by
 
 OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 MIN_SHM_BYTES = 2**30  # loader workers pass batches through it; Docker gives 64 MiB
 MIN_OPEN_FILES = 4096  # each worker and each tensor in flight takes some
 MIN_PROCESSES = 1024
+TEMPORARY_FIX = "make /tmp writable, or `export TMPDIR=FOLDER` with one that is"
 CUDA_WHEELS = "https://download.pytorch.org/whl"
 
 SLOWING = {
@@ -51,13 +54,14 @@ def diagnose(machine: Machine) -> list[Finding]:
 def _torch(machine: Machine) -> Iterator[Finding]:
     torch = machine.torch
     if torch is None:
-        yield Finding("torch", ERROR, machine.torch_reason, "pip install torch")
-    elif machine.system == "Darwin" and not torch.is_at_least(1, 13):
+        yield Finding("torch", ERROR, machine.torch_reason, "`pip install torch`")
+    elif machine.mps and not torch.is_at_least(*SOUND_SINCE):  # without MPS, _device has the fix
         yield Finding(
             "torch",
             WARNING,
-            f"torch {torch.version}: MPS computes wrongly in places before 1.13",
-            "pip install -U torch",
+            f"torch {torch.version}: MPS computes wrongly in places before "
+            f"{'.'.join(map(str, SOUND_SINCE))}",
+            how_to_renew_torch(machine.macos),
         )
     else:
         build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else ""
@@ -81,7 +85,8 @@ def _device(machine: Machine) -> Iterator[Finding]:
     elif machine.system == "Darwin" and not machine.mps:
         is_broken = bool(machine.mps_fix) and not machine.mps_reason.startswith("DISABLE_MPS")
         status = ERROR if is_broken else WARNING
-        yield Finding("device", status, f"no MPS: {machine.mps_reason}", machine.mps_fix)
+        fix = machine.mps_fix or "nothing to do: trainings use the CPU here"
+        yield Finding("device", status, f"no MPS: {machine.mps_reason}", fix)
     elif "does not answer" in machine.gpus_reason:
         yield Finding(
             "device",
@@ -160,16 +165,21 @@ def _gpus(machine: Machine) -> Iterator[Finding]:
 
 
 def _cores(machine: Machine, host: Host) -> Iterator[Finding]:
-    said = host.variables.get("OMP_NUM_THREADS", "")
-    if said.isdecimal() and int(said) > machine.cores:
+    said = host.variables.get("OMP_NUM_THREADS")
+    threads = threads_given_by(host.variables)
+    fix = f"`export OMP_NUM_THREADS={machine.cores}`, or unset it"
+    if said is not None and threads is None:
+        what = f"OMP_NUM_THREADS={said!r} is no number of threads, and is ignored"
+        yield Finding("threads", WARNING, what, fix)
+    elif threads is not None and threads > machine.cores:
         yield Finding(
             "threads",
             WARNING,
             f"OMP_NUM_THREADS={said}, but there are {machine.cores_reason}: threads wait for each "
             "other",
-            f"export OMP_NUM_THREADS={machine.cores}, or unset it",
+            fix,
         )
-    elif host.cpu_quota is not None and host.cpu_quota < host.affinity and not said:
+    elif host.cpu_quota is not None and host.cpu_quota < host.affinity and threads is None:
         yield Finding(
             "threads",
             WARNING,
@@ -231,9 +241,6 @@ def _stale(host: Host) -> Iterator[tuple[str, str, str]]:
             f"{', '.join(stale)}: left of another launch; plain python would wait for its ranks",
             f"unset {' '.join(stale)}",
         )
-    threads = host.variables.get("OMP_NUM_THREADS")
-    if threads is not None and not threads.split(",")[0].strip().isdecimal():
-        yield WARNING, f"OMP_NUM_THREADS={threads!r} is no number", "unset OMP_NUM_THREADS"
 
 
 def _wrong_interfaces(host: Host) -> Iterator[tuple[str, str, str]]:

@@ -203,11 +203,12 @@ def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source)
             for bank in source.names_in(f"{KFD}/{node}/mem_banks")
         ]
         sizes = [int(size) for bank in banks for size in re.findall(r"size_in_bytes (\d+)", bank)]
+        unique = int(facts.get("unique_id", "0"))  # 0 on cards that have none
         major, minor, step = version // 10000, version // 100 % 100, version % 100
         gpus.append(
             Gpu(
                 name=f"AMD gfx{major}{minor:x}{step:x}",
-                uuid=f"GPU-{int(facts.get('unique_id', '0')):016x}",
+                uuid=f"GPU-{unique:016x}" if unique else f"GPU-XX-{node}",
                 memory_bytes=sum(sizes),
                 capability=(major, minor),
             )

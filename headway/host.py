@@ -79,7 +79,9 @@ def _names_only(pairs: str) -> str:
 def without_home(text: str, environ: Mapping[str, str]) -> str:
     """Return the text with ~ for the home folder, whose name is a person's."""
     home = environ.get("HOME", "").rstrip("/")
-    return re.sub(re.escape(home) + r"(?![\w.-])", "~", text) if home else text
+    if not os.path.isabs(home):  # "x" would be found everywhere
+        return text
+    return re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
 
 
 def _linux(source: Source) -> dict[str, Fact]:

@@ -20,6 +20,12 @@ OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 
 Source: NVIDIA, CUDA Compatibility, table of minor version compatibility."""
 
+_DIGITS = 9  # of an index or a version; int() raises an error for thousands of them
+_END_OF_MASK = ("", "-1")
+"""Entries that end CUDA_VISIBLE_DEVICES on purpose; any other that names no GPU is a mistake.
+
+Source: NVIDIA, CUDA C++ Programming Guide, environment variables."""
+
 
 class GpuUse(NamedTuple):
     """What a GPU was busy with at the moment of the snapshot."""
@@ -160,7 +166,7 @@ class Machine(NamedTuple):
         return tuple(visible)
 
     def _named(self, token: str) -> Gpu | None:
-        if token.isdecimal():
+        if token.isdecimal() and len(token) <= _DIGITS:
             return self.gpus[int(token)].parts()[0] if int(token) < len(self.gpus) else None
         if not token:
             return None
@@ -204,11 +210,22 @@ class Machine(NamedTuple):
     def mask_fault(self) -> str | None:
         """Why CUDA_VISIBLE_DEVICES shows fewer GPUs than it names, though some; or None."""
         mask = self.cuda_visible_devices or ""
-        if not 0 < len(self.visible_gpus) < len(mask.split(",")):
+        entries = [entry.strip() for entry in mask.split(",")]
+        shown = len(self.visible_gpus)
+        if not 0 < shown < len(entries):
+            return None
+        last = entries[shown]
+        if last not in _END_OF_MASK:
+            return (
+                f"CUDA_VISIBLE_DEVICES={mask} names a GPU that is not there ({last}), and CUDA "
+                "ignores it and all that follow"
+            )
+        ignored = [entry for entry in entries[shown:] if entry not in _END_OF_MASK]
+        if not ignored:
             return None
         return (
-            f"CUDA_VISIBLE_DEVICES={mask} names a GPU that is not there, and CUDA ignores it and "
-            "all that follow"
+            f"CUDA_VISIBLE_DEVICES={mask} ends for CUDA at {last or 'the empty entry'}, and what "
+            f"follows is ignored ({', '.join(ignored)})"
         )
 
     def best_device(self) -> tuple[str, str]:
@@ -292,7 +309,7 @@ def numbers(version: str) -> tuple[int, ...]:
     """Return the numbers that a version begins with: (2, 13, 0) for 2.13.0+cpu."""
     found: list[int] = []
     for part in version.partition("+")[0].split("."):
-        if not part.isdecimal():
+        if not part.isdecimal() or len(part) > _DIGITS:
             break
         found.append(int(part))
     return tuple(found) or (0,)

@@ -247,7 +247,8 @@ def threads_given_by(variables: Mapping[str, str]) -> int | None:
     """Return what OMP_NUM_THREADS says; None without it, or where OpenMP could not obey it."""
     first = variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     # "4,2" is 4 threads, and 2 in a nested region
-    return int(first) if first.isdecimal() and first.isascii() and int(first) > 0 else None
+    is_number = first.isdecimal() and first.isascii() and len(first) <= 9
+    return int(first) if is_number and int(first) > 0 else None
 
 
 def _detect_main_port(settings: Settings, _: Machine, __: Mapping[str, str]) -> tuple[object, str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +22,14 @@ from headway.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
 from headway.machine import Machine, detect_machine
 from headway.resolve import environment_layer, resolve
 from headway.snapshot import load_machine
-from tests.machines.recorded import FOLDER, RECORDINGS, Recorded
+from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, changed, mac
+from tests.machines.recorded import torch as version_file
 
 
-def found(name: str, **variables: str) -> list[Finding]:
+def found(recording: Recording | str, **variables: str) -> list[Finding]:
     """Return what is wrong with a recorded machine, with more variables than it had."""
-    recording = RECORDINGS[name]
+    if isinstance(recording, str):
+        recording = RECORDINGS[recording]
     environ = {**recording.environ, **variables}
     machine = detect_machine(environ, Recorded(recording), full=True)
     return [finding for finding in diagnose(machine) if finding.status != OK]
@@ -36,8 +41,8 @@ WRONG = {
     "mac_rosetta": (ERROR, "device", "Rosetta emulates", "conda"),
     "mac_12_2": (ERROR, "device", "older than 12.3", "update macOS"),
     "mac_torch_without_mps": (ERROR, "device", "built without MPS", "pip install -U torch"),
-    "mac_intel": (WARNING, "device", "Intel CPU", ""),
-    "mac_virtual": (WARNING, "device", "virtual machine", ""),
+    "mac_intel": (WARNING, "device", "Intel CPU", "nothing to do"),
+    "mac_virtual": (WARNING, "device", "virtual machine", "nothing to do"),
     "mac_m2": (WARNING, "limits", "only 256 open files", "ulimit -n"),
     "mask_empty": (WARNING, "device", "CUDA_VISIBLE_DEVICES='' hides", "unset"),
     "gpu_prohibited": (WARNING, "compute mode", "GPU 0", "nvidia-smi -i 0 -c DEFAULT"),
@@ -63,8 +68,23 @@ def test_nothing_is_wrong_with_a_machine_that_is_fine(name: str) -> None:
 
 def test_a_mask_that_names_a_gpu_that_is_not_there_is_found() -> None:
     (finding,) = found("gpu_4", CUDA_VISIBLE_DEVICES="1,9,2")
-    assert "names a GPU that is not there" in finding.what
+    assert "names a GPU that is not there (9)" in finding.what
     assert "1 GPU (NVIDIA A100" in finding.what
+
+
+@pytest.mark.parametrize("mask", ["0,1,", "0,1,-1", "0, -1,", "0,-1,-1", "0,,"])
+def test_a_mask_that_only_says_where_it_ends_is_fine(mask: str) -> None:
+    assert found("gpu_4", CUDA_VISIBLE_DEVICES=mask) == []
+
+
+@pytest.mark.parametrize(
+    ("mask", "end"), [("0,-1,1", "-1"), ("0,,1,", "the empty entry"), ("0,-1,,1", "-1")]
+)
+def test_a_gpu_behind_the_end_of_a_mask_is_said_to_be_hidden(mask: str, end: str) -> None:
+    (finding,) = found("gpu_4", CUDA_VISIBLE_DEVICES=mask)
+    assert f"={mask} ends for CUDA at {end}, and what follows is ignored (1)" in finding.what
+    assert "not there" not in finding.what
+    assert finding.fix
 
 
 def test_a_gpu_to_leave_out_is_named_so_that_a_mask_changes_nothing() -> None:
@@ -81,23 +101,73 @@ def test_a_gpu_that_no_training_sees_is_no_finding(name: str) -> None:
     assert found(name, CUDA_VISIBLE_DEVICES="1") == []
 
 
-def test_torch_before_1_13_on_a_mac_gets_a_warning() -> None:
-    assert any(one.check == "torch" and "before 1.13" in one.what for one in found("mac_12_2"))
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_every_finding_has_a_fix(name: str) -> None:
+    assert all(finding.fix for finding in found(name))
+
+
+@pytest.mark.parametrize(
+    ("macos", "version", "what", "fix"),
+    [
+        ("15.5", "1.12.1", "MPS computes wrongly in places before 1.13", "`pip install -U torch`"),
+        ("13.5", "1.12.1", "MPS computes wrongly", "`pip install -U 'torch<2.9'`"),
+        ("12.6", "1.12.1", "MPS computes wrongly", "`pip install -U 'torch<2.5'`"),
+        ("12.6", "1.11.0", "built without MPS", "`pip install -U 'torch<2.5'`"),
+        (
+            *("12.2", "1.12.1", "macOS 12.2 is older than 12.3"),
+            "update macOS to 14.0 or newer, then `pip install -U torch`",
+        ),
+        ("12.2", "2.4.1", "macOS 12.2 is older than 12.3", "update macOS to 12.3 or newer"),
+    ],
+)
+def test_an_old_torch_and_an_old_macos_get_one_fix_for_both(
+    macos: str, version: str, what: str, fix: str
+) -> None:
+    wrong = found(mac(macos, torch=version_file(version)))
+    (finding,) = [one for one in wrong if one.check in ("torch", "device")]
+    assert what in finding.what
+    assert finding.fix == fix
+
+
+def test_an_old_torch_on_a_mac_without_mps_computes_nothing_wrongly() -> None:
+    old = RECORDINGS["mac_intel"]._replace(torch=version_file("1.12.1"))
+    assert not any(one.check == "torch" for one in found(old))
 
 
 def test_a_quota_below_the_thread_count_is_found() -> None:
     (threads,) = [one for one in found("container_half_core_2gib") if one.check == "threads"]
     assert "cgroup quota of 0.5 cores, but torch alone starts 32 threads" in threads.what
-    (threads,) = found("laptop_cpu", OMP_NUM_THREADS="64")
-    assert "OMP_NUM_THREADS=64" in threads.what
-    assert "export OMP_NUM_THREADS=8" in threads.fix
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("64", "OMP_NUM_THREADS=64, but there are 8 usable cores"),
+        ("64,2", "OMP_NUM_THREADS=64,2, but there are 8 usable cores"),
+        ("0", "OMP_NUM_THREADS='0' is no number of threads"),
+        ("-1", "OMP_NUM_THREADS='-1' is no number of threads"),
+        ("abc", "OMP_NUM_THREADS='abc' is no number of threads"),
+        ("", "OMP_NUM_THREADS='' is no number of threads"),
+    ],
+)
+def test_a_number_of_threads_that_does_not_fit_the_cores_or_is_none_is_found(
+    value: str, what: str
+) -> None:
+    (finding,) = found("laptop_cpu", OMP_NUM_THREADS=value)
+    assert (finding.status, finding.check) == (WARNING, "threads")
+    assert what in finding.what
+    assert "export OMP_NUM_THREADS=8" in finding.fix
+
+
+@pytest.mark.parametrize("value", ["8", "4,2", " 2 , 64"])
+def test_a_number_of_threads_that_fits_is_left_alone(value: str) -> None:
+    assert found("laptop_cpu", OMP_NUM_THREADS=value) == []
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "status", "what"),
     [
         ("RANK", "0", WARNING, "left of another launch"),
-        ("OMP_NUM_THREADS", "many", WARNING, "is no number"),
         ("CUDA_LAUNCH_BLOCKING", "1", WARNING, "every kernel waits"),
         ("NCCL_P2P_DISABLE", "1", WARNING, "through the CPU's memory"),
         ("NCCL_ASYNC_ERROR_HANDLING", "1", WARNING, "is not read any more"),
@@ -219,7 +289,7 @@ def test_a_profile_of_another_machine_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_name_that_leads_to_a_dead_address_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     dead = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("203.0.113.9", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: dead)
-    assert "leads to 203.0.113.9, which is not an address of this machine" in live(monkeypatch)
+    assert "leads to 203.0.113.9, where nothing can listen: Cannot assign" in live(monkeypatch)
 
 
 def test_a_name_that_leads_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +331,106 @@ def test_a_full_disk_is_found(free: int, status: str, monkeypatch: pytest.Monkey
     usage = shutil.disk_usage(".")._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     assert f"{status} disk" in live(monkeypatch)
+
+
+def failing(error: OSError) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_working_folder_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Path("gone").absolute()
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    text = live(monkeypatch)
+    assert "skipped torch runs" in text
+    assert "error disk the working folder cannot be had: No such file or directory `cd`" in text
+    assert f"are free in {tempfile.gettempdir()}" in text
+
+
+def test_a_machine_without_a_writable_temporary_folder_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "No usable temporary directory found in ['/tmp']"
+    monkeypatch.setattr(tempfile, "gettempdir", failing(FileNotFoundError(2, reason)))
+    text = live(monkeypatch)
+    assert f"error disk a folder for temporary files cannot be had: {reason} make /tmp" in text
+    assert f"are free in {Path.cwd()}" in text
+    assert main(["test"]) == 3
+    assert "export TMPDIR=FOLDER" in capsys.readouterr().err
+
+
+def test_a_name_that_torch_fails_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
+    assert f"error hostname this machine's name '{'a' * 64}' is too long" in live(monkeypatch)
+
+
+def test_a_first_machine_whose_name_is_too_long_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("NUM_MACHINES", "2"), ("MACHINE_RANK", "1"), ("MAIN_ADDRESS", "a" * 64)):
+        monkeypatch.setenv(f"HEADWAY_{name}", value)
+    assert f"error port machine 0 is not reached at {'a' * 64}:29500: " in live(monkeypatch)
+
+
+def test_too_few_open_files_for_a_check_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "socket", failing(OSError(24, "Too many open files")))
+    text = live(monkeypatch)
+    assert "where nothing can listen: Too many open files" in text
+    assert "port 29500 cannot be had: Too many open files" in text
+
+
+@pytest.mark.parametrize(
+    ("child", "what"),
+    [
+        (None, "no other Python can be started here: No such file or directory"),
+        ("#!/bin/sh\nprintf 'no \\377 torch' >&2\n", "torch cannot be imported: no \ufffd torch"),
+    ],
+)
+def test_a_python_that_does_not_start_or_says_nothing_sensible_is_an_error(
+    child: str | None, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if child is not None:
+        Path("python").write_text(child)
+        Path("python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(Path("python").absolute()))
+    finding = doctor._ask_torch(Machine())
+    assert (finding.status, finding.what) == (ERROR, what)
+    assert finding.fix
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["launch", "--dry-run"]])
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_characters_that_the_terminal_cannot_show_are_escaped(
+    words: list[str], encoding: str
+) -> None:
+    Path("train.py").touch()
+    there = changed("gpu_1", "gpus[0].name", "é \ud800")
+    Path("machine.json").write_text(json.dumps(there))
+    script = ["train.py"] if words[0] == "launch" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "headway", *words, "--machine", "machine.json", *script],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONIOENCODING": encoding,
+        },
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = {"ascii": rb"1 GPU (\xe9 \ud800)", "utf-8": b"1 GPU (\xc3\xa9 \\ud800)"}
+    assert shown[encoding] in done.stdout
+
+
+def test_a_home_that_is_no_place_is_not_looked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "o")
+    main(["doctor", "--machine", str(FOLDER / "laptop_cpu.json")])
+    assert "no NVIDIA driver" in capsys.readouterr().out
 
 
 def test_on_a_terminal_the_table_is_drawn(

@@ -255,6 +255,26 @@ def test_a_flag_after_a_script_that_reads_arguments_is_the_scripts() -> None:
     assert done.stdout.strip() == str(words)
 
 
+@pytest.mark.parametrize(
+    ("flag", "what", "fix"),
+    [
+        ("--use_mps_device", "it is not needed any more", "leave it out"),
+        ("--nproc_per_node=2", "it is --num-processes here", "pass --num-processes N"),
+    ],
+)
+def test_another_launchers_flag_after_the_script_is_refused_where_ours_would_be(
+    flag: str, what: str, fix: str
+) -> None:
+    plain = script("print('ran')", "plain.py")
+    done = headway("launch", "-q", plain, flag)
+    assert done.returncode == 2
+    assert f"stands after the script, and plain.py does not read it; {what}" in done.stderr
+    assert f"fix:  {fix}" in done.stderr
+    assert headway("launch", "-q", "--", plain, flag).stdout == "ran\n"
+    reads = script("import sys; print(sys.argv[1])", "reads.py")
+    assert headway("launch", "-q", reads, flag).stdout == f"{flag}\n"
+
+
 def test_a_launchers_flag_after_a_script_with_another_parser_is_refused() -> None:
     text = "import argparse; p = argparse.ArgumentParser(); p.add_argument('--lr'); "
     name = script(text + "print(p.parse_args(), 'num_processes')", "parser.py")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.profile import parse_profile
+from tests.commands.running import run
 
 PROFILE = """\
 # yaml-language-server: $schema=schema.json
@@ -60,15 +59,6 @@ def meaning(text: str) -> Any:
     """What any other YAML reader finds, every scalar as the text that stands there."""
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     return yaml.load(text.removeprefix("\ufeff"), Loader=loader)
-
-
-def run(*words: str) -> tuple[int, str]:
-    """Run a command; a traceback would be an exception here."""
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.redirect_stderr(io.StringIO()) as err,
-    ):
-        return main(words), out.getvalue() + err.getvalue()
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

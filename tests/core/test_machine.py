@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +19,11 @@ from headway.machine import (
     GpuUse,
     Machine,
     MigSlice,
+    Torch,
     detect_machine,
     is_on,
 )
-from headway.snapshot import load_machine
+from headway.snapshot import load_machine, to_json
 from headway.source import Source
 from tests.machines.recorded import (
     FOLDER,
@@ -27,6 +31,7 @@ from tests.machines.recorded import (
     Nvml,
     Recorded,
     Recording,
+    changed,
     linux,
     snapshot,
     torch,
@@ -280,7 +285,7 @@ def test_secrets_stay_out_of_a_snapshot() -> None:
         ("[]", "no object"),
         ('{"version": 9}', "version is 9"),
         ('{"version": 1, "coers": 3}', "unknown fields: coers"),
-        ('{"version": 1, "cores": "3"}', "machine.cores is '3', not of type int"),
+        ('{"version": 1, "cores": "3"}', "cores is '3', not of type int"),
         ('{"version": 1, "gpus": [{"name": "x"}]}', "missing fields: capability"),
         ('{"version": 1, "gpus": 3}', "no list"),
         ("[" * 100_000, "no snapshot"),
@@ -293,6 +298,64 @@ def test_a_file_that_is_no_snapshot_is_refused_with_the_place(
     with pytest.raises(ConfigError, match=reason) as caught:
         load_machine(str(tmp_path / "machine.json"))
     assert "headway env --json" in caught.value.problems[0].fix
+
+
+TWIN = load_machine(str(FOLDER / "gpu_4.json")).gpus[0].uuid
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("cores", 0, "is 0, where 1 is the least"),
+        ("cores", -4, "is -4, where 1 is the least"),
+        ("cores", 2**63, "is 9223372036854775808, more than any machine counts"),
+        ("version", True, "is True, and this Headway reads 1"),
+        ("gpus[1].memory_bytes", -1, "is -1, where 0 is the least"),
+        ("gpus[1].capability[0]", -8, "is -8, where 0 is the least"),
+        ("gpus[1].compute_mode", "fast", "is 'fast', not one of default, exclusive-process"),
+        ("gpus[1].uuid", TWIN, f"is '{TWIN}', as that of"),
+        ("host.physical_cores", 0, "is 0, where 1 is the least"),
+        ("host.open_files", -2, "is -2, where -1 is the least"),
+        ("host.memory_bytes", 1.5, "is 1.5, not of type int"),
+        ("host.cpu_quota", 0, "is 0, where 0.001 is the least"),
+        ("host.cpu_quota", float("nan"), "is nan, where 0.001 is the least"),
+    ],
+)
+def test_a_value_that_no_machine_has_is_refused_with_file_and_key(
+    key: str, value: Any, reason: str
+) -> None:
+    data = changed("gpu_4", key, value)
+    for wrapped, at in ((data, key), ({"machine": data, "checks": []}, f"machine.{key}")):
+        Path("machine.json").write_text(json.dumps(wrapped))
+        with pytest.raises(ConfigError) as caught:
+            load_machine("machine.json")
+        (problem,) = caught.value.problems
+        assert f"{at} {reason}" in problem.what
+        assert problem.where == f"flag --machine, machine.json, key {at}"
+
+
+def test_a_key_that_stands_twice_is_refused() -> None:
+    Path("machine.json").write_text('{"version": 1, "cores": 8, "cores": 16}')
+    with pytest.raises(ConfigError, match="has the key 'cores' twice"):
+        load_machine("machine.json")
+
+
+def test_amd_cards_without_an_id_of_their_own_can_be_told_apart() -> None:
+    amd = RECORDINGS["amd_2"]
+    files = {
+        name: re.sub(r"unique_id \d+", "unique_id 0", text) for name, text in amd.files.items()
+    }
+    machine = snapshot(amd._replace(files=files, environ={"CUDA_VISIBLE_DEVICES": "0,1"}))
+    assert [gpu.uuid for gpu in machine.visible_gpus] == ["GPU-XX-1", "GPU-XX-2"]
+    Path("machine.json").write_text(to_json(machine))
+    assert load_machine("machine.json") == machine
+
+
+@pytest.mark.parametrize("digits", [10, 5000])
+def test_a_number_of_thousands_of_digits_is_no_index_and_no_version(digits: int) -> None:
+    machine = Machine(gpus=GPUS, cuda_visible_devices="0," + "9" * digits, driver="9" * digits)
+    assert len(machine.visible_gpus) == 1
+    assert not Torch("9" * digits, cuda="13.0").is_at_least(1)
 
 
 def test_a_missing_snapshot_is_refused() -> None:

@@ -385,7 +385,7 @@ def test_the_fallback_is_set_before_python_starts(tmp_path: Path) -> None:
 
 WHY_NO_MPS = {
     "laptop_cpu": ("not a Mac", "--cpu"),
-    "mac_12_2": ("macOS 12.2 is older than 12.3", "update macOS to 12.3"),
+    "mac_12_2": ("macOS 12.2 is older than 12.3", "update macOS to 14.0 or newer, then"),
     "mac_13_new_torch": ("macOS 13.7.4 is older than 14.0", "update macOS to 14.0"),
     "mac_torch_without_mps": ("torch (1.11.0) is built without MPS", "pip install -U torch"),
     "mac_rosetta": ("an Intel build, which Rosetta emulates", "conda"),

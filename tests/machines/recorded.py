@@ -8,7 +8,9 @@ sysctl and NVML, as no such machine was at hand.
 
 from __future__ import annotations
 
+import json
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -374,6 +376,17 @@ RECORDINGS: dict[str, Recording] = {
 def load(name: str) -> Machine:
     """Return the snapshot of this name, as `--machine` reads it."""
     return load_machine(str(FOLDER / f"{name}.json"))
+
+
+def changed(name: str, key: str, value: Any) -> Any:
+    """Return the JSON object of the snapshot `name` with a value changed: gpus[0].uuid."""
+    data = json.loads((FOLDER / f"{name}.json").read_text())
+    *parents, last = (int(one) if one.isdecimal() else one for one in re.findall(r"\w+", key))
+    whole = data
+    for parent in parents:
+        whole = whole[parent]
+    whole[last] = value
+    return data
 
 
 def main() -> None:
