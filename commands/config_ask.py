@@ -133,9 +133,9 @@ def _paths(profile: str | None) -> dict[str, str]:
     user = choose_profile(profile).path
     if profile is not None:
         return {USER: user}
-    project = find_project_profile()
+    project = find_project_profile(trusted=user)
     if project is not None:
-        return {PROJECT: project, USER: user}
+        return {PROJECT: project, USER: user} if project != user else {USER: user}
     try:
         return {USER: user, PROJECT: os.path.abspath(PROJECT_FILE)}
     except FileNotFoundError:  # the working directory has been removed
@@ -246,7 +246,8 @@ def _summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
     lines = [line for line in ndiff(text.splitlines(), after.splitlines()) if line[0] != "?"]
     lines = [f"\n{facts.paths[place]}", *(f"  {line}".rstrip() for line in lines)]
     try:
-        lines.append(f"A launch: {summary(plan_for([_layer(values)], facts.machine))}\n")
+        plan = plan_for([_layer(values)], facts.machine)
+        lines += [f"A launch: {summary(plan)}", *(f"  note: {note}" for note in plan.notes), ""]
     except HeadwayError as error:
         lines += [f"A launch would be refused: {problem.what}\n" for problem in error.problems]
     return "\n".join(lines)
@@ -259,7 +260,9 @@ def _changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
     text = text or beginning(path)
     now = _flat({key: entry.raw for key, entry in parse_profile(text, path, "profile").items()})
     changed = {k: raw for k, raw in after.items() if raw not in (before.get(k), now.get(k))}
-    text = set_all(text, changed)
+    order = list(TABLE)
+    in_order = sorted(changed, key=lambda key: order.index(key.partition(".")[0]))
+    text = set_all(text, {key: changed[key] for key in in_order})
     for key in before.keys() - after.keys() & now.keys():
         text = unset_value(text, key)
     return text

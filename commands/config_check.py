@@ -43,7 +43,7 @@ def _files_in_use(profile: str | None) -> list[str]:
     chosen = choose_profile(profile)
     if chosen.chosen_by:
         chosen.must_exist()
-    project = find_project_profile()
+    project = find_project_profile(trusted=chosen.path)
     files = [path for path in (chosen.path, project) if path and is_there(path)]
     if not files:
         raise ConfigError(

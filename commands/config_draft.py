@@ -34,21 +34,35 @@ def edit(argv: Sequence[str]) -> int:
             raise ConfigError(
                 "somebody else has changed the profile meanwhile",
                 where=shown(path),
-                fix=f"your draft is kept: {shown(draft)}",
+                fix=f"take over from your draft what is missing: {shown(draft)}",
             )
-        return read_text(draft)
+        if not os.path.lexists(draft):
+            raise ConfigError(
+                "the editor has removed the draft, and the profile is as it was",
+                where=shown(draft),
+                fix="`headway config edit` begins anew",
+            )
+        return read_text(draft, "draft")
 
     is_done = False
     try:
         _open_editor(draft)
-        apply(path, replace, detect_machine())
+        apply(path, replace, detect_machine(), draft)
         is_done = True
     finally:
-        with suppress(OSError, ConfigError):
-            if is_done or read_text(draft) == before:
-                os.unlink(draft)
-                os.unlink(base)
+        _tidy_up(draft, base, before, is_done)
     return 0
+
+
+def _tidy_up(draft: str, base: str, before: str, is_done: bool) -> None:
+    """Remove a draft that is of no use any more; else say that it is kept."""
+    with suppress(OSError, ConfigError):
+        if is_done or text_at(draft) in ("", before):
+            for path in (draft, base):
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+            return
+    print("headway: note: `headway config edit` opens your draft again", file=sys.stderr)
 
 
 def _begin(draft: str, base: str, before: str) -> None:
@@ -94,5 +108,5 @@ def _open_editor(path: str) -> None:
         raise ConfigError(
             f"the editor {editor!r} ended with {exit_code}, and the profile is as it was",
             where=shown(path),
-            fix="`headway config edit` goes on with what you had changed",
+            fix="try again: `headway config edit`; or change single keys: `headway config set`",
         )

@@ -174,31 +174,38 @@ def _without(text: str, keys: Sequence[str]) -> str:
     return text
 
 
-def apply(path: str, change: Callable[[str], str], machine: Machine) -> None:
+def apply(
+    path: str, change: Callable[[str], str], machine: Machine, draft: str | None = None
+) -> None:
     """Change the profile at `path`, and print what became different and what still overrules it.
 
     Args:
         path: the profile; it may be missing.
         change: gets the present text, empty where there is none, and returns the new one.
         machine: this one, which may not be able to do what the profile says.
+        draft: the file that holds the new text already, for messages.
 
     Raises:
         ConfigError: what `change` makes is no sound profile, or cannot be written.
     """
     before: dict[str, Entry] = {}
     stronger = _stronger(path)
+    old = ""
 
     def sound(text: str) -> str:
-        if text:
+        nonlocal old
+        old = text
+        with suppress(ConfigError):  # a broken one may be mended
             before.update(parse_profile(text, path, "profile"))
         edited = change(text)
-        checked(edited, path, machine)
+        checked(edited, draft or path, machine)
         return edited
 
-    after = parse_profile(change_profile(path, sound), path, "profile")
-    if not before:
+    new = change_profile(path, sound)
+    after = parse_profile(new, path, "profile")
+    if not old:
         write_schema()
-    print(f"wrote {shown(path)}")
+    print(f"{'unchanged:' if new == old else 'wrote'} {shown(path)}")
     for line in differences(before, after):
         print(f"  {line}")
     changed = {key: entry for key, entry in after.items() if _raw(before, key) != entry.raw}
@@ -216,7 +223,7 @@ def differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list
         if old != new and key != "version":
             now = "removed" if new is None else written(new)
             lines.append(f"{key}: {now}" + ("" if old is None else f"  (was {written(old)})"))
-    return lines or ["nothing changed"]
+    return lines
 
 
 def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
@@ -229,7 +236,7 @@ def _stronger(path: str) -> list[Layer]:
     Raises:
         ConfigError: one of them is wrong.
     """
-    project = find_project_profile()
+    project = find_project_profile(trusted=path)
     layers = [environment_layer()]
     typed(layers)
     if project is not None and os.path.realpath(project) != os.path.realpath(path):
@@ -250,11 +257,24 @@ def use(argv: Sequence[str]) -> int:
     chosen = choose_profile(words[0])._replace(chosen_by="the command line")
     selection = selection_path()
     if chosen.name == DEFAULT_NAME:
-        with suppress(FileNotFoundError):
-            os.unlink(selection)
+        _forget(selection)
     else:
         chosen.must_exist()
+        read_profile(chosen.path, "user profile")
         name = chosen.path if is_path(chosen.name) else chosen.name
         change_profile(selection, lambda _: f"{name}\n")
     print(f"in use from now on: {shown(chosen.path)}")
     return 0
+
+
+def _forget(selection: str) -> None:
+    try:
+        os.unlink(selection)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise ConfigError(
+            f"the selection cannot be removed: {error.strerror}",
+            where=shown(selection),
+            fix="remove it by hand, or mend the permissions of its folder",
+        ) from None

@@ -73,8 +73,12 @@ def list_profiles(argv: Sequence[str]) -> int:
     rows = [(name, os.path.join(folder, f"{name}.yaml")) for name in profile_names(folder)]
     if chosen.path not in [path for _, path in rows]:
         rows.append((chosen.name, chosen.path))
-    project = find_project_profile()
-    if project is not None:
+    try:
+        project = find_project_profile(trusted=chosen.path)
+    except ConfigError as error:
+        project = None
+        print(f"headway: note: {error.problems[0].what}", file=sys.stderr)
+    if project not in (None, chosen.path):
         rows.append(("(project)", project))
     for name, path in rows:
         star = "*" if path in (chosen.path, project) else " "

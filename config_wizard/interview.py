@@ -149,7 +149,7 @@ def _misread(question: Question, answer: str) -> Problem | None:
 def _chosen(question: Question, reply: str) -> str:
     """Return the choice that `reply` names by value, number, y or n; else `reply` itself."""
     values = [choice.value for choice in question.choices]
-    if reply.isdecimal() and 0 < int(reply) <= len(values):
+    if reply.isdecimal() and len(reply) < 4 and 0 < int(reply) <= len(values):
         return values[int(reply) - 1]
     word = reply.lower()
     return {"y": YES, "n": NO}.get(word, word) if {YES, NO} <= set(values) else word

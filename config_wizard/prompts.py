@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from headway.config_wizard.interview import BACK_KEY, HELP_KEY
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from questionary import Question as Shown
 
 _ANSWERED = "fg:ansicyan"
+_POINTER = " ❯ "
 _ESCAPE_S = 0.05  # how long after Esc an arrow key's other bytes may come
 
 
@@ -31,6 +34,8 @@ class PlainPrompter:
         line = sys.stdin.readline()
         if not line or not sys.stdin.isatty():  # nobody has ended the line on the screen
             print(line.strip())
+        if not line and sys.stdin.isatty():  # Ctrl-D: somebody leaves, as in the menus
+            raise KeyboardInterrupt
         if not line:
             raise EOFError
         return line
@@ -65,7 +70,7 @@ class TerminalPrompter:
         width = max(len(choice.value) for choice in question.choices)
         choices = [
             questionary.Choice(
-                [("bold", f"{choice.value:<{width}}"), ("", f"  {choice.reason}".rstrip())],
+                [("bold", f"{choice.value:<{width}}"), ("", _beside(width, choice.reason))],
                 value=choice.value,
             )
             for choice in question.choices
@@ -76,7 +81,7 @@ class TerminalPrompter:
             default=question.default,
             instruction="(Enter takes it, ? explains, < goes back)",
             qmark="",
-            pointer="❯",
+            pointer=_POINTER.strip(),
             style=questionary.Style([("question", "bold"), ("highlighted", _ANSWERED)]),
             use_jk_keys=False,
             use_emacs_keys=False,
@@ -85,12 +90,15 @@ class TerminalPrompter:
         menu = next(control for control in controls if isinstance(control, InquirerControl))
         keys = _reply_keys()
         keys.add("c-d")(lambda event: event.app.exit(exception=EOFError()))
+        places: dict[str, int] = {}
         for index, choice in enumerate(question.choices):
-            for key in {choice.value[0], str(index + 1)}:
+            places[str(index + 1)] = index
+            places.setdefault(choice.value[0], index)
+        for key, index in places.items():
 
-                @keys.add(key)
-                def point(_: KeyPressEvent, index: int = index) -> None:
-                    menu.pointed_at = index
+            @keys.add(key)
+            def point(_: KeyPressEvent, index: int = index) -> None:
+                menu.pointed_at = index
 
         bindings = shown.application.key_bindings
         shown.application.key_bindings = merge_key_bindings(
@@ -110,6 +118,15 @@ class TerminalPrompter:
             qmark="",
             key_bindings=_reply_keys(is_empty),
         )
+
+
+def _beside(width: int, reason: str) -> str:
+    """Return a reason as it stands beside a value that is `width` wide, wrapped to the screen."""
+    if not reason:
+        return ""
+    margin = " " * (len(_POINTER) + width + 2)
+    columns = max(20, (os.get_terminal_size().columns or 80) - len(margin) - 1)
+    return "  " + f"\n{margin}".join(textwrap.wrap(reason, columns))
 
 
 def _reply_keys(when: Any = True) -> KeyBindings:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from headway.errors import ConfigError
 from headway.profile import VERSION, Mark, parse_profile
-from headway.profile_files import read_text, shown
+from headway.profile_files import MAX_BYTES, read_text, shown
 from headway.settings import Raw, Settings
 
 BLANK = f"version: {VERSION}\n"
@@ -197,6 +198,7 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
             text = change(before)
             if exists and text == before:
                 return text
+            _refuse_to_write(target, text)
             mode = stat.S_IMODE(os.stat(target).st_mode) if exists else 0o666 & ~_umask()
             prefix, suffix = _TEMPORARY
             handle, temporary = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=folder)
@@ -212,12 +214,30 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
         raise ConfigError(
             f"the profile cannot be written: {error.strerror}",
             where=shown(target),
-            fix="make the folder writable, free some space, or set XDG_CONFIG_HOME",
+            fix=f"see that {shown(folder)} is a folder that you may write to, on a disk with "
+            "free space; or set XDG_CONFIG_HOME",
         ) from None
     finally:
         if temporary is not None:
             with suppress(OSError):
                 os.unlink(temporary)
+
+
+def _refuse_to_write(target: str, text: str) -> None:
+    """Refuse what nobody could read again, and to replace what may not be written to."""
+    if len(text.encode()) > MAX_BYTES:
+        raise ConfigError(
+            f"the profile would be larger than {MAX_BYTES // 2**20} MiB, and nobody could read it",
+            where=shown(target),
+            fix="shorten its values",
+        )
+    effective = os.access in os.supports_effective_ids
+    if os.path.exists(target) and not os.access(target, os.W_OK, effective_ids=effective):
+        raise ConfigError(
+            "the profile is read-only",
+            where=shown(target),
+            fix=f"`chmod u+w {shlex.quote(target)}`, if you may change it",
+        )
 
 
 def _umask() -> int:

@@ -133,10 +133,14 @@ def _home() -> str:
     return home
 
 
-def find_project_profile(start: str = ".") -> str | None:
+def find_project_profile(start: str = ".", trusted: str | None = None) -> str | None:
     """Return the nearest `headway.yaml` from `start` upward, or None.
 
     The search ends after the home folder, at the root, and where another file system begins.
+
+    Args:
+        start: the folder to begin in.
+        trusted: a path that this user has named, whoever it belongs to.
 
     Raises:
         ConfigError: the file found belongs neither to this user nor to root; its `env` could make
@@ -151,7 +155,8 @@ def find_project_profile(start: str = ".") -> str | None:
     while True:
         path = os.path.join(folder, PROJECT_FILE)
         if os.path.lexists(path):
-            _check_owner(path)
+            if trusted is None or os.path.realpath(trusted) != os.path.realpath(path):
+                _check_owner(path)
             return path
         parent = os.path.dirname(folder)
         if folder in (home, parent) or os.stat(parent).st_dev != device:
@@ -167,7 +172,8 @@ def _check_owner(path: str) -> None:
             raise ConfigError(
                 f"{path} belongs to user {owner}, neither to you nor to root, and is not obeyed",
                 where=f"project profile {shown(path)}",
-                fix=f"if you trust it, make it yours: `cp` it to your own {PROJECT_FILE}",
+                fix=f"if you trust it, name it: `--profile {shown(path)}`, or "
+                f"`export {VARIABLE}={shown(path)}`",
             )
 
 

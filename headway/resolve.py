@@ -50,7 +50,7 @@ def profile_layers(
     user = choose_profile(profile, environ)
     if user.chosen_by:
         user.must_exist()
-    project = find_project_profile(folder)
+    project = find_project_profile(folder, trusted=user.path)
     is_project = project and os.path.realpath(user.path) == os.path.realpath(project)
     if is_there(user.path) and not is_project:
         layers.append(read_layer(user.path, "user profile"))

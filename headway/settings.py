@@ -197,7 +197,10 @@ def _variables(raw: Raw) -> dict[str, str]:
     else:
         import shlex
 
-        words = shlex.split(raw) if isinstance(raw, str) else raw
+        try:
+            words = shlex.split(raw) if isinstance(raw, str) else raw
+        except ValueError:
+            raise ValueError("in which a quote is not closed") from None
         for word in words:
             if "=" not in word:
                 raise ValueError(f"in which {word!r} is not NAME=VALUE")

@@ -39,7 +39,7 @@ def contradictions(settings: Settings) -> list[Problem]:
     both = device == "cuda" and _said(settings, "devices", "num_processes")
     if both and size not in (None, processes):
         problems += settings.problem(
-            f"devices selects {size} GPUs ({settings.devices.reading()}), "
+            f"devices selects {size} GPU{'s' * (size != 1)} ({settings.devices.reading()}), "
             f"but num_processes is {processes}",
             "leave one of the two out, or make them agree",
             "devices",

@@ -24,13 +24,35 @@ def test_edit_replaces_the_profile_only_by_a_sound_one_and_keeps_the_draft(
 ) -> None:
     editor(monkeypatch, "cpu", "cqu")
     assert main(["config", "edit"]) == 2
-    assert "default.yaml, line 2" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "from: profile ~/.config/headway/.draft-default.yaml, line 2" in err
+    assert "`headway config edit` opens your draft again" in err
     assert profile.read_text() == PROFILE
     editor(monkeypatch, "cqu", "mps")
     assert main(["config", "edit"]) == 0
     assert "your draft of last time" in capsys.readouterr().err
     assert profile.read_text() == PROFILE.replace("cpu", "mps")
     assert os.listdir(profile.parent) == ["default.yaml"]
+
+
+@pytest.mark.parametrize("broken", ["device: [\n", "device: cpu\ndevice: mps\n", "version: 9\n"])
+def test_edit_mends_a_broken_profile(
+    broken: str, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile.write_text(broken)
+    monkeypatch.setenv("VISUAL", "sh -c 'echo device: cpu > \"$1\"' -")
+    assert main(["config", "edit"]) == 0
+    assert profile.read_text() == "device: cpu\n"
+
+
+def test_an_editor_that_removes_the_draft_changes_nothing(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VISUAL", "rm -f")
+    assert main(["config", "edit"]) == 2
+    assert "the editor has removed the draft" in capsys.readouterr().err
+    assert os.listdir(profile.parent) == ["default.yaml"]
+    assert profile.read_text() == PROFILE
 
 
 def test_edit_loses_neither_text_when_somebody_else_writes_meanwhile(

@@ -114,6 +114,41 @@ def test_use_selects_a_profile_until_default_is_used_again(
     assert choose_profile().chosen_by == ""
 
 
+@pytest.mark.parametrize("kind", ["a folder", "a broken profile"])
+def test_use_takes_only_what_a_launch_could_read(
+    kind: str, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("device: [\n")
+    assert main(["config", "use", str(profile if "broken" in kind else profile.parent)]) == 2
+    assert "fix:" in capsys.readouterr().err
+    assert choose_profile().chosen_by == ""
+
+
+def test_a_selection_that_cannot_be_removed_is_no_traceback(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.with_name("selected").mkdir()
+    assert main(["config", "use", "default"]) == 2
+    assert "the selection cannot be removed" in capsys.readouterr().err
+
+
+def test_what_is_set_already_is_not_said_to_be_written(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "num_processes=2"]) == 0
+    assert capsys.readouterr().out == "unchanged: ~/.config/headway/default.yaml\n"
+
+
+def test_a_value_that_is_no_text_is_refused_as_what_it_is(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "env.A=\udcff", "num_processes=abc"]) == 2
+    err = capsys.readouterr().err
+    assert "is not UTF-8" in err
+    assert "fix:  write num_processes=auto" in err
+    assert profile.read_text() == PROFILE
+
+
 def test_a_damaged_selection_is_mended_by_selecting_again(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

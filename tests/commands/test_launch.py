@@ -221,7 +221,7 @@ REFUSALS = {
     ),
     "a contradiction, before any waiting": (
         ["--device=cuda", "--devices=idle:1", "--num-processes=2", "--wait", "script.py"],
-        "devices selects 1 GPUs",
+        "devices selects 1 GPU",
     ),
     "two processes in this one": (
         ["--in-process", "--num-processes", "2", "script.py"],

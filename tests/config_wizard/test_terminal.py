@@ -147,6 +147,33 @@ def test_a_window_of_four_lines_still_shows_where_one_is() -> None:
     assert profile() == CUDA
 
 
+def test_a_reason_longer_than_the_window_is_read_to_its_end() -> None:
+    with Terminal("gpu_8_h100", "config", rows=24, columns=60) as terminal:
+        for question in QUESTIONS[:2]:
+            terminal.wait_for(question)
+            terminal.press("\r")
+        terminal.wait_for("computes in it)")
+        lines = terminal.text.splitlines()
+        first = next(line for line in lines if "❯ bf16" in line)
+        rest = lines[lines.index(first) + 1]
+        assert rest.index(rest.strip()) == first.index("half the memory")
+        terminal.press("ctrl-c")
+        assert terminal.exit_code() == 130
+
+
+def test_w_is_write_and_not_write_and_test() -> None:
+    with Terminal("gpu_8_h100", "config") as terminal:
+        for question in QUESTIONS[:-1]:
+            terminal.wait_for(question)
+            terminal.press("\r")
+        terminal.wait_for("❯ write")
+        terminal.press("down")
+        terminal.wait_for("❯ write and test")
+        terminal.press("w", "\r")
+        assert terminal.exit_code() == 0
+    assert profile() == CUDA
+
+
 def test_a_window_that_is_resized_is_drawn_again() -> None:
     with Terminal("mac_m2", "config", rows=24, columns=80) as terminal:
         terminal.wait_for("❯ mps")

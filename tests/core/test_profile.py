@@ -149,6 +149,22 @@ def test_a_project_profile_of_another_user_is_refused() -> None:
         find_project_profile(os.getcwd())
 
 
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root to chown")
+def test_a_project_profile_of_another_user_is_obeyed_where_it_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("headway.yaml").write_text("max_restarts: 7\n")
+    os.chown("headway.yaml", 12345, 12345)
+    show = ["config", "show"]
+    assert main(show) == 2
+    assert "name it: `--profile ~/work/headway.yaml`" in capsys.readouterr().err
+    assert main(["config", "list"]) == 0
+    assert main([*show, "--profile", "headway.yaml"]) == 0
+    monkeypatch.setenv("HEADWAY_PROFILE", "~/work/headway.yaml")
+    assert main(show) == 0
+    assert capsys.readouterr().out.count("max_restarts                 7") == 2
+
+
 def test_the_flag_beats_the_variable_which_beats_the_selection() -> None:
     folder = Path(user_folder())
     folder.mkdir(parents=True)

@@ -19,6 +19,7 @@ from headway.errors import ConfigError
 from headway.machine import Machine
 from headway.profile import parse_profile, read_profile
 from headway.profile_edit import BLANK, change_profile, set_value, unset_value, write_profile
+from headway.profile_files import MAX_BYTES
 from headway.resolve import resolve
 from headway.settings import Raw
 
@@ -172,6 +173,24 @@ def test_a_folder_that_may_not_be_written_to_is_a_clear_error() -> None:
     Path("locked").mkdir(mode=0o500)
     with pytest.raises(ConfigError, match="cannot be written: Permission denied"):
         write_profile("locked/default.yaml", {"device": "cpu"})
+
+
+@pytest.mark.usefixtures("ordinary_user")
+def test_a_read_only_profile_is_not_replaced() -> None:
+    write_profile("default.yaml", {"device": "cpu"})
+    Path("default.yaml").chmod(0o444)
+    with pytest.raises(ConfigError, match="is read-only") as caught:
+        change_profile("default.yaml", lambda text: set_value(text, "device", "mps"))
+    assert caught.value.problems[0].fix.startswith("`chmod u+w ")
+    assert "device: cpu" in Path("default.yaml").read_text()
+
+
+def test_a_profile_that_could_not_be_read_again_is_not_written() -> None:
+    write_profile("default.yaml", {"device": "cpu"})
+    huge = {"log_dir": "a" * MAX_BYTES}
+    with pytest.raises(ConfigError, match="would be larger than 1 MiB"):
+        write_profile("default.yaml", huge)
+    assert "device: cpu" in Path("default.yaml").read_text()
 
 
 def test_a_file_where_the_folder_should_be_is_a_clear_error() -> None:

@@ -73,7 +73,7 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
         ("max_restarts", "auto", "whole number"),
         ("env", "A", "NAME=VALUE"),
         ("env", "=1", "name of a variable"),
-        ("env", "A='", "No closing quotation"),
+        ("env", "A='", "a quote is not closed"),
         ("devices", "1,1", "twice"),
         ("devices", "1,x", "'x'"),
         ("devices", "9" * 40, "neither a count"),
