@@ -72,7 +72,8 @@ def main() -> None:
 
 def _warm_up() -> None:
     """Import what every training script imports, and keep it out of the collector's way."""
-    import torch.distributed
+    with preloaded.noting_filters():
+        import torch.distributed
 
     assert torch
     gc.collect()

@@ -51,7 +51,7 @@ def stand_by(channel: int, stacks: int) -> None:
     if _C10D in sys.modules:
         answer(sys.modules[_C10D])
     else:
-        sys.meta_path.insert(0, _AfterImport(_C10D, answer))
+        sys.meta_path.insert(0, AfterImport(_C10D, answer))
 
 
 def _high(fd: int) -> int:
@@ -65,7 +65,7 @@ def _high(fd: int) -> int:
     return moved
 
 
-class _AfterImport:
+class AfterImport:
     """Calls a function with one module, once that has been imported; then it is gone."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:

@@ -13,11 +13,14 @@ import threading
 import warnings
 
 before_torch = {
-    "warnings.filters": [(f[0], getattr(f[2], "__name__", "")) for f in warnings.filters],
-    "torch in sys.modules": "torch" in sys.modules,
+    "warnings.filters": list(map(str, warnings.filters)),
+    "torch and numpy": sorted(n for n in sys.modules if n.split(".")[0] in ("torch", "numpy")),
 }
 
 import torch  # noqa: E402
+
+after_torch = {"warnings.filters after torch": list(map(str, warnings.filters))}
+
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 
@@ -85,6 +88,7 @@ def main():
     spec = module.__spec__
     told = {
         **before_torch,
+        **after_torch,
         "sys.argv": sys.argv,
         "sys.path": sys.path,
         "sys.flags": str(sys.flags),

@@ -33,7 +33,6 @@ ALLOWED = {  # what may differ from plain python, and why
         "environ",
         "sys.orig_argv",  # the server's
         "faulthandler",  # on, for the report of a crash
-        "warnings.filters",  # torch's own are set already
         "streams",  # pipes to the launcher, unbuffered; compared by themselves below
     },
     "fresh": {"environ", "sys.orig_argv", "streams", "faulthandler"},
@@ -87,6 +86,33 @@ def test_a_script_sees_the_same_however_it_was_started() -> None:
         for name, stream in told["streams"].items():
             ours = {k: v for k, v in stream.items() if k != "buffer"}
             assert ours == {k: v for k, v in plain["streams"][name].items() if k != "buffer"}, way
+
+
+FILTERS = """
+import sys, warnings
+def show(when):
+    print(when, *warnings.filters, sep="\\n")
+    print(*[name for name in ("torch", "numpy") if name in sys.modules])
+show("at first")
+warnings.filterwarnings("error", "my first")
+import numpy
+show("after numpy")
+warnings.filterwarnings("error", "my second")
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "torch::jit::fuser::cuda")  # torch's, too
+    from torch.nn import Linear
+    show("within")
+show("at the end")
+"""
+
+
+def test_warning_filters_come_with_the_import_of_their_package() -> None:
+    name = script(FILTERS)
+    plain = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=60)
+    for when in ("at first", "after numpy", "within", "at the end"):
+        assert when in plain.stdout
+    done = launch("-q", "--cpu", "--supervise", "--start-method", "fork", name)
+    assert done.stdout == plain.stdout
 
 
 ENDS = {

@@ -292,3 +292,63 @@ def test_eight_launches_at_once_all_succeed() -> None:
     processes = [start("-q", "--cpu", "--num-processes", "2", name) for _ in range(8)]
     errors = [process.communicate(timeout=150)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 8, errors
+
+
+ALONE = """
+import atexit, os, resource, sys, time
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+atexit.register(print, "at exit")
+try:
+    with open("pid", "w") as file: file.write(str(os.getpid()))
+    {end}
+finally:
+    print("finally")
+"""
+ALONE_ENDS = {  # how one process without a launcher ends, python's exit code
+    "SIGINT": ("time.sleep(30)", -signal.SIGINT),
+    "SIGTERM": ("time.sleep(30)", -signal.SIGTERM),
+    "SIGHUP": ("time.sleep(30)", -signal.SIGHUP),
+    "SIGKILL": ("time.sleep(30)", -signal.SIGKILL),
+    "SIGQUIT": ("time.sleep(30)", -signal.SIGQUIT),
+    "exception": ("raise ValueError('boom')", 1),
+    "sys.exit": ("sys.exit(7)", 7),
+    "abort": ("os.abort()", -signal.SIGABRT),
+}
+
+
+@pytest.mark.parametrize("end", ALONE_ENDS)
+def test_one_process_ends_as_plain_python_does_and_leaves_nothing(end: str) -> None:
+    text, code = ALONE_ENDS[end]
+    name = script(ALONE.format(end=text))
+    number = signal.Signals[end] if end in signal.Signals.__members__ else None
+    plain = run_alone([sys.executable, name], number)
+    assert plain[0] == code
+    assert run_alone([*HEADWAY, "--cpu", name], number) == plain
+
+
+def run_alone(command: list[str], number: signal.Signals | None) -> tuple[int, str, list[str]]:
+    """Run the script, send the signal while it sleeps; return its code, stdout and stderr."""
+    pid = Path("pid")
+    pid.unlink(missing_ok=True)
+    process = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    if number is not None:
+        while not (pid.exists() and psutil.Process(process.pid).status() == "sleeping"):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert int(pid.read_text()) == process.pid  # no launcher has stayed
+    home = os.environ["HOME"]  # this test's own, and of all that it started
+    started = [
+        one
+        for one in psutil.process_iter(["environ"])
+        if (one.info["environ"] or {}).get("HOME") == home and one.pid != os.getpid()
+    ]
+    survivors = psutil.wait_procs(started, timeout=0.5)[1]
+    for one in survivors:
+        one.kill()
+    assert not survivors
+    lines = [line for line in errors.splitlines() if not line.startswith("headway: ")]
+    return process.returncode, output, lines
