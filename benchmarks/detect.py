@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 
 CONTENDERS = {
-    "what a launch needs": "from headway.machine import detect_machine; detect_machine()",
-    "the full snapshot": "from headway.machine import detect_machine; detect_machine(full=True)",
+    "what a launch needs": "from headway.detection import detect_machine; detect_machine()",
+    "the full snapshot": "from headway.detection import detect_machine; detect_machine(full=True)",
     "import torch; torch.cuda.is_available()": "import torch; torch.cuda.is_available()",
 }
 TIMED = """\

@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from headway.commands.flags import Parser
+from headway.detection import detect_machine
 from headway.errors import ConfigError, HeadwayError, Problem
 from headway.launcher.checks import contradictions
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.launcher.supervision import contradictions_of_ranks
-from headway.machine import GpuUse, Machine, detect_machine
+from headway.machine import GpuUse, Machine
 from headway.profile import Entry, parse_layer, read_layer
 from headway.profile_files import choose_profile, find_project_profile, is_there, shown
 from headway.resolve import Layer, settle

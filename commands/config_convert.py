@@ -21,9 +21,10 @@ from headway.commands.config_edit import apply, checked_values, layers_of, set_a
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.schema import beginning
 from headway.commands.torchrun_line import from_torchrun, in_torchrun, is_torchrun, to_torchrun
+from headway.detection import detect_machine
 from headway.errors import ConfigError, MachineError
 from headway.launcher.plan import LaunchPlan, Program, build_plan
-from headway.machine import Machine, detect_machine
+from headway.machine import Machine
 from headway.profile import parse_profile
 from headway.profile_files import choose_profile, read_text, shown, text_at
 from headway.resolve import environment_layer, profile_layers, resolve

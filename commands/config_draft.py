@@ -11,8 +11,8 @@ from contextlib import suppress
 from headway.commands.config_edit import apply
 from headway.commands.flags import Parser
 from headway.commands.schema import beginning
+from headway.detection import detect_machine
 from headway.errors import ConfigError
-from headway.machine import detect_machine
 from headway.profile_edit import change_profile
 from headway.profile_files import choose_profile, read_text, shown, text_at
 from headway.settings import TABLE

@@ -11,8 +11,9 @@ from functools import reduce
 from headway.commands.config_check import checked, refusals
 from headway.commands.flags import Parser
 from headway.commands.schema import beginning, write_schema
+from headway.detection import detect_machine
 from headway.errors import ConfigError, Problem, did_you_mean
-from headway.machine import Machine, detect_machine
+from headway.machine import Machine
 from headway.profile import Entry, parse_profile, read_profile
 from headway.profile_edit import change_profile, set_value, unset_value, written
 from headway.profile_files import (

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from headway._version import __version__
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
-from headway.machine import Gpu, Host, Machine, detect_machine
+from headway.detection import detect_machine
+from headway.machine import Gpu, Host, Machine
 from headway.snapshot import to_json
 
 

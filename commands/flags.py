@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
+from headway.detection import detect_machine
 from headway.errors import ConfigError, did_you_mean
-from headway.machine import Machine, detect_machine
+from headway.machine import Machine
 from headway.profile import Entry
 from headway.resolve import Layer
 from headway.settings import TABLE, Origin

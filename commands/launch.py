@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from headway.commands.flags import OF_OTHER_TOOLS, Parser, flag_layer, look_at_machine, mentioned
 from headway.commands.tables import escape_unencodable
+from headway.detection import detect_machine
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.launcher.plan import LaunchPlan, Program, build_plan
-from headway.machine import Machine, detect_machine
+from headway.machine import Machine
 from headway.profile import Entry
 from headway.resolve import Layer, environment_layer, overruled, profile_layers, resolve, settle
 from headway.settings import TABLE, Origin, Settings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.contract import Ranks
+from headway.detection import detect_machine
 from headway.devices import ALL, DeviceSpec, parse_devices
 from headway.errors import MachineError, UsageError
-from headway.machine import detect_machine
 
 Devices = int | str | Sequence[int | str]
 

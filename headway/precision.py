@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from headway.apple import why_no_precision
 from headway.collectives import for_each_tensor
+from headway.detection import detect_machine
 from headway.errors import MachineError, UsageError
-from headway.machine import detect_machine
 
 
 def precision_for(name: str, device: torch.device, *, where: str) -> Precision:

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from headway.contract import Ranks, read_ranks
+from headway.detection import detect_machine
 from headway.errors import LaunchError, MachineError, UsageError
-from headway.machine import detect_machine
 
 
 class DistributedType(str, Enum):

@@ -17,9 +17,10 @@ import pytest
 
 from headway.commands import doctor
 from headway.commands.main import main
+from headway.detection import detect_machine
 from headway.devices import parse_devices
 from headway.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
-from headway.machine import Machine, detect_machine
+from headway.machine import Machine
 from headway.resolve import environment_layer, resolve
 from headway.snapshot import load_machine
 from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, changed, mac

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = {"_version", "errors", "settings", "devices", "resolve", "contract", "status", "machine"}
 CORE |= {"profile", "profile_files", "profile_edit"}
 # how a machine is looked at
-CORE |= {"source", "cgroups", "gpus", "apple", "host", "snapshot", "diagnosis"}
+CORE |= {"detection", "source", "cgroups", "gpus", "apple", "host", "snapshot", "diagnosis"}
 LINKS = ("launcher", "commands", "config_wizard")
 MAY_IMPORT = {
     "core": {"core"},
@@ -29,7 +29,7 @@ IMPORT_TORCH = {
     "launcher/rendezvous.py",
     "launcher/server.py",
 }
-READ_ENVIRON = {"headway/resolve.py", "headway/contract.py", "headway/machine.py"}
+READ_ENVIRON = {"headway/resolve.py", "headway/contract.py", "headway/detection.py"}
 # profiles lie below a folder that a variable names; a subcommand hands the environment on
 READ_ENVIRON |= {"headway/profile_files.py", "commands/launch.py", "commands/config_show.py"}
 READ_ENVIRON |= {"commands/doctor.py", "commands/env.py", "commands/config_convert.py"}

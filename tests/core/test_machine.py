@@ -13,16 +13,9 @@ from typing import Any
 import pytest
 
 from headway.cgroups import count_memory_kills
+from headway.detection import detect_machine
 from headway.errors import ConfigError
-from headway.machine import (
-    Gpu,
-    GpuUse,
-    Machine,
-    MigSlice,
-    Torch,
-    detect_machine,
-    is_on,
-)
+from headway.machine import Gpu, GpuUse, Machine, MigSlice, Torch, is_on
 from headway.snapshot import load_machine, to_json
 from headway.source import Source
 from tests.machines.recorded import (
@@ -226,7 +219,7 @@ EXPECTED = {
 def test_looking_at_this_machine_is_quick_and_imports_no_torch() -> None:
     text = (
         "import sys, time\n"
-        "from headway.machine import detect_machine\n"
+        "from headway.detection import detect_machine\n"
         "began = time.perf_counter()\n"
         "detect_machine(full=True)\n"
         "print(time.perf_counter() - began)\n"

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from headway.detection import detect_machine
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.launcher.describe import describe
 from headway.launcher.failures import RankExit, find_failure
 from headway.launcher.plan import LaunchPlan, Program, build_plan
-from headway.machine import detect_machine, is_on
+from headway.machine import is_on
 from headway.profile import Entry
 from headway.resolve import resolve
 from headway.settings import TABLE, Origin

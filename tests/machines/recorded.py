@@ -16,7 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from headway.machine import Machine, detect_machine
+from headway.detection import detect_machine
+from headway.machine import Machine
 from headway.snapshot import load_machine, to_json
 from headway.source import Source
 

@@ -147,7 +147,7 @@ def test_strict_makes_a_missing_kernel_an_error(tmp_path: Path) -> None:
 @pytest.mark.mps
 @on_a_mac
 def test_what_is_detected_agrees_with_torch() -> None:
-    from headway.machine import detect_machine
+    from headway.detection import detect_machine
 
     machine = detect_machine(full=True)
     assert machine.mps
