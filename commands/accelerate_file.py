@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from headway.commands.imported import Imported
 from headway.errors import ConfigError
 from headway.launcher.plan import LaunchPlan
 from headway.settings import TABLE, Raw
 
 _SAME_KIND = ("NO", "MULTI_CPU", "MULTI_GPU", "MPS")
 _OTHER_KIND = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs too, but no DDP
-
-
-class Imported(NamedTuple):
-    """What another tool's configuration means here."""
-
-    values: dict[str, Raw]
-    left: list[str]  # what has no counterpart here, a line for each
-    launch: tuple[str, ...] = ()  # what follows `headway launch`, where a script is named
 
 
 def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
