@@ -13,7 +13,7 @@ def read_map(text: str, where: str) -> dict[str, Any]:
     """Return the map in a YAML or JSON text; empty where it holds something else.
 
     Raises:
-        ConfigError: it is neither, a key stands twice, or it has a YAML anchor or alias.
+        ConfigError: it is neither, a key stands twice, or it has a YAML anchor, alias or tag.
     """
     import yaml
 
@@ -41,6 +41,8 @@ def _refuse_tricks(event: Any, is_alias: bool) -> None:
     line = event.start_mark.line + 1
     if is_alias or getattr(event, "anchor", None):
         raise ValueError(f"line {line} has a YAML anchor (&) or alias (*)")
+    if getattr(event, "tag", None):
+        raise ValueError(f"line {line} has a YAML tag ({event.tag})")
 
 
 def _texts_at(node: Any) -> Any:
