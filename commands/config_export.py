@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from headway.commands.accelerate_file import IN_ACCELERATE, to_accelerate
 from headway.commands.config_check import SCRIPT
 from headway.commands.flags import Parser, look_at_machine
-from headway.commands.torchrun_export import in_torchrun, to_torchrun
+from headway.commands.torchrun_export import not_in_torchrun, to_torchrun
 from headway.errors import ConfigError, MachineError
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import Machine
@@ -36,7 +36,7 @@ def export(argv: Sequence[str]) -> int:
     if parsed.format == "torchrun":
         plan = _lasting_plan(settings, machine)
         print(to_torchrun(plan, [SCRIPT]))
-        _report_missing(name for name in said if not in_torchrun(plan, name))
+        _report_missing(not_in_torchrun(plan, said))
     elif parsed.format == "accelerate":
         import yaml
 
