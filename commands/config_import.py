@@ -48,7 +48,7 @@ def import_file(argv: Sequence[str]) -> int:
     if not is_torchrun([Word.of(word) for word in words]):  # whose flags are its own
         parsed, words = parser.parse_words(argv)
     machine = detect_machine()
-    found, where = _read(words, machine.cores)
+    found, where = _read(words, machine)
     imported = found[0]
     values = _checked(imported, where)
     path = choose_profile(parsed.profile).path
@@ -81,12 +81,12 @@ def import_file(argv: Sequence[str]) -> int:
     return 0
 
 
-def _read(words: list[str], cores: int) -> tuple[list[Imported], str]:
+def _read(words: list[str], machine: Machine) -> tuple[list[Imported], str]:
     """Return what is to be imported, once for each command that says it, and where it is from."""
     where = "the torchrun command line"
     as_typed = [Word.of(word) for word in words]
     if is_torchrun(as_typed):
-        return [from_torchrun(as_typed, cores, where)], where
+        return [from_torchrun(as_typed, machine, where)], where
     if not words:
         raise ConfigError(
             "a file or a torchrun command line is needed", where="the command line", fix=_FIX
@@ -97,11 +97,11 @@ def _read(words: list[str], cores: int) -> tuple[list[Imported], str]:
             where="the command line",
             fix=_FIX,
         )
-    found = torchruns_in(words[0], cores, where)
+    found = torchruns_in(words[0], machine, where)
     if not found:
         where = shown(words[0])
         text = _text(words[0])
-        found = torchruns_in(text, cores, where)
+        found = torchruns_in(text, machine, where)
         if not found:
             return [from_accelerate(read_map(text, where), where)], where
     if any((one.values, one.defaults) != (found[0].values, found[0].defaults) for one in found):

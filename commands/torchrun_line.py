@@ -10,6 +10,7 @@ from headway.commands.imported import OF_SEVERAL, ON_ONE_MACHINE, Imported
 from headway.commands.shell_lines import Word
 from headway.errors import ConfigError, did_you_mean
 from headway.launcher.variables import RANK_VARIABLES
+from headway.machine import Machine
 from headway.settings import Raw
 
 SAME = {  # flags that are a setting by another name
@@ -86,12 +87,12 @@ def variable(word: Word) -> str:
     return name if equals and NAME.fullmatch(name) else ""
 
 
-def from_torchrun(words: Sequence[Word], cores: int, where: str) -> Imported:
+def from_torchrun(words: Sequence[Word], machine: Machine, where: str) -> Imported:
     """Return what a torchrun command line means here.
 
     Args:
         words: the command line, with the variables that are set before the program.
-        cores: of this machine, for `--nproc-per-node cpu`.
+        machine: this one, for `--nproc-per-node cpu` and `auto`.
         where: it was found, for messages.
 
     Raises:
@@ -114,7 +115,7 @@ def from_torchrun(words: Sequence[Word], cores: int, where: str) -> Imported:
             if variable(word)
         ),
         *(
-            (f"{flag} {text}".rstrip(), flag, _of_flag(flag, said, cores))
+            (f"{flag} {text}".rstrip(), flag, _of_flag(flag, said, machine))
             for flag, text in said.items()
         ),
     ]
@@ -170,7 +171,7 @@ def _of_variable(name: str, text: str) -> dict[str, Raw] | str:
     return {f"env.{name}": text}
 
 
-def _of_flag(flag: str, said: Mapping[str, str], cores: int) -> dict[str, Raw] | str:
+def _of_flag(flag: str, said: Mapping[str, str], machine: Machine) -> dict[str, Raw] | str:
     """Return what a flag sets here, or why it has no counterpart."""
     text, is_several = said[flag], _is_several(said)
     if flag in _SAID_OTHERWISE or (flag == "--node-rank" and text == "0" and not is_several):
@@ -187,7 +188,7 @@ def _of_flag(flag: str, said: Mapping[str, str], cores: int) -> dict[str, Raw] |
     if flag == "--rdzv-backend" and _numbers_machines(said):
         return "which numbers the machines; here set machine_rank on each, or pass --machine-rank"
     if flag == "--nproc-per-node" and text != "xpu":
-        return _processes(text, cores)
+        return _processes(text, machine)
     if flag == "--local-ranks-filter" and not is_several:
         return {"ranks": text}
     if flag == "--nnodes" and _is_fixed(said):
@@ -199,9 +200,11 @@ def _of_flag(flag: str, said: Mapping[str, str], cores: int) -> dict[str, Raw] |
     return ""
 
 
-def _processes(text: str, cores: int) -> dict[str, Raw]:
+def _processes(text: str, machine: Machine) -> dict[str, Raw]:
+    if text == "auto" and machine.best_device()[0] == "cpu":  # ours would be one process
+        text = "cpu"
     if text == "cpu":
-        return {"device": "cpu", "num_processes": str(cores)}
+        return {"device": "cpu", "num_processes": str(machine.cores)}
     return {"device": "cuda", "num_processes": "auto"} if text == "gpu" else {"num_processes": text}
 
 

@@ -10,6 +10,7 @@ from headway.commands.imported import Imported
 from headway.commands.shell_lines import Word, commands_in
 from headway.commands.torchrun_line import from_torchrun, is_torchrun, variable
 from headway.errors import ConfigError
+from headway.machine import Machine
 
 _REFERENCE = re.compile(r"'[^']*'|\\.|\$(?:(\w+)|\{(\w+)\})", re.DOTALL)
 _OPENING = ("if", "for", "while", "until", "case")
@@ -18,12 +19,12 @@ _KEYWORDS = ("then", "else", "do", "{")
 _SIMPLE = re.compile(r"[\w./:,=@%+-]+")  # a value that is one word in every place
 
 
-def torchruns_in(text: str, cores: int, where: str) -> list[Imported]:
+def torchruns_in(text: str, machine: Machine, where: str) -> list[Imported]:
     """Return what each torchrun command in a shell's text means here.
 
     Args:
         text: a script, or one line.
-        cores: of this machine.
+        machine: this one.
         where: the text was found, for messages.
 
     Raises:
@@ -50,7 +51,7 @@ def torchruns_in(text: str, cores: int, where: str) -> list[Imported]:
                 fix="close the quote, or give the words without quotes around them all",
             )
         words = [variables.filled_in(word) for word in command.words]
-        one = from_torchrun([*variables.exported(), *words], cores, where)
+        one = from_torchrun([*variables.exported(), *words], machine, where)
         found.append(one._replace(left=[*variables.left(), *one.left], before=folders))
     return found
 

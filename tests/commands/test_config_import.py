@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
+from headway.commands.shell_lines import Word
+from headway.commands.torchrun_line import from_torchrun
 from headway.profile_files import choose_profile
 from headway.settings import Raw
 from tests.commands.test_config_convert import Capture, profile
+from tests.machines.recorded import load
 
 NO_COUNTERPART = "no counterpart here: "
 
@@ -182,6 +185,20 @@ def test_common_ways_to_run_torchrun_are_recognised(
         True for _ in left
     ]
     assert following.endswith("headway launch t.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("laptop_cpu", {"device": "cpu", "num_processes": str(load("laptop_cpu").cores)}),
+        ("gpu_8_h100", {"num_processes": "auto"}),
+    ],
+)
+def test_torchruns_auto_is_one_process_for_each_core_where_there_is_no_gpu(
+    name: str, values: dict[str, Raw]
+) -> None:
+    words = [Word.of(word) for word in ("torchrun", "--nproc-per-node=auto", "t.py")]
+    assert from_torchrun(words, load(name), "").values == values
 
 
 @pytest.mark.parametrize("line", ["echo torchrun t.py", "sudo echo torchrun t.py"])
