@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headway.commands.imported import OF_SEVERAL, ON_ONE_MACHINE, Imported
+from headway.devices import ALL
 from headway.errors import ConfigError, Problem
 from headway.launcher.plan import LaunchPlan
 from headway.settings import TABLE, Raw
@@ -233,8 +234,15 @@ def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
     return config
 
 
-IN_ACCELERATE = (
-    *("device", "devices", "num_processes", "mixed_precision"),
-    *("num_machines", "machine_rank", "main_address", "main_port"),
-)
-"""The settings that an Accelerate configuration can hold."""
+def not_in_accelerate(plan: LaunchPlan, said: Sequence[str]) -> Iterator[str]:
+    """Yield those of the settings `said` that an Accelerate configuration cannot hold."""
+    config = to_accelerate(plan)
+    has_gpus = config.get("gpu_ids", "all") != "all"
+    held = {
+        "device": config["use_cpu"] or config["distributed_type"] == "MULTI_GPU" or has_gpus,
+        "devices": plan.settings.devices == ALL or has_gpus,
+        "main_address": "main_process_ip" in config,
+        "main_port": "main_process_port" in config,
+        **dict.fromkeys(("num_processes", "mixed_precision", "num_machines", "machine_rank"), True),
+    }
+    yield from (name for name in said if not held.get(name))

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 
-from headway.commands.accelerate_file import IN_ACCELERATE, to_accelerate
+from headway.commands.accelerate_file import not_in_accelerate, to_accelerate
 from headway.commands.config_check import SCRIPT
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.torchrun_export import not_in_torchrun, to_torchrun
@@ -40,9 +40,9 @@ def export(argv: Sequence[str]) -> int:
     elif parsed.format == "accelerate":
         import yaml
 
-        config = to_accelerate(_lasting_plan(settings, machine))
-        print(yaml.safe_dump(config, sort_keys=False), end="")
-        _report_missing(name for name in said if name not in IN_ACCELERATE)
+        plan = _lasting_plan(settings, machine)
+        print(yaml.safe_dump(to_accelerate(plan), sort_keys=False), end="")
+        _report_missing(not_in_accelerate(plan, said))
     else:
         for name in said:
             if settings.values[name].value is not None:  # such as the port on one machine

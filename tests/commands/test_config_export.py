@@ -63,6 +63,33 @@ def test_a_variable_that_no_shell_can_set_is_named_for_torchrun_and_kept_for_hea
 @pytest.mark.parametrize(
     ("machine", "settings", "gone"),
     [
+        ("gpu_8_h100", {"device": "cuda", "num_processes": "8"}, set()),
+        ("gpu_8_h100", {"device": "cuda", "devices": "8"}, {"devices"}),
+        ("gpu_8_h100", {"device": "cuda", "devices": "3,"}, set()),
+        ("gpu_8_h100", {"device": "cpu", "num_processes": "2"}, set()),
+        ("mac_m2", {"device": "mps"}, {"device"}),
+        ("laptop_cpu", {"main_address": "a", "main_port": "3"}, {"main_address", "main_port"}),
+        ("laptop_cpu", {"log_dir": "logs", "env.A": "1"}, {"log_dir", "env"}),
+    ],
+)
+def test_what_an_accelerate_file_loses_is_said_and_all_else_comes_back(
+    machine: str, settings: dict[str, str], gone: set[str], capsys: Capture
+) -> None:
+    in_profile(**settings)
+    before = profile()
+    capsys.readouterr()
+    assert export("accelerate", machine) == 0
+    streams = capsys.readouterr()
+    assert set(missing(streams.err)) == gone
+    Path("its.yaml").write_text(streams.out)
+    Path(choose_profile().path).unlink()
+    assert main(["config", "import", "its.yaml"]) == 0
+    assert before.keys() - profile().keys() == gone
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "gone"),
+    [
         ("gpu_8_h100", {"device": "cuda", "num_processes": "8"}, {"device"}),
         ("gpu_8_h100", {"device": "cuda", "devices": "8"}, {"device", "devices"}),
         ("gpu_8_h100", {"device": "cuda", "devices": "0,1"}, set()),
