@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from headway.errors import ConfigError
+from headway.commands.imported import OF_SEVERAL, ON_ONE_MACHINE, Imported
+from headway.devices import ALL
+from headway.errors import ConfigError, Problem
 from headway.launcher.plan import LaunchPlan
 from headway.settings import TABLE, Raw
 
@@ -13,12 +15,16 @@ _SAME_KIND = ("NO", "MULTI_CPU", "MULTI_GPU", "MPS")
 _OTHER_KIND = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs too, but no DDP
 
 
-class Imported(NamedTuple):
-    """What another tool's configuration means here."""
-
-    values: dict[str, Raw]
-    left: list[str]  # what has no counterpart here, a line for each
-    launch: tuple[str, ...] = ()  # what follows `headway launch`, where a script is named
+_NAMES = {  # keys that hold one value each, and the setting that it becomes
+    "num_processes": "num_processes",
+    "num_machines": "num_machines",
+    "machine_rank": "machine_rank",
+    "main_process_ip": "main_address",
+    "main_process_port": "main_port",
+    "gpu_ids": "devices",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+}
+_ONE_VALUE = ("compute_environment", "distributed_type", "use_cpu", "mixed_precision", "fp16")
 
 
 def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
@@ -38,6 +44,7 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
             where=where,
             fix="name a file that `accelerate config` wrote, or a `torchrun ...` command line",
         )
+    _refuse_wrong_kinds(config, where)
     config = _without_nulls(config)
     rest = {key: text for key, text in config.items() if isinstance(text, str)}
     nested = {key: value for key, value in config.items() if not isinstance(value, str)}
@@ -49,16 +56,15 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
             fix="import a file with `compute_environment: LOCAL_MACHINE`",
         )
     values: dict[str, Raw] = {}
-    left = []
+    left: list[str] = []
+    defaults: tuple[str, ...] = ()
     if rest.get("distributed_type", "NO") in (*_SAME_KIND, *_OTHER_KIND):
-        left = _take_device(rest, values, where)
-        _take_processes(rest, values, where)
-    precision = rest.get("mixed_precision", "").lower()
-    if precision in TABLE["mixed_precision"].choices:
-        values["mixed_precision"] = precision
-        del rest["mixed_precision"]
-    elif precision not in ("", "fp8"):
-        raise _wrong("mixed_precision", precision, "no, fp16, bf16 or fp8", where)
+        if isinstance(nested.get("gpu_ids"), list):
+            rest["gpu_ids"] = ",".join(nested.pop("gpu_ids"))
+        left = [*_take_device(rest, values, where), *_take_processes(rest, values, where)]
+        # without gpu_ids it means all GPUs, and so on
+        defaults = ("device", "devices", "num_processes", *OF_SEVERAL)
+    _take_precision(rest, values, where)
     if "gradient_accumulation_steps" in rest:
         values["gradient_accumulation_steps"] = rest.pop("gradient_accumulation_steps")
     deepspeed = nested.get("deepspeed_config")
@@ -66,7 +72,46 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
         deepspeed = dict(deepspeed)
         values["gradient_accumulation_steps"] = deepspeed.pop("gradient_accumulation_steps")
         nested["deepspeed_config"] = deepspeed
-    return Imported(values, [*left, *_lines({**rest, **nested})])
+    names = {ours: theirs for theirs, ours in _NAMES.items() if ours in values}
+    return Imported(values, [*left, *_lines({**rest, **nested})], defaults, names)
+
+
+def _refuse_wrong_kinds(config: Mapping[str, Any], where: str) -> None:
+    """Refuse a list or a map where Accelerate has one value, and one value where it has a map."""
+    problems = []
+    for key, value in config.items():
+        kind = (
+            "a list"
+            if isinstance(value, list)
+            else "a map"
+            if isinstance(value, dict)
+            else "one value"
+        )
+        is_gpus = key == "gpu_ids" and kind == "a list" and all(isinstance(v, str) for v in value)
+        if key in (*_ONE_VALUE, *_NAMES) and kind != "one value" and not is_gpus:
+            problems.append(
+                Problem(f"{key} is {kind}, but it must be one value", where, _mend(key))
+            )
+        if key == "deepspeed_config" and kind != "a map" and not _is_null(value):
+            problems.append(Problem(f"{key} is {kind}, but it must be a map", where, _mend(key)))
+    if problems:
+        raise ConfigError.of(problems)
+
+
+def _mend(key: str) -> str:
+    return f"mend {key} in that file"
+
+
+def _take_precision(rest: dict[str, str], values: dict[str, Raw], where: str) -> None:
+    """Move the precision from `rest` to `values`; old files have `fp16: true` for it."""
+    if "fp16" in rest and "mixed_precision" not in rest:
+        rest["mixed_precision"] = "fp16" if _is_true("fp16", rest.pop("fp16"), where) else "no"
+    precision = rest.get("mixed_precision", "").lower()
+    if precision in TABLE["mixed_precision"].choices:
+        values["mixed_precision"] = precision
+        del rest["mixed_precision"]
+    elif precision not in ("", "fp8"):
+        raise _wrong("mixed_precision", precision, "no, fp16, bf16 or fp8", where)
 
 
 _NULLS = ("", "~", "null")
@@ -76,17 +121,15 @@ _TRUE, _FALSE = ("true", "yes", "on", "y"), ("false", "no", "off", "n")
 def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the map without the keys that have no value."""
     found = {k: _without_nulls(v) if isinstance(v, dict) else v for k, v in config.items()}
-    return {
-        key: value
-        for key, value in found.items()
-        if value and not (isinstance(value, str) and value.strip().lower() in _NULLS)
-    }
+    return {key: value for key, value in found.items() if value and not _is_null(value)}
+
+
+def _is_null(value: object) -> bool:
+    return isinstance(value, str) and value.strip().lower() in _NULLS
 
 
 def _wrong(key: str, text: str, right: str, where: str) -> ConfigError:
-    return ConfigError(
-        f"{key} is {text!r}, but it must be {right}", where=where, fix=f"mend {key} in that file"
-    )
+    return ConfigError(f"{key} is {text!r}, but it must be {right}", where=where, fix=_mend(key))
 
 
 def _is_number(text: object) -> bool:
@@ -96,10 +139,7 @@ def _is_number(text: object) -> bool:
 def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> list[str]:
     """Move what says where to compute from `rest` to `values`; return what of it has no place."""
     kind = rest.pop("distributed_type", "NO")
-    use_cpu = rest.pop("use_cpu", "false")
-    if use_cpu.lower() not in (*_TRUE, *_FALSE):
-        raise _wrong("use_cpu", use_cpu, "true or false", where)
-    on_cpu = use_cpu.lower() in _TRUE or kind == "MULTI_CPU"
+    on_cpu = _is_true("use_cpu", rest.pop("use_cpu", "false"), where) or kind == "MULTI_CPU"
     gpus = rest.get("gpu_ids", "all")
     if on_cpu:
         values["device"] = "cpu"
@@ -107,6 +147,8 @@ def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> li
         values["device"] = "mps"
     elif kind == "MULTI_GPU" or kind in _OTHER_KIND or gpus != "all":
         values["device"] = "cuda"
+    if kind == "NO" and not on_cpu and rest.get("num_machines", "1") == "1":
+        rest.setdefault("num_processes", "1")
     if gpus == "all":
         rest.pop("gpu_ids", None)
     elif not on_cpu:
@@ -116,8 +158,17 @@ def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> li
     return [in_words] if kind in _OTHER_KIND else []
 
 
-def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) -> None:
-    """Divide Accelerate's total of processes by the machines, and take over where they meet."""
+def _is_true(key: str, text: str, where: str) -> bool:
+    if text.lower() not in (*_TRUE, *_FALSE):
+        raise _wrong(key, text, "true or false", where)
+    return text.lower() in _TRUE
+
+
+def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) -> list[str]:
+    """Divide Accelerate's total of processes by the machines, and take over where they meet.
+
+    Returns what of it has no place on one machine.
+    """
     machines = rest.pop("num_machines", "1")
     total = rest.pop("num_processes", None)
     for key, text in (("num_machines", machines), ("num_processes", total)):
@@ -132,13 +183,19 @@ def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) ->
                 fix="import a file for one machine, and set num_processes on each machine",
             )
         values["num_processes"] = str(each)
-    if machines != "1":
+    if int(machines) > 1:
         values["num_machines"] = machines
-        names = {"machine_rank": "machine_rank", "main_process_ip": "main_address"}
-        names["main_process_port"] = "main_port"
-        values |= {ours: rest.pop(theirs) for theirs, ours in names.items() if theirs in rest}
-    elif rest.get("machine_rank") == "0":
+        for key in ("machine_rank", "main_process_ip", "main_process_port"):
+            if key in rest:
+                values[_NAMES[key]] = rest.pop(key)
+        return []
+    if rest.get("machine_rank") == "0":
         rest.pop("machine_rank")
+    return [
+        f"{key}: {rest.pop(key)} ({ON_ONE_MACHINE[_NAMES[key]]})"
+        for key in ("main_process_ip", "main_process_port")
+        if key in rest
+    ]
 
 
 def _lines(rest: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -177,8 +234,15 @@ def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
     return config
 
 
-IN_ACCELERATE = (
-    *("device", "devices", "num_processes", "mixed_precision"),
-    *("num_machines", "machine_rank", "main_address", "main_port"),
-)
-"""The settings that an Accelerate configuration can hold."""
+def not_in_accelerate(plan: LaunchPlan, said: Sequence[str]) -> Iterator[str]:
+    """Yield those of the settings `said` that an Accelerate configuration cannot hold."""
+    config = to_accelerate(plan)
+    has_gpus = config.get("gpu_ids", "all") != "all"
+    held = {
+        "device": config["use_cpu"] or config["distributed_type"] == "MULTI_GPU" or has_gpus,
+        "devices": plan.settings.devices == ALL or has_gpus,
+        "main_address": "main_process_ip" in config,
+        "main_port": "main_process_port" in config,
+        **dict.fromkeys(("num_processes", "mixed_precision", "num_machines", "machine_rank"), True),
+    }
+    yield from (name for name in said if not held.get(name))

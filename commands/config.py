@@ -18,8 +18,8 @@ SUBCOMMANDS = {  # name: the function that runs it, what it does
     "set": ("config_edit.set_keys", "KEY=VALUE ...: change these and nothing else"),
     "unset": ("config_edit.unset_keys", "KEY ...: back to what is detected"),
     "edit": ("config_draft.edit", "open the profile in $EDITOR; checked before it replaces"),
-    "export": ("config_convert.export", "--format torchrun|env|sh|accelerate: in other words"),
-    "import": ("config_convert.import_file", "FILE or torchrun ...: take over another's settings"),
+    "export": ("config_export.export", "--format torchrun|env|sh|accelerate: in other words"),
+    "import": ("config_import.import_file", "FILE or torchrun ...: take over another's settings"),
     "use": ("config_edit.use", "NAME: the profile that is used from now on"),
 }
 

@@ -1,13 +1,16 @@
-"""torchrun's command line: what it says in our settings, and ours in its flags. Pure."""
+"""torchrun's command line: what it says in our settings. Pure."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from headway.commands.accelerate_file import Imported
+from headway.commands.imported import OF_SEVERAL, ON_ONE_MACHINE, Imported
+from headway.commands.shell_lines import Word
 from headway.errors import ConfigError, did_you_mean
-from headway.launcher.plan import LaunchPlan
+from headway.launcher.variables import RANK_VARIABLES
+from headway.machine import Machine
 from headway.settings import Raw
 
 SAME = {  # flags that are a setting by another name
@@ -26,78 +29,136 @@ VALUED = (
     "--signals-to-handle",
 )
 LONE = ("--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank")
+_LONE_IN_OLD = ("--use-env",)  # torch.distributed.launch has it too
+_SAID_OTHERWISE = ("--standalone", "--module", "--no-python", "--use-env")
 _SHORT = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
+_OLD = "torch.distributed.launch"
+_MODULES = ("torch.distributed.run", _OLD)
+_IN_FRONT = ("nohup", "srun", "sudo", "nice", "numactl", "setsid", "stdbuf")
+_WITHOUT_MEANING = ("exec", "env", "time", "if", "then", "else", "do", "{", "!")  # in front, too
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SEVERAL_WORDS = re.compile(r"""\$(\w+|\{.*\}|\(.*\)|@)|`.*`|"\$(@|\{\w+\[@\]\})\"""", re.DOTALL)
+"""A word that a shell may replace by several."""
 
 
-def is_torchrun(words: Sequence[str]) -> bool:
+def is_torchrun(words: Sequence[Word]) -> bool:
     """True for the words of a command line that runs torchrun."""
-    return _program_end(words) > 0
+    return _start(words) is not None
 
 
-def _program_end(words: Sequence[str]) -> int:
-    """Return how many words stand before torchrun's own, variables included; 0 if it is not run."""
-    start = next((i for i, word in enumerate(words) if "=" not in word and word != "env"), 0)
-    program = [word.rpartition("/")[2] for word in words[start : start + 3]]
-    if program[:1] == ["torchrun"]:
-        return start + 1
-    is_module = program[1:] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"])
-    return start + 3 if is_module and program[0].startswith("python") else 0
+class _Start(NamedTuple):
+    """Where torchrun stands in a command line."""
+
+    program: int
+    own: int  # the first word behind its name
 
 
-def from_torchrun(words: Sequence[str], cores: int, where: str) -> Imported:
+def _start(words: Sequence[Word]) -> _Start | None:
+    has_front = may_be_value = False
+    for index, word in enumerate(words):
+        own = _behind_name(words, index)
+        if own:
+            return _Start(index, own)
+        is_flag = word.text.startswith("-")
+        if word.text in (*_IN_FRONT, *_WITHOUT_MEANING):
+            has_front = True
+        elif not variable(word) and not (has_front and (is_flag or may_be_value)):
+            return None
+        may_be_value = is_flag and "=" not in word.text
+    return None
+
+
+def _behind_name(words: Sequence[Word], index: int) -> int:
+    """Return the index behind torchrun's name if it stands at `index`; else 0."""
+    name = words[index].text.rpartition("/")[2]
+    if name == "torchrun":
+        return index + 1
+    end = index + 1
+    while end < len(words) and words[end].text.startswith("-") and words[end].text != "-m":
+        end += 2 if words[end].text in ("-X", "-W") else 1
+    is_python = name.startswith("python") or not words[index].is_plain
+    module = [word.text for word in words[end : end + 2]]
+    return end + 2 if is_python and module in [["-m", name] for name in _MODULES] else 0
+
+
+def variable(word: Word) -> str:
+    """Return the name of the variable that a word sets; empty for other words."""
+    name, equals, _ = word.text.partition("=")
+    return name if equals and NAME.fullmatch(name) else ""
+
+
+def from_torchrun(words: Sequence[Word], machine: Machine, where: str) -> Imported:
     """Return what a torchrun command line means here.
 
     Args:
         words: the command line, with the variables that are set before the program.
-        cores: of this machine, for `--nproc-per-node cpu`.
+        machine: this one, for `--nproc-per-node cpu` and `auto`.
         where: it was found, for messages.
 
     Raises:
         ConfigError: a flag is none of torchrun's, lacks its value, or has a shell's variable in it.
     """
-    end = _program_end(words)
-    flags, program = _split(words[end:], where)
-    for word in (*words[: end - 1], *(f"{flag}={text}" for flag, text in flags)):
-        if "$" in word or "`" in word:
-            raise ConfigError(
-                f"{word} is what a shell would replace, and its value is not known here",
-                where=where,
-                fix="write the value out, or give the command line without quotes around it all",
-            )
+    start = _start(words)
+    assert start is not None
+    front = words[: start.program]
+    is_old = words[start.own - 1].text == _OLD
+    flags, program = _split(words[start.own :], is_old, where)
+    _refuse_replaced(filter(variable, front), flags, program, where)
+    said = {flag: word.text for flag, word in flags}
     values: dict[str, Raw] = {"num_processes": "1"}
-    left = []
-    for word in words[: end - 1]:
-        name, equals, text = word.partition("=")
-        if equals:
-            values |= _variable(name, text)
-    for flag, text in flags:
-        if flag in SAME:
-            values[SAME[flag]] = text
-        elif flag == "--nproc-per-node" and text != "xpu":
-            values |= _processes(text, cores)
-        elif flag == "--local-ranks-filter" and not _is_several(flags):
-            values["ranks"] = text
-        elif flag == "--nnodes" and len(set(text.split(":"))) == 1:
-            values["num_machines"] = text.split(":")[0]
-        elif flag == "--rdzv-endpoint" and _is_several(flags):
-            address, _, port = text.partition(":")
-            values |= {"main_address": address} | ({"main_port": port} if port else {})
-        elif flag not in ("--standalone", "--module", "--no-python"):
-            left.append(f"{flag} {text}".rstrip())
-    options = [f for f, _ in flags if f in ("--no-python", "--module")]
-    return Imported(values, left, (*options, *program) if program else ())
+    names: dict[str, str] = {}
+    left = _left_in_front(front, words[start.program + 1 : max(start.own - 2, 0)])
+    meanings = [
+        *(
+            (word.text, variable(word), _of_variable(*word.text.split("=", 1)))
+            for word in front
+            if variable(word)
+        ),
+        *(
+            (f"{flag} {text}".rstrip(), flag, _of_flag(flag, said, machine))
+            for flag, text in said.items()
+        ),
+    ]
+    for text, name, meaning in meanings:
+        if isinstance(meaning, str):
+            left.append(text + (f" ({meaning})" if meaning else ""))
+        else:
+            values |= meaning
+            names |= {key: name for key in meaning if not key.startswith("env.")}
+    if is_old and "--use-env" not in said:
+        left.append("--local-rank for the script (here it is LOCAL_RANK in its environment)")
+    options = [flag for flag in said if flag in ("--no-python", "--module")]
+    launch = (*options, *(word.raw for word in program)) if program else ()
+    return Imported(values, left, _left_at_default(values, said), names, launch)
 
 
-_VARIABLES = {  # variables that are a setting by another name
+def _left_in_front(front: Sequence[Word], of_python: Sequence[Word]) -> list[str]:
+    others = [w.raw for w in front if not variable(w) and w.text not in _WITHOUT_MEANING]
+    flags = [word.raw for word in of_python if word.text != "-u"]  # rank's lines come at once here
+    left = [f"{' '.join(others)} (put it in front of `headway launch`)"] if others else []
+    return [*left, *([f"python {' '.join(flags)}"] if flags else [])]
+
+
+def _left_at_default(values: Mapping[str, Raw], said: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the settings that older values must not change, as torchrun has its own."""
+    cpu = ("devices",) if values.get("device") == "cpu" else ()
+    if _is_several(said):
+        numbered = () if _numbers_machines(said) else ("machine_rank",)
+        return (*cpu, *numbered, "main_port")
+    return (*cpu, *OF_SEVERAL) if _is_fixed(said) else cpu
+
+
+VARIABLES = {  # variables that are a setting by another name
     "OMP_NUM_THREADS": "threads_per_process",
     "ACCELERATE_MIXED_PRECISION": "mixed_precision",
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
 }
 
 
-def _variable(name: str, text: str) -> dict[str, Raw]:
-    if name in _VARIABLES:
-        return {_VARIABLES[name]: text}
+def _of_variable(name: str, text: str) -> dict[str, Raw] | str:
+    """Return what a variable sets here, or why it has no counterpart."""
+    if name in VARIABLES:
+        return {VARIABLES[name]: text}
     if name == "ACCELERATE_USE_CPU":
         return {"device": "cpu"} if text.lower() in ("1", "true", "yes") else {}
     if name == "CUDA_VISIBLE_DEVICES":
@@ -105,30 +166,104 @@ def _variable(name: str, text: str) -> dict[str, Raw]:
         return {"device": "cpu"} if hides else {"device": "cuda", "devices": text.split(",")}
     if name == "PYTORCH_ENABLE_MPS_FALLBACK":
         return {"mps_fallback": "strict" if text in ("", "0") else "on"}
+    if name in RANK_VARIABLES:
+        return "the launcher sets it for each process"
     return {f"env.{name}": text}
 
 
-def _processes(text: str, cores: int) -> dict[str, Raw]:
+def _of_flag(flag: str, said: Mapping[str, str], machine: Machine) -> dict[str, Raw] | str:
+    """Return what a flag sets here, or why it has no counterpart."""
+    text, is_several = said[flag], _is_several(said)
+    if flag in _SAID_OTHERWISE or (flag == "--node-rank" and text == "0" and not is_several):
+        return {}
+    if flag in SAME:
+        name = SAME[flag]
+        if name in ON_ONE_MACHINE and not is_several:
+            return ON_ONE_MACHINE[name]
+        if name in ON_ONE_MACHINE and "--rdzv-endpoint" in said:
+            return "--rdzv-endpoint says it"
+        return {name: text}
+    if flag == "--rdzv-endpoint":
+        return _endpoint(text, said) if is_several else ON_ONE_MACHINE["main_address"]
+    if flag == "--rdzv-backend" and _numbers_machines(said):
+        return "which numbers the machines; here set machine_rank on each, or pass --machine-rank"
+    if flag == "--nproc-per-node" and text != "xpu":
+        return _processes(text, machine)
+    if flag == "--local-ranks-filter" and not is_several:
+        return {"ranks": text}
+    if flag == "--nnodes" and _is_fixed(said):
+        return {"num_machines": text.split(":")[0]} if is_several else {}
+    if flag == "--tee" and text == "3" and "--log-dir" in said:
+        return {}
+    if flag == "--redirects" and "--log-dir" in said:
+        return "log_dir keeps the output, and the console shows it too"
+    return ""
+
+
+def _processes(text: str, machine: Machine) -> dict[str, Raw]:
+    if text == "auto" and machine.best_device()[0] == "cpu":  # ours would be one process
+        text = "cpu"
     if text == "cpu":
-        return {"device": "cpu", "num_processes": str(cores)}
+        return {"device": "cpu", "num_processes": str(machine.cores)}
     return {"device": "cuda", "num_processes": "auto"} if text == "gpu" else {"num_processes": text}
 
 
-def _is_several(flags: Sequence[tuple[str, str]]) -> bool:
-    return dict(flags).get("--nnodes", "1") not in ("1", "1:1")
+def _is_several(said: Mapping[str, str]) -> bool:
+    return said.get("--nnodes", "1") not in ("1", "1:1")
 
 
-def _split(words: Sequence[str], where: str) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+def _is_fixed(said: Mapping[str, str]) -> bool:
+    """False where the number of machines may change."""
+    return len(set(said.get("--nnodes", "1").split(":"))) == 1
+
+
+def _numbers_machines(said: Mapping[str, str]) -> bool:
+    """True where torchrun's rendezvous gives the machines their ranks."""
+    is_static = said.get("--rdzv-backend", "static") == "static"
+    return _is_several(said) and not is_static and "--node-rank" not in said
+
+
+def _endpoint(text: str, said: Mapping[str, str]) -> dict[str, Raw]:
+    """Return where machine 0 is: HOST, HOST:PORT or [IPv6]:PORT."""
+    found = re.fullmatch(r"\[?(.*?)\]?(?::([^:\]]*))?", text, re.DOTALL)
+    assert found is not None
+    usual = "29400" if said.get("--rdzv-backend") == "c10d" else ""  # torch's, for c10d alone
+    port = found[2] or usual
+    return {"main_address": found[1], **({"main_port": port} if port else {})}
+
+
+def _refuse_replaced(
+    variables: Iterator[Word],
+    flags: Sequence[tuple[str, Word]],
+    program: Sequence[Word],
+    where: str,
+) -> None:
+    """Refuse what only a running shell could tell: of the script's own words, it need not."""
+    texts = [word.text for word in variables if not word.is_plain]
+    texts += [f"{flag}={word.text}" for flag, word in flags if not word.is_plain]
+    texts += [word.raw for word in program[:1] if _SEVERAL_WORDS.fullmatch(word.raw)]
+    if texts:
+        raise ConfigError(
+            f"{texts[0]} is what a shell would replace, and its value is not known here",
+            where=where,
+            fix="write the value out, or give the command line without quotes around it all",
+        )
+
+
+def _split(
+    words: Sequence[Word], is_old: bool, where: str
+) -> tuple[list[tuple[str, Word]], Sequence[Word]]:
     """Return torchrun's flags with their values, and the program that it runs with its words."""
     flags = []
     rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] != "--":
+    while rest and rest[0].text.startswith("-") and rest[0].text != "--":
         word = rest.pop(0)
-        name, equals, text = word.partition("=")
-        if not word.startswith("--"):  # -t3, -t 3
-            name, text = word[:2], word[2:].removeprefix("=")
+        name, equals, text = word.text.partition("=")
+        if not name.startswith("--"):  # -t3, -t 3
+            name, text = word.text[:2], word.text[2:].removeprefix("=")
             equals = text
-        name = _full_name(name, where)
+        name = _full_name(name, is_old, where)
+        value = word._replace(text=text)
         if name in VALUED and not equals:
             if not rest:
                 raise ConfigError(
@@ -136,15 +271,15 @@ def _split(words: Sequence[str], where: str) -> tuple[list[tuple[str, str]], tup
                     where=where,
                     fix="give the command line as it was run",
                 )
-            text = rest.pop(0)
-        flags.append((name, text))
-    return flags, tuple(rest[1:] if rest[:1] == ["--"] else rest)
+            value = rest.pop(0)
+        flags.append((name, value))
+    return flags, rest[1:] if rest and rest[0].text == "--" else rest
 
 
-def _full_name(name: str, where: str) -> str:
+def _full_name(name: str, is_old: bool, where: str) -> str:
     """Return a flag as torchrun's help spells it; torchrun takes underscores and beginnings."""
     name = _SHORT.get(name, "--" + name[2:].replace("_", "-"))
-    known = (*VALUED, *LONE)
+    known: tuple[str, ...] = (*VALUED, *LONE, *(_LONE_IN_OLD if is_old else ()))
     matches = [flag for flag in known if flag == name] or [f for f in known if f.startswith(name)]
     if len(matches) == 1:
         return matches[0]
@@ -154,40 +289,3 @@ def _full_name(name: str, where: str) -> str:
         where=where,
         fix="give the command line as it was run",
     )
-
-
-def to_torchrun(plan: LaunchPlan, program: Sequence[str]) -> str:
-    """Return the command line by which torchrun runs `program` as `plan` does."""
-    settings = plan.settings
-    names = dict.fromkeys((*_READ_BY_SCRIPTS, *settings.env))
-    words = [f"{name}={plan.environment[name].value}" for name in names if name in plan.environment]
-    words.append("torchrun")
-    if settings.num_machines == 1:
-        words.append("--standalone")
-    else:
-        words += ["--nnodes", f"{settings.num_machines}", "--node-rank", f"{settings.machine_rank}"]
-        words += ["--master-addr", f"{settings.main_address}"]
-        words += ["--master-port", f"{settings.main_port}"]
-    words += ["--nproc-per-node", f"{settings.num_processes}"]
-    words += ["--shutdown-timeout", f"{settings.grace_period_s}"]
-    if settings.max_restarts:
-        words += ["--max-restarts", f"{settings.max_restarts}"]
-    if settings.log_dir:
-        words += ["--log-dir", settings.log_dir, "--tee", "3"]
-    if settings.ranks is not None and settings.num_machines == 1:
-        words += ["--local-ranks-filter", ",".join(map(str, settings.ranks))]
-    return shlex.join([*words, *program])
-
-
-_READ_BY_SCRIPTS = (
-    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ENABLE_MPS_FALLBACK"),
-    *(*_VARIABLES, "ACCELERATE_USE_CPU"),
-)
-"""What torchrun has no flag for; torch, and scripts of Headway and Accelerate read it."""
-
-
-def in_torchrun(plan: LaunchPlan, name: str) -> bool:
-    """Return whether a torchrun command line can hold the setting `name`."""
-    if name == "ranks":  # its ranks are those of one machine
-        return plan.is_one_machine
-    return name not in ("start_method", "hang_timeout", "debug_rank")

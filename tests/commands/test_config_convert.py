@@ -168,7 +168,11 @@ def test_a_file_that_cannot_be_taken_over_is_refused(
                 "main_port": "29400",
                 "num_processes": "1",
             },
-            ["--rdzv-backend c10d", "--rdzv-id 7"],
+            [
+                "--rdzv-backend c10d (which numbers the machines; here set machine_rank on each, "
+                "or pass --machine-rank)",
+                "--rdzv-id 7",
+            ],
         ),
         ("torchrun --nnodes 1:4 t.py", {"num_processes": "1"}, ["--nnodes 1:4"]),
         (
@@ -206,7 +210,7 @@ def test_a_file_that_cannot_be_taken_over_is_refused(
                 "log_dir": "logs",
                 "grace_period_s": "60",
             },
-            ["--tee 3"],
+            [],
         ),
     ],
 )
@@ -230,7 +234,9 @@ def test_a_torchrun_command_in_a_script_is_found_and_the_next_command_is_said(
     )
     assert main(["config", "import", "--profile", "two", "run.sh"]) == 0
     out = capsys.readouterr().out
-    assert out.endswith("next: headway launch --profile two --module pkg.train --lr 1\n")
+    assert out.endswith(
+        "next: cd /work && headway launch --profile two --module pkg.train --lr 1\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,7 +246,7 @@ def test_a_torchrun_command_in_a_script_is_found_and_the_next_command_is_said(
         (["torchrun", "--nporc-per-node=2", "t.py"], "did you mean --nproc-per-node"),
         (["torchrun", "--nnodes"], "needs a value"),
         (["torchrun", "--nproc-per-node", "0", "t.py"], "1 or more"),
-        ([], "neither one file"),
+        ([], "a file or a torchrun command line is needed"),
         (["a", "b"], "neither one file"),
         (["missing.yaml"], "there is no such file"),
     ],

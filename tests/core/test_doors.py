@@ -32,7 +32,7 @@ IMPORT_TORCH = {
 READ_ENVIRON = {"headway/resolve.py", "headway/contract.py", "headway/detection.py"}
 # profiles lie below a folder that a variable names; a subcommand hands the environment on
 READ_ENVIRON |= {"headway/profile_files.py", "commands/launch.py", "commands/config_show.py"}
-READ_ENVIRON |= {"commands/doctor.py", "commands/env.py", "commands/config_convert.py"}
+READ_ENVIRON |= {"commands/doctor.py", "commands/env.py", "commands/config_export.py"}
 READ_ENVIRON |= {"commands/config_draft.py", "commands/config_ask.py"}  # EDITOR; TERM
 # a forked rank gets its own variables, a script in this process those of the plan
 READ_ENVIRON |= {"launcher/server.py", "launcher/run.py"}

@@ -1,0 +1,157 @@
+"""`headway config import`: a profile from Accelerate's file, or from a torchrun command line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from headway.commands.accelerate_file import from_accelerate
+from headway.commands.config_check import SCRIPT, checked, mistakes
+from headway.commands.config_edit import apply, checked_values, layers_of, set_all
+from headway.commands.flags import Parser
+from headway.commands.imported import Imported
+from headway.commands.schema import beginning
+from headway.commands.shell_lines import Word
+from headway.commands.text_maps import read_map
+from headway.commands.torchrun_line import from_torchrun, is_torchrun
+from headway.commands.torchrun_script import torchruns_in
+from headway.detection import detect_machine
+from headway.errors import ConfigError, Problem
+from headway.machine import Machine
+from headway.profile import Entry, parse_profile
+from headway.profile_edit import unset_value
+from headway.profile_files import choose_profile, read_text, shown, text_at
+from headway.resolve import Layer
+from headway.settings import TABLE, Raw
+
+_FIX = "`headway config import FILE`, or `headway config import torchrun ...`"
+
+
+def import_file(argv: Sequence[str]) -> int:
+    """Take over what an Accelerate file or a torchrun command line says."""
+    parser = Parser(
+        "config import",
+        "Take over what another tool's configuration says: a file that `accelerate config` wrote "
+        "(YAML or JSON), or a torchrun command line, on this line or in a file.",
+        usage="headway config import [flags] FILE\n"
+        "       headway config import [flags] [NAME=VALUE ...] torchrun ...",
+    )
+    parser.flag("--dry-run", help="print the profile that would be written, and write nothing")
+    parser.profile_flag()
+    own, words = parser.split(argv)
+    parsed = parser.parse_args(own)
+    if not is_torchrun([Word.of(word) for word in words]):  # whose flags are its own
+        parsed, words = parser.parse_words(argv)
+    machine = detect_machine()
+    found, where = _read(words, machine)
+    imported = found[0]
+    values = _checked(imported, where)
+    path = choose_profile(parsed.profile).path
+    profile = [] if parsed.profile is None else ["--profile", parsed.profile]
+
+    def merged(text: str) -> str:
+        before = parse_profile(text, path, "profile") if text else {}
+        for name in imported.defaults:
+            if name in before and name not in values:
+                text = unset_value(text, name)
+        kept = parse_profile(text, path, "profile") if text else {}
+        kept.pop("version", None)
+        problems = _contradictions(kept, layers_of(values, where), machine, profile)
+        if problems:
+            raise ConfigError.of(problems)
+        return set_all(text or beginning(path), values)
+
+    if parsed.dry_run:
+        text = merged(text_at(path))
+        checked(text, path, machine)
+        print(text, end="")
+    else:
+        apply(path, merged, machine)
+    for line in dict.fromkeys(line for one in found for line in one.left):
+        print(f"no counterpart here: {line}")
+    if not parsed.dry_run:
+        launch = shlex.join(["headway", "launch", *profile])
+        for before, program in dict.fromkeys((one.before, one.launch) for one in found):
+            print(f"next: {before}{' '.join([launch, *(program or [SCRIPT])])}")
+    return 0
+
+
+def _read(words: list[str], machine: Machine) -> tuple[list[Imported], str]:
+    """Return what is to be imported, once for each command that says it, and where it is from."""
+    where = "the torchrun command line"
+    as_typed = [Word.of(word) for word in words]
+    if is_torchrun(as_typed):
+        return [from_torchrun(as_typed, machine, where)], where
+    if not words:
+        raise ConfigError(
+            "a file or a torchrun command line is needed", where="the command line", fix=_FIX
+        )
+    if len(words) != 1:
+        raise ConfigError(
+            f"{shlex.join(words)!r} is neither one file nor a torchrun command line",
+            where="the command line",
+            fix=_FIX,
+        )
+    found = torchruns_in(words[0], machine, where)
+    if not found:
+        where = shown(words[0])
+        text = read_text(words[0], "configuration", may_be_pipe=True)
+        found = torchruns_in(text, machine, where)
+        if not found:
+            return [from_accelerate(read_map(text, where), where)], where
+    if any((one.values, one.defaults) != (found[0].values, found[0].defaults) for one in found):
+        raise ConfigError(
+            f"there are {len(found)} torchrun commands in it, which say different things",
+            where=where,
+            fix="give the one that is meant: `headway config import torchrun ...`",
+        )
+    return found, where
+
+
+def _checked(imported: Imported, where: str) -> dict[str, Raw]:
+    """Return the values as a profile holds them; what is wrong is said in the other tool's words.
+
+    Raises:
+        ConfigError: impossible values, all at once.
+    """
+    problems = []
+    for name, theirs in imported.names.items():
+        raw = imported.values[name]
+        try:
+            TABLE[name].parse(raw)
+        except ValueError as error:
+            what = f"{theirs} is {raw if isinstance(raw, str) else ','.join(raw)!r}, {error}"
+            problems.append(Problem(what, where, f"correct {theirs} there"))
+    if problems:
+        raise ConfigError.of(problems)
+    return checked_values(imported.values, where)
+
+
+def _contradictions(
+    before: Mapping[str, Entry], values: Sequence[Layer], machine: Machine, profile: Sequence[str]
+) -> list[Problem]:
+    """Return what is wrong with the values on top of the profile.
+
+    Where it is one older key that they contradict, the fix is the command that removes it.
+    """
+    problems = list(mistakes([before, *values], machine))
+    if problems and not mistakes(values, machine):
+        for key, rest in _without_one(before):
+            if not mistakes([rest, *values], machine):
+                command = f"`{shlex.join(['headway', 'config', 'unset', *profile, key])}`"
+                fix = f"{command} removes the older value; then import again"
+                return [problem._replace(fix=fix) for problem in problems]
+    return problems
+
+
+def _without_one(layer: Mapping[str, Entry]) -> list[tuple[str, Layer]]:
+    """Return each key of a profile, and the profile without it; env.NAME is one variable."""
+    found: list[tuple[str, Layer]] = []
+    for key, entry in layer.items():
+        if key == "env" and isinstance(entry.raw, Mapping):
+            for name in entry.raw:
+                rest = {other: text for other, text in entry.raw.items() if other != name}
+                found.append((f"env.{name}", {**layer, key: entry._replace(raw=rest)}))
+        else:
+            found.append((key, {k: other for k, other in layer.items() if k != key}))
+    return found

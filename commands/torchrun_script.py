@@ -1,0 +1,123 @@
+"""The torchrun commands in a shell script, with what the script sets before them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import dropwhile
+
+from headway.commands.imported import Imported
+from headway.commands.shell_lines import Word, commands_in
+from headway.commands.torchrun_line import from_torchrun, is_torchrun, variable
+from headway.errors import ConfigError
+from headway.machine import Machine
+
+_REFERENCE = re.compile(r"'[^']*'|\\.|\$(?:(\w+)|\{(\w+)\})", re.DOTALL)
+_OPENING = ("if", "for", "while", "until", "case")
+_CLOSING = ("fi", "done", "esac")
+_KEYWORDS = ("then", "else", "do", "{")
+_SIMPLE = re.compile(r"[\w./:,=@%+-]+")  # a value that is one word in every place
+
+
+def torchruns_in(text: str, machine: Machine, where: str) -> list[Imported]:
+    """Return what each torchrun command in a shell's text means here.
+
+    Args:
+        text: a script, or one line.
+        machine: this one.
+        where: the text was found, for messages.
+
+    Raises:
+        ConfigError: such a command cannot be read.
+    """
+    found = []
+    variables = _Variables()
+    folders, depth = "", 0
+    for command in commands_in(text):
+        if not is_torchrun(command.words):
+            first = command.words[0].text if command.words else ""
+            depth += (first in _OPENING) - (first in _CLOSING)
+            variables.note(
+                list(dropwhile(lambda word: word.text in _KEYWORDS, command.words)),
+                is_certain=not depth and command.joined_by not in ("&&", "||"),
+            )
+            if first == "cd":
+                folders += " ".join(word.raw for word in command.words) + " && "
+            continue
+        if command.is_open:
+            raise ConfigError(
+                "the command line cannot be read: no closing quotation",
+                where=where,
+                fix="close the quote, or give the words without quotes around them all",
+            )
+        words = [variables.filled_in(word) for word in command.words]
+        one = from_torchrun([*variables.exported(), *words], machine, where)
+        found.append(one._replace(left=[*variables.left(), *one.left], before=folders))
+    return found
+
+
+class _Variables:
+    """The variables that a script has set so far; all that it said of each, by name."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, list[Word]] = {}
+        self._exported: set[str] = set()
+        self._uncertain: set[str] = set()
+        self._used: set[str] = set()
+
+    def note(self, words: Sequence[Word], *, is_certain: bool) -> None:
+        """Note what a command sets, or may set."""
+        first = words[0].text if words else ""
+        is_export = first == "export"
+        if first == "unset":
+            for word in words:
+                self._own.pop(word.text, None)
+        elif is_export or all(map(variable, words)):  # else they are set for that command alone
+            for word in words[is_export:]:
+                name = variable(word)
+                if name:
+                    self._own.setdefault(name, []).append(self.filled_in(word))
+                    self._uncertain |= set() if is_certain else {name}
+                if is_export:
+                    self._exported.add(name or word.text)
+
+    def exported(self) -> list[Word]:
+        """Return the variables that torchrun inherits and whose value stands there."""
+        return [said[0] for name, said in self._own.items() if self._is_known(name, exported=True)]
+
+    def left(self) -> list[str]:
+        """Return the others, each with the reason."""
+        lines = []
+        for name, said in self._own.items():
+            if name in self._uncertain:
+                reason = "it is set under a condition"
+            elif len({word.text for word in said}) > 1:
+                reason = "it is set several times"
+            elif not said[0].is_plain:
+                reason = "only a shell knows its value"
+            elif name not in self._exported:
+                reason = "it is not exported: torchrun does not see it"
+            else:
+                continue
+            if name not in self._used or name in self._exported:
+                lines.append(f"{', '.join(word.raw for word in said)} ({reason})")
+        return lines
+
+    def filled_in(self, word: Word) -> Word:
+        """Return a word with the script's variables in it replaced, where that is certain."""
+
+        def value(found: re.Match[str]) -> str:
+            name = found[1] or found[2] or ""
+            text = self._own[name][0].text.partition("=")[2] if self._is_known(name) else ""
+            if not _SIMPLE.fullmatch(text):
+                return found.group()
+            self._used.add(name)
+            return text
+
+        return word if word.is_plain else Word.read(_REFERENCE.sub(value, word.raw))
+
+    def _is_known(self, name: str, *, exported: bool = False) -> bool:
+        said = self._own.get(name, [])
+        is_one = len({word.text for word in said}) == 1 and said[0].is_plain
+        is_certain = is_one and name not in self._uncertain
+        return is_certain and (not exported or name in self._exported)

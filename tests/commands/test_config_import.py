@@ -1,0 +1,295 @@
+"""`headway config import` of torchrun commands: what they mean replaces what the profile said."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from headway.commands.main import main
+from headway.commands.shell_lines import Word
+from headway.commands.torchrun_line import from_torchrun
+from headway.profile_files import choose_profile
+from headway.settings import Raw
+from tests.commands.test_config_convert import Capture, profile
+from tests.machines.recorded import load
+
+NO_COUNTERPART = "no counterpart here: "
+
+
+def imported(capsys: Capture, *words: str) -> tuple[list[str], list[str]]:
+    """Import, and return what is left over and the next commands."""
+    assert main(["config", "import", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    left = [line.removeprefix(NO_COUNTERPART) for line in lines if NO_COUNTERPART in line]
+    return left, [line.removeprefix("next: ") for line in lines if line.startswith("next: ")]
+
+
+def refusal(capsys: Capture, *words: str) -> str:
+    """Import what is refused, and return the error."""
+    assert main(["config", "import", *words]) == 2
+    return capsys.readouterr().err
+
+
+SEVERAL = ("num_machines=2", "machine_rank=1", "main_address=a", "main_port=29501")
+
+
+@pytest.mark.parametrize(
+    ("before", "line", "after"),
+    [
+        (SEVERAL, "torchrun --standalone --nproc_per_node=4 t.py", {"num_processes": "4"}),
+        (SEVERAL, "torchrun --nnodes 1 --nproc_per_node=4 t.py", {"num_processes": "4"}),
+        (
+            SEVERAL,
+            "torchrun --nnodes 3 --master_addr b t.py",
+            {"num_machines": "3", "main_address": "b", "num_processes": "1"},
+        ),
+        (
+            SEVERAL,
+            "torchrun --nnodes 3 --rdzv-backend c10d --rdzv-endpoint b t.py",
+            {  # each machine keeps its own rank; 29400 is torch's usual port there
+                "num_machines": "3",
+                "machine_rank": "1",
+                "main_address": "b",
+                "main_port": "29400",
+                "num_processes": "1",
+            },
+        ),
+        (
+            ("devices=0,1",),
+            "CUDA_VISIBLE_DEVICES= torchrun t.py",
+            {"device": "cpu", "num_processes": "1"},
+        ),
+    ],
+)
+def test_what_is_imported_replaces_what_contradicts_it(
+    before: tuple[str, ...], line: str, after: dict[str, Raw], capsys: Capture
+) -> None:
+    main(["config", "set", *before, "max_restarts=2"])
+    capsys.readouterr()
+    assert main(["config", "import", line]) == 0
+    out = capsys.readouterr().out
+    assert profile() == {**after, "max_restarts": "2"}
+    for key in {word.partition("=")[0] for word in before} - after.keys():
+        assert f"  {key}: removed  (was " in out
+
+
+def test_literal_exports_before_torchrun_are_taken_over_and_all_others_are_listed(
+    capsys: Capture,
+) -> None:
+    Path("run.sh").write_text(
+        "export OMP_NUM_THREADS=4 CUDA_VISIBLE_DEVICES=0,1\n"
+        "GPUS=2\n"
+        "NAME='a b'; export NAME\n"
+        "DEBUG=1\n"
+        "export PATH=$HOME/bin:$PATH\n"
+        "export MASTER_PORT=1234\n"
+        "export TWICE=1 GONE=1\nunset GONE\nexport TWICE=2\n"
+        'if test -n "$1"; then export MAYBE=1; fi\n'
+        "export LATER=$GPUS\n"
+        "A=1 echo done\n"
+        "torchrun --nproc_per_node=$GPUS --max-restarts ${GPUS} train.py\n"
+        "export AFTER=1\n"
+    )
+    left, _ = imported(capsys, "run.sh")
+    assert profile() == {
+        "threads_per_process": "4",
+        "device": "cuda",
+        "devices": ["0", "1"],
+        "env": {"NAME": "a b", "LATER": "2"},
+        "num_processes": "2",
+        "max_restarts": "2",
+    }
+    assert left == [
+        "DEBUG=1 (it is not exported: torchrun does not see it)",
+        "PATH=$HOME/bin:$PATH (only a shell knows its value)",
+        "TWICE=1, TWICE=2 (it is set several times)",
+        "MAYBE=1 (it is set under a condition)",
+        "MASTER_PORT=1234 (the launcher sets it for each process)",
+    ]
+
+
+def test_what_any_of_several_torchrun_commands_leaves_is_listed_and_each_has_its_next_command(
+    capsys: Capture,
+) -> None:
+    Path("run.sh").write_text(
+        "torchrun --nproc_per_node=2 --rdzv-id 1 a.py\n"
+        "torchrun --nproc_per_node=2 --rdzv-id 1 --role r b.py\n"
+    )
+    left, following = imported(capsys, "run.sh")
+    assert left == ["--rdzv-id 1", "--role r"]
+    assert following == ["headway launch a.py", "headway launch b.py"]
+    Path("run.sh").write_text(
+        "torchrun --nproc_per_node=2 a.py\ntorchrun --nproc_per_node=2 --nnodes=1:4 b.py\n"
+    )
+    assert "which say different things" in refusal(capsys, "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("line", "following"),
+    [
+        ("torchrun train.py --out $OUT", "headway launch train.py --out $OUT"),
+        ('torchrun "$SCRIPT" "a b" \'$X\'', 'headway launch "$SCRIPT" "a b" \'$X\''),
+        ("cd src && torchrun train.py", "cd src && headway launch train.py"),
+        ("cd a\ncd 'b c'; torchrun t.py &", "cd a && cd 'b c' && headway launch t.py"),
+        ("export D=/x\ntorchrun t.py --data=$D/y", "headway launch t.py --data=/x/y"),
+        ("torchrun t.py --a\\ b 2> log -x", "headway launch t.py --a\\ b -x"),
+    ],
+)
+def test_the_next_command_is_what_a_shell_would_read_there(
+    line: str, following: str, capsys: Capture
+) -> None:
+    Path("run.sh").write_text(line)
+    assert imported(capsys, "run.sh")[1] == [following]
+
+
+def test_words_that_a_shell_has_read_already_are_quoted_again(capsys: Capture) -> None:
+    _, (following,) = imported(capsys, "torchrun", "train.py", "--out", "$OUT", "two words")
+    printed = following.replace("headway launch", "printf '%s|'")
+    shown = subprocess.run(["sh", "-c", printed], capture_output=True, text=True, check=True)
+    assert shown.stdout == "train.py|--out|$OUT|two words|"
+
+
+@pytest.mark.parametrize("word", ["$ARGS", "${ARGS}", '"${ARGS[@]}"', '"$@"', "$(args)", "`args`"])
+def test_words_before_the_script_that_may_be_flags_are_refused(word: str, capsys: Capture) -> None:
+    assert "is what a shell would replace" in refusal(capsys, f"torchrun {word} train.py")
+    assert not Path(choose_profile().path).exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("torchrun \\\r\n  --nproc_per_node=2 \\\r\n  t.py\r\n", []),
+        ("exec torchrun --nproc_per_node=2 t.py", []),
+        ("if true; then torchrun --nproc_per_node=2 t.py; fi", []),
+        ("(cd /x; torchrun --nproc_per_node=2 t.py)", []),
+        ("nohup torchrun --nproc_per_node=2 t.py &", ["nohup"]),
+        ("srun -N 1 --mem=0 torchrun --nproc_per_node=2 t.py", ["srun -N 1 --mem=0"]),
+        ("sudo -E env torchrun --nproc_per_node=2 t.py", ["sudo -E"]),
+        ("time python -u -m torch.distributed.run --nproc_per_node=2 t.py", []),
+        ("python3 -X dev -m torch.distributed.run --nproc_per_node=2 t.py", ["python -X dev"]),
+        ("$PYTHON -m torch.distributed.run --nproc_per_node=2 t.py", []),
+        ("python -m torch.distributed.launch --use_env --nproc_per_node=2 t.py", []),
+        ("python -m torch.distributed.launch --nproc_per_node=2 t.py", ["--local-rank"]),
+    ],
+)
+def test_common_ways_to_run_torchrun_are_recognised(
+    line: str, left: list[str], capsys: Capture
+) -> None:
+    Path("run.sh").write_bytes(line.encode())
+    listed, (following,) = imported(capsys, "run.sh")
+    assert profile() == {"num_processes": "2"}
+    assert [text.startswith(start) for text, start in zip(listed, left, strict=True)] == [
+        True for _ in left
+    ]
+    assert following.endswith("headway launch t.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("laptop_cpu", {"device": "cpu", "num_processes": str(load("laptop_cpu").cores)}),
+        ("gpu_8_h100", {"num_processes": "auto"}),
+    ],
+)
+def test_torchruns_auto_is_one_process_for_each_core_where_there_is_no_gpu(
+    name: str, values: dict[str, Raw]
+) -> None:
+    words = [Word.of(word) for word in ("torchrun", "--nproc-per-node=auto", "t.py")]
+    assert from_torchrun(words, load(name), "").values == values
+
+
+@pytest.mark.parametrize("line", ["echo torchrun t.py", "sudo echo torchrun t.py"])
+def test_a_command_that_only_names_torchrun_is_none(line: str, capsys: Capture) -> None:
+    Path("run.sh").write_text(line)
+    assert "no configuration of Accelerate" in refusal(capsys, "run.sh")
+
+
+def test_use_env_is_a_flag_of_the_old_launcher_alone(capsys: Capture) -> None:
+    assert "--use-env is no flag of torchrun" in refusal(capsys, "torchrun", "--use_env", "t.py")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address", "port"),
+    [
+        ("[2001:db8::1]:29401", "2001:db8::1", "29401"),
+        ("[2001:db8::1]", "2001:db8::1", "29400"),
+        ("h:29401", "h", "29401"),
+    ],
+)
+def test_an_endpoint_may_be_an_ipv6_address(
+    endpoint: str, address: str, port: str, capsys: Capture
+) -> None:
+    flags = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+    left, _ = imported(capsys, "torchrun", *flags, "t.py")
+    assert (profile()["main_address"], profile()["main_port"]) == (address, port)
+    assert "set machine_rank on each, or pass --machine-rank" in left[0]
+    left, _ = imported(capsys, "torchrun", *flags, "--node-rank=1", "t.py")
+    assert left == ["--rdzv-backend c10d"]
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        (
+            "torchrun --master-addr a --master-port 29501 t.py",
+            ["--master-addr a (one machine", "--master-port 29501 (on one machine the system"],
+        ),
+        ("torchrun --rdzv-endpoint localhost:0 t.py", ["--rdzv-endpoint localhost:0 (one machine"]),
+    ],
+)
+def test_where_one_machine_would_meet_others_is_listed_with_the_reason(
+    line: str, left: list[str], capsys: Capture
+) -> None:
+    listed, _ = imported(capsys, line)
+    assert profile() == {"num_processes": "1"}
+    assert len(listed) == len(left)
+    assert all(text.startswith(start) for text, start in zip(listed, left, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("torchrun --nproc_per_node two t.py", "--nproc-per-node is 'two', which is"),
+        ("torchrun --nnodes 2 --rdzv-endpoint a:b t.py", "--rdzv-endpoint is 'b', which is"),
+        ("OMP_NUM_THREADS=x torchrun t.py", "OMP_NUM_THREADS is 'x', which is"),
+    ],
+)
+def test_an_impossible_value_is_said_in_the_other_tools_words(
+    line: str, said: str, capsys: Capture
+) -> None:
+    err = refusal(capsys, line)
+    assert said in err
+    assert f"\n  fix:  correct {said.split()[0]} there\n" in err
+
+
+@pytest.mark.parametrize(
+    ("before", "line", "key"),
+    [
+        (["device=cuda", "devices=0,1"], "torchrun --nproc_per_node=4 t.py", "devices"),
+        (["env.OMP_NUM_THREADS=2", "env.A=1"], "OMP_NUM_THREADS=4 torchrun t.py", "OMP"),
+    ],
+)
+def test_an_older_value_in_the_way_is_removed_by_the_printed_command(
+    before: list[str], line: str, key: str, capsys: Capture
+) -> None:
+    words = ["--profile", "two"]
+    main(["config", "set", *words, *before])
+    err = refusal(capsys, *words, line)
+    command = shlex.split(err.split("fix:  `")[1].split("`")[0])
+    assert command[:5] == ["headway", "config", "unset", *words]
+    assert key in command[5]
+    assert main(command[1:]) == 0
+    assert main(["config", "import", *words, line]) == 0
+
+
+def test_a_file_that_cannot_be_read_is_not_called_a_profile(capsys: Capture) -> None:
+    Path("large").write_bytes(bytes(2**20 + 1))
+    Path("latin").write_bytes(b"\xff")
+    Path("a folder").mkdir()
+    for file in ("/dev/null", "a folder", "large", "latin"):
+        err = refusal(capsys, file)
+        assert "profile" not in err
+        assert f"\n  from: {file}" in err
