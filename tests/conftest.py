@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -39,6 +40,20 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_signals() -> Iterator[None]:
+    """Let what the tests start be stopped, also where nohup or `&` has the tests ignore signals."""
+    names = [name for name in ("SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in names]
+    ignored = [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]
+    for number in ignored:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, usual)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True)
