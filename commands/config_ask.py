@@ -260,9 +260,7 @@ def _changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
     text = text or beginning(path)
     now = _flat({key: entry.raw for key, entry in parse_profile(text, path, "profile").items()})
     changed = {k: raw for k, raw in after.items() if raw not in (before.get(k), now.get(k))}
-    order = list(TABLE)
-    in_order = sorted(changed, key=lambda key: order.index(key.partition(".")[0]))
-    text = set_all(text, {key: changed[key] for key in in_order})
+    text = set_all(text, changed)
     for key in before.keys() - after.keys() & now.keys():
         text = unset_value(text, key)
     return text

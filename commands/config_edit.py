@@ -47,8 +47,10 @@ def set_keys(argv: Sequence[str]) -> int:
 
 
 def set_all(text: str, values: Mapping[str, Raw]) -> str:
-    """Return the profile `text` with all these keys set."""
-    return reduce(lambda edited, key: set_value(edited, key, values[key]), values, text)
+    """Return the profile `text` with all these keys set; new ones come in the table's order."""
+    order = list(TABLE)
+    keys = sorted(values, key=lambda key: order.index(key.partition(".")[0]))
+    return reduce(lambda edited, key: set_value(edited, key, values[key]), keys, text)
 
 
 def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
