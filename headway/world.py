@@ -81,7 +81,13 @@ def join_world(device: str, gpu: int | None = None) -> World:
 def leave_world() -> None:
     """End the process group, if there is one."""
     if dist.is_initialized():
+        _left.append(dist.group.WORLD)
         dist.destroy_process_group()
+
+
+_left: list[object] = []
+"""Groups that have ended. Where a DDP model is the last to hold one, torch waits for gloo's threads
+without giving up Python's lock, for which they may be waiting: for good. These let go of it."""
 
 
 def _leave_world_unless_failed() -> None:
@@ -91,6 +97,7 @@ def _leave_world_unless_failed() -> None:
     """
     if getattr(sys, "last_type", None) is None:
         leave_world()
+        _left.clear()
         time.sleep(0.02)  # a thread that waits for Python's lock gets it now
 
 

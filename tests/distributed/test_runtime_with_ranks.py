@@ -8,6 +8,7 @@ from itertools import chain
 
 import pytest
 
+from tests.distributed.launching import launch, script
 from tests.distributed.ranks import Seen, run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -271,3 +272,22 @@ def test_what_is_for_each_machine_s_first_rank_happens_there_first_and_only_ther
     assert first == {"printed": "once\n", "local main": 0, "first was there": True}
     for other in others:
         assert other == {"printed": "", "local main": None, "first was there": True}
+
+
+def test_a_model_that_outlives_its_group_does_not_wait_for_good() -> None:
+    """Torch's reducer waits for gloo's threads while it has Python's lock, and they want it too."""
+    text = (
+        "import sys, torch\n"
+        "from headway import Accelerator\n"
+        "sys.setswitchinterval(3)  # no thread gets Python's lock in passing\n"
+        "def main():\n"
+        "    accelerator = Accelerator()\n"
+        "    model = accelerator.prepare(torch.nn.Linear(4, 4))\n"
+        "    model(torch.ones(2, 4)).sum().backward()\n"
+        "    for _ in range(20):\n"
+        "        tensors = accelerator.gather((torch.ones(8), torch.ones(8)))\n"
+        "    accelerator.end_training()\n"
+        "main()\n"
+    )
+    done = launch("-q", "--cpu", "--num-processes", "4", script(text), timeout_s=60)
+    assert done.returncode == 0, done.stderr
