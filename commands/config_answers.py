@@ -87,7 +87,8 @@ def keep(answers: Answers, given: Mapping[str, Raw], profile: str, machine: str 
         return False
     whose: dict[str, Raw] = {"profile": profile, "machine": _name(machine)}
     rest = {name: as_words(raw) for name, raw in given.items()}
-    write_profile(kept_path(), {**answers, **whose, **({_GIVEN: rest} if rest else {})})
+    kept = {**answers, **whose, **({_GIVEN: rest} if rest else {})}
+    write_profile(kept_path(), kept, mode=0o600)  # `env` may hold a secret
     return True
 
 

@@ -28,6 +28,7 @@ from headway.config_wizard.questions import (
     USER,
     Answers,
     Facts,
+    are_alike,
     as_words,
     place_of,
     profile_after,
@@ -101,7 +102,12 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
         print(_changed(text_at(path), path, facts, answers), end="")
         return 0
     try:
-        apply(path, lambda text: _changed(text, path, facts, answers), facts.machine)
+        apply(
+            path,
+            lambda text: _changed(text, path, facts, answers),
+            facts.machine,
+            said=profile_after(facts, answers),
+        )
     except ConfigError:
         print(f"headway: note: {_keep(parsed, facts, path, answers)}", file=sys.stderr)
         raise
@@ -190,9 +196,11 @@ def _problems(
 ) -> Sequence[Problem]:
     """Return what a launch would refuse; what stands in one of `sources` is said to be there."""
     there = {(name, str(entry.raw)): entry for layer in sources for name, entry in layer.items()}
-    layer = {
-        name: there.get((name, str(entry.raw)), entry) for name, entry in _layer(values).items()
-    }
+    layer = {}
+    for name, entry in _layer(values).items():
+        said = there.get((name, str(entry.raw)), entry).origin
+        # all of it will stand in one file, where nothing gives way to anything
+        layer[name] = entry._replace(origin=said._replace(layer=_ANSWERED.layer))
     return refusals([layer], machine)
 
 
@@ -225,6 +233,18 @@ def _keep(parsed: Namespace, facts: Facts, path: str, answers: Answers) -> str:
     return f"your answers are kept in {kept}; `{shlex.join(command)}` offers them again"
 
 
+def _layers(facts: Facts, place: str, values: Mapping[str, Raw]) -> list[Layer]:
+    """Return the profiles that a launch would find, with `values` at their place."""
+    return [
+        {
+            name: Entry(raw, Origin(f"{where} profile", f"{where} profile {facts.paths[where]}"))
+            for name, raw in (values if where == place else facts.profiles[where]).items()
+        }
+        for where in (USER, PROJECT)
+        if where in facts.profiles
+    ]
+
+
 def _introduction(facts: Facts) -> str:
     machine = facts.machine
     device, why = machine.best_device()
@@ -246,7 +266,7 @@ def _summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
     lines = [line for line in ndiff(text.splitlines(), after.splitlines()) if line[0] != "?"]
     lines = [f"\n{facts.paths[place]}", *(f"  {line}".rstrip() for line in lines)]
     try:
-        plan = plan_for([_layer(values)], facts.machine)
+        plan = plan_for(_layers(facts, place, values), facts.machine)
         lines += [f"A launch: {summary(plan)}", *(f"  note: {note}" for note in plan.notes), ""]
     except HeadwayError as error:
         lines += [f"A launch would be refused: {problem.what}\n" for problem in error.problems]
@@ -259,7 +279,12 @@ def _changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
     after = _flat(profile_after(facts, answers))
     text = text or beginning(path)
     now = _flat({key: entry.raw for key, entry in parse_profile(text, path, "profile").items()})
-    changed = {k: raw for k, raw in after.items() if raw not in (before.get(k), now.get(k))}
+    changed = {
+        k: raw
+        for k, raw in after.items()
+        if raw not in (before.get(k), now.get(k))
+        and not (k in now and k in TABLE and are_alike(k, raw, now[k]))
+    }
     text = set_all(text, changed)
     for key in before.keys() - after.keys() & now.keys():
         text = unset_value(text, key)

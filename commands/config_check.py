@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -45,7 +46,8 @@ def _files_in_use(profile: str | None) -> list[str]:
     if chosen.chosen_by:
         chosen.must_exist()
     project = find_project_profile(trusted=chosen.path)
-    files = [path for path in (chosen.path, project) if path and is_there(path)]
+    named = {os.path.realpath(path): path for path in (chosen.path, project) if path}
+    files = [path for path in named.values() if is_there(path)]
     if not files:
         raise ConfigError(
             "there is no profile to check",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +28,8 @@ def edit(argv: Sequence[str]) -> int:
     folder, name = os.path.split(os.path.realpath(path))
     draft = os.path.join(folder, f".draft-{name}")
     base = f"{draft}.base"  # the profile that the draft was made from
-    _begin(draft, base, before)
+    mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else None
+    _begin(draft, base, before, mode)
 
     def replace(text: str) -> str:
         if (text or before) != before:
@@ -47,7 +49,7 @@ def edit(argv: Sequence[str]) -> int:
     is_done = False
     try:
         _open_editor(draft)
-        apply(path, replace, detect_machine(), draft)
+        apply(path, replace, detect_machine(), draft=draft)
         is_done = True
     finally:
         _tidy_up(draft, base, before, is_done)
@@ -65,7 +67,7 @@ def _tidy_up(draft: str, base: str, before: str, is_done: bool) -> None:
     print("headway: note: `headway config edit` opens your draft again", file=sys.stderr)
 
 
-def _begin(draft: str, base: str, before: str) -> None:
+def _begin(draft: str, base: str, before: str, mode: int | None) -> None:
     """Leave a draft to be opened: that of last time, or a new one where the profile has changed."""
     if os.path.lexists(draft):
         if text_at(base) == before:
@@ -74,14 +76,14 @@ def _begin(draft: str, base: str, before: str) -> None:
         names = (f"{draft}.{number}" for number in itertools.count(1))
         aside = next(name for name in names if not os.path.lexists(name))
         kept = read_text(draft)
-        change_profile(aside, lambda _: kept)
+        change_profile(aside, lambda _: kept, mode)
         print(
             "headway: note: the profile has changed since your draft of last time, which is kept: "
             f"{shown(aside)}",
             file=sys.stderr,
         )
-    change_profile(base, lambda _: before)
-    change_profile(draft, lambda _: before)
+    change_profile(base, lambda _: before, mode)
+    change_profile(draft, lambda _: before, mode)
 
 
 def _commented() -> str:

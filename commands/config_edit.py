@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 
@@ -21,6 +21,7 @@ from headway.profile_files import (
     choose_profile,
     find_project_profile,
     is_path,
+    is_there,
     selection_path,
     shown,
 )
@@ -42,7 +43,12 @@ def set_keys(argv: Sequence[str]) -> int:
         parser.error("nothing to set is named")
     values = assignments(words, "the command line")
     path = choose_profile(parsed.profile).path
-    apply(path, lambda text: set_all(text or beginning(path), values), detect_machine())
+    apply(
+        path,
+        lambda text: set_all(text or beginning(path), values),
+        detect_machine(),
+        said=[key.partition(".")[0] for key in values],
+    )
     return 0
 
 
@@ -178,7 +184,12 @@ def _without(text: str, keys: Sequence[str]) -> str:
 
 
 def apply(
-    path: str, change: Callable[[str], str], machine: Machine, draft: str | None = None
+    path: str,
+    change: Callable[[str], str],
+    machine: Machine,
+    *,
+    draft: str | None = None,
+    said: Collection[str] = (),
 ) -> None:
     """Change the profile at `path`, and print what became different and what still overrules it.
 
@@ -187,34 +198,36 @@ def apply(
         change: gets the present text, empty where there is none, and returns the new one.
         machine: this one, which may not be able to do what the profile says.
         draft: the file that holds the new text already, for messages.
+        said: keys that were asked for, whether or not they change.
 
     Raises:
         ConfigError: what `change` makes is no sound profile, or cannot be written.
     """
     before: dict[str, Entry] = {}
-    stronger = _stronger(path)
+    layer, weaker, stronger = _place_of(path)
     old = ""
 
     def sound(text: str) -> str:
         nonlocal old
         old = text
-        with suppress(ConfigError):  # a broken one may be mended
-            before.update(parse_profile(text, path, "profile"))
+        with suppress(*([ConfigError] if draft else [])):  # a broken one may be mended
+            before.update(parse_profile(text, path, "profile") if text else {})
         edited = change(text)
         checked(edited, draft or path, machine)
         return edited
 
     new = change_profile(path, sound)
-    after = parse_profile(new, path, "profile")
+    after = parse_profile(new, path, layer)
     if not old:
         write_schema()
     print(f"{'unchanged:' if new == old else 'wrote'} {shown(path)}")
     for line in differences(before, after):
         print(f"  {line}")
-    changed = {key: entry for key, entry in after.items() if _raw(before, key) != entry.raw}
     after.pop("version", None)
-    impossible = [problem.what for problem in refusals([after], machine)]  # it may be for another
-    for note in [*overruled([changed, *stronger]), *impossible]:
+    at_issue = {k: e for k, e in after.items() if k in said or _raw(before, k) != e.raw}
+    layers = [*weaker, after, *stronger]
+    impossible = [problem.what for problem in refusals(layers, machine)]  # it may be for another
+    for note in [*overruled([at_issue, *stronger]), *impossible]:
         print(f"headway: note: {note}", file=sys.stderr)
 
 
@@ -233,18 +246,24 @@ def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
     return entries[key].raw if key in entries else None
 
 
-def _stronger(path: str) -> list[Layer]:
-    """Return the layers of a launch here that win over the profile at `path`.
+def _place_of(path: str) -> tuple[str, list[Layer], list[Layer]]:
+    """Return which layer of a launch here the profile at `path` is, the weaker ones, the stronger.
 
     Raises:
         ConfigError: one of them is wrong.
     """
     project = find_project_profile(trusted=path)
-    layers = [environment_layer()]
-    typed(layers)
-    if project is not None and os.path.realpath(project) != os.path.realpath(path):
-        layers.insert(0, read_profile(project, "project profile"))
-    return layers
+    environment = environment_layer()
+    typed([environment])
+    if project is None:
+        return "user profile", [], [environment]
+    if os.path.realpath(project) != os.path.realpath(path):
+        stronger = [read_profile(project, "project profile"), environment]
+        return "user profile", [], stronger
+    user = choose_profile().path
+    is_other = is_there(user) and os.path.realpath(user) != os.path.realpath(path)
+    weaker: list[Layer] = [read_profile(user, "user profile")] if is_other else []
+    return "project profile", weaker, [environment]
 
 
 def use(argv: Sequence[str]) -> int:
@@ -257,7 +276,7 @@ def use(argv: Sequence[str]) -> int:
     _, words = parser.parse_words(argv)
     if len(words) != 1:
         parser.error("one profile is to be named")
-    chosen = choose_profile(words[0])._replace(chosen_by="the command line")
+    chosen = choose_profile(words[0], said_by="the command line")
     selection = selection_path()
     if chosen.name == DEFAULT_NAME:
         _forget(selection)

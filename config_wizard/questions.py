@@ -213,6 +213,9 @@ def _default(
     earlier = _earlier(name, facts, answers)
     if choices:
         values = [choice.value for choice in choices]
+        if earlier is not None and name in TABLE:
+            meant = TABLE[name].parse(earlier)  # BF16 is bf16
+            earlier = _resolved({name: earlier}, facts).device if meant == "gpu" else str(meant)
         return (str(earlier) if earlier in values else values[0]), ""
     if name == "num_processes":
         best, why = _best_processes(facts, answers)
@@ -316,6 +319,7 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
     values = dict(_present(facts, answers))
     weaker = facts.profiles[USER] if place_of(facts, answers) == PROJECT else {}
     said = {*values, *weaker, *_ALWAYS}
+    own = {*values, *_ALWAYS}
     for name, raw in {**facts.given, **answers}.items():
         setting, _, variable = name.partition(".")
         if variable:  # env.NAME
@@ -324,18 +328,39 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
             continue
         if raw == NONE and is_optional(name):
             values.pop(name, None)
+        elif name == "env":
+            values[name] = Settings.env.kind(raw)
+        elif name in weaker and name not in own and are_alike(name, raw, weaker[name]):
+            continue  # a launch finds it in the user's profile
         elif name in said or TABLE[name].parse(raw) != TABLE[name].default:
-            values[name] = Settings.env.kind(raw) if name == "env" else raw
+            values[name] = raw
+    _leave_to(weaker, values)
     for name in _ALWAYS:
         if name not in answers and name not in facts.given:
             values[name] = _unasked(name, facts, answers)
     for name in _OF_PROCESSES:
         if name not in answers and name not in facts.given and _clash(name, facts, values):
             del values[name]
-    if answers.get("num_machines") == "1":
+    if {**facts.given, **answers}.get("num_machines") == "1":
         for name in _OF_MACHINES:
-            values.pop(name, None)
+            if name not in facts.given:
+                values.pop(name, None)
     return values
+
+
+def _leave_to(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
+    """Take out of `env` the variables that the weaker profile sets alike: they may be private."""
+    theirs = Settings.env.kind(weaker.get("env", {}))
+    if "env" in values and theirs:
+        ours = Settings.env.kind(values["env"])
+        values["env"] = {name: text for name, text in ours.items() if theirs.get(name) != text}
+        if not values["env"]:
+            del values["env"]
+
+
+def are_alike(name: str, raw: Raw, other: Raw) -> bool:
+    """True when two values of a setting mean the same."""
+    return bool(TABLE[name].parse(raw) == TABLE[name].parse(other))
 
 
 def _clash(name: str, facts: Facts, values: Mapping[str, Raw]) -> bool:

@@ -99,8 +99,11 @@ def _put(text: str, marks: Mapping[str, Mark], name: str, raw: Raw) -> str:
         if "\n" in old and "#" not in before.rstrip().rpartition("\n")[2]:
             before = before.rstrip() + " "  # the old value began on a line of its own
         return before + written(raw) + text[mark.value + len(old.rstrip()) :]
-    last = max(marks.values(), key=lambda mark: mark.end)
     entry = f"{_plain(name)}: {written(raw)}"
+    if not marks:  # an empty flow map
+        before, _, after = text.rpartition("}")
+        return f"{before}{entry}}}{after}"
+    last = max(marks.values(), key=lambda mark: mark.end)
     if _is_flow(text, marks):
         return text[: last.end] + f", {entry}" + text[last.end :]
     end = _line_end(text, last).start()
@@ -163,15 +166,15 @@ def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
     return edited
 
 
-def write_profile(path: str, values: Mapping[str, Raw], comment: str = "") -> None:
+def write_profile(path: str, values: Mapping[str, Raw], mode: int | None = None) -> None:
     """Write a profile anew that holds `values`; see `change_profile`."""
-    text = "".join(f"# {line}\n" for line in comment.splitlines()) + BLANK
+    text = BLANK
     for key, raw in values.items():
         text = set_value(text, key, raw)
-    change_profile(path, lambda _: text)
+    change_profile(path, lambda _: text, mode)
 
 
-def change_profile(path: str, change: Callable[[str], str]) -> str:
+def change_profile(path: str, change: Callable[[str], str], mode: int | None = None) -> str:
     """Replace the text of the profile at `path` by `change(text)`, and return the new text.
 
     Whole or not at all, and readable at every moment: writers take turns by a lock on the folder;
@@ -181,6 +184,7 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
     Args:
         path: the profile; it and its folder may be missing.
         change: gets the present text, empty where there is none.
+        mode: the permissions of a new file; None: what the umask leaves.
 
     Raises:
         ConfigError: the folder cannot be written to, or the disk is full; or `change` raised it.
@@ -199,7 +203,10 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
             if exists and text == before:
                 return text
             _refuse_to_write(target, text)
-            mode = stat.S_IMODE(os.stat(target).st_mode) if exists else 0o666 & ~_umask()
+            if exists:
+                mode = stat.S_IMODE(os.stat(target).st_mode)
+            elif mode is None:
+                mode = 0o666 & ~_umask()
             prefix, suffix = _TEMPORARY
             handle, temporary = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=folder)
             with open(handle, "w", encoding="utf-8", newline="") as file:

@@ -44,20 +44,23 @@ class ProfileChoice(NamedTuple):
 
 
 def choose_profile(
-    flag: str | None = None, environ: Mapping[str, str] = os.environ
+    flag: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    said_by: str = "flag --profile",
 ) -> ProfileChoice:
     """Return which profile of this user is meant, whether or not it exists.
 
     Args:
         flag: the value of --profile; it beats HEADWAY_PROFILE, which beats `headway config use`.
         environ: read for HEADWAY_PROFILE and the folder of the profiles.
+        said_by: where `flag` comes from, for messages.
 
     Raises:
         ConfigError: the name cannot be one.
     """
     is_said = flag is not None or VARIABLE in environ
     if flag is not None:
-        name, chosen_by = flag, "flag --profile"
+        name, chosen_by = flag, said_by
     elif VARIABLE in environ:
         name, chosen_by = environ[VARIABLE], f"environment {VARIABLE}"
     else:

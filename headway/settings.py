@@ -205,6 +205,9 @@ def _variables(raw: Raw) -> dict[str, str]:
             if "=" not in word:
                 raise ValueError(f"in which {word!r} is not NAME=VALUE")
         pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
+        names = [name for name, _ in pairs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"in which {twice[0]} stands twice")
     for name, value in pairs:
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"in which {name!r} cannot be the name of a variable")

@@ -485,3 +485,67 @@ def test_a_new_profile_has_the_permissions_of_any_new_file(mask: int, machine: M
     finally:
         os.umask(before)
     assert Path(choose_profile().path).stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_gpus_of_the_profile_go_when_the_device_is_said_to_be_the_cpu(machine: Machine) -> None:
+    main(["config", "set", "devices=0,1", "num_processes=2"])
+    assert main(["config", "--yes", "--set", "device=cpu"]) == 0
+    assert profile() == CPU
+
+
+def test_one_machine_by_flag_needs_no_address_any_more(machine: Machine) -> None:
+    main(["config", "set", "num_machines=2", "main_address=h", "machine_rank=1"])
+    assert main(["config", "--yes", "--set", "num_machines=1"]) == 0
+    assert profile() == {**CPU, "num_machines": "1"}
+
+
+@pytest.mark.parametrize("machine", [EIGHT_H100], indirect=True)
+def test_values_in_another_spelling_are_the_defaults_and_stay_as_they_are(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(choose_profile().path)
+    path.parent.mkdir(parents=True)
+    text = "device: CUDA\nnum_processes: 4\nmixed_precision: BF16\n"
+    path.write_text(text)
+    typed(monkeypatch, "")
+    assert main(["config"]) == 0
+    assert path.read_text() == text
+
+
+def test_the_summary_and_the_notes_count_what_the_other_profile_says(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("headway.yaml").write_text("num_processes: 4\n")
+    typed(monkeypatch, "cpu\n2\nuser\n")
+    assert main(["config"]) == 0
+    out, err = capsys.readouterr()
+    assert "A launch: your_script.py: 4 processes on cpu" in out
+    assert "default.yaml, line 4, column 1 gives way to project profile" in err
+    main(["config", "set", "num_processes=4", "ranks=3"])
+    Path("answers.yaml").write_text("device: cpu\nnum_processes: 2\nplace: project\n")
+    assert main(["config", "--answers", "answers.yaml"]) == 0
+    assert "note: ranks names rank 3, but ranks are from 0 to 1" in capsys.readouterr().err
+
+
+def test_what_the_user_keeps_for_all_projects_is_not_copied_into_one(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["config", "set", "env.TOKEN=secret", "log_dir=/home/me/logs", "max_restarts=3"])
+    Path("headway.yaml").write_text("env: {A: 1}\n")
+    typed(monkeypatch, "cpu\n1\nproject\nyes\n")
+    assert main(["config"]) == 0
+    assert profile("headway.yaml") == {**CPU, "env": {"A": "1"}}
+
+
+def test_what_may_hold_a_secret_is_kept_for_its_owner_alone(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["config", "set", "env.TOKEN=secret"])
+    path = Path(choose_profile().path)
+    path.chmod(0o600)
+    monkeypatch.setenv("VISUAL", "sh -c 'echo device: cqu >> \"$1\"' -")
+    assert main(["config", "edit"]) == 2
+    monkeypatch.setattr(sys, "stdin", InterruptedInput("cpu\n"))
+    assert main(["config"]) == 130
+    files = [path, *path.parent.glob(".draft*"), *Path.home().rglob("answers.yaml")]
+    assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 4

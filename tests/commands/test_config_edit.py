@@ -308,3 +308,40 @@ def test_unset_names_all_that_it_cannot_remove(
     assert "did you mean 'num_processes'?" in err
     assert "did you mean 'device'?" in err
     assert profile.read_text() == "version: 1\n" + PROFILE
+
+
+def test_an_empty_map_is_a_profile_that_can_be_filled(profile: Path) -> None:
+    profile.write_text("{}  # nothing yet\n")
+    assert main(["config", "set", "num_processes=2"]) == 0
+    assert profile.read_text() == "{num_processes: 2}  # nothing yet\n"
+
+
+def test_a_project_profile_that_is_the_users_too_is_checked_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("headway.yaml").write_text("device: cpu\n")
+    monkeypatch.setenv("HEADWAY_PROFILE", "headway.yaml")
+    assert main(["config", "validate"]) == 0
+    assert capsys.readouterr().out == "~/work/headway.yaml: ok\n"
+
+
+def test_a_variable_that_stands_twice_is_refused(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "env=A=1 A=2"]) == 2
+    assert "in which A stands twice" in capsys.readouterr().err
+
+
+def test_use_names_the_command_line_for_a_name_that_cannot_be(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", "use", "a b"]) == 2
+    assert "from: the command line" in capsys.readouterr().err
+
+
+def test_a_broken_profile_is_named_by_set(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("device: cpu\nranks:\n")
+    assert main(["config", "set", "device=mps"]) == 2
+    assert "from: profile ~/.config/headway/default.yaml, line 2" in capsys.readouterr().err

@@ -133,10 +133,10 @@ def test_whatever_is_set_is_read_back_and_everything_else_stays(raw: str, key: s
 
 def test_what_is_written_is_read_again() -> None:
     path = Path("new/folder/default.yaml").absolute()
-    write_profile(
-        str(path), {"device": "cpu", "mixed_precision": "no", "num_processes": "2"}, "Why."
-    )
-    assert path.read_text().startswith("# Why.\nversion: 1\n")
+    values = {"device": "cpu", "mixed_precision": "no", "num_processes": "2"}
+    write_profile(str(path), values, mode=0o600)
+    assert path.read_text().startswith("version: 1\n")
+    assert path.stat().st_mode & 0o777 == 0o600
     settings = resolve([read_profile(str(path), "user profile")], Machine(), {})
     assert (settings.device, settings.mixed_precision, settings.num_processes) == ("cpu", "no", 2)
     assert os.listdir(path.parent) == ["default.yaml"]
