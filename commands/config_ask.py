@@ -109,7 +109,8 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
             said=profile_after(facts, answers),
         )
     except ConfigError:
-        print(f"headway: note: {_keep(parsed, facts, path, answers)}", file=sys.stderr)
+        if not unattended:
+            print(f"headway: note: {_keep(parsed, facts, path, answers)}", file=sys.stderr)
         raise
     if not unattended and any(read_kept(paths, parsed.machine)):
         with suppress(OSError):
@@ -177,6 +178,9 @@ def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Fac
     kept: dict[str, Raw] = {}
     if not unattended:
         kept, kept_given = read_kept(paths, parsed.machine)
+        if kept_given:
+            words = ", ".join(f"{name} {as_words(e.raw)}" for name, e in kept_given.items())
+            print(f"headway: note: not asked, as given to the last run: {words}", file=sys.stderr)
         given = {**kept_given, **given}
     sources = [*layers.values(), given]
     return Facts(

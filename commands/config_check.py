@@ -87,13 +87,23 @@ def mistakes(layers: Sequence[Layer], machine: Machine) -> Sequence[Problem]:
     return problems
 
 
-def checked(text: str, path: str, machine: Machine) -> Mapping[str, Entry]:
+def checked(
+    text: str, path: str, machine: Machine, origins: Mapping[str, Origin] = MappingProxyType({})
+) -> Mapping[str, Entry]:
     """Return the entries of a profile's text.
+
+    Args:
+        text: of the profile.
+        path: of the file that it stands in, or will.
+        machine: this one, for what is left to detection.
+        origins: of the values that come from elsewhere.
 
     Raises:
         ConfigError: anything that is wrong with it on every machine.
     """
     entries = parse_layer(text, path, "profile")
+    for name in origins.keys() & entries.keys():
+        entries[name] = entries[name]._replace(origin=origins[name])
     problems = mistakes([entries], machine)
     if problems:
         raise ConfigError.of(problems)

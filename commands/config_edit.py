@@ -48,6 +48,7 @@ def set_keys(argv: Sequence[str]) -> int:
         lambda text: set_all(text or beginning(path), values),
         detect_machine(),
         said=[key.partition(".")[0] for key in values],
+        origin=Origin("assignment", "the command line"),
     )
     return 0
 
@@ -190,6 +191,7 @@ def apply(
     *,
     draft: str | None = None,
     said: Collection[str] = (),
+    origin: Origin | None = None,
 ) -> None:
     """Change the profile at `path`, and print what became different and what still overrules it.
 
@@ -199,6 +201,7 @@ def apply(
         machine: this one, which may not be able to do what the profile says.
         draft: the file that holds the new text already, for messages.
         said: keys that were asked for, whether or not they change.
+        origin: where the values of these come from.
 
     Raises:
         ConfigError: what `change` makes is no sound profile, or cannot be written.
@@ -213,7 +216,7 @@ def apply(
         with suppress(*([ConfigError] if draft else [])):  # a broken one may be mended
             before.update(parse_profile(text, path, "profile") if text else {})
         edited = change(text)
-        checked(edited, draft or path, machine)
+        checked(edited, draft or path, machine, dict.fromkeys(said, origin) if origin else {})
         return edited
 
     new = change_profile(path, sound)

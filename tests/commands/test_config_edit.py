@@ -345,3 +345,10 @@ def test_a_broken_profile_is_named_by_set(
     profile.write_text("device: cpu\nranks:\n")
     assert main(["config", "set", "device=mps"]) == 2
     assert "from: profile ~/.config/headway/default.yaml, line 2" in capsys.readouterr().err
+
+
+def test_a_value_on_the_command_line_is_not_looked_for_in_the_file(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "machine_rank=3"]) == 2
+    assert "from: machine_rank: the command line; num_machines:" in capsys.readouterr().err
