@@ -158,7 +158,8 @@ VARIABLES = {  # variables that are a setting by another name
 def _of_variable(name: str, text: str) -> dict[str, Raw] | str:
     """Return what a variable sets here, or why it has no counterpart."""
     if name in VARIABLES:
-        return {VARIABLES[name]: text}
+        first = text.split(",")[0].strip()  # "4,2" is 4 threads, and 2 in a nested region
+        return {VARIABLES[name]: first if name == "OMP_NUM_THREADS" else text}
     if name == "ACCELERATE_USE_CPU":
         return {"device": "cpu"} if text.lower() in ("1", "true", "yes") else {}
     if name == "CUDA_VISIBLE_DEVICES":

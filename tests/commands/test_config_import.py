@@ -265,6 +265,11 @@ def test_an_impossible_value_is_said_in_the_other_tools_words(
     assert f"\n  fix:  correct {said.split()[0]} there\n" in err
 
 
+def test_of_nested_thread_counts_the_first_one_is_taken_over(capsys: Capture) -> None:
+    imported(capsys, "OMP_NUM_THREADS=4,2 torchrun t.py")
+    assert profile() == {"threads_per_process": "4", "num_processes": "1"}
+
+
 @pytest.mark.parametrize(
     ("before", "line", "key"),
     [
