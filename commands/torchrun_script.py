@@ -46,9 +46,9 @@ def torchruns_in(text: str, machine: Machine, where: str) -> list[Imported]:
             continue
         if command.is_open:
             raise ConfigError(
-                "the command line cannot be read: no closing quotation",
+                "the command line cannot be read: no closing quotation or bracket",
                 where=where,
-                fix="close the quote, or give the words without quotes around them all",
+                fix="write out what is in it, or give the words without quotes around them all",
             )
         words = [variables.filled_in(word) for word in command.words]
         one = from_torchrun([*variables.exported(), *words], machine, where)

@@ -145,6 +145,43 @@ def test_the_next_command_is_what_a_shell_would_read_there(
     assert imported(capsys, "run.sh")[1] == [following]
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--x $(a $(b $(c $(d 1)))) --y 3", ""),
+        ('"$(a "b; c")" --y 3', ""),
+        ("--x $(a $(b $(c $(d $(e $(f $(g))))))) --y 3", "no closing quotation or bracket"),
+        ('$(grep "(" file) --y 3', "no closing quotation or bracket"),
+    ],
+)
+def test_a_command_is_read_whole_or_refused(word: str, said: str, capsys: Capture) -> None:
+    Path("run.sh").write_text(f"torchrun --nproc-per-node 2 a.py {word}\n")
+    if said:
+        assert said in refusal(capsys, "run.sh")
+    else:
+        assert imported(capsys, "run.sh")[1] == [f"headway launch a.py {word}"]
+
+
+def test_a_refused_value_is_shown_whole(capsys: Capture) -> None:
+    value = "$(( $(nvidia-smi -L | wc -l) / 2 ))"
+    err = refusal(capsys, f"torchrun --nproc-per-node {value} a.py")
+    assert f"--nproc-per-node={value} is what a shell would replace" in err
+
+
+def test_a_value_that_cannot_be_read_whole_is_not_known(capsys: Capture) -> None:
+    Path("run.sh").write_text('N=2$(grep "(" file)\ntorchrun --nproc-per-node $N a.py\n')
+    assert "--nproc-per-node=$N is what a shell would replace" in refusal(capsys, "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [("<<EOF", "EOF"), ("<<-'EOF' >to", "\tEOF"), ("<<A <<B", "A\nB")]
+)
+def test_a_here_document_is_no_command(begin: str, end: str, capsys: Capture) -> None:
+    text = f"cat {begin}\nIt's\n torchrun --nproc-per-node 9 a.py\n{end}\ntorchrun b.py\n"
+    Path("run.sh").write_text(f"(( N = 1<<2 ))\n{text}")
+    assert imported(capsys, "run.sh")[1] == ["headway launch b.py"]
+
+
 def test_words_that_a_shell_has_read_already_are_quoted_again(capsys: Capture) -> None:
     _, (following,) = imported(capsys, "torchrun", "train.py", "--out", "$OUT", "two words")
     printed = following.replace("headway launch", "printf '%s|'")
