@@ -32,17 +32,19 @@ def torchruns_in(text: str, machine: Machine, where: str) -> list[Imported]:
     """
     found = []
     variables = _Variables()
-    folders, depth = "", 0
+    folders: list[tuple[tuple[int, ...], str]] = []  # each with the brackets that it holds in
+    depth = 0
     for command in commands_in(text):
         if not is_torchrun(command.words):
             first = command.words[0].text if command.words else ""
             depth += (first in _OPENING) - (first in _CLOSING)
             variables.note(
                 list(dropwhile(lambda word: word.text in _KEYWORDS, command.words)),
-                is_certain=not depth and command.joined_by not in ("&&", "||"),
+                is_certain=not (depth or command.brackets or command.joined_by in ("&&", "||")),
             )
             if first == "cd":
-                folders += " ".join(word.raw for word in command.words) + " && "
+                line = " ".join(word.raw for word in command.words)
+                folders.append((command.brackets, f"{line} && "))
             continue
         if command.is_open:
             raise ConfigError(
@@ -52,7 +54,8 @@ def torchruns_in(text: str, machine: Machine, where: str) -> list[Imported]:
             )
         words = [variables.filled_in(word) for word in command.words]
         one = from_torchrun([*variables.exported(), *words], machine, where)
-        found.append(one._replace(left=[*variables.left(), *one.left], before=folders))
+        before = "".join(cd for held, cd in folders if command.brackets[: len(held)] == held)
+        found.append(one._replace(left=[*variables.left(), *one.left], before=before))
     return found
 
 
@@ -90,7 +93,7 @@ class _Variables:
         lines = []
         for name, said in self._own.items():
             if name in self._uncertain:
-                reason = "it is set under a condition"
+                reason = "it is set under a condition or in brackets"
             elif len({word.text for word in said}) > 1:
                 reason = "it is set several times"
             elif not said[0].is_plain:

@@ -106,7 +106,7 @@ def test_literal_exports_before_torchrun_are_taken_over_and_all_others_are_liste
         "DEBUG=1 (it is not exported: torchrun does not see it)",
         "PATH=$HOME/bin:$PATH (only a shell knows its value)",
         "TWICE=1, TWICE=2 (it is set several times)",
-        "MAYBE=1 (it is set under a condition)",
+        "MAYBE=1 (it is set under a condition or in brackets)",
         "MASTER_PORT=1234 (the launcher sets it for each process)",
     ]
 
@@ -143,6 +143,16 @@ def test_the_next_command_is_what_a_shell_would_read_there(
 ) -> None:
     Path("run.sh").write_text(line)
     assert imported(capsys, "run.sh")[1] == [following]
+
+
+def test_what_is_done_in_brackets_does_not_hold_behind_them(capsys: Capture) -> None:
+    Path("run.sh").write_text("(cd src && (cd in; torchrun a.py); torchrun b.py); torchrun c.py\n")
+    assert imported(capsys, "run.sh")[1] == [
+        "cd src && cd in && headway launch a.py",
+        "cd src && headway launch b.py",
+        "headway launch c.py",
+    ]
+    assert "--nproc-per-node=$N is" in refusal(capsys, "(N=3); torchrun --nproc-per-node $N a.py")
 
 
 @pytest.mark.parametrize(
