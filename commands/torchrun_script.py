@@ -13,6 +13,7 @@ from headway.errors import ConfigError
 from headway.machine import Machine
 
 _REFERENCE = re.compile(r"'[^']*'|\\.|\$(?:(\w+)|\{(\w+)\})", re.DOTALL)
+_NAMED = re.compile(r"\$\w+|\$\{\w+\}|\b([A-Za-z_]\w*)")  # $N and ${N} only read it
 _OPENING = ("if", "for", "while", "until", "case")
 _CLOSING = ("fi", "done", "esac")
 _KEYWORDS = ("then", "else", "do", "{")
@@ -53,6 +54,7 @@ def torchruns_in(text: str, machine: Machine, where: str) -> list[Imported]:
                 fix="write out what is in it, or give the words without quotes around them all",
             )
         words = [variables.filled_in(word) for word in command.words]
+        variables.note_named(" ".join(w.raw for w in command.words if not w.is_plain))
         one = from_torchrun([*variables.exported(), *words], machine, where)
         before = "".join(cd for held, cd in folders if command.brackets[: len(held)] == held)
         found.append(one._replace(left=[*variables.left(), *one.left], before=before))
@@ -67,6 +69,7 @@ class _Variables:
         self._exported: set[str] = set()
         self._uncertain: set[str] = set()
         self._used: set[str] = set()
+        self._named: set[str] = set()  # by other commands, which may change them
 
     def note(self, words: Sequence[Word], *, is_certain: bool) -> None:
         """Note what a command sets, or may set."""
@@ -77,12 +80,19 @@ class _Variables:
                 self._own.pop(word.text, None)
         elif is_export or all(map(variable, words)):  # else they are set for that command alone
             for word in words[is_export:]:
+                self.note_named(word.raw.partition("=")[2] if not word.is_plain else "")
                 name = variable(word)
                 if name:
                     self._own.setdefault(name, []).append(self.filled_in(word))
                     self._uncertain |= set() if is_certain else {name}
                 if is_export:
                     self._exported.add(name or word.text)
+        else:
+            self.note_named(" ".join(word.raw for word in words))
+
+    def note_named(self, text: str) -> None:
+        """Note the variables that a shell's text names, other than to read them."""
+        self._named.update(_NAMED.findall(text))
 
     def exported(self) -> list[Word]:
         """Return the variables that torchrun inherits and whose value stands there."""
@@ -100,6 +110,8 @@ class _Variables:
                 reason = "only a shell knows its value"
             elif name not in self._exported:
                 reason = "it is not exported: torchrun does not see it"
+            elif name in self._named:
+                reason = "another command names it, and may change it"
             else:
                 continue
             if name not in self._used or name in self._exported:
@@ -122,5 +134,5 @@ class _Variables:
     def _is_known(self, name: str, *, exported: bool = False) -> bool:
         said = self._own.get(name, [])
         is_one = len({word.text for word in said}) == 1 and said[0].is_plain
-        is_certain = is_one and name not in self._uncertain
+        is_certain = is_one and name not in self._uncertain | self._named
         return is_certain and (not exported or name in self._exported)

@@ -156,6 +156,22 @@ def test_what_is_done_in_brackets_does_not_hold_behind_them(capsys: Capture) -> 
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        *("N+=1", "(( N++ ))", "((N++))", "read N", "let N=N+1", "M=$((N++))", ": ${N:=4}"),
+        *("declare N=4", "N=4", "printf -v N 4", "for N in 1 2; do", "while read -r N; do"),
+        "torchrun b.py $((N++))",
+    ],
+)
+def test_a_variable_that_may_have_changed_is_not_known(change: str, capsys: Capture) -> None:
+    text = f"export N=3 M=$N; echo $N ${{N}}\n{change}\ntorchrun"
+    Path("run.sh").write_text(f"{text} --nproc-per-node $N a.py\n")
+    assert "--nproc-per-node=$N is what a shell would replace" in refusal(capsys, "run.sh")
+    Path("run.sh").write_text(f"{text.replace('torchrun b.py', ':')} a.py\n")
+    assert any(line.startswith("N=3") for line in imported(capsys, "run.sh")[0])
+
+
+@pytest.mark.parametrize(
     ("word", "said"),
     [
         ("--x $(a $(b $(c $(d 1)))) --y 3", ""),
