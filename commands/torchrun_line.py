@@ -35,6 +35,7 @@ _SHORT = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
 _OLD = "torch.distributed.launch"
 _MODULES = ("torch.distributed.run", _OLD)
 _IN_FRONT = ("nohup", "srun", "sudo", "nice", "numactl", "setsid", "stdbuf")
+_WITH_A_WORD = ("uv", "poetry", "timeout")  # uv run, timeout 60
 _WITHOUT_MEANING = ("exec", "env", "time", "if", "then", "else", "do", "{", "!")  # in front, too
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SEVERAL_WORDS = re.compile(r"""\$(\w+|\{.*\}|\(.*\)|@)|`.*`|"\$(@|\{\w+\[@\]\})\"""", re.DOTALL)
@@ -60,11 +61,11 @@ def _start(words: Sequence[Word]) -> _Start | None:
         if own:
             return _Start(index, own)
         is_flag = word.text.startswith("-")
-        if word.text in (*_IN_FRONT, *_WITHOUT_MEANING):
+        if word.text in (*_IN_FRONT, *_WITH_A_WORD, *_WITHOUT_MEANING):
             has_front = True
         elif not variable(word) and not (has_front and (is_flag or may_be_value)):
             return None
-        may_be_value = is_flag and "=" not in word.text
+        may_be_value = (is_flag and "=" not in word.text) or word.text in _WITH_A_WORD
     return None
 
 

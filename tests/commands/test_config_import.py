@@ -230,6 +230,9 @@ def test_words_before_the_script_that_may_be_flags_are_refused(word: str, capsys
         ("(cd /x; torchrun --nproc_per_node=2 t.py)", []),
         ("nohup torchrun --nproc_per_node=2 t.py &", ["nohup"]),
         ("srun -N 1 --mem=0 torchrun --nproc_per_node=2 t.py", ["srun -N 1 --mem=0"]),
+        ("uv run torchrun --nproc_per_node=2 t.py", ["uv run"]),
+        ("poetry run torchrun --nproc_per_node=2 t.py", ["poetry run"]),
+        ("timeout 60 torchrun --nproc_per_node=2 t.py", ["timeout 60"]),
         ("sudo -E env torchrun --nproc_per_node=2 t.py", ["sudo -E"]),
         ("time python -u -m torch.distributed.run --nproc_per_node=2 t.py", []),
         ("python3 -X dev -m torch.distributed.run --nproc_per_node=2 t.py", ["python -X dev"]),
@@ -264,10 +267,26 @@ def test_torchruns_auto_is_one_process_for_each_core_where_there_is_no_gpu(
     assert from_torchrun(words, load(name), "").values == values
 
 
-@pytest.mark.parametrize("line", ["echo torchrun t.py", "sudo echo torchrun t.py"])
-def test_a_command_that_only_names_torchrun_is_none(line: str, capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("echo torchrun t.py", "sudo echo torchrun t.py", "timeout 60 echo torchrun t.py"),
+        *('bash -c "torchrun t.py"', "$TORCHRUN t.py", "bash <<E\ntorchrun t.py\nE\n"),
+        "conda run -n x python -m torch.distributed.run t.py",
+    ],
+)
+def test_a_torchrun_that_cannot_be_read_is_said_to_be_one(line: str, capsys: Capture) -> None:
     Path("run.sh").write_text(line)
-    assert "no configuration of Accelerate" in refusal(capsys, "run.sh")
+    err = refusal(capsys, "run.sh")
+    assert "there is a torchrun in it that cannot be read there\n  from: run.sh" in err
+    assert "fix:  give that command itself: `headway config import torchrun ...`" in err
+
+
+def test_a_file_of_accelerate_may_speak_of_torchrun(capsys: Capture) -> None:
+    text = "# not for torchrun\ncompute_environment: LOCAL_MACHINE\nnum_processes: 2\n"
+    Path("a.yaml").write_text(text)
+    imported(capsys, "a.yaml")
+    assert profile()["num_processes"] == "2"
 
 
 def test_use_env_is_a_flag_of_the_old_launcher_alone(capsys: Capture) -> None:
