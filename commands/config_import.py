@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -24,6 +25,8 @@ from headway.profile_files import choose_profile, read_text, shown, text_at
 from headway.resolve import Layer
 from headway.settings import TABLE, Raw
 
+_TORCHRUN = re.compile(r"torchrun|torch\.distributed\.(run|launch)\b", re.IGNORECASE)
+_OF_ACCELERATE = re.compile(r"compute_environment|distributed_type")
 _FIX = "`headway config import FILE`, or `headway config import torchrun ...`"
 
 
@@ -97,6 +100,12 @@ def _read(words: list[str], machine: Machine) -> tuple[list[Imported], str]:
         where = shown(words[0])
         text = read_text(words[0], "configuration", may_be_pipe=True)
         found = torchruns_in(text, machine, where)
+        if not found and _TORCHRUN.search(text) and not _OF_ACCELERATE.search(text):
+            raise ConfigError(
+                "there is a torchrun in it that cannot be read there",
+                where=where,
+                fix="give that command itself: `headway config import torchrun ...`",
+            )
         if not found:
             return [from_accelerate(read_map(text, where), where)], where
     if any((one.values, one.defaults) != (found[0].values, found[0].defaults) for one in found):

@@ -7,22 +7,25 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
+_INNER = r"[^()]*"  # brackets in pairs, up to five deep
+for _ in range(5):
+    _INNER = rf"(?:[^()]|\({_INNER}\))*"
 _TOKEN = re.compile(
-    r"""
+    rf"""
     (?P<blank>[ \t]+)
   | (?P<comment>\#[^\n]*)
   | (?P<redirection>\d*(?:<<<|<<-?|<&|<>|<|&>>?|>>|>&|>\||>))
-  | (?P<operator>&&|\|\||;;|\|&|[;&|()\n])
-  | (?P<word>(?:
+  | (?P<word>\(\((?:[^()\n]|\([^()\n]*\))*\)\)|(?:  # ((arithmetic)) is one, too
         [^\s'"\\`$;&|<>()]
       | \\.
       | '[^']*'
-      | "(?:[^"\\]|\\.)*"
+      | "(?:[^"\\$]|\\.|\$(?!\()|\$\({_INNER}\))*"
       | `[^`]*`
-      | \$\((?:[^()]|\([^()]*\))*\)
-      | \$\{[^}]{0,999}\}
-      | \$
+      | \$\({_INNER}\)
+      | \$\{{[^}}]{{0,999}}\}}
+      | \$(?![({{])
     )+)
+  | (?P<operator>&&|\|\||;;|\|&|[;&|()\n])
   | (?P<open>.[^\n]*)
     """,
     re.VERBOSE | re.DOTALL,
@@ -58,25 +61,41 @@ class Command(NamedTuple):
 
     words: tuple[Word, ...]
     joined_by: str = ""  # the operator before it
-    is_open: bool = False  # a quote in it is not closed
+    is_open: bool = False  # a quote or bracket in it is not closed, or they are nested too deep
+    brackets: tuple[int, ...] = ()  # where those around it begin
 
 
 def commands_in(text: str) -> Iterator[Command]:
     """Yield the commands of a shell's text, those in brackets and after keywords included."""
+    text = text.replace("\r\n", "\n").replace("\\\n", "")
     words: list[Word] = []
-    joined_by, is_open, is_target = "", False, False
-    for found in _TOKEN.finditer(text.replace("\r\n", "\n").replace("\\\n", "")):
+    joined_by, is_open, redirection, at = "", False, "", 0
+    brackets: tuple[int, ...] = ()
+    ends: list[str] = []  # of the here-documents that begin on this line, as patterns
+    while found := _TOKEN.match(text, at):
+        at, token = found.end(), found.group()
         if found.lastgroup == "operator":
             if words or is_open:
-                yield Command(tuple(words), joined_by, is_open)
-            words, joined_by, is_open, is_target = [], found.group(), False, False
+                yield Command(tuple(words), joined_by, is_open, brackets)
+            words, joined_by, is_open, redirection = [], token, False, ""
+            if token in "()":
+                brackets = (*brackets, at) if token == "(" else brackets[:-1]
+            while token == "\n" and ends:
+                end = re.compile(ends.pop(0), re.MULTILINE).search(text, at)
+                at = end.end() if end else len(text)
         elif found.lastgroup == "word":
-            if not is_target:
-                words.append(Word.read(found.group()))
-            is_target = False
+            if redirection in ("<<", "<<-"):
+                tabs = r"\t*" if redirection == "<<-" else ""
+                ends.append(rf"^{tabs}{re.escape(Word.read(token).text)}$")
+            elif not redirection:
+                words.append(Word.read(token))
+            redirection = ""
         elif found.lastgroup == "redirection":
-            is_target = True
+            redirection = token.lstrip("0123456789")
         elif found.lastgroup == "open":
             is_open = True
+            if words:  # it may be a part of the last one
+                raw = words[-1].raw + token
+                words[-1] = Word(raw, raw, is_plain=False)
     if words or is_open:
-        yield Command(tuple(words), joined_by, is_open)
+        yield Command(tuple(words), joined_by, is_open, brackets)

@@ -35,6 +35,7 @@ _SHORT = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
 _OLD = "torch.distributed.launch"
 _MODULES = ("torch.distributed.run", _OLD)
 _IN_FRONT = ("nohup", "srun", "sudo", "nice", "numactl", "setsid", "stdbuf")
+_WITH_A_WORD = ("uv", "poetry", "timeout")  # uv run, timeout 60
 _WITHOUT_MEANING = ("exec", "env", "time", "if", "then", "else", "do", "{", "!")  # in front, too
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SEVERAL_WORDS = re.compile(r"""\$(\w+|\{.*\}|\(.*\)|@)|`.*`|"\$(@|\{\w+\[@\]\})\"""", re.DOTALL)
@@ -60,11 +61,11 @@ def _start(words: Sequence[Word]) -> _Start | None:
         if own:
             return _Start(index, own)
         is_flag = word.text.startswith("-")
-        if word.text in (*_IN_FRONT, *_WITHOUT_MEANING):
+        if word.text in (*_IN_FRONT, *_WITH_A_WORD, *_WITHOUT_MEANING):
             has_front = True
         elif not variable(word) and not (has_front and (is_flag or may_be_value)):
             return None
-        may_be_value = is_flag and "=" not in word.text
+        may_be_value = (is_flag and "=" not in word.text) or word.text in _WITH_A_WORD
     return None
 
 
@@ -158,7 +159,8 @@ VARIABLES = {  # variables that are a setting by another name
 def _of_variable(name: str, text: str) -> dict[str, Raw] | str:
     """Return what a variable sets here, or why it has no counterpart."""
     if name in VARIABLES:
-        return {VARIABLES[name]: text}
+        first = text.split(",")[0].strip()  # "4,2" is 4 threads, and 2 in a nested region
+        return {VARIABLES[name]: first if name == "OMP_NUM_THREADS" else text}
     if name == "ACCELERATE_USE_CPU":
         return {"device": "cpu"} if text.lower() in ("1", "true", "yes") else {}
     if name == "CUDA_VISIBLE_DEVICES":

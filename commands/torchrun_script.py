@@ -13,6 +13,7 @@ from headway.errors import ConfigError
 from headway.machine import Machine
 
 _REFERENCE = re.compile(r"'[^']*'|\\.|\$(?:(\w+)|\{(\w+)\})", re.DOTALL)
+_NAMED = re.compile(r"\$\w+|\$\{\w+\}|\b([A-Za-z_]\w*)")  # $N and ${N} only read it
 _OPENING = ("if", "for", "while", "until", "case")
 _CLOSING = ("fi", "done", "esac")
 _KEYWORDS = ("then", "else", "do", "{")
@@ -32,27 +33,31 @@ def torchruns_in(text: str, machine: Machine, where: str) -> list[Imported]:
     """
     found = []
     variables = _Variables()
-    folders, depth = "", 0
+    folders: list[tuple[tuple[int, ...], str]] = []  # each with the brackets that it holds in
+    depth = 0
     for command in commands_in(text):
         if not is_torchrun(command.words):
             first = command.words[0].text if command.words else ""
             depth += (first in _OPENING) - (first in _CLOSING)
             variables.note(
                 list(dropwhile(lambda word: word.text in _KEYWORDS, command.words)),
-                is_certain=not depth and command.joined_by not in ("&&", "||"),
+                is_certain=not (depth or command.brackets or command.joined_by in ("&&", "||")),
             )
             if first == "cd":
-                folders += " ".join(word.raw for word in command.words) + " && "
+                line = " ".join(word.raw for word in command.words)
+                folders.append((command.brackets, f"{line} && "))
             continue
         if command.is_open:
             raise ConfigError(
-                "the command line cannot be read: no closing quotation",
+                "the command line cannot be read: no closing quotation or bracket",
                 where=where,
-                fix="close the quote, or give the words without quotes around them all",
+                fix="write out what is in it, or give the words without quotes around them all",
             )
         words = [variables.filled_in(word) for word in command.words]
+        variables.note_named(" ".join(w.raw for w in command.words if not w.is_plain))
         one = from_torchrun([*variables.exported(), *words], machine, where)
-        found.append(one._replace(left=[*variables.left(), *one.left], before=folders))
+        before = "".join(cd for held, cd in folders if command.brackets[: len(held)] == held)
+        found.append(one._replace(left=[*variables.left(), *one.left], before=before))
     return found
 
 
@@ -64,6 +69,7 @@ class _Variables:
         self._exported: set[str] = set()
         self._uncertain: set[str] = set()
         self._used: set[str] = set()
+        self._named: set[str] = set()  # by other commands, which may change them
 
     def note(self, words: Sequence[Word], *, is_certain: bool) -> None:
         """Note what a command sets, or may set."""
@@ -74,12 +80,19 @@ class _Variables:
                 self._own.pop(word.text, None)
         elif is_export or all(map(variable, words)):  # else they are set for that command alone
             for word in words[is_export:]:
+                self.note_named(word.raw.partition("=")[2] if not word.is_plain else "")
                 name = variable(word)
                 if name:
                     self._own.setdefault(name, []).append(self.filled_in(word))
                     self._uncertain |= set() if is_certain else {name}
                 if is_export:
                     self._exported.add(name or word.text)
+        else:
+            self.note_named(" ".join(word.raw for word in words))
+
+    def note_named(self, text: str) -> None:
+        """Note the variables that a shell's text names, other than to read them."""
+        self._named.update(_NAMED.findall(text))
 
     def exported(self) -> list[Word]:
         """Return the variables that torchrun inherits and whose value stands there."""
@@ -90,13 +103,15 @@ class _Variables:
         lines = []
         for name, said in self._own.items():
             if name in self._uncertain:
-                reason = "it is set under a condition"
+                reason = "it is set under a condition or in brackets"
             elif len({word.text for word in said}) > 1:
                 reason = "it is set several times"
             elif not said[0].is_plain:
                 reason = "only a shell knows its value"
             elif name not in self._exported:
                 reason = "it is not exported: torchrun does not see it"
+            elif name in self._named:
+                reason = "another command names it, and may change it"
             else:
                 continue
             if name not in self._used or name in self._exported:
@@ -119,5 +134,5 @@ class _Variables:
     def _is_known(self, name: str, *, exported: bool = False) -> bool:
         said = self._own.get(name, [])
         is_one = len({word.text for word in said}) == 1 and said[0].is_plain
-        is_certain = is_one and name not in self._uncertain
+        is_certain = is_one and name not in self._uncertain | self._named
         return is_certain and (not exported or name in self._exported)

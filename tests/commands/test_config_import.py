@@ -106,7 +106,7 @@ def test_literal_exports_before_torchrun_are_taken_over_and_all_others_are_liste
         "DEBUG=1 (it is not exported: torchrun does not see it)",
         "PATH=$HOME/bin:$PATH (only a shell knows its value)",
         "TWICE=1, TWICE=2 (it is set several times)",
-        "MAYBE=1 (it is set under a condition)",
+        "MAYBE=1 (it is set under a condition or in brackets)",
         "MASTER_PORT=1234 (the launcher sets it for each process)",
     ]
 
@@ -145,6 +145,69 @@ def test_the_next_command_is_what_a_shell_would_read_there(
     assert imported(capsys, "run.sh")[1] == [following]
 
 
+def test_what_is_done_in_brackets_does_not_hold_behind_them(capsys: Capture) -> None:
+    Path("run.sh").write_text("(cd src && (cd in; torchrun a.py); torchrun b.py); torchrun c.py\n")
+    assert imported(capsys, "run.sh")[1] == [
+        "cd src && cd in && headway launch a.py",
+        "cd src && headway launch b.py",
+        "headway launch c.py",
+    ]
+    assert "--nproc-per-node=$N is" in refusal(capsys, "(N=3); torchrun --nproc-per-node $N a.py")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("N+=1", "(( N++ ))", "((N++))", "read N", "let N=N+1", "M=$((N++))", ": ${N:=4}"),
+        *("declare N=4", "N=4", "printf -v N 4", "for N in 1 2; do", "while read -r N; do"),
+        "torchrun b.py $((N++))",
+    ],
+)
+def test_a_variable_that_may_have_changed_is_not_known(change: str, capsys: Capture) -> None:
+    text = f"export N=3 M=$N; echo $N ${{N}}\n{change}\ntorchrun"
+    Path("run.sh").write_text(f"{text} --nproc-per-node $N a.py\n")
+    assert "--nproc-per-node=$N is what a shell would replace" in refusal(capsys, "run.sh")
+    Path("run.sh").write_text(f"{text.replace('torchrun b.py', ':')} a.py\n")
+    assert any(line.startswith("N=3") for line in imported(capsys, "run.sh")[0])
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--x $(a $(b $(c $(d 1)))) --y 3", ""),
+        ('"$(a "b; c")" --y 3', ""),
+        ("--x $(a $(b $(c $(d $(e $(f $(g))))))) --y 3", "no closing quotation or bracket"),
+        ('$(grep "(" file) --y 3', "no closing quotation or bracket"),
+    ],
+)
+def test_a_command_is_read_whole_or_refused(word: str, said: str, capsys: Capture) -> None:
+    Path("run.sh").write_text(f"torchrun --nproc-per-node 2 a.py {word}\n")
+    if said:
+        assert said in refusal(capsys, "run.sh")
+    else:
+        assert imported(capsys, "run.sh")[1] == [f"headway launch a.py {word}"]
+
+
+def test_a_refused_value_is_shown_whole(capsys: Capture) -> None:
+    value = "$(( $(nvidia-smi -L | wc -l) / 2 ))"
+    err = refusal(capsys, f"torchrun --nproc-per-node {value} a.py")
+    assert f"--nproc-per-node={value} is what a shell would replace" in err
+
+
+def test_a_value_that_cannot_be_read_whole_is_not_known(capsys: Capture) -> None:
+    Path("run.sh").write_text('N=2$(grep "(" file)\ntorchrun --nproc-per-node $N a.py\n')
+    assert "--nproc-per-node=$N is what a shell would replace" in refusal(capsys, "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [("<<EOF", "EOF"), ("<<-'EOF' >to", "\tEOF"), ("<<A <<B", "A\nB")]
+)
+def test_a_here_document_is_no_command(begin: str, end: str, capsys: Capture) -> None:
+    text = f"cat {begin}\nIt's\n torchrun --nproc-per-node 9 a.py\n{end}\ntorchrun b.py\n"
+    Path("run.sh").write_text(f"(( N = 1<<2 ))\n{text}")
+    assert imported(capsys, "run.sh")[1] == ["headway launch b.py"]
+
+
 def test_words_that_a_shell_has_read_already_are_quoted_again(capsys: Capture) -> None:
     _, (following,) = imported(capsys, "torchrun", "train.py", "--out", "$OUT", "two words")
     printed = following.replace("headway launch", "printf '%s|'")
@@ -167,6 +230,9 @@ def test_words_before_the_script_that_may_be_flags_are_refused(word: str, capsys
         ("(cd /x; torchrun --nproc_per_node=2 t.py)", []),
         ("nohup torchrun --nproc_per_node=2 t.py &", ["nohup"]),
         ("srun -N 1 --mem=0 torchrun --nproc_per_node=2 t.py", ["srun -N 1 --mem=0"]),
+        ("uv run torchrun --nproc_per_node=2 t.py", ["uv run"]),
+        ("poetry run torchrun --nproc_per_node=2 t.py", ["poetry run"]),
+        ("timeout 60 torchrun --nproc_per_node=2 t.py", ["timeout 60"]),
         ("sudo -E env torchrun --nproc_per_node=2 t.py", ["sudo -E"]),
         ("time python -u -m torch.distributed.run --nproc_per_node=2 t.py", []),
         ("python3 -X dev -m torch.distributed.run --nproc_per_node=2 t.py", ["python -X dev"]),
@@ -201,10 +267,26 @@ def test_torchruns_auto_is_one_process_for_each_core_where_there_is_no_gpu(
     assert from_torchrun(words, load(name), "").values == values
 
 
-@pytest.mark.parametrize("line", ["echo torchrun t.py", "sudo echo torchrun t.py"])
-def test_a_command_that_only_names_torchrun_is_none(line: str, capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("echo torchrun t.py", "sudo echo torchrun t.py", "timeout 60 echo torchrun t.py"),
+        *('bash -c "torchrun t.py"', "$TORCHRUN t.py", "bash <<E\ntorchrun t.py\nE\n"),
+        "conda run -n x python -m torch.distributed.run t.py",
+    ],
+)
+def test_a_torchrun_that_cannot_be_read_is_said_to_be_one(line: str, capsys: Capture) -> None:
     Path("run.sh").write_text(line)
-    assert "no configuration of Accelerate" in refusal(capsys, "run.sh")
+    err = refusal(capsys, "run.sh")
+    assert "there is a torchrun in it that cannot be read there\n  from: run.sh" in err
+    assert "fix:  give that command itself: `headway config import torchrun ...`" in err
+
+
+def test_a_file_of_accelerate_may_speak_of_torchrun(capsys: Capture) -> None:
+    text = "# not for torchrun\ncompute_environment: LOCAL_MACHINE\nnum_processes: 2\n"
+    Path("a.yaml").write_text(text)
+    imported(capsys, "a.yaml")
+    assert profile()["num_processes"] == "2"
 
 
 def test_use_env_is_a_flag_of_the_old_launcher_alone(capsys: Capture) -> None:
@@ -263,6 +345,11 @@ def test_an_impossible_value_is_said_in_the_other_tools_words(
     err = refusal(capsys, line)
     assert said in err
     assert f"\n  fix:  correct {said.split()[0]} there\n" in err
+
+
+def test_of_nested_thread_counts_the_first_one_is_taken_over(capsys: Capture) -> None:
+    imported(capsys, "OMP_NUM_THREADS=4,2 torchrun t.py")
+    assert profile() == {"threads_per_process": "4", "num_processes": "1"}
 
 
 @pytest.mark.parametrize(
