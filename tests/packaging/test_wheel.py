@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import sysconfig
@@ -57,6 +56,12 @@ print("rank", os.environ.get("RANK"), headway.__file__)
 """
 
 
+@pytest.fixture(autouse=True)
+def without_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep pip from finding Headway installed already, and Python from importing it, from here."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_installed_wheel_runs_a_script_beside_a_launcher_py_and_a_commands_package(
     wheel: Path, tmp_path: Path, ranks: int
@@ -75,7 +80,6 @@ def test_an_installed_wheel_runs_a_script_beside_a_launcher_py_and_a_commands_pa
     (work / "commands" / "mine.py").write_text("MINE = True")
     (work / "launcher.py").write_text("MINE = True")
     (work / "train.py").write_text(SCRIPT)
-    environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     command = [
         str(environment / "bin" / "headway"),
         "launch",
@@ -84,7 +88,7 @@ def test_an_installed_wheel_runs_a_script_beside_a_launcher_py_and_a_commands_pa
         str(ranks),
     ]
     done = subprocess.run(
-        [*command, "train.py"], cwd=work, env=environ, capture_output=True, text=True, timeout=120
+        [*command, "train.py"], cwd=work, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("rank ") == ranks
@@ -97,21 +101,11 @@ def test_a_wheel_brings_all_it_needs_into_a_clean_environment(wheel: Path, tmp_p
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=True)
     python = str(environment / "bin" / "python")
-    install = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "-c",
-        str(ROOT / "constraints.txt"),
-        str(wheel),
-    ]
-    subprocess.run(install, check=True, capture_output=True)
+    install = [python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True)
     Path("train.py").write_text(
         "from headway import Accelerator\nprint(Accelerator().num_processes)\n"
     )
-    environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     command = [
         str(environment / "bin" / "headway"),
         "launch",
@@ -120,7 +114,5 @@ def test_a_wheel_brings_all_it_needs_into_a_clean_environment(wheel: Path, tmp_p
         "--num-processes",
         "2",
     ]
-    done = subprocess.run(
-        [*command, "train.py"], env=environ, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([*command, "train.py"], capture_output=True, text=True, timeout=120)
     assert sorted(done.stdout.splitlines()) == ["[0] 2", "[1] 2"], done.stderr
