@@ -318,8 +318,8 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
     """
     values = dict(_present(facts, answers))
     weaker = facts.profiles[USER] if place_of(facts, answers) == PROJECT else {}
-    said = {*values, *weaker, *_ALWAYS}
     own = {*values, *_ALWAYS}
+    said = {*own, *weaker}
     for name, raw in {**facts.given, **answers}.items():
         setting, _, variable = name.partition(".")
         if variable:  # env.NAME
