@@ -15,6 +15,7 @@ import torch.distributed as dist
 from headway.contract import Ranks, read_ranks
 from headway.detection import detect_machine
 from headway.errors import LaunchError, MachineError, UsageError
+from headway.regroup import keep_groups_apart
 
 
 class DistributedType(str, Enum):
@@ -159,6 +160,7 @@ def _best_device(ranks: Ranks) -> str:
 def _form_group(world: World) -> None:
     # DDP imports this later; imported while a group exists, it would hold that group for good
     import_module("torch.distributed.nn.functional")
+    keep_groups_apart(import_module("torch.distributed.distributed_c10d"))
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend)

@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from headway import status
+from headway.regroup import keep_groups_apart
 
 _C10D = "torch.distributed.distributed_c10d"
 _LAST_OPERATIONS = 16  # of each group, that are told
@@ -97,6 +98,7 @@ def _answer_from_the_first_group_on(channel: int, c10d: ModuleType) -> None:
     Before that, a script finds only its own threads; `threading` never knows the one that answers.
     Relies on a private name of torch's: all process groups are made by `_new_process_group_helper`.
     """
+    keep_groups_apart(c10d)
     make = c10d._new_process_group_helper
 
     @functools.wraps(make)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = {"_version", "errors", "settings", "devices", "resolve", "contract", "status", "machine"}
-CORE |= {"profile", "profile_files", "profile_edit"}
+CORE |= {"profile", "profile_files", "profile_edit", "regroup"}
 # how a machine is looked at
 CORE |= {"detection", "source", "cgroups", "gpus", "apple", "host", "snapshot", "diagnosis"}
 LINKS = ("launcher", "commands", "config_wizard")

@@ -1,0 +1,57 @@
+"""Groups that follow one another in the same ranks find each other, under both launchers."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.launching import environment, launch, script
+
+pytestmark = pytest.mark.distributed
+PLAIN = """
+import torch, torch.distributed as dist
+for _ in range(6):
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total == 2
+    dist.destroy_process_group()
+"""
+WITH_ACCELERATOR = """
+import torch
+from headway import Accelerator
+for _ in range(6):
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.reduce(torch.ones(1)) == 2
+    accelerator.end_training()
+"""
+
+
+@pytest.mark.parametrize("text", [PLAIN, WITH_ACCELERATOR])
+def test_six_groups_in_a_row_under_headway(text: str) -> None:
+    done = launch("--cpu", "--num-processes", "2", script(text))
+    assert done.returncode == 0, done.stderr
+
+
+def test_six_groups_in_a_row_under_torchrun(tmp_path: Path) -> None:
+    words = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", *words, script(WITH_ACCELERATOR)],
+        env=environment(TMPDIR=str(tmp_path)),  # torchrun leaves a folder behind
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_torch_asks_for_the_store_and_forms_the_group_by_these_names() -> None:
+    import torch.distributed.distributed_c10d as c10d
+
+    source = inspect.getsource(c10d.init_process_group)
+    asks = source.index("rendezvous_iterator = rendezvous(")
+    assert asks < source.index("default_pg, _ = _new_process_group_helper(", asks)
