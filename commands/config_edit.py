@@ -230,7 +230,9 @@ def apply(
     at_issue = {k: e for k, e in after.items() if k in said or _raw(before, k) != e.raw}
     layers = [*weaker, after, *stronger]
     impossible = [problem.what for problem in refusals(layers, machine)]  # it may be for another
-    for note in [*overruled([at_issue, *stronger]), *impossible]:
+    removed = [key for key in before if key not in after and key != "version"]
+    elsewhere = _set_elsewhere(removed, [*weaker, *stronger])
+    for note in [*overruled([at_issue, *stronger]), *elsewhere, *impossible]:
         print(f"headway: note: {note}", file=sys.stderr)
 
 
@@ -243,6 +245,15 @@ def differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list
             now = "removed" if new is None else written(new)
             lines.append(f"{key}: {now}" + ("" if old is None else f"  (was {written(old)})"))
     return lines
+
+
+def _set_elsewhere(keys: Sequence[str], layers: Sequence[Layer]) -> list[str]:
+    """Return a sentence for each key that one of `layers` sets, by the strongest that does."""
+    strongest = {key: layer[key] for layer in layers for key in keys if key in layer}
+    return [
+        f"{key} is still set, to {written(entry.raw)}: {entry.origin}"
+        for key, entry in strongest.items()
+    ]
 
 
 def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:

@@ -12,7 +12,7 @@ from headway.commands.flags import Parser, look_at_machine
 from headway.config_wizard.questions import as_words
 from headway.devices import DeviceSpec
 from headway.errors import ConfigError
-from headway.launcher.describe import settings_table
+from headway.launcher.describe import printable, settings_table
 from headway.profile import read_profile
 from headway.profile_files import (
     choose_profile,
@@ -82,7 +82,7 @@ def list_profiles(argv: Sequence[str]) -> int:
         rows.append(("(project)", project))
     for name, path in rows:
         star = "*" if path in (chosen.path, project) else " "
-        print(f"{star} {name:<12} {shown(path):<40} {_outline(path)}".rstrip())
+        print(printable(f"{star} {name:<12} {shown(path):<40} {_outline(path)}".rstrip()))
     return 0
 
 

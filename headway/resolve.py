@@ -44,18 +44,25 @@ def profile_layers(
         profile: the value of --profile: which of the user's profiles, by name or path.
 
     Raises:
-        ConfigError: one of them is broken, or the user's was named and is not there.
+        ConfigError: they are broken (all that is wrong at once), or the user's was named and is
+            not there.
     """
-    layers: list[Layer] = []
     user = choose_profile(profile, environ)
     if user.chosen_by:
         user.must_exist()
     project = find_project_profile(folder, trusted=user.path)
     is_project = project and os.path.realpath(user.path) == os.path.realpath(project)
-    if is_there(user.path) and not is_project:
-        layers.append(read_layer(user.path, "user profile"))
-    if project is not None:
-        layers.append(read_layer(project, "project profile"))
+    files = [(user.path, "user profile")] if is_there(user.path) and not is_project else []
+    files += [(project, "project profile")] if project is not None else []
+    layers: list[Layer] = []
+    problems: list[Problem] = []
+    for path, layer in files:
+        try:
+            layers.append(read_layer(path, layer))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError.of(problems)
     return layers
 
 

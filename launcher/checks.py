@@ -36,6 +36,8 @@ def contradictions(settings: Settings) -> list[Problem]:
             "device",
         )
     size = settings.devices.size
+    if settings.origin("device").layer != "detected":
+        problems += _several_on_mps(settings)
     both = device == "cuda" and _said(settings, "devices", "num_processes")
     if both and size not in (None, processes):
         problems += settings.problem(
@@ -110,15 +112,8 @@ def _impossible_on_mps(settings: Settings, machine: Machine) -> list[Problem]:
             "device",
         )
     problems = []
-    if settings.num_processes * settings.num_machines > 1:
-        problems += settings.problem(
-            f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
-            "but MPS is one device in one process, without a process group",
-            f"use one process, or CPU ranks: --cpu --num-processes {settings.num_processes}",
-            "num_processes",
-            "num_machines",
-            "device",
-        )
+    if settings.origin("device").layer == "detected":
+        problems += _several_on_mps(settings)
     from headway.apple import why_no_precision
 
     reason = why_no_precision(settings.mixed_precision, machine)
@@ -129,6 +124,19 @@ def _impossible_on_mps(settings: Settings, machine: Machine) -> list[Problem]:
             "mixed_precision",
         )
     return problems
+
+
+def _several_on_mps(settings: Settings) -> list[Problem]:
+    if settings.device != "mps" or settings.num_processes * settings.num_machines == 1:
+        return []
+    return settings.problem(
+        f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
+        "but MPS is one device in one process, without a process group",
+        f"use one process, or CPU ranks: --cpu --num-processes {settings.num_processes}",
+        "num_processes",
+        "num_machines",
+        "device",
+    )
 
 
 def _impossible_on_cuda(settings: Settings, machine: Machine) -> list[Problem]:

@@ -59,7 +59,7 @@ def summary(plan: LaunchPlan) -> str:
     parts.append(_counted(settings.threads_per_process, "thread", "threads") + each)
     if plan.supervised is not None and settings.debug_rank is not None:
         parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice ends the run)")
-    return f"{plan.program.name}: {', '.join(parts)}"
+    return f"{printable(plan.program.name)}: {', '.join(parts)}"
 
 
 def _how(plan: LaunchPlan) -> tuple[str, str]:
@@ -103,8 +103,14 @@ def _changed(name: str, change: Value) -> tuple[str, str, str]:
 
 def _columns(rows: list[tuple[str, str, str]]) -> list[str]:
     """Align three columns; one long cell does not push the others aside."""
+    rows = [(printable(name), printable(value), printable(origin)) for name, value, origin in rows]
     widths = [min(max(len(row[column]) for row in rows), 44) for column in (0, 1)]
     return [
         f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip()
         for name, value, origin in rows
     ]
+
+
+def printable(text: str) -> str:
+    """Return `text` with what would steer the terminal written out, as in Python's strings."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -28,10 +28,10 @@ def test_edit_replaces_the_profile_only_by_a_sound_one_and_keeps_the_draft(
     assert "from: profile ~/.config/headway/.draft-default.yaml, line 2" in err
     assert "`headway config edit` opens your draft again" in err
     assert profile.read_text() == PROFILE
-    editor(monkeypatch, "cqu", "mps")
+    editor(monkeypatch, "cqu", "cuda")
     assert main(["config", "edit"]) == 0
     assert "your draft of last time" in capsys.readouterr().err
-    assert profile.read_text() == PROFILE.replace("cpu", "mps")
+    assert profile.read_text() == PROFILE.replace("cpu", "cuda")
     assert os.listdir(profile.parent) == ["default.yaml"]
 
 
@@ -72,10 +72,10 @@ def test_a_draft_of_a_profile_that_has_changed_since_is_kept_and_replaces_nothin
     editor(monkeypatch, "cpu", "cqu")
     assert main(["config", "edit"]) == 2
     assert main(["config", "set", "max_restarts=4"]) == 0
-    editor(monkeypatch, "cpu", "mps")
+    editor(monkeypatch, "cpu", "cuda")
     assert main(["config", "edit"]) == 0
     assert "the profile has changed since your draft" in capsys.readouterr().err
-    changed = PROFILE.replace("cpu", "mps") + "max_restarts: 4\n"
+    changed = PROFILE.replace("cpu", "cuda") + "max_restarts: 4\n"
     assert profile.read_text() == changed
     aside = profile.parent / ".draft-default.yaml.1"
     assert aside.read_text() == PROFILE.replace("cpu", "cqu")

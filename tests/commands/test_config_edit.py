@@ -83,6 +83,15 @@ def test_unset_removes_keys_and_refuses_what_is_not_there(
     assert main(["config", "unset", "--profile", "gone", "device"]) == 2
 
 
+def test_unset_says_who_sets_the_key_now(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_DEVICE", "auto")
+    assert main(["config", "unset", "device", "num_processes"]) == 0
+    note = "headway: note: device is still set, to auto: environment HEADWAY_DEVICE"
+    assert capsys.readouterr().err.splitlines() == [note]
+
+
 @pytest.mark.parametrize("words", [["set", "env.B=1"], ["unset", "env.B"]])
 def test_an_env_that_cannot_be_read_is_refused_before_it_is_changed(
     words: list[str], profile: Path, capsys: pytest.CaptureFixture[str]
@@ -223,6 +232,8 @@ def test_mistakes_of_every_kind_are_named_at_once_each_with_its_place(
         ("device: mps\ndevices: 0-3\n", "it selects GPUs, and device is 'mps'"),
         ("hang_timeout: 0\n", "hang_timeout is '0', but it must be 1 or more"),
         ("mps_fallback: off\n", "but it must be one of on, strict"),
+        ("device: mps\nnum_processes: 2\n", "MPS is one device in one process"),
+        ("device: gpu\nnum_processes: 2\n", None),
     ],
 )
 @pytest.mark.parametrize("here", ["laptop_cpu", "gpu_1", "mac_m2"])
@@ -352,3 +363,14 @@ def test_a_value_on_the_command_line_is_not_looked_for_in_the_file(
 ) -> None:
     assert main(["config", "set", "machine_rank=3"]) == 2
     assert "from: machine_rank: the command line; num_machines:" in capsys.readouterr().err
+
+
+def test_control_characters_of_a_profile_do_not_steer_the_terminal(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text('log_dir: "logs\\e[2J"\n')
+    assert main(["config", "show"]) == 0
+    assert main(["config", "list"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(r"logs\x1b[2J") == 2
+    assert "\x1b" not in out

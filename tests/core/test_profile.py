@@ -202,3 +202,12 @@ def test_a_project_profile_that_is_named_is_read_once() -> None:
     Path("headway.yaml").write_text("env: {A: 1}\n")
     (layer,) = profile_layers({}, profile="headway.yaml")
     assert layer["env"].origin.layer == "project profile"
+
+
+def test_two_profiles_that_are_broken_are_both_reported() -> None:
+    for name in ("one.yaml", "headway.yaml"):
+        Path(name).write_text("device: !tag cpu\n")
+    with pytest.raises(ConfigError) as raised:
+        profile_layers({}, profile="./one.yaml")
+    places = [problem.where for problem in raised.value.problems]
+    assert ["one.yaml" in places[0], "headway.yaml" in places[1]] == [True, True]
