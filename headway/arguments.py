@@ -25,6 +25,9 @@ DEVICES = ("auto", "cpu", "cuda", "gpu", "mps")
 FOREIGN = {  # Accelerate's other arguments -> what to do instead
     "dataloader_config": "pass split_batches=... itself; every other field keeps its default",
     "gradient_accumulation_plugin": "pass gradient_accumulation_steps=...",
+    "even_batches": "remove it: every rank always gets equally many batches",
+    "dispatch_batches": "remove it: every rank reads its own share of the data",
+    "use_seedable_sampler": "remove it: set_seed() decides the order in which samples come",
     "rng_types": "remove it: samplers always agree across ranks",
     "log_with": "remove it, and log in the script under `if accelerator.is_main_process`",
     "project_dir": "remove it, and give accelerator.save() a full path",
@@ -126,8 +129,11 @@ def _check_precision(name: str | None) -> None:
         raise UsageError(
             f"mixed_precision is {name!r}, not one of {', '.join(PRECISIONS)}",
             where=CALL,
-            fix="pass mixed_precision='bf16'",
+            fix=f"pass mixed_precision={_MEANT.get(name, 'bf16')!r}",
         )
+
+
+_MEANT = {"fp32": "no", "float32": "no", "32": "no", "none": "no", "float16": "fp16", "16": "fp16"}
 
 
 def _device(cpu: bool, device: str | None) -> str | None:

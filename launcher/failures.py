@@ -11,7 +11,10 @@ from headway.status import Crash
 STOPPED_AND_SAVED = 75
 """A rank's exit code for: stopped by request, state saved, run me again. No failure."""
 
-_COMMUNICATION = ("/gloo/", "Gloo ", "NCCL", "monitoredBarrier", "Connection closed by peer")
+_COMMUNICATION = (
+    *("/gloo/", "Gloo ", "NCCL error", "NCCL communicator", "WorkNCCL"),
+    *("monitoredBarrier", "Connection closed by peer"),
+)
 _FOUND_DEAD_WITHIN_S = 1.0
 _MOST_LINES = 12  # of a failed rank's last output
 _MEMORY_ADVICE = (
@@ -19,6 +22,11 @@ _MEMORY_ADVICE = (
     "so that an optimizer step sees as many samples as before)"
 )
 _PYTORCH_ISSUES = "https://github.com/pytorch/pytorch/issues"
+_NO_NCCL = ("doesn't have NCCL built in", "ProcessGroupNCCL is only supported with GPUs")
+_NCCL_ADVICE = (
+    "NCCL needs NVIDIA GPUs, and a torch that is built for them: on CPUs use "
+    'init_process_group("gloo")'
+)
 _MPS_LACKS_IT = (
     "let the CPU compute this operator: --mps-fallback on; it can be asked for at "
     f"{_PYTORCH_ISSUES}"
@@ -104,6 +112,8 @@ class Failure(NamedTuple):
             return _MPS_LACKS_IT
         if crash is not None and "MPS" in crash.message:
             return _MPS_FAILED
+        if crash is not None and any(words in crash.message for words in _NO_NCCL):
+            return _NCCL_ADVICE
         if "memory killer" in self.evidence:
             return "use less memory on this machine: fewer processes, loader workers or samples"
         if self.first.code == -signal.SIGSEGV:

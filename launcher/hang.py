@@ -274,7 +274,8 @@ def _not_in_the_group_yet(statements: Sequence[Statement]) -> list[Divergence]:
     """Compare the stacks while the group forms: torch records nothing yet."""
     inside = tuple(one.rank for one in statements if _is_in(one, "init_process_group"))
     ends = {one.rank: one.end for one in statements if one.end}
-    absent = tuple(ends) or tuple(one.rank for one in statements if one.rank not in inside)
+    known = [one for one in statements if one.silence or one.place]  # no rank on its way out
+    absent = tuple(ends) or tuple(one.rank for one in known if one.rank not in inside)
     if not inside or not absent:
         return []
     words = f"{named(absent)} did not enter init_process_group"

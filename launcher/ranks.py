@@ -140,6 +140,8 @@ class RankProcesses(PContext):
                 )
             else:
                 end = end._replace(time=record["end"], reason=record["reason"], left_silently=False)
+                if record["code"] and record["end"] < self._stopped_at:  # it was on its way out
+                    end = end._replace(code=record["code"], was_stopping=False)
         return end
 
     def _poll(self) -> RunProcsResult | None:

@@ -54,8 +54,11 @@ def variables_of(
         ),
         "ACCELERATE_USE_CPU": _from(settings, "device", str(device == "cpu").lower()),
         "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": _from(settings, "gradient_accumulation_steps"),
     }
+    if settings.origin("gradient_accumulation_steps").layer != "default":
+        # to Accelerate it beats what the script itself says
+        steps = _from(settings, "gradient_accumulation_steps")
+        changes["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = steps
     threads = threads_given_by(settings.env) or threads_given_by(environ)
     if threads is None or settings.origin("threads_per_process").layer != "detected":
         changes["OMP_NUM_THREADS"] = _from(settings, "threads_per_process")

@@ -20,7 +20,7 @@ from importlib.machinery import SourceFileLoader
 from types import TracebackType
 from typing import NoReturn
 
-from headway import status
+from headway import regroup, status
 from headway.contract import read_run
 from headway.errors import HeadwayError
 from headway.launcher import witness
@@ -137,12 +137,14 @@ def _is_source(path: str) -> bool:
 
 def _tell_end(stop: SystemExit | None) -> None:
     """Say that the program came to its own end: a rank that left by os._exit never says so."""
-    reason, place = "", "at the end of the script"
+    code, reason, place = 0, "", "at the end of the script"
     if stop is not None:
+        code = stop.code & 255 if isinstance(stop.code, int) else int(stop.code is not None)
         reason = stop.code[:2000] if isinstance(stop.code, str) else ""
         frame = traceback.extract_tb(stop.__traceback__)[-1]
         place = f"by sys.exit at {frame.filename}:{frame.lineno} in {frame.name}"
-    status.tell(end=time.time(), reason=reason, place=place, groups=witness.collectives())
+    groups = witness.collectives()
+    status.tell(end=time.time(), code=code, reason=reason, place=place, groups=groups)
 
 
 def _fail(error: BaseException) -> NoReturn:
@@ -195,12 +197,24 @@ def _in_short(error: BaseException) -> list[str]:
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if os.path.dirname(file) != _HERE and not file.startswith("<frozen runpy"):
-            break
+    """Leave out the calls before the script's, and those that stand between torch's."""
+    while trace is not None and _is_before_the_script(trace):
         trace = trace.tb_next
+    kept = trace
+    while kept is not None:
+        while kept.tb_next is not None and _is_between_torchs(kept.tb_next):
+            kept.tb_next = kept.tb_next.tb_next
+        kept = kept.tb_next
     return trace
+
+
+def _is_before_the_script(trace: TracebackType) -> bool:
+    file = trace.tb_frame.f_code.co_filename
+    return os.path.dirname(file) == _HERE or file.startswith("<frozen runpy")
+
+
+def _is_between_torchs(trace: TracebackType) -> bool:
+    return trace.tb_frame.f_code.co_filename in (witness.__file__, regroup.__file__)
 
 
 def die_of_interrupt_at_the_end() -> None:

@@ -529,3 +529,18 @@ def test_torchs_private_names_that_the_agent_leans_on_are_there() -> None:
     source = inspect.getsource(LocalElasticAgent)
     for use in ("self._pcontext.wait(0)", "self._pcontext.pids()", "self._pcontext.close("):
         assert use in source
+
+
+def test_ranks_that_end_alike_are_not_said_to_be_stopped() -> None:
+    text = "import atexit, sys, time, torch\natexit.register(time.sleep, 1)\nsys.exit(3)\n"
+    done = launch("--cpu", "--num-processes", "2", script(text))
+    assert done.returncode == 3
+    assert "ended with exit code 3; so did rank" in done.stderr
+
+
+def test_a_backend_that_torch_lacks_is_shown_without_our_frames() -> None:
+    text = 'import torch.distributed as dist\ndist.init_process_group("mpi")\n'
+    done = launch("--cpu", "--num-processes", "2", script(text))
+    assert "failed with RuntimeError; so did rank" in done.stderr
+    assert "in _new_process_group_helper" in done.stderr
+    assert not [name for name in ("witness.py", "regroup.py", "worker.py") if name in done.stderr]

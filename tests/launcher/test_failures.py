@@ -20,6 +20,9 @@ LOST = "Connection closed by peer"
 PEER = Crash(2.1, "RuntimeError", LOST, f"Traceback ...\nRuntimeError: {LOST}\n", True)
 
 
+NO_NCCL = "Distributed package doesn't have NCCL built in"
+
+
 def ended(rank: int, code: int, time: float, **more: object) -> RankExit:
     facts = {"was_stopping": False, "left_silently": code <= 0, **more}
     return RankExit(rank, 100 + rank, code, time, **facts)  # type: ignore[arg-type]
@@ -68,6 +71,12 @@ def test_only_torchs_own_errors_are_of_communication() -> None:
     assert not is_of_communication(PEER._replace(is_from_torch=False))
     assert not is_of_communication(PEER._replace(kind="FileNotFoundError"))
     assert not is_of_communication(PEER._replace(message="cannot parse gloo_options"))
+    assert not is_of_communication(PEER._replace(message=NO_NCCL))
+
+
+def test_a_backend_that_is_not_there_gets_advice() -> None:
+    crash = PEER._replace(message=NO_NCCL, traceback=NO_NCCL)
+    assert 'init_process_group("gloo")' in failure(ended(0, 1, PEER.time, crash=crash)).fix
 
 
 def test_an_aborting_victim_is_not_blamed_for_the_exception_before_it() -> None:

@@ -113,6 +113,8 @@ def test_a_rank_that_never_formed_the_group_is_seen_on_the_stacks() -> None:
     forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
     told = [Statement(0, stacks=(forming,)), Statement(1, stacks=(SLEEP,))]
     assert explain(told)[0].startswith("rank 1 did not enter init_process_group")
+    on_its_way_out = [told[0], Statement(1, stacks=((),))]
+    assert blame(on_its_way_out) == []
 
 
 def test_steps_are_compared_where_nothing_else_is_known() -> None:

@@ -93,6 +93,8 @@ def test_scripts_written_for_accelerate_see_the_same_settings() -> None:
     assert environment["ACCELERATE_USE_CPU"] == "true"
     assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert environment["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
+    # Accelerate takes it for more than the script's own argument
+    assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS" not in set_by(plan())
     assert set_by(plan(SERVER))["ACCELERATE_USE_CPU"] == "false"
 
 

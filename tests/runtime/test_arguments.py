@@ -76,6 +76,12 @@ def test_unknown_precision_is_refused(precision: str) -> None:
         agree(None, mixed_precision=precision)
 
 
+@pytest.mark.parametrize(("name", "meant"), [("fp32", "no"), ("float16", "fp16"), ("fp8", "bf16")])
+def test_the_name_that_was_meant_is_the_fix(name: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"pass mixed_precision='{meant}'"):
+        agree(None, mixed_precision=name)
+
+
 @pytest.mark.parametrize("steps", [0, -1, True, 1.5])
 def test_impossible_accumulation_is_refused(steps: int) -> None:
     with pytest.raises(UsageError, match="gradient_accumulation_steps is"):
@@ -85,6 +91,8 @@ def test_impossible_accumulation_is_refused(steps: int) -> None:
 def test_accelerate_s_other_arguments_are_refused_with_a_way_out() -> None:
     with pytest.raises(UsageError, match=r"'log_with'[\s\S]*is_main_process"):
         refuse_foreign({"log_with": "wandb"})
+    with pytest.raises(UsageError, match=r"'even_batches'[\s\S]*equally many batches"):
+        refuse_foreign({"even_batches": False})
 
 
 def test_accelerate_s_other_arguments_may_be_none() -> None:
