@@ -184,6 +184,12 @@ def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) ->
             )
         values["num_processes"] = str(each)
     if int(machines) > 1:
+        if "main_process_ip" not in rest:
+            raise ConfigError(
+                f"num_machines is {machines}, but nobody says where machine 0 is",
+                where=where,
+                fix="add `main_process_ip: HOST` to that file: the name or IP address of machine 0",
+            )
         values["num_machines"] = machines
         for key in ("machine_rank", "main_process_ip", "main_process_port"):
             if key in rest:

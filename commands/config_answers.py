@@ -19,13 +19,12 @@ from headway.config_wizard.questions import (
     PROJECT,
     USER,
     YES,
-    Answers,
     as_words,
 )
 from headway.errors import ConfigError, Problem
 from headway.profile import Entry, parse_profile, read_profile
 from headway.profile_edit import write_profile
-from headway.profile_files import read_text, shown
+from headway.profile_files import read_text, shown, state_folder
 from headway.settings import Origin, Raw
 
 _QUESTIONS = {PLACE: (USER, PROJECT), MORE: (NO, YES)}
@@ -63,21 +62,28 @@ def _checked(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     }
 
 
-def kept_path() -> str:
-    """Return where the answers of a conversation that was broken off are kept."""
-    from platformdirs import user_state_dir
+def kept_path(paths: Mapping[str, str], machine: str | None) -> str:
+    """Return where the answers of a conversation that was broken off are kept.
 
-    return os.path.join(user_state_dir("headway", appauthor=False), "answers.yaml")
+    Args:
+        paths: the profiles that they may be for, by the name of the place.
+        machine: the recorded machine that they are for; None for this one.
+    """
+    import hashlib
+    import platform
+
+    whose = "\0".join([machine or platform.node(), *sorted(paths.values())])
+    digest = hashlib.sha256(whose.encode(errors="surrogateescape")).hexdigest()[:12]
+    return os.path.join(state_folder(), f"answers-{digest}.yaml")
 
 
-def keep(answers: Answers, given: Mapping[str, Raw], profile: str, machine: str | None) -> bool:
+def keep(path: str, answers: Mapping[str, Raw], given: Mapping[str, Raw]) -> bool:
     """Keep what was answered and given for the next conversation; False where there is nothing.
 
     Args:
+        path: of the file.
         answers: by question.
         given: what was not asked.
-        profile: the path that they are for.
-        machine: the recorded machine that they are for; None for this one.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -85,30 +91,21 @@ def keep(answers: Answers, given: Mapping[str, Raw], profile: str, machine: str 
     answers = {n: answer for n, answer in answers.items() if n != FINISH and answer != NONE}
     if not answers and not given:
         return False
-    whose: dict[str, Raw] = {"profile": profile, "machine": _name(machine)}
     rest = {name: as_words(raw) for name, raw in given.items()}
-    kept = {**answers, **whose, **({_GIVEN: rest} if rest else {})}
-    write_profile(kept_path(), kept, mode=0o600)  # `env` may hold a secret
+    write_profile(path, {**answers, **({_GIVEN: rest} if rest else {})}, mode=0o600)  # secrets
     return True
 
 
-def read_kept(
-    paths: Mapping[str, str], machine: str | None
-) -> tuple[dict[str, Raw], dict[str, Entry]]:
+def read_kept(path: str) -> tuple[dict[str, Raw], dict[str, Entry]]:
     """Return the answers kept by the last run, and what was given to it and was not asked.
 
-    Those for another profile or machine are left alone, and a file that cannot be read is set
-    aside: it must not keep anybody from answering.
+    A file that cannot be read is set aside: it must not keep anybody from answering.
     """
-    path = kept_path()
     if not os.path.exists(path):
         return {}, {}
     try:
         entries = read_profile(path, "answers")
-        whose = [entries.pop(name).raw for name in ("profile", "machine") if name in entries]
         given = entries.pop(_GIVEN).raw if _GIVEN in entries else {}
-        if len(whose) < 2 or whose[0] not in paths.values() or whose[1] != _name(machine):
-            return {}, {}
         if not isinstance(given, Mapping):
             raise ConfigError(f"{_GIVEN} is no map", where=shown(path), fix="remove the file")
         origin = Origin("argument", shown(path))
@@ -121,9 +118,3 @@ def read_kept(
         what = f"the answers kept by the last run are set aside in {shown(aside)}"
         print(f"headway: note: {what}: {error.problems[0].what}", file=sys.stderr)
         return {}, {}
-
-
-def _name(machine: str | None) -> str:
-    import platform
-
-    return machine or platform.node() or "this one"

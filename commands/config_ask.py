@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import ndiff
+from functools import partial
 
 from headway.commands.config_answers import keep, kept_path, read_answers, read_kept
 from headway.commands.config_check import SCRIPT, at_rest, plan_for, refusals
@@ -87,12 +88,19 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     prompter: Prompter = Defaults(lambda _: None) if unattended else _prompter()
     prompter.say(_introduction(facts))
     answers: dict[str, str] = {}
+    taken_back: dict[str, str] = {}
+    summary = partial(_summary, facts, paths)
     try:
-        interview(facts, answers, prompter, lambda answers: _summary(facts, paths, answers))
+        interview(facts, answers, taken_back, prompter, summary)
     except KeyboardInterrupt:
-        kept = _keep(parsed, facts, paths[place_of(facts, answers)], answers)
+        kept = _keep(parsed, facts, paths, {**taken_back, **answers})
         print(f"\nnothing was written; {kept}", file=sys.stderr)
         return 130
+    except ConfigError:
+        if sys.stdin.isatty() and not unattended:
+            kept = _keep(parsed, facts, paths, {**taken_back, **answers})
+            print(f"headway: note: {kept}", file=sys.stderr)
+        raise
     if answers[FINISH] == CANCEL:
         print("nothing was written")
         return 130
@@ -110,20 +118,22 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
         )
     except ConfigError:
         if not unattended:
-            print(f"headway: note: {_keep(parsed, facts, path, answers)}", file=sys.stderr)
+            print(f"headway: note: {_keep(parsed, facts, paths, answers)}", file=sys.stderr)
         raise
-    if not unattended and any(read_kept(paths, parsed.machine)):
+    if not unattended:
         with suppress(OSError):
-            os.unlink(kept_path())
+            os.unlink(kept_path(paths, parsed.machine))
     return _next(parsed, and_test=answers[FINISH] == TEST)
 
 
 def _next(parsed: Namespace, and_test: bool) -> int:
-    """Say the next command to type, or run `headway test`; return the exit code."""
+    """Say the next command to type, after `headway test` if asked for; return the exit code."""
     if and_test:
         from headway.commands.test import main as test
 
-        return test(_same_flags(parsed))
+        exit_code = test(_same_flags(parsed))
+        if exit_code:
+            return exit_code
     words = [*_same_flags(parsed), *(["--dry-run"] if parsed.machine is not None else [])]
     print(f"next: {shlex.join(['headway', 'launch', *words, SCRIPT])}")
     return 0
@@ -177,7 +187,7 @@ def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Fac
     }
     kept: dict[str, Raw] = {}
     if not unattended:
-        kept, kept_given = read_kept(paths, parsed.machine)
+        kept, kept_given = read_kept(kept_path(paths, parsed.machine))
         if kept_given:
             words = ", ".join(f"{name} {as_words(e.raw)}" for name, e in kept_given.items())
             print(f"headway: note: not asked, as given to the last run: {words}", file=sys.stderr)
@@ -220,20 +230,22 @@ def _prompter() -> Prompter:
     return TerminalPrompter() if is_terminal and not dumb else PlainPrompter()
 
 
-def _keep(parsed: Namespace, facts: Facts, path: str, answers: Answers) -> str:
+def _keep(parsed: Namespace, facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
     """Keep the answers for the next run, and return a sentence that says where."""
+    path = kept_path(paths, parsed.machine)
+    all_answers = {**facts.defaults, **answers}
     command = ["headway", "config", *_same_flags(parsed)]
     try:
-        if not keep(answers, facts.given, path, parsed.machine):
+        if not keep(path, all_answers, facts.given):
             return f"`{shlex.join(command)}` begins again"
     except ConfigError:
         words = [
             f"--set={name}={as_words(answer)}"
-            for name, answer in {**facts.given, **answers}.items()
+            for name, answer in {**facts.given, **all_answers}.items()
             if name.partition(".")[0] in TABLE and answer != NONE
         ]
         return f"to go on: {shlex.join([*command, *words])}"
-    kept = shown(kept_path())
+    kept = shown(path)
     return f"your answers are kept in {kept}; `{shlex.join(command)}` offers them again"
 
 

@@ -97,7 +97,14 @@ def _open_editor(path: str) -> None:
     import shlex
     import subprocess
 
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    named = [os.environ.get(name, "").strip() for name in ("VISUAL", "EDITOR")]
+    editor = next(filter(None, named), "vi")
+    if not any(named) and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError(
+            "no editor is named, and there is no terminal for vi",
+            where="environment VISUAL, EDITOR",
+            fix="`export EDITOR=...`, or change single keys: `headway config set KEY=VALUE`",
+        )
     try:
         exit_code = subprocess.run([*shlex.split(editor), path]).returncode
     except (OSError, ValueError) as error:

@@ -76,7 +76,8 @@ def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
             problems.append(Problem(f"{word!r} is not KEY=VALUE", where, f"write {word}=VALUE"))
         elif key in values:
             problems.append(Problem(f"{key} is set twice", where, "keep one of the two"))
-        values[key] = raw
+        if equals:
+            values[key] = raw
     if "env" in values:
         twice = [key for key in values if key.startswith("env.")]
         problems += [
@@ -133,7 +134,9 @@ def checked_entries(
 def layer_of(key: str, entry: Entry) -> Layer:
     """Return a layer that holds one entry; `env.NAME` is one variable."""
     name, _, item = key.partition(".")
-    return {name: entry._replace(raw={item: str(entry.raw)}) if item else entry}
+    if name != "env" or not item:
+        return {key: entry}
+    return {name: entry._replace(raw={item: str(entry.raw)})}
 
 
 def layers_of(values: Mapping[str, Raw], where: str) -> list[Layer]:

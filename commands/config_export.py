@@ -27,6 +27,8 @@ def export(argv: Sequence[str]) -> int:
     parser.profile_flag()
     parser.machine_flag()
     parsed = parser.parse_flags(argv)
+    if parsed.format is None:
+        parser.error(f"--format is needed: one of {', '.join(FORMATS)}")
     if parsed.format not in FORMATS:
         parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
     machine, environ = look_at_machine(parsed, os.environ)
@@ -41,8 +43,15 @@ def export(argv: Sequence[str]) -> int:
         import yaml
 
         plan = _lasting_plan(settings, machine)
-        print(yaml.safe_dump(to_accelerate(plan), sort_keys=False), end="")
+        config = to_accelerate(plan)
+        print(yaml.safe_dump(config, sort_keys=False), end="")
         _report_missing(not_in_accelerate(plan, said))
+        if config["distributed_type"] == "MULTI_CPU":
+            print(
+                "headway: note: Accelerate starts one process on a CPU unless mpirun_hostfile is "
+                "set; --format torchrun starts all",
+                file=sys.stderr,
+            )
     else:
         for name in said:
             if settings.values[name].value is not None:  # such as the port on one machine

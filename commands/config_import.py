@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 
 from headway.commands.accelerate_file import from_accelerate
@@ -70,8 +71,9 @@ def import_file(argv: Sequence[str]) -> int:
         print(text, end="")
     else:
         apply(path, merged, machine)
+    remarks = sys.stderr if parsed.dry_run else sys.stdout  # a profile alone goes to the one
     for line in dict.fromkeys(line for one in found for line in one.left):
-        print(f"no counterpart here: {line}")
+        print(f"no counterpart here: {line}", file=remarks)
     if not parsed.dry_run:
         launch = shlex.join(["headway", "launch", *profile])
         for before, program in dict.fromkeys((one.before, one.launch) for one in found):

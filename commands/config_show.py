@@ -22,7 +22,7 @@ from headway.profile_files import (
     shown,
     user_folder,
 )
-from headway.resolve import environment_layer, profile_layers, resolve
+from headway.resolve import environment_layer, profile_layers, resolve, typed
 from headway.settings import Settings
 
 
@@ -92,6 +92,7 @@ def _outline(path: str) -> str:
         return "not written yet: `headway config`"
     try:
         entries = read_profile(path, "profile")
+        typed([entries])
     except ConfigError as error:
         return f"broken: {error.problems[0].what}"
     return ", ".join(f"{name} {as_words(entry.raw)}" for name, entry in entries.items())

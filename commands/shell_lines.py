@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -32,6 +33,10 @@ _TOKEN = re.compile(
 )
 _PIECE = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)|(.)""", re.DOTALL)
 
+_ASSIGNED = r"^((?:[A-Za-z_]\w*=)?)"
+_HOME = re.compile(_ASSIGNED + r"~(?=/|$)")
+_OTHERS_HOME = re.compile(_ASSIGNED + r"~(?!/|$)")
+
 
 class Word(NamedTuple):
     """One word of a command."""
@@ -47,9 +52,10 @@ class Word(NamedTuple):
 
     @classmethod
     def read(cls, raw: str) -> Word:
-        """Return the word that stands so in a shell's text."""
-        text, is_plain = "", True
-        for single, double, escaped, lone in _PIECE.findall(raw):
+        """Return the word that stands so in a shell's text; ~ is this user's home folder."""
+        raw_home = _HOME.sub(lambda found: found[1] + shlex.quote(os.path.expanduser("~")), raw)
+        text, is_plain = "", not _OTHERS_HOME.match(raw)
+        for single, double, escaped, lone in _PIECE.findall(raw_home):
             replaced = lone in ("$", "`") or re.search(r"[$`]", re.sub(r"\\.", "", double))
             is_plain = is_plain and not replaced
             text += single + re.sub(r'\\([$`"\\])', r"\1", double) + escaped + lone

@@ -104,7 +104,8 @@ def from_torchrun(words: Sequence[Word], machine: Machine, where: str) -> Import
     front = words[: start.program]
     is_old = words[start.own - 1].text == _OLD
     flags, program = _split(words[start.own :], is_old, where)
-    _refuse_replaced(filter(variable, front), flags, program, where)
+    flags = [*_flags_in(front), *flags]
+    front = [word for word in front if not _flag_of(word)]
     said = {flag: word.text for flag, word in flags}
     values: dict[str, Raw] = {"num_processes": "1"}
     names: dict[str, str] = {}
@@ -120,6 +121,12 @@ def from_torchrun(words: Sequence[Word], machine: Machine, where: str) -> Import
             for flag, text in said.items()
         ),
     ]
+    _refuse_replaced(
+        (word.text for word in front if variable(word) and not word.is_plain),
+        (f"{flag}={w.text}" for flag, w in flags if not w.is_plain and _has_meaning(flag, said)),
+        program,
+        where,
+    )
     for text, name, meaning in meanings:
         if isinstance(meaning, str):
             left.append(text + (f" ({meaning})" if meaning else ""))
@@ -131,6 +138,25 @@ def from_torchrun(words: Sequence[Word], machine: Machine, where: str) -> Import
     options = [flag for flag in said if flag in ("--no-python", "--module")]
     launch = (*options, *(word.raw for word in program)) if program else ()
     return Imported(values, left, _left_at_default(values, said), names, launch)
+
+
+def _flag_of(word: Word) -> str:
+    """Return the flag of torchrun that a PET_ variable stands for; empty for other words."""
+    name = variable(word)
+    flag = "--" + name.removeprefix("PET_").lower().replace("_", "-")
+    return flag if name.startswith("PET_") and flag in (*VALUED, *LONE) else ""
+
+
+def _flags_in(front: Sequence[Word]) -> list[tuple[str, Word]]:
+    """Return the flags that variables say; those on the command line come later and beat them."""
+    found = []
+    for word in front:
+        flag, text = _flag_of(word), word.text.partition("=")[2]
+        if flag in VALUED:
+            found.append((flag, word._replace(text=text)))
+        elif flag and text != "0":
+            found.append((flag, word._replace(text="")))
+    return found
 
 
 def _left_in_front(front: Sequence[Word], of_python: Sequence[Word]) -> list[str]:
@@ -234,15 +260,16 @@ def _endpoint(text: str, said: Mapping[str, str]) -> dict[str, Raw]:
     return {"main_address": found[1], **({"main_port": port} if port else {})}
 
 
+def _has_meaning(flag: str, said: Mapping[str, str]) -> bool:
+    """False for a flag that has no counterpart here, whatever its value."""
+    return not isinstance(_of_flag(flag, said, Machine()), str)
+
+
 def _refuse_replaced(
-    variables: Iterator[Word],
-    flags: Sequence[tuple[str, Word]],
-    program: Sequence[Word],
-    where: str,
+    variables: Iterator[str], flags: Iterator[str], program: Sequence[Word], where: str
 ) -> None:
     """Refuse what only a running shell could tell: of the script's own words, it need not."""
-    texts = [word.text for word in variables if not word.is_plain]
-    texts += [f"{flag}={word.text}" for flag, word in flags if not word.is_plain]
+    texts = [*variables, *flags]
     texts += [word.raw for word in program[:1] if _SEVERAL_WORDS.fullmatch(word.raw)]
     if texts:
         raise ConfigError(
@@ -280,7 +307,9 @@ def _split(
 
 def _full_name(name: str, is_old: bool, where: str) -> str:
     """Return a flag as torchrun's help spells it; torchrun takes underscores and beginnings."""
-    name = _SHORT.get(name, "--" + name[2:].replace("_", "-"))
+    if name.startswith("--"):
+        name = "--" + name[2:].replace("_", "-")
+    name = _SHORT.get(name, name)
     known: tuple[str, ...] = (*VALUED, *LONE, *(_LONE_IN_OLD if is_old else ()))
     matches = [flag for flag in known if flag == name] or [f for f in known if f.startswith(name)]
     if len(matches) == 1:

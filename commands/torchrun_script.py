@@ -17,6 +17,9 @@ _NAMED = re.compile(r"\$\w+|\$\{\w+\}|\b([A-Za-z_]\w*)")  # $N and ${N} only rea
 _OPENING = ("if", "for", "while", "until", "case")
 _CLOSING = ("fi", "done", "esac")
 _KEYWORDS = ("then", "else", "do", "{")
+_DECLARING = ("declare", "typeset", "readonly", "local")
+_EXPORT_ALL = (["set", "-a"], ["set", "-o", "allexport"])
+_EXPORT_NO_MORE = (["set", "+a"], ["set", "+o", "allexport"])
 _SIMPLE = re.compile(r"[\w./:,=@%+-]+")  # a value that is one word in every place
 
 
@@ -61,6 +64,11 @@ def torchruns_in(text: str, machine: Machine, where: str) -> list[Imported]:
     return found
 
 
+def _assigned(word: Word) -> str:
+    """Return the name of the variable that a word sets or adds to; empty for other words."""
+    return variable(word._replace(text=word.text.replace("+=", "=", 1)))
+
+
 class _Variables:
     """The variables that a script has set so far; all that it said of each, by name."""
 
@@ -70,20 +78,31 @@ class _Variables:
         self._uncertain: set[str] = set()
         self._used: set[str] = set()
         self._named: set[str] = set()  # by other commands, which may change them
+        self._exports_all = False  # set -a
 
     def note(self, words: Sequence[Word], *, is_certain: bool) -> None:
         """Note what a command sets, or may set."""
         first = words[0].text if words else ""
-        is_export = first == "export"
+        flags = "".join(word.text for word in words[1:] if word.text.startswith("-"))
+        is_export = first == "export" or (first in _DECLARING and "x" in flags)
         if first == "unset":
             for word in words:
                 self._own.pop(word.text, None)
-        elif is_export or all(map(variable, words)):  # else they are set for that command alone
-            for word in words[is_export:]:
+        elif [word.text for word in words] in _EXPORT_ALL:
+            self._exports_all = is_certain
+        elif [word.text for word in words] in _EXPORT_NO_MORE:
+            self._exports_all = False
+        elif first in ("export", *_DECLARING) or all(map(_assigned, words)):
+            # else they are set for that command alone
+            is_export = is_export or self._exports_all
+            for word in words[first in ("export", *_DECLARING) :]:
                 self.note_named(word.raw.partition("=")[2] if not word.is_plain else "")
-                name = variable(word)
+                name = _assigned(word)
                 if name:
-                    self._own.setdefault(name, []).append(self.filled_in(word))
+                    said = self.filled_in(word)
+                    if not variable(word):  # NAME+=: what it is then, a shell knows
+                        said = said._replace(is_plain=False)
+                    self._own.setdefault(name, []).append(said)
                     self._uncertain |= set() if is_certain else {name}
                 if is_export:
                     self._exported.add(name or word.text)

@@ -57,13 +57,18 @@ class Defaults:
 
 
 def interview(
-    facts: Facts, answers: dict[str, str], prompter: Prompter, summary: Callable[[Answers], str]
+    facts: Facts,
+    answers: dict[str, str],
+    taken_back: dict[str, str],
+    prompter: Prompter,
+    summary: Callable[[Answers], str],
 ) -> None:
     """Fill `answers` until FINISH is among them.
 
     Args:
         facts: what the questions depend on.
         answers: empty; after a KeyboardInterrupt it holds all that was answered until then.
+        taken_back: empty; it is filled with the last answers to questions that were left again.
         prompter: whom to ask.
         summary: of the answers, shown above the last question.
 
@@ -84,7 +89,7 @@ def interview(
             prompter = Defaults(prompter.say)
             continue
         if reply == BACK_KEY or (question.name, reply) == (FINISH, BACK):
-            facts = _one_back(facts, answers, prompter)
+            facts = _one_back(facts, answers, taken_back, prompter)
         else:
             answers[question.name] = reply
 
@@ -139,6 +144,8 @@ def _misread(question: Question, answer: str) -> Problem | None:
         return Problem(what, "your answer", _AGAIN)
     if answer == NONE and is_optional(name):
         return None
+    if any("\ud800" <= char <= "\udfff" for char in answer):  # bytes that Python could not decode
+        return Problem(f"{answer!r} is not UTF-8", "your answer", _AGAIN)
     try:
         TABLE[name].parse(answer)
     except ValueError as error:
@@ -155,10 +162,13 @@ def _chosen(question: Question, reply: str) -> str:
     return {"y": YES, "n": NO}.get(word, word) if {YES, NO} <= set(values) else word
 
 
-def _one_back(facts: Facts, answers: dict[str, str], prompter: Prompter) -> Facts:
+def _one_back(
+    facts: Facts, answers: dict[str, str], taken_back: dict[str, str], prompter: Prompter
+) -> Facts:
     """Take the last answer back; it becomes the default when its question comes again."""
     if not answers:
         prompter.say("This is the first question.")
         return facts
     name, answer = answers.popitem()
+    taken_back[name] = answer
     return facts._replace(defaults={**facts.defaults, name: answer})

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from questionary import Question as Shown
 
 _ANSWERED = "fg:ansicyan"
-_POINTER = " ❯ "
+_POINTER = "❯"
 _ESCAPE_S = 0.05  # how long after Esc an arrow key's other bytes may come
 
 
@@ -81,7 +81,7 @@ class TerminalPrompter:
             default=question.default,
             instruction="(Enter takes it, ? explains, < goes back)",
             qmark="",
-            pointer=_POINTER.strip(),
+            pointer=_pointer(),
             style=questionary.Style([("question", "bold"), ("highlighted", _ANSWERED)]),
             use_jk_keys=False,
             use_emacs_keys=False,
@@ -90,6 +90,7 @@ class TerminalPrompter:
         menu = next(control for control in controls if isinstance(control, InquirerControl))
         keys = _reply_keys()
         keys.add("c-d")(lambda event: event.app.exit(exception=EOFError()))
+        keys.add("<sigint>")(lambda event: event.app.exit(exception=KeyboardInterrupt()))
         places: dict[str, int] = {}
         for index, choice in enumerate(question.choices):
             places[str(index + 1)] = index
@@ -124,9 +125,18 @@ def _beside(width: int, reason: str) -> str:
     """Return a reason as it stands beside a value that is `width` wide, wrapped to the screen."""
     if not reason:
         return ""
-    margin = " " * (len(_POINTER) + width + 2)
+    margin = " " * (len(f" {_POINTER} ") + width + 2)
     columns = max(20, (os.get_terminal_size().columns or 80) - len(margin) - 1)
     return "  " + f"\n{margin}".join(textwrap.wrap(reason, columns))
+
+
+def _pointer() -> str:
+    """Return what points at a choice, in what the terminal's encoding has."""
+    try:
+        _POINTER.encode(sys.stdout.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return ">"
+    return _POINTER
 
 
 def _reply_keys(when: Any = True) -> KeyBindings:

@@ -6,6 +6,7 @@ read again before anybody else can read it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -21,7 +22,14 @@ from headway.settings import Raw, Settings
 
 BLANK = f"version: {VERSION}\n"
 _TEMPORARY = (".headway-", ".tmp")
-_PLAIN = re.compile(r"[A-Za-z0-9_/.][A-Za-z0-9_/.+-]*")
+_PLAIN = re.compile(
+    r"""
+    0 | [1-9][0-9]{0,15}            # a number that is written back as it stands,
+  | (?: [A-Za-z_/] | \.{1,2}/ ) [A-Za-z0-9_/.+-]*    # or no number for any reader
+  | (?: 0 | [1-9][0-9]{0,7} ) \. (?: 0 | [0-9]{0,6}[1-9] )
+    """,
+    re.VERBOSE,
+)
 _TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # to other YAML readers
 _LINE_END = re.compile(r"\r?\n|\Z")
 
@@ -197,6 +205,8 @@ def change_profile(path: str, change: Callable[[str], str], mode: int | None = N
     try:
         os.makedirs(folder, exist_ok=True)
         with _locked(folder):
+            if os.path.islink(target):  # realpath gives up where links go round in circles
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             exists = os.path.exists(target)
             before = read_text(target) if exists else ""
             text = change(before)

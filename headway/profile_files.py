@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from headway.errors import ConfigError, did_you_mean
@@ -75,6 +76,7 @@ def choose_profile(
             f"{name!r} cannot be the name of a profile",
             where=chosen_by,
             fix="use letters, digits, '-', '_' and '.', or a path to a YAML file"
+            + (f"; or `unset {VARIABLE}`" if is_said and not flag else "")
             + ("" if is_said else f"; `headway config use {DEFAULT_NAME}` begins anew"),
         )
     return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)
@@ -118,22 +120,37 @@ def selection_path(environ: Mapping[str, str] = os.environ) -> str:
 def user_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Return the folder of this user's profiles, whether or not it exists."""
     if "linux" in sys.platform:  # what platformdirs answers, without its import time
-        folder = environ.get("XDG_CONFIG_HOME", "")
-        if not os.path.isabs(folder):  # the XDG specification has relative ones ignored
-            folder = os.path.join(_home(), ".config")
-        return os.path.join(folder, "headway")
+        return _xdg_folder(environ, "XDG_CONFIG_HOME", ".config")
     from platformdirs import user_config_dir
 
     return user_config_dir("headway", appauthor=False)
 
 
+def state_folder(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the folder of what this user has begun, whether or not it exists."""
+    if "linux" in sys.platform:
+        return _xdg_folder(environ, "XDG_STATE_HOME", ".local/state")
+    from platformdirs import user_state_dir
+
+    return user_state_dir("headway", appauthor=False)
+
+
+def _xdg_folder(environ: Mapping[str, str], variable: str, below_home: str) -> str:
+    folder = environ.get(variable, "")
+    if not os.path.isabs(folder):  # the XDG specification has relative ones ignored
+        folder = os.path.join(_home(), below_home)
+    return os.path.join(folder, "headway")
+
+
 def _home() -> str:
+    """Return this user's home folder; the root for a user whom the system does not know."""
     home = os.path.expanduser("~")
     if home == "/" and hasattr(os, "getuid"):  # what an empty HOME gives
         import pwd
 
-        home = pwd.getpwuid(os.getuid()).pw_dir
-    return home
+        with suppress(KeyError):  # as in a container that runs under some number
+            home = pwd.getpwuid(os.getuid()).pw_dir
+    return home if os.path.isabs(home) else "/"
 
 
 def find_project_profile(start: str = ".", trusted: str | None = None) -> str | None:

@@ -187,7 +187,16 @@ def _devices(raw: Raw) -> DeviceSpec:
 def _path(raw: Raw) -> str:
     from os.path import expanduser
 
+    if "\0" in _text(raw):
+        raise ValueError("which no path can hold")
     return expanduser(_text(raw))
+
+
+def _host(raw: Raw) -> str:
+    host = _text(raw)
+    if any(char.isspace() or not char.isprintable() for char in host):
+        raise ValueError("which is neither a name nor an IP address")
+    return host
 
 
 def _variables(raw: Raw) -> dict[str, str]:
@@ -264,7 +273,7 @@ class Settings:
         Count(0), 0, "this machine's place among them, from 0", metavar="R", of_launch_only=True
     )
     main_address = Setting[str | None](
-        _text, None, "name or IP address of machine 0", metavar="HOST", of_launch_only=True
+        _host, None, "name or IP address of machine 0", metavar="HOST", of_launch_only=True
     )
     main_port = Setting[int | None](
         Count(1, 65535),

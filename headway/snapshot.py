@@ -42,7 +42,8 @@ def load_machine(path: str) -> Machine:
         with open(path, encoding="utf-8") as file:
             text = file.read(MAX_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise _broken(path, f"cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise _broken(path, f"cannot be read: {reason}") from None
     place = ""
     try:
         data = json.loads(text, object_pairs_hook=_each_once)

@@ -110,3 +110,10 @@ def test_a_file_may_have_a_space_in_its_name(capsys: Capture) -> None:
     Path("two words.yaml").write_text(f"{IS_ACCELERATE}use_cpu: true\n")
     imported(capsys, "two words.yaml")
     assert profile() == {"device": "cpu"}
+
+
+def test_several_machines_without_an_address_are_refused_in_the_files_words(
+    capsys: Capture,
+) -> None:
+    Path("a.yaml").write_text("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 4\n")
+    assert "add `main_process_ip: HOST` to that file" in refusal(capsys, "a.yaml")

@@ -14,6 +14,7 @@ import pytest
 
 from headway.commands import flags, test
 from headway.commands.main import main
+from headway.config_wizard.questions import TEST
 from headway.machine import Machine
 from headway.profile import read_profile
 from headway.profile_files import choose_profile
@@ -279,7 +280,7 @@ def test_where_only_the_profiles_folder_cannot_be_written_the_answers_are_kept(
     folder.touch()
     typed(monkeypatch, "cpu\n5\nuser\n")
     assert main(["config"]) == 2
-    assert "your answers are kept in ~/.state/headway/answers.yaml" in capsys.readouterr().err
+    assert "your answers are kept in ~/.state/headway/answers-" in capsys.readouterr().err
     folder.unlink()
     typed(monkeypatch, "")
     assert main(["config"]) == 0
@@ -295,7 +296,7 @@ def test_a_read_only_folder_is_a_clear_error_and_the_answers_are_kept(
     typed(monkeypatch, "cpu\n5\nuser\n")
     assert main(["config"]) == 2
     err = capsys.readouterr().err
-    assert "your answers are kept in ~/.state/headway/answers.yaml" in err
+    assert "your answers are kept in ~/.state/headway/answers-" in err
     assert "cannot be written: Permission denied\n  from: ~/.config/headway/default.yaml" in err
     assert os.listdir(folder) == []
 
@@ -362,6 +363,7 @@ def test_a_recorded_machine_is_asked_for_and_its_profile_is_planned_for_it(
 IMPORTED = """
 import sys
 from headway.commands.main import main
+from headway.config_wizard.questions import TEST
 code = main(sys.argv[1:])
 heavy = {"torch", "questionary", "prompt_toolkit", "rich", "dataclasses", "platformdirs"}
 print(sorted(heavy & sys.modules.keys()), file=sys.stderr)
@@ -444,11 +446,11 @@ def test_damaged_answers_are_set_aside(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", InterruptedInput("cpu\n2\n"))
     main(["config"])
-    kept = next(Path.home().rglob("answers.yaml"))
+    kept = next(Path.home().rglob("answers-*.yaml"))
     kept.write_text("device: [\n")
     typed(monkeypatch, "")
     assert main(["config"]) == 0
-    assert "are set aside in ~/.state/headway/answers.yaml.broken" in capsys.readouterr().err
+    assert "are set aside in ~/.state/headway/answers-" in capsys.readouterr().err
 
 
 def test_a_wrong_variable_is_refused_before_anything_is_written(
@@ -548,5 +550,46 @@ def test_what_may_hold_a_secret_is_kept_for_its_owner_alone(
     assert main(["config", "edit"]) == 2
     monkeypatch.setattr(sys, "stdin", InterruptedInput("cpu\n"))
     assert main(["config"]) == 130
-    files = [path, *path.parent.glob(".draft*"), *Path.home().rglob("answers.yaml")]
+    files = [path, *path.parent.glob(".draft*"), *Path.home().rglob("answers-*.yaml")]
     assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 4
+
+
+def test_answers_of_an_earlier_run_survive_that_the_next_one_is_broken_off_too(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for profile_name, text in (("a", "cpu\n2\n"), ("b", "cpu\n3\n"), ("a", "\n<\n")):
+        monkeypatch.setattr(sys, "stdin", InterruptedInput(text))
+        assert main(["config", "--profile", profile_name]) == 130
+    for profile_name, processes in (("a", "2"), ("b", "3")):
+        typed(monkeypatch, "")
+        assert main(["config", "--profile", profile_name]) == 0
+        assert profile(choose_profile(profile_name).path)["num_processes"] == processes
+
+
+def test_an_answer_that_is_not_utf_8_is_asked_again(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "\n\n\nyes\n\n\n\n\nl\udcfcg\nlogs\n")
+    assert main(["config"]) == 0
+    assert "'l\\udcfcg' is not UTF-8" in capsys.readouterr().out
+    assert profile()["log_dir"] == "logs"
+
+
+def test_a_conversation_on_a_terminal_that_ends_in_an_error_keeps_the_answers(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("odd.yaml").write_text("? device\n: cpu\n")  # which cannot be changed at one place
+    typed(monkeypatch, "\n2\n\n\n")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert main(["config", "--profile", "odd.yaml"]) == 2
+    assert "your answers are kept in ~/.state/headway/answers-" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_after_a_test_that_passed_the_next_command_is_said(
+    exit_code: int, machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.commands.test.main", lambda _: exit_code)
+    typed(monkeypatch, f"\n\n\n\n{TEST}\n")
+    assert main(["config"]) == exit_code
+    assert ("next: headway launch" in capsys.readouterr().out) == (exit_code == 0)

@@ -103,3 +103,17 @@ def test_edit_offers_every_setting_in_a_new_profile(monkeypatch: pytest.MonkeyPa
     text = Path(choose_profile("new").path).read_text()
     assert parse_profile(text, "", "")["max_restarts"].raw == "3"
     assert all(f"{name}: " in text for name in TABLE if name != "env")
+
+
+@pytest.mark.parametrize("editor_named", ["", " "])
+def test_without_an_editor_and_a_terminal_nothing_is_opened(
+    editor_named: str,
+    profile: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VISUAL", editor_named)
+    monkeypatch.delenv("EDITOR", raising=False)
+    assert main(["config", "edit"]) == 2
+    assert "no editor is named, and there is no terminal" in capsys.readouterr().err
+    assert os.listdir(profile.parent) == ["default.yaml"]

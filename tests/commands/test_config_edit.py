@@ -374,3 +374,42 @@ def test_control_characters_of_a_profile_do_not_steer_the_terminal(
     out = capsys.readouterr().out
     assert out.count(r"logs\x1b[2J") == 2
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("num_processes", "'num_processes' is not KEY=VALUE"),
+        ("env.=1", "'env.' is no setting"),
+        ("num_processes.x=1", "'num_processes.x' is no setting; did you mean 'num_processes'?"),
+        ("log_dir=a\0b", "which no path can hold"),
+        ("main_address=a b", "which is neither a name nor an IP address"),
+    ],
+)
+def test_one_mistake_is_one_error(
+    word: str, said: str, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", word]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("error: ") == 1
+
+
+def test_links_that_go_round_in_circles_are_no_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("loop.yaml").symlink_to("loop.yaml")
+    assert main(["config", "set", "--profile", "loop.yaml", "device=cpu"]) == 2
+    assert "Too many levels of symbolic links" in capsys.readouterr().err
+    assert Path("loop.yaml").is_symlink()
+
+
+def test_list_marks_a_profile_whose_values_cannot_be(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("device: x\n")
+    assert main(["config", "list"]) == 0
+    assert "broken: device is 'x'" in capsys.readouterr().out
+
+
+def test_export_asks_for_its_format(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "export"]) == 2
+    assert "--format is needed: one of torchrun, env" in capsys.readouterr().err

@@ -81,6 +81,8 @@ def test_what_an_accelerate_file_loses_is_said_and_all_else_comes_back(
     assert export("accelerate", machine) == 0
     streams = capsys.readouterr()
     assert set(missing(streams.err)) == gone
+    has_cpu_ranks = settings == {"device": "cpu", "num_processes": "2"}
+    assert ("Accelerate starts one process on a CPU" in streams.err) == has_cpu_ranks
     Path("its.yaml").write_text(streams.out)
     Path(choose_profile().path).unlink()
     assert main(["config", "import", "its.yaml"]) == 0

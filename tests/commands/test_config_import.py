@@ -380,3 +380,51 @@ def test_a_file_that_cannot_be_read_is_not_called_a_profile(capsys: Capture) -> 
         err = refusal(capsys, file)
         assert "profile" not in err
         assert f"\n  from: {file}" in err
+
+
+def test_a_tilde_is_the_home_folder_where_a_shell_says_so(capsys: Capture) -> None:
+    text = "export A=~/hf B='~/hf' C=x~ D=~nobody/x\ntorchrun --log-dir ~/logs t.py\n"
+    Path("run.sh").write_text(text)
+    left, _ = imported(capsys, "run.sh")
+    assert profile()["env"] == {"A": f"{Path.home()}/hf", "B": "~/hf", "C": "x~"}
+    assert profile()["log_dir"] == f"{Path.home()}/logs"
+    assert left == ["D=~nobody/x (only a shell knows its value)"]
+
+
+@pytest.mark.parametrize(
+    "lines", ["declare -x A=1", "typeset -x A=1", "set -a\nA=1\nset +a", "readonly A=1\nexport A"]
+)
+def test_every_way_to_export_is_known(lines: str, capsys: Capture) -> None:
+    Path("run.sh").write_text(f"{lines}\nB=2\ntorchrun t.py\n")
+    left, _ = imported(capsys, "run.sh")
+    assert profile()["env"] == {"A": "1"}
+    assert left == ["B=2 (it is not exported: torchrun does not see it)"]
+
+
+def test_what_is_added_to_a_variable_is_listed(capsys: Capture) -> None:
+    Path("run.sh").write_text("A+=1\nexport A\ntorchrun t.py\n")
+    assert imported(capsys, "run.sh")[0] == ["A+=1 (only a shell knows its value)"]
+    assert "env" not in profile()
+
+
+def test_variables_that_torchrun_reads_as_flags_are_flags(capsys: Capture) -> None:
+    variables = "PET_NPROC_PER_NODE=2 PET_MAX_RESTARTS=3 PET_STANDALONE=1 PET_OTHER=1"
+    assert imported(capsys, f"{variables} torchrun --max-restarts 4 t.py")[0] == []
+    expected = {"num_processes": "2", "max_restarts": "4", "env": {"PET_OTHER": "1"}}
+    assert profile() == expected
+
+
+def test_a_flag_without_a_meaning_here_may_be_a_shells_expression(capsys: Capture) -> None:
+    left, _ = imported(capsys, "torchrun --nproc-per-node 2 --master-port $((29500 + N)) t.py")
+    assert left == ["--master-port $((29500 + N)) (on one machine the system chooses it)"]
+
+
+def test_a_short_flag_that_torchrun_does_not_have_is_named_as_it_stands(capsys: Capture) -> None:
+    assert "error: -h is no flag of torchrun" in refusal(capsys, "torchrun -h")
+
+
+def test_a_dry_run_prints_the_profile_alone(capsys: Capture) -> None:
+    assert main(["config", "import", "--dry-run", "torchrun --tee 3 t.py"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == "num_processes: 1"
+    assert err == "no counterpart here: --tee 3\n"

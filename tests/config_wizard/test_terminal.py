@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,24 @@ def test_help_and_back_work_at_once_and_a_wrong_answer_is_asked_again() -> None:
     assert profile() == {**CUDA, "num_processes": "4"}
 
 
+def test_an_interrupt_from_elsewhere_ends_a_menu_too() -> None:
+    with Terminal("gpu_8_h100", "config") as terminal:
+        terminal.wait_for("❯ cuda")
+        os.kill(terminal.child.pid, signal.SIGINT)
+        assert terminal.exit_code() == 130
+        assert "Traceback" not in terminal.text
+
+
+def test_what_points_at_a_choice_is_in_the_terminals_encoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii:replace")
+    with Terminal("gpu_8_h100", "config") as terminal:
+        terminal.wait_for("> cuda")
+        terminal.press("ctrl-c")
+        assert terminal.exit_code() == 130
+
+
 @pytest.mark.parametrize("key", ["ctrl-c", "ctrl-d"])
 def test_ctrl_c_writes_nothing_and_the_next_run_offers_the_answers(key: str) -> None:
     with Terminal("gpu_8_h100", "config") as terminal:
@@ -125,7 +144,7 @@ def test_ctrl_c_writes_nothing_and_the_next_run_offers_the_answers(key: str) -> 
         terminal.press("\r")
         assert terminal.exit_code() == 0
     assert profile() == {**CUDA, "num_processes": "3"}
-    assert not list(Path.home().rglob("answers.yaml"))
+    assert not list(Path.home().rglob("answers-*.yaml"))
 
 
 def test_a_window_of_four_lines_still_shows_where_one_is() -> None:

@@ -211,3 +211,17 @@ def test_two_profiles_that_are_broken_are_both_reported() -> None:
         profile_layers({}, profile="./one.yaml")
     places = [problem.where for problem in raised.value.problems]
     assert ["one.yaml" in places[0], "headway.yaml" in places[1]] == [True, True]
+
+
+@pytest.mark.parametrize("home", ["", "/", None])
+def test_a_user_whom_the_system_does_not_know_has_no_profile(
+    home: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
+    assert choose_profile().path == "/.config/headway/default.yaml"
+    assert profile_layers({}) == []

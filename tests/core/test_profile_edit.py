@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -255,3 +256,11 @@ def test_two_writers_killed_at_random_lose_nothing_that_they_wrote(kills: int) -
     assert Path(path).read_text().startswith("# by hand\n")
     change_profile(path, lambda text: set_value(text, "env.A", "0"))
     assert os.listdir() == ["default.yaml"]  # neither a lock nor a temporary file of the dead
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["31", "0x1F", "010", "0o17", "1_000", "1e3", "1.50", "0.5", ".inf", "2026-11-21", "./a", "no"],
+)
+def test_every_reader_of_yaml_finds_the_same_text(text: str) -> None:
+    assert str(yaml.safe_load(set_value(BLANK, "env.A", text))["env"]["A"]) == text
