@@ -50,7 +50,9 @@ def ended(way: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 # fresh interpreters need some seconds for their imports, during which nothing moves
-@pytest.mark.parametrize(("method", "timeout"), [("fork", "3"), ("exec", "12")])
+@pytest.mark.parametrize(
+    ("method", "timeout"), [("fork", "3"), pytest.param("exec", "12", marks=pytest.mark.long)]
+)
 def test_a_rank_that_sleeps_is_named_with_collective_number_and_line(
     method: str, timeout: str
 ) -> None:

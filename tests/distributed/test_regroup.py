@@ -39,14 +39,18 @@ def test_six_groups_in_a_row_under_headway(text: str) -> None:
 
 def test_six_groups_in_a_row_under_torchrun(tmp_path: Path) -> None:
     words = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
+    running = subprocess.Popen(
         [sys.executable, "-m", *words, script(WITH_ACCELERATOR)],
         env=environment(TMPDIR=str(tmp_path)),  # torchrun leaves a folder behind
-        capture_output=True,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
     )
-    assert done.returncode == 0, done.stderr
+    try:
+        _, errors = running.communicate(timeout=120)
+    finally:
+        running.terminate()  # and not killed: its ranks would go on for good
+        running.communicate()
+    assert running.returncode == 0, errors
 
 
 def test_torch_asks_for_the_store_and_forms_the_group_by_these_names() -> None:

@@ -32,7 +32,7 @@ print(int((model.eval()(images).argmax(dim=1) == labels).sum()))
     ("launcher", "num_ranks"),
     [
         pytest.param(PYTHON, 1, id="plain python"),
-        pytest.param(TORCHRUN, 2, id="torchrun", marks=pytest.mark.distributed),
+        pytest.param(TORCHRUN, 2, id="torchrun", marks=[pytest.mark.distributed, pytest.mark.long]),
         pytest.param(HEADWAY, 2, id="headway launch", marks=pytest.mark.distributed),
     ],
 )
