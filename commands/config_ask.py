@@ -97,7 +97,7 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
         print(f"\nnothing was written; {kept}", file=sys.stderr)
         return 130
     except ConfigError:
-        if sys.stdin.isatty() and not unattended:
+        if answers and sys.stdin.isatty():  # then what was given is possible
             kept = _keep(parsed, facts, paths, {**taken_back, **answers})
             print(f"headway: note: {kept}", file=sys.stderr)
         raise

@@ -121,12 +121,9 @@ def from_torchrun(words: Sequence[Word], machine: Machine, where: str) -> Import
             for flag, text in said.items()
         ),
     ]
-    _refuse_replaced(
-        (word.text for word in front if variable(word) and not word.is_plain),
-        (f"{flag}={w.text}" for flag, w in flags if not w.is_plain and _has_meaning(flag, said)),
-        program,
-        where,
-    )
+    has_meaning = {name for _, name, meaning in meanings if not isinstance(meaning, str)}
+    taken_over = [(flag, word) for flag, word in flags if flag in has_meaning]
+    _refuse_replaced(filter(variable, front), taken_over, program, where)
     for text, name, meaning in meanings:
         if isinstance(meaning, str):
             left.append(text + (f" ({meaning})" if meaning else ""))
@@ -260,16 +257,15 @@ def _endpoint(text: str, said: Mapping[str, str]) -> dict[str, Raw]:
     return {"main_address": found[1], **({"main_port": port} if port else {})}
 
 
-def _has_meaning(flag: str, said: Mapping[str, str]) -> bool:
-    """False for a flag that has no counterpart here, whatever its value."""
-    return not isinstance(_of_flag(flag, said, Machine()), str)
-
-
 def _refuse_replaced(
-    variables: Iterator[str], flags: Iterator[str], program: Sequence[Word], where: str
+    variables: Iterator[Word],
+    flags: Sequence[tuple[str, Word]],
+    program: Sequence[Word],
+    where: str,
 ) -> None:
     """Refuse what only a running shell could tell: of the script's own words, it need not."""
-    texts = [*variables, *flags]
+    texts = [word.text for word in variables if not word.is_plain]
+    texts += [f"{flag}={word.text}" for flag, word in flags if not word.is_plain]
     texts += [word.raw for word in program[:1] if _SEVERAL_WORDS.fullmatch(word.raw)]
     if texts:
         raise ConfigError(

@@ -18,8 +18,8 @@ _OPENING = ("if", "for", "while", "until", "case")
 _CLOSING = ("fi", "done", "esac")
 _KEYWORDS = ("then", "else", "do", "{")
 _DECLARING = ("declare", "typeset", "readonly", "local")
-_EXPORT_ALL = (["set", "-a"], ["set", "-o", "allexport"])
-_EXPORT_NO_MORE = (["set", "+a"], ["set", "+o", "allexport"])
+_EXPORT_ALL = re.compile(r" (-[a-z]*a|-o allexport)")  # also -ea
+_EXPORT_NO_MORE = re.compile(r" (\+[a-z]*a|\+o allexport)")
 _SIMPLE = re.compile(r"[\w./:,=@%+-]+")  # a value that is one word in every place
 
 
@@ -88,10 +88,10 @@ class _Variables:
         if first == "unset":
             for word in words:
                 self._own.pop(word.text, None)
-        elif [word.text for word in words] in _EXPORT_ALL:
-            self._exports_all = is_certain
-        elif [word.text for word in words] in _EXPORT_NO_MORE:
-            self._exports_all = False
+        elif first == "set":
+            line = " ".join(word.text for word in words)
+            was = self._exports_all and not _EXPORT_NO_MORE.search(line)
+            self._exports_all = was or (is_certain and bool(_EXPORT_ALL.search(line)))
         elif first in ("export", *_DECLARING) or all(map(_assigned, words)):
             # else they are set for that command alone
             is_export = is_export or self._exports_all

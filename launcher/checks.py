@@ -36,8 +36,6 @@ def contradictions(settings: Settings) -> list[Problem]:
             "device",
         )
     size = settings.devices.size
-    if settings.origin("device").layer != "detected":
-        problems += _several_on_mps(settings)
     both = device == "cuda" and _said(settings, "devices", "num_processes")
     if both and size not in (None, processes):
         problems += settings.problem(
@@ -47,6 +45,8 @@ def contradictions(settings: Settings) -> list[Problem]:
             "devices",
             "num_processes",
         )
+    if settings.origin("device").layer != "detected":
+        problems += _several_on_mps(settings)
     problems += _contradictions_of_machines(settings)
     for name in settings.env:
         if name in RANK_VARIABLES or name == contract.VARIABLE:

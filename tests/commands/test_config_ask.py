@@ -585,6 +585,16 @@ def test_a_conversation_on_a_terminal_that_ends_in_an_error_keeps_the_answers(
     assert "your answers are kept in ~/.state/headway/answers-" in capsys.readouterr().err
 
 
+def test_an_impossible_flag_is_not_kept_for_the_next_run(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words, exit_code in (["--set", "device=cuda"], 2), ([], 0):
+        typed(monkeypatch, "\n\n\n\n\n")
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        assert main(["config", *words]) == exit_code
+    assert "are kept" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("exit_code", [0, 1])
 def test_after_a_test_that_passed_the_next_command_is_said(
     exit_code: int, machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch

@@ -392,7 +392,14 @@ def test_a_tilde_is_the_home_folder_where_a_shell_says_so(capsys: Capture) -> No
 
 
 @pytest.mark.parametrize(
-    "lines", ["declare -x A=1", "typeset -x A=1", "set -a\nA=1\nset +a", "readonly A=1\nexport A"]
+    "lines",
+    [
+        "declare -x A=1",
+        "typeset -x A=1",
+        "set -a\nA=1\nset +a",
+        "set -eax -o pipefail\nA=1\nset +a",
+        "readonly A=1\nexport A",
+    ],
 )
 def test_every_way_to_export_is_known(lines: str, capsys: Capture) -> None:
     Path("run.sh").write_text(f"{lines}\nB=2\ntorchrun t.py\n")
