@@ -23,6 +23,7 @@ class Crash(NamedTuple):
     message: str
     traceback: str  # as Python prints it, without the launcher's frames
     is_from_torch: bool = False  # it was raised in a file of torch's
+    code: int = 1  # what the process is about to end with; negative for a signal
 
 
 class Progress(NamedTuple):

@@ -132,16 +132,16 @@ class RankProcesses(PContext):
                 crash = Crash(**record["crash"])
                 if is_of_communication(crash):  # the rank has not shown it
                     self._output.note(rank, crash.traceback)
-                end = end._replace(
-                    crash=crash,
-                    time=crash.time,
-                    was_stopping=crash.time > self._stopped_at,
-                    left_silently=False,
-                )
+                end = end._replace(crash=crash)
+                failed_with, at = crash.code, crash.time
             else:
-                end = end._replace(time=record["end"], reason=record["reason"], left_silently=False)
-                if record["code"] and record["end"] < self._stopped_at:  # it was on its way out
-                    end = end._replace(code=record["code"], was_stopping=False)
+                end = end._replace(reason=record["reason"])
+                failed_with, at = record["code"], record["end"]
+            end = end._replace(time=at, left_silently=False)
+            if failed_with:
+                end = end._replace(was_stopping=at > self._stopped_at)
+                if at < self._stopped_at < ended.time:  # it was on its way out
+                    end = end._replace(code=failed_with)
         return end
 
     def _poll(self) -> RunProcsResult | None:

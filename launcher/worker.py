@@ -156,12 +156,14 @@ def _fail(error: BaseException) -> NoReturn:
     shown = error.__traceback__ = _without_our_frames(error.__traceback__)
     ours = isinstance(error, HeadwayError)
     lines = _in_short(error) if ours else traceback.format_exception(type(error), error, shown)
+    code = error.exit_code if isinstance(error, HeadwayError) else 1
     crash = Crash(
         time=time.time(),
         kind=type(error).__name__,
         message=str(error)[:2000],
         traceback="".join(lines)[-20000:],
         is_from_torch=_is_from_torch(error.__traceback__),
+        code=-signal.SIGINT if isinstance(error, KeyboardInterrupt) else code,
     )
     status.tell(crash=crash._asdict(), groups=witness.collectives())
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
@@ -171,7 +173,7 @@ def _fail(error: BaseException) -> NoReturn:
         sys.stderr.writelines(lines)
     elif not (status.is_heard() and is_of_communication(crash) and _has_usual_hook()):
         sys.excepthook(type(error), error, shown)
-    sys.exit(error.exit_code if isinstance(error, HeadwayError) else 1)
+    sys.exit(code)
 
 
 def _is_from_torch(trace: TracebackType | None) -> bool:

@@ -394,6 +394,24 @@ def test_a_wrong_use_of_the_runtime_is_short_and_exits_2() -> None:
     assert "fix:" in done.stderr
 
 
+def test_the_first_to_fail_gives_its_own_code_though_it_is_stopped_on_its_way_out() -> None:
+    text = """
+import atexit, os, sys, time
+from headway.errors import UsageError
+if os.environ["RANK"] == "0":
+    open("failing", "x").close()
+    atexit.register(time.sleep, 60)
+    raise UsageError("not so", where="here", fix="otherwise")
+while not os.path.exists("failing"):
+    time.sleep(0.01)
+time.sleep(0.5)
+sys.exit(7)
+"""
+    done = launch("-q", "--cpu", "--num-processes", "2", script(text))
+    assert done.returncode == 2
+    assert "rank 0 of 2 failed with UsageError" in done.stderr
+
+
 def launch_in_shell(line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         f"{sys.executable} -m headway launch {line}",
