@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from difflib import ndiff
 from functools import partial
 
@@ -91,11 +92,18 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     taken_back: dict[str, str] = {}
     summary = partial(_summary, facts, paths)
     try:
-        interview(facts, answers, taken_back, prompter, summary)
-    except KeyboardInterrupt:
+        with _stop_signals_as_interrupts() as seen:
+            interview(facts, answers, taken_back, prompter, summary)
+    except (KeyboardInterrupt, OSError) as stop:
+        if isinstance(stop, OSError) and not seen:  # a terminal that was closed cannot be tidied
+            raise
         kept = _keep(parsed, facts, paths, {**taken_back, **answers})
-        print(f"\nnothing was written; {kept}", file=sys.stderr)
-        return 130
+        try:
+            print(f"\nnothing was written; {kept}", file=sys.stderr)
+            sys.stdout.flush()
+        except OSError:  # nobody is there to read it; the exit code is true all the same
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        return 128 + (seen[0] if seen else signal.SIGINT)
     except ConfigError:
         if answers and sys.stdin.isatty():  # then what was given is possible
             kept = _keep(parsed, facts, paths, {**taken_back, **answers})
@@ -124,6 +132,31 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
         with suppress(OSError):
             os.unlink(kept_path(paths, parsed.machine))
     return _next(parsed, and_test=answers[FINISH] == TEST)
+
+
+@contextmanager
+def _stop_signals_as_interrupts() -> Iterator[list[int]]:
+    """Let SIGTERM, and the SIGHUP of a terminal that is closed, be what Ctrl-C is; yield what came.
+
+    A SIGHUP that is ignored already (nohup) stays so.
+    """
+    seen: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        seen.append(number)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, stop)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) == signal.SIG_DFL
+    }
+    try:
+        yield seen
+    finally:
+        for number, old in before.items():
+            signal.signal(number, signal.SIG_IGN if seen else old)
 
 
 def _next(parsed: Namespace, and_test: bool) -> int:

@@ -147,6 +147,38 @@ def test_ctrl_c_writes_nothing_and_the_next_run_offers_the_answers(key: str) -> 
     assert not list(Path.home().rglob("answers-*.yaml"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("is_in_a_menu", [True, False])
+def test_a_stop_signal_keeps_the_answers_too(number: signal.Signals, is_in_a_menu: bool) -> None:
+    with Terminal("gpu_8_h100", "config") as terminal:
+        terminal.wait_for("❯ cuda")
+        terminal.press("\r")
+        terminal.wait_for("[8]")
+        if is_in_a_menu:
+            terminal.press("\r")
+            terminal.wait_for("Which precision?")
+        os.kill(terminal.child.pid, number)
+        assert terminal.exit_code() == 128 + number
+        assert "nothing was written; your answers are kept in ~/" in terminal.text
+        assert "Traceback" not in terminal.text
+    assert list(Path.home().rglob("answers-*.yaml"))
+
+
+@pytest.mark.parametrize("is_in_a_menu", [True, False])
+def test_a_terminal_that_is_closed_keeps_the_answers(is_in_a_menu: bool) -> None:
+    with Terminal("gpu_8_h100", "config") as terminal:
+        terminal.wait_for("❯ cuda")
+        terminal.press("\r")
+        terminal.wait_for("[8]")
+        if is_in_a_menu:
+            terminal.press("\r")
+            terminal.wait_for("Which precision?")
+        terminal.child.ptyproc.fileobj.close()
+        terminal.child.wait()
+    assert terminal.child.exitstatus == 128 + signal.SIGHUP
+    assert list(Path.home().rglob("answers-*.yaml"))
+
+
 def test_a_window_of_four_lines_still_shows_where_one_is() -> None:
     with Terminal("gpu_8_h100", "config", rows=4, columns=60) as terminal:
         terminal.wait_for("❯ cuda")
