@@ -125,7 +125,7 @@ def plan_for(
         settings,
         machine,
         Program(SCRIPT),
-        python="python",
+        python=["python"],
         environ=environ,
         problems=problems,
     )

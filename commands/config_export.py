@@ -68,7 +68,7 @@ def _lasting_plan(settings: Settings, machine: Machine) -> LaunchPlan:
             fix="name the GPUs, or use --format env or sh",
         )
     try:
-        return build_plan(settings, machine, Program(SCRIPT), python="python", environ={})
+        return build_plan(settings, machine, Program(SCRIPT), python=["python"], environ={})
     except MachineError as error:
         there = "say which machine it is for: `headway env --json` there, --machine FILE here; or "
         raise MachineError.of(

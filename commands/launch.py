@@ -12,6 +12,7 @@ from headway.commands.flags import OF_OTHER_TOOLS, Parser, flag_layer, look_at_m
 from headway.commands.tables import escape_unencodable
 from headway.detection import detect_machine
 from headway.errors import ConfigError, Problem, did_you_mean
+from headway.launcher.interpreter import interpreter
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.machine import Machine
 from headway.profile import Entry
@@ -71,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         settings,
         machine,
         program,
-        python=sys.executable,
+        python=interpreter(),
         environ=environ,
         supervise=parsed.supervise,
         in_process=parsed.in_process,

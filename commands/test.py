@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.diagnosis import TEMPORARY_FIX
 from headway.errors import MachineError
+from headway.launcher.interpreter import interpreter
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     words = [word for word in own if word != "--json"]
     with _temporary_folder() as folder:
         results = os.path.join(folder, "results.json")
-        launch = [sys.executable, "-m", "headway", "launch", "--quiet", *words]
+        launch = [*interpreter(), "-m", "headway", "launch", "--quiet", *words]
         began = time.perf_counter()
         code = subprocess.call([*launch, "-m", "headway.smoke", results])
         seconds = time.perf_counter() - began

@@ -13,6 +13,7 @@ from headway.errors import ConfigError, MachineError, Problem
 from headway.launcher.checks import contradictions, impossible_here, notes
 from headway.launcher.supervision import (
     contradictions_in_process,
+    contradictions_of_flags,
     contradictions_of_ranks,
     notes_on_supervision,
     why_supervised,
@@ -31,10 +32,10 @@ class Program(NamedTuple):
     args: tuple[str, ...] = ()
     kind: str = "script"  # script, module, or program for what is no Python
 
-    def command(self, python: str) -> list[str]:
+    def command(self, python: Sequence[str]) -> list[str]:
         """Return the argv that runs it."""
         dashes = ["--"] if self.name.startswith("-") else []
-        before = {"script": [python, *dashes], "module": [python, "-m"], "program": []}
+        before = {"script": [*python, *dashes], "module": [*python, "-m"], "program": []}
         return [*before[self.kind], self.name, *self.args]
 
 
@@ -42,7 +43,7 @@ class LaunchPlan(NamedTuple):
     """All that a launch will do; `describe` prints one, `run` carries one out."""
 
     program: Program
-    python: str
+    python: Sequence[str]  # and its own flags
     settings: Settings
     gpus: tuple[int, ...]  # indices among the visible GPUs, one for each process
     supervised: str | None  # why a launcher stays beside the script; None: the script replaces it
@@ -61,7 +62,7 @@ def build_plan(
     machine: Machine,
     program: Program,
     *,
-    python: str,
+    python: Sequence[str],
     environ: Mapping[str, str],
     supervise: bool = False,
     in_process: bool = False,
@@ -73,7 +74,7 @@ def build_plan(
         settings: resolved.
         machine: this machine, or a recorded one.
         program: the user's script or module.
-        python: the interpreter that runs it.
+        python: the interpreter that runs it, and its own flags.
         environ: what the processes would inherit.
         supervise: keep the launcher beside a single process.
         in_process: run a single process in this interpreter.
@@ -86,6 +87,9 @@ def build_plan(
     wrong = [*problems, *contradictions(settings), *contradictions_of_ranks(settings)]
     if in_process:
         wrong += contradictions_in_process(settings, program, supervise)
+    supervised = why_supervised(settings, supervise)
+    if supervised is not None:
+        wrong += contradictions_of_flags(python, supervised)
     impossible = impossible_here(settings, machine)
     if wrong or impossible:
         raise (ConfigError if wrong else MachineError).of(wrong + impossible)
@@ -93,7 +97,6 @@ def build_plan(
     if settings.device == "cuda":
         selected = settings.devices.select(machine.visible_gpus).indices
         gpus = selected[: settings.num_processes]
-    supervised = why_supervised(settings, supervise)
     return LaunchPlan(
         program=program,
         python=python,

@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from headway.launcher import preloaded, witness, worker
+from headway.launcher.interpreter import interpreter
 from headway.launcher.survival import adopt_orphans, die_with_parent, end_descendants
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -143,7 +144,7 @@ def _start_fresh(job: Job, rank: Rank) -> int:
     command = [job.name, *job.args]
     if job.method == "exec":
         told = [str(os.getpid()), *map(str, ours), job.kind, *command]
-        command = [sys.executable, "-c", worker.boot("worker"), *told]
+        command = [*interpreter(), "-c", worker.boot("worker"), *told]
     try:
         process = subprocess.Popen(
             command,
@@ -210,7 +211,8 @@ def _draw_new_seeds() -> None:
 
 def _reopen_streams() -> None:
     """Open Python's three streams anew, with the buffering that they have in a fresh process."""
-    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    unbuffered = sys.stdout.write_through  # by -u or PYTHONUNBUFFERED
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, name)
         raw = open(fd, mode + "b", buffering=0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115

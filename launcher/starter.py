@@ -59,7 +59,7 @@ class Starter:
         ]
         try:
             self._server = subprocess.Popen(
-                [plan.python, "-c", boot("server"), *told],
+                [*plan.python, "-c", boot("server"), *told],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError, Problem
@@ -72,6 +73,20 @@ def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> 
         name,
         "num_processes",
     )
+
+
+def contradictions_of_flags(python: Sequence[str], supervised: str) -> list[Problem]:
+    """Return what is wrong with Python's own flags where a launcher stays beside the script."""
+    if "-i" not in python:
+        return []
+    return [
+        Problem(
+            f"python -i shows a prompt after the script, which a rank has no place for, "
+            f"but {supervised}",
+            "Python's flag -i",
+            "leave -i out, or run one process",
+        )
+    ]
 
 
 def contradictions_in_process(

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,20 @@ def test_a_script_sees_the_same_however_it_was_started() -> None:
         for name, stream in told["streams"].items():
             ours = {k: v for k, v in stream.items() if k != "buffer"}
             assert ours == {k: v for k, v in plain["streams"][name].items() if k != "buffer"}, way
+
+
+@pytest.mark.parametrize("way", [[], ["--supervise", "--start-method", "fork"], ["--supervise"]])
+def test_pythons_own_flags_reach_the_script(way: list[str]) -> None:
+    told = "sys.flags, sys.warnoptions, sys._xoptions, sys.path[0], __debug__, sys.stdout.buffer"
+    name = script(f"import sys; print({told})")
+    flags = ["-BOuP" if sys.version_info >= (3, 11) else "-BOu", "-Werror::FutureWarning"]
+    flags += ["-W", "ignore:mine", "-X", "dev", "-Xutf8", "--check-hash-based-pycs", "never"]
+    python, *headway = HEADWAY
+    run = partial(subprocess.run, env=environment(), capture_output=True, text=True, timeout=150)
+    plain = run([python, *flags, name])
+    done = run([python, *flags, *headway, "-q", "--cpu", *way, name])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain.stdout
 
 
 FILTERS = """

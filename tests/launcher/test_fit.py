@@ -27,7 +27,7 @@ def fitted(machine: str, layer: str = "user profile", **values: Any) -> tuple[La
         return resolve(some, there, {})
 
     layers, changes = fit(layers, there, settle)
-    plan = build_plan(settle(layers), there, Program("a.py"), python="python", environ={})
+    plan = build_plan(settle(layers), there, Program("a.py"), python=["python"], environ={})
     return plan, "\n".join(changes)
 
 

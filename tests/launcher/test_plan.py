@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.launcher.describe import describe, summary
+from headway.launcher.interpreter import flags_in
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.launcher.run import changed
 from headway.machine import Gpu, Machine
@@ -33,6 +34,7 @@ def plan(
     program: Program = SCRIPT,
     supervise: bool = False,
     in_process: bool = False,
+    python: Sequence[str] = ("/bin/python",),
     **values: Any,
 ) -> LaunchPlan:
     entries = {
@@ -44,7 +46,7 @@ def plan(
         resolve([entries], machine, environ),
         machine,
         program,
-        python="/bin/python",
+        python=python,
         environ=environ,
         supervise=supervise,
         in_process=in_process,
@@ -59,6 +61,35 @@ def test_one_process_replaces_the_launcher() -> None:
     launch = plan()
     assert launch.supervised is None
     assert launch.program.command(launch.python) == ["/bin/python", "train.py", "--lr", "3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ("-m headway launch -O a.py", ""),
+        ("-O -m headway launch a.py", "-O"),
+        ("-OOuBm headway", "-O -O -u -B"),
+        ("-Xdev -X importtime -Wd -W error -m headway", "-X dev -X importtime -W d -W error"),
+        (
+            "-uWerror --check-hash-based-pycs never -Im headway",
+            "-u -W error --check-hash-based-pycs never -I",
+        ),
+        ("-E -c pass", "-E"),
+        ("-sP /bin/headway launch a.py", ""),
+        ("-u -", ""),
+        ("", ""),
+    ],
+)
+def test_pythons_own_flags_are_found_in_its_command_line(words: str, flags: str) -> None:
+    assert flags_in(["python", *words.split()]) == tuple(flags.split())
+
+
+def test_a_prompt_after_the_script_is_for_one_process() -> None:
+    python = ["/bin/python", "-i"]
+    launch = plan(python=python)
+    assert launch.program.command(launch.python)[:3] == ["/bin/python", "-i", "train.py"]
+    with pytest.raises(ConfigError, match="a rank has no place for, but num_processes is 2"):
+        plan(python=python, num_processes="2")
 
 
 @pytest.mark.parametrize(

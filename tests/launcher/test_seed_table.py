@@ -37,7 +37,7 @@ def planned(
     }
     settings = resolve([entries], there, environ or {})
     script = Program("train.py")
-    return build_plan(settings, there, script, python="python", environ=environ or {})
+    return build_plan(settings, there, script, python=["python"], environ=environ or {})
 
 
 def variables(plan: LaunchPlan) -> dict[str, str | None]:
@@ -201,10 +201,12 @@ def test_a_mask_that_cuda_cuts_short_is_named() -> None:
     cut = load_machine(str(FOLDER / "gpu_4.json"))._replace(cuda_visible_devices="1,9,2")
     entries = {"devices": Entry("2", Origin("flag", "flag --devices"))}
     script = Program("train.py")
-    plan = build_plan(resolve([], cut, environ), cut, script, python="python", environ=environ)
+    plan = build_plan(resolve([], cut, environ), cut, script, python=["python"], environ=environ)
     assert any("CUDA_VISIBLE_DEVICES=1,9,2 names a GPU that is not there" in n for n in plan.notes)
     with pytest.raises(MachineError, match="CUDA_VISIBLE_DEVICES=1,9,2 names a GPU"):
-        build_plan(resolve([entries], cut, environ), cut, script, python="python", environ=environ)
+        build_plan(
+            resolve([entries], cut, environ), cut, script, python=["python"], environ=environ
+        )
 
 
 @pytest.mark.parametrize("devices", ["2", "idle:2", "0,1"])
@@ -226,7 +228,7 @@ def test_a_device_that_is_asked_for_opts_out_of_the_devices_of_a_weaker_layer(
         {"device": Entry("cpu", Origin(stronger, f"{stronger} --cpu"))},
     ]
     settings = resolve(list(layers), there, {})
-    plan = build_plan(settings, there, Program("a.py"), python="python", environ={})
+    plan = build_plan(settings, there, Program("a.py"), python=["python"], environ={})
     assert plan.notes == (
         f"devices has no effect on cpu, which {stronger} --cpu asks for ({weaker} devices)",
     )
@@ -452,7 +454,7 @@ def test_precision_on_mps_depends_on_the_versions_of_torch_and_macos(
     entry = Entry(precision, Origin("flag", "flag --mixed-precision"))
     settings = resolve([{"mixed_precision": entry}], machine, {})
     try:
-        build_plan(settings, machine, Program("a.py"), python="python", environ={})
+        build_plan(settings, machine, Program("a.py"), python=["python"], environ={})
         refused = ""
     except MachineError as error:
         refused = str(error)
