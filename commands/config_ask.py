@@ -16,7 +16,7 @@ from functools import partial
 
 from headway.commands.config_answers import keep, kept_path, read_answers, read_kept
 from headway.commands.config_check import SCRIPT, at_rest, plan_for, refusals
-from headway.commands.config_edit import apply, assignments, set_all
+from headway.commands.config_edit import apply, assignments, flat, set_all
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.schema import beginning
 from headway.config_wizard.interview import Defaults, Prompter, interview
@@ -48,7 +48,7 @@ from headway.profile_files import (
     text_at,
 )
 from headway.resolve import Layer, environment_layer, typed
-from headway.settings import TABLE, Origin, Raw, Settings
+from headway.settings import TABLE, Origin, Raw
 
 _ANSWERED = Origin("user profile", "your answers")
 
@@ -324,10 +324,10 @@ def _summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
 
 def _changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
     """Return the profile's text with what the answers change, and all else as it is now."""
-    before = _flat(facts.profiles[place_of(facts, answers)]) if text else {}
-    after = _flat(profile_after(facts, answers))
+    before = flat(facts.profiles[place_of(facts, answers)]) if text else {}
+    after = flat(profile_after(facts, answers))
     text = text or beginning(path)
-    now = _flat({key: entry.raw for key, entry in parse_profile(text, path, "profile").items()})
+    now = flat({key: entry.raw for key, entry in parse_profile(text, path, "profile").items()})
     changed = {
         k: raw
         for k, raw in after.items()
@@ -338,10 +338,3 @@ def _changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
     for key in before.keys() - after.keys() & now.keys():
         text = unset_value(text, key)
     return text
-
-
-def _flat(values: Mapping[str, Raw]) -> dict[str, Raw]:
-    """Return the values with each variable of `env` for itself."""
-    variables = Settings.env.kind(values.get("env", {}))
-    rest = {key: raw for key, raw in values.items() if key != "env"}
-    return {**rest, **{f"env.{name}": text for name, text in variables.items()}}

@@ -26,7 +26,7 @@ from headway.profile_files import (
     shown,
 )
 from headway.resolve import Layer, environment_layer, overruled, typed
-from headway.settings import TABLE, Origin, Raw
+from headway.settings import TABLE, Origin, Raw, Settings
 
 
 def set_keys(argv: Sequence[str]) -> int:
@@ -233,8 +233,8 @@ def apply(
     at_issue = {k: e for k, e in after.items() if k in said or _raw(before, k) != e.raw}
     layers = [*weaker, after, *stronger]
     impossible = [problem.what for problem in refusals(layers, machine)]  # it may be for another
-    removed = [key for key in before if key not in after and key != "version"]
-    elsewhere = _set_elsewhere(removed, [*weaker, *stronger])
+    gone = flat(_raws(before)).keys() - flat(_raws(after)).keys() - {"version"}
+    elsewhere = _set_elsewhere(sorted(gone), [*weaker, *stronger])
     for note in [*overruled([at_issue, *stronger]), *elsewhere, *impossible]:
         print(f"headway: note: {note}", file=sys.stderr)
 
@@ -252,11 +252,31 @@ def differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list
 
 def _set_elsewhere(keys: Sequence[str], layers: Sequence[Layer]) -> list[str]:
     """Return a sentence for each key that one of `layers` sets, by the strongest that does."""
-    strongest = {key: layer[key] for layer in layers for key in keys if key in layer}
-    return [
-        f"{key} is still set, to {written(entry.raw)}: {entry.origin}"
-        for key, entry in strongest.items()
-    ]
+    still = {}
+    for layer in layers:
+        values = flat(_raws(layer))
+        for key in keys:
+            if key in values:
+                origin = layer[key.partition(".")[0]].origin
+                still[key] = f"{key} is still set, to {written(values[key])}: {origin}"
+    return list(still.values())
+
+
+def flat(values: Mapping[str, Raw]) -> dict[str, Raw]:
+    """Return the values with each variable of `env` for itself, as `env.NAME`.
+
+    An `env` that cannot be read stays as it is.
+    """
+    try:
+        variables = Settings.env.kind(values.get("env", {}))
+    except ValueError:
+        return dict(values)
+    rest = {key: raw for key, raw in values.items() if key != "env"}
+    return {**rest, **{f"env.{name}": text for name, text in variables.items()}}
+
+
+def _raws(entries: Mapping[str, Entry]) -> dict[str, Raw]:
+    return {key: entry.raw for key, entry in entries.items()}
 
 
 def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:

@@ -90,6 +90,16 @@ def test_unset_says_who_sets_the_key_now(
     assert main(["config", "unset", "device", "num_processes"]) == 0
     note = "headway: note: device is still set, to auto: environment HEADWAY_DEVICE"
     assert capsys.readouterr().err.splitlines() == [note]
+    monkeypatch.setenv("HEADWAY_ENV", "A=2 C=3")
+    assert main(["config", "unset", "env.A"]) == 0
+    note = "headway: note: env.A is still set, to 2: environment HEADWAY_ENV"
+    assert note in capsys.readouterr().err.splitlines()
+
+
+def test_an_env_that_cannot_be_read_may_be_removed(profile: Path) -> None:
+    profile.write_text("env: 5\ndevice: cpu\n")
+    assert main(["config", "unset", "env"]) == 0
+    assert profile.read_text() == "device: cpu\n"
 
 
 @pytest.mark.parametrize("words", [["set", "env.B=1"], ["unset", "env.B"]])
