@@ -221,7 +221,7 @@ def test_the_exit_code_is_that_of_the_first_rank_to_fail(code: int) -> None:
     text = f"import os, sys, time\nif os.environ['RANK'] == '1': sys.exit({code})\ntime.sleep(60)"
     started = time.monotonic()
     done = launch("--cpu", "--num-processes", "3", script(text))
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 55  # the others sleep for 60
     assert done.returncode == code
     assert (
         f"rank 1 of 3 ended with exit code {code}; ranks 0, 2 stopped after rank 1 failed"
@@ -338,7 +338,7 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen() -> None:
     started = time.monotonic()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 15  # grace would be 30
     assert process.returncode == 130
     assert not [pid for pid in pids if is_alive(pid)]
 

@@ -208,7 +208,7 @@ def test_a_crash_names_the_rank_that_failed_first(kind: str, rank: int) -> None:
     name = script(GROUP.format(rank=rank, fault=fault))
     started = time.monotonic()
     done = launch("-q", "--cpu", "--num-processes", "4", "--log-dir", "logs", name)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
     assert done.returncode == code
     report = done.stderr[done.stderr.rindex("error: ") :].splitlines()
     assert report[0].startswith(f"error: rank {rank} of 4 {words}")
