@@ -11,8 +11,11 @@ from headway.config_wizard.interview import BACK_KEY, HELP_KEY
 from headway.config_wizard.questions import Question
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from questionary import Question as Shown
+    from questionary.prompts.common import InquirerControl
 
 _ANSWERED = "fg:ansicyan"
 _POINTER = "❯"
@@ -91,16 +94,7 @@ class TerminalPrompter:
         keys = _reply_keys()
         keys.add("c-d")(lambda event: event.app.exit(exception=EOFError()))
         keys.add("<sigint>")(lambda event: event.app.exit(exception=KeyboardInterrupt()))
-        places: dict[str, int] = {}
-        for index, choice in enumerate(question.choices):
-            places[str(index + 1)] = index
-            places.setdefault(choice.value[0], index)
-        for key, index in places.items():
-
-            @keys.add(key)
-            def point(_: KeyPressEvent, index: int = index) -> None:
-                menu.pointed_at = index
-
+        _type_into(menu, [choice.value for choice in question.choices], keys)
         bindings = shown.application.key_bindings
         shown.application.key_bindings = merge_key_bindings(
             [bindings, keys] if bindings else [keys]
@@ -137,6 +131,56 @@ def _pointer() -> str:
     except (UnicodeEncodeError, LookupError):
         return ">"
     return _POINTER
+
+
+def _type_into(menu: InquirerControl, values: Sequence[str], keys: KeyBindings) -> None:
+    """Let a choice be typed: its value, the beginning of it, or its number, counted from 1.
+
+    What is typed and means none of them is the reply, so that it can be refused.
+    """
+    from prompt_toolkit.filters import Condition
+    from prompt_toolkit.keys import Keys
+
+    typed, left_at = "", menu.pointed_at
+
+    def take(text: str) -> None:
+        nonlocal typed, left_at
+        typed = text
+        index = _meant(typed, values)
+        if index is not None:
+            menu.pointed_at = index
+        left_at = menu.pointed_at
+
+    @keys.add(Keys.Any)
+    @keys.add(Keys.BracketedPaste)
+    def add(event: KeyPressEvent) -> None:
+        text = " ".join(event.data.split()) or " "
+        if text.isprintable():
+            take(typed + text if menu.pointed_at == left_at else text)  # else an arrow came between
+
+    @keys.add("backspace")
+    def remove(_: KeyPressEvent) -> None:
+        take(typed[:-1])
+
+    means_nothing = Condition(
+        lambda: menu.pointed_at == left_at and _meant(typed, values) is None and bool(typed.strip())
+    )
+
+    @keys.add("enter", filter=means_nothing, eager=True)
+    def leave(event: KeyPressEvent) -> None:
+        event.app.exit(result=typed)
+
+
+def _meant(typed: str, values: Sequence[str]) -> int | None:
+    """Return the index of the value that is typed, or else begun, or else numbered."""
+    word = typed.strip().lower()
+    if not word:
+        return None
+    if word in values:
+        return values.index(word)
+    begun = [index for index, value in enumerate(values) if value.startswith(word)]
+    numbers = [str(number) for number in range(1, len(values) + 1)]
+    return begun[0] if begun else numbers.index(word) if word in numbers else None
 
 
 def _reply_keys(when: Any = True) -> KeyBindings:

@@ -62,7 +62,7 @@ def test_arrows_letters_and_numbers_move_through_a_menu() -> None:
         terminal.wait_for("❯ bf16")
         terminal.press("f")
         terminal.wait_for("❯ fp16")
-        terminal.press("2")
+        terminal.press("\x7f", "2")
         terminal.wait_for("❯ no")
         terminal.press("\r")
         terminal.wait_for("❯ user")
@@ -74,6 +74,51 @@ def test_arrows_letters_and_numbers_move_through_a_menu() -> None:
         terminal.wait_for("Which GPUs? (for num_processes: 8) [all]")
         terminal.press("ctrl-c")
         assert terminal.exit_code() == 130
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("cpu", "cpu"),
+        ("CPU", "cpu"),
+        ("c", "cuda"),
+        ("2", "cpu"),
+        ("cpx\x7fu", "cpu"),
+        ("\x1b[200~cpu\n\x1b[201~", "cpu"),  # pasted
+        ("x\x1b[B", "cpu"),  # an arrow key begins anew
+        ("\x1b[Bcud", "cuda"),
+    ],
+)
+def test_a_choice_can_be_typed(typed: str, answer: str) -> None:
+    with Terminal("gpu_8_h100", "config") as terminal:
+        terminal.wait_for("❯ cuda")
+        terminal.press(typed)
+        terminal.wait_for(f"❯ {answer}")
+        terminal.press("\r")
+        terminal.wait_for(f"Where should scripts run? {answer}")
+
+
+def test_a_precision_with_a_digit_in_it_can_be_typed() -> None:
+    with Terminal("gpu_8_h100", "config", "--set", "num_processes=1") as terminal:
+        terminal.wait_for("❯ cuda")
+        terminal.press("\r")
+        before = "bf16"
+        for word in ("fp16", "bf16"):
+            terminal.wait_for(f"❯ {before}")
+            terminal.press(word, "\r")
+            terminal.wait_for(f"Which precision? {word}")
+            terminal.wait_for("❯ user")
+            terminal.press("<")
+            before = word
+
+
+@pytest.mark.parametrize("typed", ["5", "12", "gpu2", "\x1b[200~rocm\n\x1b[201~"])
+def test_what_is_typed_and_is_no_choice_is_refused(typed: str) -> None:
+    with Terminal("gpu_8_h100", "config") as terminal:
+        terminal.wait_for("❯ cuda")
+        terminal.press(typed, "\r")
+        terminal.wait_for("is none of cuda, cpu, nor a number from 1 to 2")
+        terminal.wait_for("❯ cuda")
 
 
 def test_help_and_back_work_at_once_and_a_wrong_answer_is_asked_again() -> None:
