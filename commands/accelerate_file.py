@@ -13,6 +13,10 @@ from headway.settings import TABLE, Raw
 
 _SAME_KIND = ("NO", "MULTI_CPU", "MULTI_GPU", "MPS")
 _OTHER_KIND = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs too, but no DDP
+_ELSEWHERE = (  # on devices that Headway has no place for
+    *("XLA", "TPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_HPU"),
+    *("MULTI_SDAA", "MULTI_NEURON"),
+)
 
 
 _NAMES = {  # keys that hold one value each, and the setting that it becomes
@@ -57,13 +61,17 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
         )
     values: dict[str, Raw] = {}
     left: list[str] = []
-    defaults: tuple[str, ...] = ()
-    if rest.get("distributed_type", "NO") in (*_SAME_KIND, *_OTHER_KIND):
+    defaults: tuple[str, ...] = ("mixed_precision",)
+    kind = rest.get("distributed_type", "NO")
+    if kind not in (*_SAME_KIND, *_OTHER_KIND, *_ELSEWHERE):
+        known = ", ".join((*_SAME_KIND, *_OTHER_KIND))
+        raise _wrong("distributed_type", kind, f"one of {known}", where)
+    if kind in (*_SAME_KIND, *_OTHER_KIND):
         if isinstance(nested.get("gpu_ids"), list):
             rest["gpu_ids"] = ",".join(nested.pop("gpu_ids"))
         left = [*_take_device(rest, values, where), *_take_processes(rest, values, where)]
         # without gpu_ids it means all GPUs, and so on
-        defaults = ("device", "devices", "num_processes", *OF_SEVERAL)
+        defaults = (*defaults, "device", "devices", "num_processes", *OF_SEVERAL)
     _take_precision(rest, values, where)
     if "gradient_accumulation_steps" in rest:
         values["gradient_accumulation_steps"] = rest.pop("gradient_accumulation_steps")

@@ -27,7 +27,7 @@ from headway.profile_edit import write_profile
 from headway.profile_files import read_text, shown, state_folder
 from headway.settings import Origin, Raw
 
-_QUESTIONS = {PLACE: (USER, PROJECT), MORE: (NO, YES)}
+QUESTIONS = {PLACE: (USER, PROJECT), MORE: (NO, YES)}
 """The answers to questions that are no settings."""
 
 _GIVEN = "given"
@@ -42,20 +42,25 @@ def read_answers(path: str) -> dict[str, Entry]:
     """
     entries = parse_profile(read_text(path, "file of answers", may_be_pipe=True), path, "answers")
     entries.pop("version", None)
-    return _checked(entries)
+    return checked_answers(entries)
 
 
-def _checked(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+def checked_answers(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return answers to questions, which are settings or not, as a profile holds them.
+
+    Raises:
+        ConfigError: all that is wrong with them, at once.
+    """
     problems = [
         Problem(
             f"{name} is {entries[name].raw!r}, but it must be {first} or {second}",
             str(entries[name].origin),
             f"write `{name}: {first}`",
         )
-        for name, (first, second) in _QUESTIONS.items()
+        for name, (first, second) in QUESTIONS.items()
         if name in entries and entries[name].raw not in (first, second)
     ]
-    settings = {name: entry for name, entry in entries.items() if name not in _QUESTIONS}
+    settings = {name: entry for name, entry in entries.items() if name not in QUESTIONS}
     values = checked_entries(settings, problems)
     return {
         name: entry._replace(raw=values.get(name, entry.raw)) for name, entry in entries.items()
@@ -109,8 +114,8 @@ def read_kept(path: str) -> tuple[dict[str, Raw], dict[str, Entry]]:
         if not isinstance(given, Mapping):
             raise ConfigError(f"{_GIVEN} is no map", where=shown(path), fix="remove the file")
         origin = Origin("argument", shown(path))
-        answers = {name: entry.raw for name, entry in _checked(entries).items()}
-        return answers, _checked({name: Entry(raw, origin) for name, raw in given.items()})
+        answers = {name: entry.raw for name, entry in checked_answers(entries).items()}
+        return answers, checked_answers({name: Entry(raw, origin) for name, raw in given.items()})
     except ConfigError as error:
         aside = f"{path}.broken"
         with suppress(OSError):

@@ -13,14 +13,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import ndiff
 from functools import partial
+from typing import NoReturn
 
-from headway.commands.config_answers import keep, kept_path, read_answers, read_kept
+from headway.commands.config_answers import (
+    QUESTIONS,
+    checked_answers,
+    keep,
+    kept_path,
+    read_answers,
+    read_kept,
+)
 from headway.commands.config_check import SCRIPT, at_rest, plan_for, refusals
 from headway.commands.config_edit import apply, assignments, flat, set_all
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.schema import beginning
 from headway.config_wizard.interview import Defaults, Prompter, interview
 from headway.config_wizard.questions import (
+    ALWAYS_ASKED,
     CANCEL,
     FINISH,
     NONE,
@@ -71,9 +80,14 @@ def make_parser(appendix: str = "") -> Parser:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="set this, and do not ask for it (repeatable)",
+        help="set this, and do not ask for it (repeatable); place=project is an answer, too",
     )
-    parser.flag("--answers", metavar="FILE", help="ask nothing: take the answers from FILE")
+    parser.flag(
+        "--answers",
+        metavar="FILE",
+        help="ask nothing: take the answers from FILE, which is written like a profile; "
+        "`place: user` or `place: project` in it says where to keep that",
+    )
     parser.flag("--dry-run", help="print what would be written, and write nothing")
     parser.profile_flag()
     parser.machine_flag()
@@ -82,7 +96,10 @@ def make_parser(appendix: str = "") -> Parser:
 
 def ask(argv: Sequence[str], appendix: str = "") -> int:
     """Hold the conversation, write the profile, and say what to type next."""
-    parsed = make_parser(appendix).parse_flags(argv)
+    parser = make_parser(appendix)
+    parsed, words = parser.parse_words(argv)
+    if words:
+        _refuse_words(parser, argv, words)
     unattended = parsed.yes or parsed.answers is not None
     paths = _paths(parsed.profile)
     facts = _facts(parsed, paths, unattended)
@@ -110,6 +127,8 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
             print(f"headway: note: {kept}", file=sys.stderr)
         raise
     if answers[FINISH] == CANCEL:
+        if not unattended:
+            _forget(paths, parsed)
         print("nothing was written")
         return 130
     path = paths[place_of(facts, answers)]
@@ -129,9 +148,29 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
             print(f"headway: note: {_keep(parsed, facts, paths, answers)}", file=sys.stderr)
         raise
     if not unattended:
-        with suppress(OSError):
-            os.unlink(kept_path(paths, parsed.machine))
+        _forget(paths, parsed)
     return _next(parsed, and_test=answers[FINISH] == TEST)
+
+
+def _refuse_words(parser: Parser, argv: Sequence[str], words: Sequence[str]) -> NoReturn:
+    """Refuse what follows the flags; a subcommand stands before them."""
+    from headway.commands.config import SUBCOMMANDS
+
+    if words[0] not in SUBCOMMANDS:
+        parser.error(f"{words[0]!r} is not expected here")
+    rest = list(argv)
+    rest.remove(words[0])
+    raise ConfigError(
+        f"the subcommand {words[0]} comes before its flags",
+        where="the command line",
+        fix=f"`{shlex.join(['headway', 'config', words[0], *rest])}`",
+    )
+
+
+def _forget(paths: Mapping[str, str], parsed: Namespace) -> None:
+    """Remove the answers kept by an earlier run."""
+    with suppress(OSError):
+        os.unlink(kept_path(paths, parsed.machine))
 
 
 @contextmanager
@@ -197,10 +236,7 @@ def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Fac
     if parsed.machine is None:
         typed([environment_layer()])  # what is wrong there is said before any question
     given = read_answers(parsed.answers) if parsed.answers else {}
-    given |= {
-        name: Entry(raw, Origin("flag", "flag --set"))
-        for name, raw in assignments(parsed.set, "flag --set").items()
-    }
+    given |= _set_by_flag(parsed.set)
     if PLACE in given and given[PLACE].raw not in paths:
         raise ConfigError(
             f"{PLACE} is {given[PLACE].raw}, but here the profile is kept in {shown(paths[USER])}",
@@ -221,9 +257,14 @@ def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Fac
     kept: dict[str, Raw] = {}
     if not unattended:
         kept, kept_given = read_kept(kept_path(paths, parsed.machine))
-        if kept_given:
-            words = ", ".join(f"{name} {as_words(e.raw)}" for name, e in kept_given.items())
-            print(f"headway: note: not asked, as given to the last run: {words}", file=sys.stderr)
+        for name in ALWAYS_ASKED & kept_given.keys() - given.keys():  # it may have been a mistake
+            kept[name] = kept_given.pop(name).raw
+        if kept_given.keys() - given.keys():
+            words = " ".join(f"--set {n}={as_words(e.raw)}" for n, e in kept_given.items())
+            print(
+                f"headway: note: set by the last run, and not asked: {words} (--set changes it)",
+                file=sys.stderr,
+            )
         given = {**kept_given, **given}
     sources = [*layers.values(), given]
     return Facts(
@@ -236,6 +277,16 @@ def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Fac
         afresh=unattended,
         can_test=parsed.machine is None,
     )
+
+
+def _set_by_flag(words: Sequence[str]) -> dict[str, Entry]:
+    """Return what --set says of settings, and of the questions that are none."""
+    questions = {name: raw for name, _, raw in (word.partition("=") for word in words)}
+    settings = [word for word in words if word.partition("=")[0] not in QUESTIONS]
+    origin = Origin("assignment", "flag --set")
+    entries = {name: Entry(questions[name], origin) for name in QUESTIONS & questions.keys()}
+    values = assignments(settings, "flag --set")
+    return checked_answers(entries) | {name: Entry(raw, origin) for name, raw in values.items()}
 
 
 def _problems(
@@ -275,7 +326,7 @@ def _keep(parsed: Namespace, facts: Facts, paths: Mapping[str, str], answers: An
         words = [
             f"--set={name}={as_words(answer)}"
             for name, answer in {**facts.given, **all_answers}.items()
-            if name.partition(".")[0] in TABLE and answer != NONE
+            if (name.partition(".")[0] in TABLE or name == PLACE) and answer != NONE
         ]
         return f"to go on: {shlex.join([*command, *words])}"
     kept = shown(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from headway.commands.schema import beginning
 from headway.detection import detect_machine
 from headway.errors import ConfigError
 from headway.profile_edit import change_profile
-from headway.profile_files import choose_profile, read_text, shown, text_at
+from headway.profile_files import choose_profile, is_there, read_text, shown, text_at
 from headway.settings import TABLE
 
 
@@ -23,7 +24,10 @@ def edit(argv: Sequence[str]) -> int:
     """Open a draft of the profile in the user's editor; it replaces the profile if it is sound."""
     parser = Parser("config edit", "Open your profile in $VISUAL or $EDITOR; it is checked first.")
     parser.profile_flag()
-    path = choose_profile(parser.parse_flags(argv).profile).path
+    profile = parser.parse_flags(argv).profile
+    path = choose_profile(profile).path
+    flags = [] if profile is None else ["--profile", profile]
+    again = f"`{shlex.join(['headway', 'config', 'edit', *flags])}`"
     before = text_at(path) or beginning(path) + _commented()
     folder, name = os.path.split(os.path.realpath(path))
     draft = os.path.join(folder, f".draft-{name}")
@@ -42,21 +46,24 @@ def edit(argv: Sequence[str]) -> int:
             raise ConfigError(
                 "the editor has removed the draft, and the profile is as it was",
                 where=shown(draft),
-                fix="`headway config edit` begins anew",
+                fix=f"{again} begins anew",
             )
         return read_text(draft, "draft")
 
     is_done = False
     try:
-        _open_editor(draft)
-        apply(path, replace, detect_machine(), draft=draft)
+        _open_editor(draft, again)
+        if not is_there(path) and text_at(draft) == before:
+            print(f"unchanged: there is still no {shown(path)}")
+        else:
+            apply(path, replace, detect_machine(), draft=draft)
         is_done = True
     finally:
-        _tidy_up(draft, base, before, is_done)
+        _tidy_up(draft, base, before, again, is_done)
     return 0
 
 
-def _tidy_up(draft: str, base: str, before: str, is_done: bool) -> None:
+def _tidy_up(draft: str, base: str, before: str, again: str, is_done: bool) -> None:
     """Remove a draft that is of no use any more; else say that it is kept."""
     with suppress(OSError, ConfigError):
         if is_done or text_at(draft) in ("", before):
@@ -64,7 +71,7 @@ def _tidy_up(draft: str, base: str, before: str, is_done: bool) -> None:
                 with suppress(FileNotFoundError):
                     os.unlink(path)
             return
-    print("headway: note: `headway config edit` opens your draft again", file=sys.stderr)
+    print(f"headway: note: {again} opens your draft again", file=sys.stderr)
 
 
 def _begin(draft: str, base: str, before: str, mode: int | None) -> None:
@@ -93,8 +100,7 @@ def _commented() -> str:
     )
 
 
-def _open_editor(path: str) -> None:
-    import shlex
+def _open_editor(path: str, again: str) -> None:
     import subprocess
 
     named = [os.environ.get(name, "").strip() for name in ("VISUAL", "EDITOR")]
@@ -117,5 +123,5 @@ def _open_editor(path: str) -> None:
         raise ConfigError(
             f"the editor {editor!r} ended with {exit_code}, and the profile is as it was",
             where=shown(path),
-            fix="try again: `headway config edit`; or change single keys: `headway config set`",
+            fix=f"try again: {again}; or change single keys: `headway config set`",
         )

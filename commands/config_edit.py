@@ -10,12 +10,12 @@ from functools import reduce
 
 from headway.commands.config_check import checked, refusals
 from headway.commands.flags import Parser
-from headway.commands.schema import beginning, write_schema
+from headway.commands.schema import begun, write_schema
 from headway.detection import detect_machine
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine import Machine
 from headway.profile import Entry, parse_profile, read_profile
-from headway.profile_edit import change_profile, set_value, unset_value, written
+from headway.profile_edit import change_profile, is_blank, set_value, unset_value, written
 from headway.profile_files import (
     DEFAULT_NAME,
     choose_profile,
@@ -36,6 +36,7 @@ def set_keys(argv: Sequence[str]) -> int:
         "Set these keys in your profile; comments and all other lines stay as they are. "
         "env.NAME=VALUE sets one variable.",
         usage="headway config set [--profile NAME] KEY=VALUE ...",
+        appendix=_all_settings(),
     )
     parser.profile_flag()
     parsed, words = parser.parse_words(argv)
@@ -45,12 +46,17 @@ def set_keys(argv: Sequence[str]) -> int:
     path = choose_profile(parsed.profile).path
     apply(
         path,
-        lambda text: set_all(text or beginning(path), values),
+        lambda text: set_all(begun(text, path), values),
         detect_machine(),
         said=[key.partition(".")[0] for key in values],
         origin=Origin("assignment", "the command line"),
     )
     return 0
+
+
+def _all_settings() -> str:
+    lines = (f"  {row.name:<29}{row.help}\n" for row in TABLE.values())
+    return f"\nkeys:\n{''.join(lines)}"
 
 
 def set_all(text: str, values: Mapping[str, Raw]) -> str:
@@ -126,7 +132,11 @@ def checked_entries(
     if problems:
         raise ConfigError.of(problems)
     return {
-        key: TABLE[key].parse(entry.raw) if key == "env" else entry.raw
+        key: TABLE[key].parse(entry.raw)
+        if key == "env"
+        else TABLE[key].canonical(entry.raw)
+        if key in TABLE
+        else entry.raw
         for key, entry in entries.items()
     }
 
@@ -172,7 +182,7 @@ def _without(text: str, keys: Sequence[str]) -> str:
                 raise KeyError(key)
             text = unset_value(text, key)
         except KeyError:
-            close = did_you_mean(key, known)
+            close = None if key in TABLE else did_you_mean(key, known)
             what = f"{key!r} is not set in the profile"
             what = "version cannot be removed" if key == "version" else what
             problems.append(
@@ -217,9 +227,14 @@ def apply(
         nonlocal old
         old = text
         with suppress(*([ConfigError] if draft else [])):  # a broken one may be mended
-            before.update(parse_profile(text, path, "profile") if text else {})
+            before.update({} if is_blank(text) else parse_profile(text, path, "profile"))
         edited = change(text)
-        checked(edited, draft or path, machine, dict.fromkeys(said, origin) if origin else {})
+        origins = dict.fromkeys(said, origin) if origin else {}
+        try:
+            checked(edited, draft or path, machine, origins)
+        except ConfigError as error:
+            problems = error.problems if draft else _placed(error.problems, text, path, machine)
+            raise ConfigError.of(problems) from None
         return edited
 
     new = change_profile(path, sound)
@@ -237,6 +252,18 @@ def apply(
     elsewhere = _set_elsewhere(sorted(gone), [*weaker, *stronger])
     for note in [*overruled([at_issue, *stronger]), *elsewhere, *impossible]:
         print(f"headway: note: {note}", file=sys.stderr)
+
+
+def _placed(
+    problems: Sequence[Problem], text: str, path: str, machine: Machine
+) -> Sequence[Problem]:
+    """Return the problems of an edited profile; those that its `text` has too, where they stand."""
+    try:
+        checked(text, path, machine)
+    except ConfigError as error:
+        there = {problem.what: problem for problem in error.problems}
+        return [there.get(problem.what, problem) for problem in problems]
+    return problems
 
 
 def differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:
@@ -323,6 +350,10 @@ def use(argv: Sequence[str]) -> int:
         name = chosen.path if is_path(chosen.name) else chosen.name
         change_profile(selection, lambda _: f"{name}\n")
     print(f"in use from now on: {shown(chosen.path)}")
+    now = choose_profile()
+    if now.path != chosen.path:
+        note = f"here {now.chosen_by} says {now.name!r}, and wins over that"
+        print(f"headway: note: {note}", file=sys.stderr)
     return 0
 
 

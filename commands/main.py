@@ -19,6 +19,8 @@ from headway.errors import ConfigError, HeadwayError, did_you_mean
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
+_MOST_PROBLEMS = 50  # shown at once: more than there are settings
+
 COMMANDS = {
     "config": "ask about this machine and write its profile; show, change and check profiles",
     "doctor": "say what is wrong with this machine, and how to mend it",
@@ -66,8 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code
     except HeadwayError as error:
         sys.stdout.flush()
-        for problem in error.problems:
+        for problem in error.problems[:_MOST_PROBLEMS]:
             print(f"error: {problem}", file=sys.stderr)
+        if len(error.problems) > _MOST_PROBLEMS:
+            print(f"and {len(error.problems) - _MOST_PROBLEMS} more errors", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("headway: interrupted", file=sys.stderr)

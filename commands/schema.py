@@ -9,8 +9,8 @@ from typing import Any
 
 from headway.errors import ConfigError
 from headway.profile import VERSION
-from headway.profile_edit import BLANK, change_profile
-from headway.profile_files import shown, user_folder
+from headway.profile_edit import BLANK, change_profile, is_blank
+from headway.profile_files import user_folder
 from headway.settings import AUTO, TABLE, Count, Setting
 
 _FILE = "schema.json"
@@ -56,7 +56,9 @@ def _kind(row: Setting[Any]) -> dict[str, Any]:
         one = {"type": ["integer", "string"]}
         return {"anyOf": [one, {"type": "array", "items": one}]}
     if row.default == {}:
-        return {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
+        value = {"type": ["string", "number", "boolean"]}
+        words = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+        return {"anyOf": [{"type": "object", "additionalProperties": value}, *words]}
     return {"type": "string"}
 
 
@@ -64,8 +66,15 @@ def beginning(path: str) -> str:
     """Return the text that a new profile at `path` begins with; editors find the schema by it."""
     folder = user_folder()
     beside = os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
-    file = _FILE if beside else shown(os.path.join(folder, _FILE))
+    file = _FILE if beside else os.path.join(folder, _FILE)  # ~ means nothing to editors
     return f"# yaml-language-server: $schema={file}\n{BLANK}"
+
+
+def begun(text: str, path: str) -> str:
+    """Return a profile's text with a beginning where it has none: no file, or comments alone."""
+    if not text.strip():
+        return beginning(path)
+    return f"{text.rstrip()}\n{BLANK}" if is_blank(text) else text
 
 
 def write_schema() -> None:

@@ -33,7 +33,7 @@ class PlainPrompter:
         width = max((len(choice.value) for choice in question.choices), default=0)
         for number, choice in enumerate(question.choices, 1):
             print(f"  {number}) {choice.value:<{width}}  {choice.reason}".rstrip())
-        print(f"[{question.default}] ", end="", flush=True)
+        print(f"{question.offer} ".lstrip(), end="", flush=True)
         line = sys.stdin.readline()
         if not line or not sys.stdin.isatty():  # nobody has ended the line on the screen
             print(line.strip())
@@ -52,10 +52,14 @@ class TerminalPrompter:
 
     def ask(self, question: Question) -> str:
         import questionary
+        from prompt_toolkit.output.vt100 import Vt100_Output
 
         shown = self._menu(question) if question.choices else self._line(question)
         shown.application.ttimeoutlen = _ESCAPE_S
         shown.application.erase_when_done = True
+        if isinstance(shown.application.output, Vt100_Output):
+            # not all terminals say where the cursor is, and waiting for it can swallow a key
+            shown.application.output.enable_cpr = False
         try:
             reply: str = shown.unsafe_ask()
         except EOFError:  # Ctrl-D is no answer either
@@ -109,7 +113,7 @@ class TerminalPrompter:
         is_empty = Condition(lambda: not get_app().current_buffer.text)
         hint = f"({question.reason}) " if question.reason else ""
         return questionary.text(
-            f"{question.text} {hint}[{question.default}]",
+            f"{question.text} {hint}{question.offer}".rstrip(),
             qmark="",
             key_bindings=_reply_keys(is_empty),
         )
@@ -120,7 +124,7 @@ def _beside(width: int, reason: str) -> str:
     if not reason:
         return ""
     margin = " " * (len(f" {_POINTER} ") + width + 2)
-    columns = max(20, (os.get_terminal_size().columns or 80) - len(margin) - 1)
+    columns = max(8, (os.get_terminal_size().columns or 80) - len(margin) - 1)
     return "  " + f"\n{margin}".join(textwrap.wrap(reason, columns))
 
 
@@ -188,6 +192,7 @@ def _reply_keys(when: Any = True) -> KeyBindings:
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
+    keys.add("c-z")(lambda event: event.app.suspend_to_background())
     for key, reply in ((HELP_KEY, HELP_KEY), (BACK_KEY, BACK_KEY), ("escape", BACK_KEY)):
 
         @keys.add(key, filter=when, eager=True)

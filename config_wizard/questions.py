@@ -27,11 +27,17 @@ NONE = "-"
 _ALWAYS = ("device", "num_processes", "mixed_precision")
 """Settings that every profile from here holds, asked or not."""
 
+ALWAYS_ASKED = {*_ALWAYS, PLACE}
+"""Questions that do not hide behind MORE; their answers by an earlier run are offered again."""
+
 _MORE = (
     *("gradient_accumulation_steps", "threads_per_process", "max_restarts", "log_dir", "env"),
     "num_machines",
 )
 _OF_MACHINES = ("main_address", "machine_rank", "main_port")
+
+_NEEDED = ("main_address",)
+"""Settings that may be absent, but not where they are asked for."""
 
 _TO_BE_ASKED: Mapping[str, Raw] = {"main_address": "to-be-asked"}
 """Stands for the address of machine 0, so that its absence is no fault yet."""
@@ -88,6 +94,11 @@ class Question(NamedTuple):
     help: str
     choices: tuple[Choice, ...] = ()  # none: a line is typed
     reason: str = ""  # for a typed line: why the default is what it is
+
+    @property
+    def offer(self) -> str:
+        """What Enter gives, in brackets; nothing where only the user can know."""
+        return "" if self.name in _NEEDED and self.default == NONE else f"[{self.default}]"
 
 
 class Facts(NamedTuple):
@@ -149,7 +160,7 @@ def _question(name: str, facts: Facts, answers: Answers) -> Question:
 
 def _help(name: str) -> str:
     row = TABLE[name]
-    optional = f" `{NONE}` for none." if is_optional(name) else ""
+    optional = f" `{NONE}` for none." if is_optional(name) and name not in _NEEDED else ""
     return (
         f"{name}: {row.help}.{optional}\n"
         f"For one launch: {row.flag} {row.metavar}, or {row.variable}."

@@ -85,6 +85,7 @@ class _Reader:
     def __init__(self, path: str, layer: str) -> None:
         self.path = path
         self.layer = layer
+        self.noun = "the file of answers" if layer == "answers" else "the profile"
         self.faults: list[tuple[str, Problem]] = []  # with the key of the profile
         self.key = ""  # the one that is being read
         self.end = 0  # of the value read last
@@ -99,7 +100,7 @@ class _Reader:
             next(self.events)  # the stream's start
             if isinstance(next(self.events), yaml.StreamEndEvent):
                 raise self._error(
-                    "the profile is empty", None, "write `device: auto`, or delete it"
+                    f"{self.noun} is empty", None, "write `device: auto`, or delete it"
                 )
             entries = self._settings()
             next(self.events)  # the document's end
@@ -110,15 +111,17 @@ class _Reader:
                 )
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
+            is_tab = mark is not None and text[mark.index : mark.index + 1] == "\t"
+            problem = "a tab, where only spaces may be" if is_tab else error.problem
             raise ConfigError(
-                f"the profile is not YAML: {error.problem or error.context}",
+                f"{self.noun} is not YAML: {problem or error.context}",
                 where=self._place(mark),
-                fix="write one `key: value` on each line",
+                fix="indent by spaces" if is_tab else "write one `key: value` on each line",
             ) from None
         except yaml.YAMLError as error:  # a character that YAML forbids; it has no mark
             line = text.count("\n", 0, getattr(error, "position", 0)) + 1
             raise ConfigError(
-                f"the profile is not YAML: {str(error).splitlines()[0]}",
+                f"{self.noun} is not YAML: {str(error).splitlines()[0]}",
                 where=f"{self.layer} {shown(self.path)}, line {line}",
                 fix="remove that character",
             ) from None
@@ -131,7 +134,7 @@ class _Reader:
         if not isinstance(event, self.yaml.MappingStartEvent):
             found = "a list" if isinstance(event, self.yaml.SequenceStartEvent) else "a lone value"
             raise self._error(
-                f"the profile is {found}", event, "write one `key: value` on each line"
+                f"{self.noun} is {found}", event, "write one `key: value` on each line"
             )
         self._refuse_tricks(event)
         entries: dict[str, Entry] = {}

@@ -34,6 +34,12 @@ _TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # to ot
 _LINE_END = re.compile(r"\r?\n|\Z")
 
 
+def is_blank(text: str) -> bool:
+    """True for a text that holds nothing but comments."""
+    lines = (line.strip() for line in text.removeprefix("\ufeff").splitlines())
+    return all(not line or line.startswith("#") for line in lines)
+
+
 def set_value(text: str, key: str, raw: Raw) -> str:
     """Return the profile `text` with `key` set to `raw`, and nothing else changed.
 
@@ -103,10 +109,15 @@ def _put(text: str, marks: Mapping[str, Mark], name: str, raw: Raw) -> str:
     """Write `name: raw` into the map whose keys stand at `marks`: over the old value, or last."""
     if name in marks:
         mark = marks[name]
-        before, old = text[: mark.value], text[mark.value : mark.end]
-        if "\n" in old and "#" not in before.rstrip().rpartition("\n")[2]:
-            before = before.rstrip() + " "  # the old value began on a line of its own
-        return before + written(raw) + text[mark.value + len(old.rstrip()) :]
+        before, old = text[: mark.value], text[mark.value : mark.end].rstrip()
+        if "\n" in text[mark.key : mark.value + len(old)]:  # the new one stands beside its key
+            colon, comments = _colon_and_comments(text, mark)
+            line = text.rfind("\n", 0, mark.key) + 1
+            margin = text[line : mark.key] if text[line : mark.key].isspace() else ""
+            newline = "\r\n" if "\r\n" in text else "\n"
+            above = "".join(f"{margin}{comment}{newline}" for comment in comments)
+            before = text[:line] + above + text[line:colon] + " "
+        return before + written(raw) + text[mark.value + len(old) :]
     entry = f"{_plain(name)}: {written(raw)}"
     if not marks:  # an empty flow map
         before, _, after = text.rpartition("}")
@@ -118,6 +129,22 @@ def _put(text: str, marks: Mapping[str, Mark], name: str, raw: Raw) -> str:
     indent = text[text.rfind("\n", 0, last.key) + 1 : last.key]
     newline = "\r\n" if "\r\n" in text else "\n"
     return text[:end] + newline + indent + entry + (text[end:] or newline)
+
+
+def _colon_and_comments(text: str, mark: Mark) -> tuple[int, list[str]]:
+    """Return the end of the colon behind a key, and the comments from there to the value's end."""
+    import yaml
+
+    at, colon = mark.key, 0
+    comments: list[str] = []
+    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+        start, end = token.start_mark.index, token.end_mark.index
+        if mark.key <= start < mark.end:
+            comments += re.findall(r"#[^\r\n]*", text[at:start]) if colon else []
+            if not colon and isinstance(token, yaml.ValueToken):
+                colon = end
+            at = end
+    return colon, [comment.rstrip() for comment in comments]
 
 
 def _cut(text: str, marks: Mapping[str, Mark], name: str) -> str:

@@ -76,7 +76,7 @@ def choose_profile(
             f"{name!r} cannot be the name of a profile",
             where=chosen_by,
             fix="use letters, digits, '-', '_' and '.', or a path to a YAML file"
-            + (f"; or `unset {VARIABLE}`" if is_said and not flag else "")
+            + (f"; or `unset {VARIABLE}`" if is_said and flag is None else "")
             + ("" if is_said else f"; `headway config use {DEFAULT_NAME}` begins anew"),
         )
     return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)

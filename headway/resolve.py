@@ -193,7 +193,7 @@ def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
     problem = Problem(
         what + (f"; did you mean {close!r}?" if close else ""),
         str(origin),
-        "correct the name, or remove it; `headway config show` lists all settings",
+        "correct the name, or remove it; `headway config set --help` lists all settings",
     )
     return problem, known.get(close or "", "")
 

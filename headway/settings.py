@@ -117,21 +117,34 @@ class Setting(Generic[T]):
             return AUTO
         return self.kind(raw)
 
+    def canonical(self, raw: Raw) -> Raw:
+        """Return `raw` as other readers of YAML expect it: without spaces around it, in lower case.
+
+        Raises:
+            ValueError: as `parse` does.
+        """
+        value = self.parse(raw)
+        return str(value) if isinstance(value, int) or self.choices else raw
+
 
 def _text(raw: Raw) -> str:
     if not isinstance(raw, str):
-        raise ValueError(f"which is a {'map' if isinstance(raw, Mapping) else 'list'}, not a text")
+        kind = "map" if isinstance(raw, Mapping) else "list"
+        raise ValueError(f"which is a {kind}, not one value")
     if not raw.strip():
         raise ValueError("which is empty")
     return raw
 
 
-def _choice(*choices: str, same: Mapping[str, str] | None = None) -> Callable[[Raw], str]:
+def _choice(
+    *choices: str, same: Mapping[str, str] | None = None, or_auto: bool = False
+) -> Callable[[Raw], str]:
     def parse(raw: Raw) -> str:
         word = _text(raw).strip().lower()
         word = (same or {}).get(word, word)
         if word not in choices:
-            raise ValueError(f"but it must be one of {', '.join(choices)}")
+            possible = (*choices, *([AUTO] if or_auto else []))
+            raise ValueError(f"but it must be one of {', '.join(possible)}")
         return word
 
     return parse
@@ -227,7 +240,7 @@ class Settings:
     """The table of all settings; an instance holds one resolved value for each."""
 
     device = Setting(
-        _choice("cpu", "cuda", "gpu", "mps"),
+        _choice("cpu", "cuda", "gpu", "mps", or_auto=True),
         AUTO,
         "where the script computes; gpu is cuda, or mps on a Mac",
         choices=("auto", "cpu", "cuda", "gpu", "mps"),
@@ -253,7 +266,7 @@ class Settings:
         choices=("no", "fp16", "bf16"),
     )
     mps_fallback = Setting(
-        _choice("on", "strict"),
+        _choice("on", "strict", or_auto=True),
         AUTO,
         "operators that MPS lacks: computed on the CPU (on), or an error (strict)",
         choices=("auto", "on", "strict"),

@@ -20,7 +20,7 @@ def contradictions(settings: Settings) -> list[Problem]:
     if device == "cpu" and settings.mixed_precision == "fp16":
         problems += settings.problem(
             "mixed_precision is 'fp16', but on a CPU only bf16 is supported",
-            "set `mixed_precision: bf16`, or pass --mixed-precision bf16",
+            "set `mixed_precision: bf16`, or launch with --mixed-precision bf16",
             "mixed_precision",
             "device",
         )
@@ -87,8 +87,8 @@ def _contradictions_of_machines(settings: Settings) -> list[Problem]:
     if machines > 1 and settings.main_address is None:
         problems += settings.problem(
             f"num_machines is {machines}, but nobody says where machine 0 is",
-            "set main_address=HOST, or pass --main-address HOST, on every machine: the name or IP "
-            "address of machine 0",
+            "set main_address=HOST, or launch with --main-address HOST, on every machine: the name "
+            "or IP address of machine 0",
             "num_machines",
             "main_address",
         )
@@ -108,7 +108,7 @@ def _impossible_on_mps(settings: Settings, machine: Machine) -> list[Problem]:
     if not machine.mps:
         return settings.problem(
             f"device is 'mps', but this machine has none: {machine.mps_reason}",
-            machine.mps_fix or "set `device: auto`, or pass --cpu",
+            machine.mps_fix or "set `device: auto`, or launch with --cpu",
             "device",
         )
     problems = []
@@ -149,7 +149,7 @@ def _impossible_on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
         return settings.problem(
             f"{asked}, but this machine shows no GPU: {machine.why_no_gpu}",
             how_to_use_gpus(machine)
-            or "set `device: auto`, or pass --cpu; `headway doctor` says more",
+            or "set `device: auto`, or launch with --cpu; `headway doctor` says more",
             "device",
             *(["num_processes"] if count > 1 else []),
         )
@@ -169,9 +169,9 @@ def _impossible_on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
         why = "; ".join(filter(None, (left, *selection.passed_over)))
         return settings.problem(
             f"device is 'cuda', but no GPU can be used: {why}; {_shown(machine)}",
-            "leave fewer GPUs out, or pass --cpu"
+            "leave fewer GPUs out, or launch with --cpu"
             if left
-            else f"{how_to_use_gpus(machine)}; or pass --cpu",
+            else f"{how_to_use_gpus(machine)}; or launch with --cpu",
             "device",
             *(["devices"] if left else []),
         )
@@ -242,7 +242,7 @@ def _impossible_precision(settings: Settings, selected: Sequence[Gpu]) -> list[P
     compute = "sm_" + "".join(map(str, without[0].capability))
     return settings.problem(
         f"mixed_precision is 'bf16', but a GPU ({without[0].name}, {compute}) has no bf16",
-        "set `mixed_precision: fp16`, or pass --mixed-precision fp16",
+        "set `mixed_precision: fp16`, or launch with --mixed-precision fp16",
         "mixed_precision",
     )
 

@@ -440,7 +440,7 @@ def test_what_was_set_by_flag_is_kept_too_and_only_for_the_same_profile(
     assert main(["config", "--profile", "b"]) == 0
     assert profile(choose_profile("b").path) == CPU
     assert main(["config", "--profile", "a"]) == 0
-    assert "as given to the last run: max_restarts 3, env.A 1" in capsys.readouterr().err
+    assert "and not asked: --set max_restarts=3 --set env.A=1" in capsys.readouterr().err
     kept: dict[str, Raw] = {"max_restarts": "3", "num_processes": "2", "env": {"A": "1"}}
     assert profile(choose_profile("a").path) == {**CPU, **kept}
 

@@ -56,7 +56,7 @@ def values_of(text: str) -> dict[str, Raw]:
         ("env.C", "3", "words'\n", "words'\n  C: 3\n"),
         ("log_dir", "/tmp/é", "|\n  logs\n", '"/tmp/é"\n'),
         ("max_restarts", "3", "logs\n", "logs\nmax_restarts: 3\n"),
-        ("env", {"Z": "1"}, "env:\n  A: 1  # first\n\n  B: 'two words'", "env: {Z: 1}"),
+        ("env", {"Z": "1"}, "env:\n  A: 1  # first\n\n  B: 'two words'", "# first\nenv: {Z: 1}"),
     ],
 )
 def test_setting_a_key_changes_that_value_and_nothing_else(
