@@ -70,8 +70,9 @@ def _launcher_of(process: psutil.Process) -> psutil.Process:
 
 
 def _is_launch(command: Sequence[str]) -> bool:
-    names = [os.path.basename(word) for word in command[:4]]
-    return "launch" in names and any(name in ("headway", "headway.exe") for name in names)
+    names = [os.path.basename(word) for word in command]
+    pairs = zip(names, names[1:], strict=False)
+    return any(pair in (("headway", "launch"), ("headway.exe", "launch")) for pair in pairs)
 
 
 @contextmanager

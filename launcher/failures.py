@@ -15,7 +15,7 @@ _COMMUNICATION = (
     *("/gloo/", "Gloo ", "NCCL error", "NCCL communicator", "WorkNCCL"),
     *("monitoredBarrier", "Connection closed by peer"),
 )
-_FOUND_DEAD_WITHIN_S = 1.0
+_FOUND_DEAD_WITHIN_S = 5.0  # on a machine that is busy
 _MOST_LINES = 12  # of a failed rank's last output
 _MEMORY_ADVICE = (
     "the device's memory is full: make the batch smaller (and gradient_accumulation_steps larger, "

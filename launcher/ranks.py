@@ -107,15 +107,14 @@ class RankProcesses(PContext):
 
     def _collect(self, timeout_s: float = 0) -> None:
         """Note the ranks that have ended, after waiting at most `timeout_s` for the first."""
-        try:
+        with suppress(queue.Empty):
             while True:
-                ended = self._starter.ended.get(timeout_s > 0, timeout_s or None)
+                self._starter.woken.get(timeout_s > 0, timeout_s or None)
                 timeout_s = 0
-                if ended is not None and ended.pid in self._local_ranks:
-                    local_rank = self._local_ranks[ended.pid]
-                    self.exits[local_rank] = self._end_of(local_rank, ended)
-        except queue.Empty:
-            pass
+        for pid, ended in self._starter.ends.copy().items():
+            local_rank = self._local_ranks.get(pid)
+            if local_rank is not None and local_rank not in self.exits:
+                self.exits[local_rank] = self._end_of(local_rank, ended)
 
     def _end_of(self, local_rank: int, ended: Ended) -> RankExit:
         rank = int(self.envs[local_rank]["RANK"])
@@ -181,12 +180,13 @@ class RankProcesses(PContext):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         while self._alive():
+            self.forward(signal.SIGKILL)  # one that was only just forked has no session yet
             self._collect(timeout_s=1)
 
     def hurry(self) -> None:
         """Grant no more grace; may be called from a signal handler while `close` waits."""
         self._kill_at = 0
-        self._starter.ended.put(None)
+        self._starter.woken.put(None)
 
     def forward(self, number: int) -> None:
         """Send a signal to the ranks that are alive, and not to what they have started."""

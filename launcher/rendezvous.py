@@ -32,7 +32,7 @@ JOIN_TIMEOUT_S = 600.0
 _OWN_KEYS = "headway/"  # the agents' keys; all others in the store are the ranks'
 _FAILED = _OWN_KEYS + "failed"
 _KNOWS = _OWN_KEYS + "machine_{}_knows"  # of the failure
-_HEARD_WITHIN_S = 2.0
+_HEARD_WITHIN_S = 10.0  # a machine may still be importing torch
 _POLL_S = 0.1
 _PATIENCE_S = 3.0  # silence before a line says whom we wait for
 

@@ -32,20 +32,17 @@ def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
         replace_with_script(plan, environment)
     from headway.launcher.starter import Starter
 
-    signal.signal(signal.SIGQUIT, _say_that_nothing_runs)
     starter = Starter(plan, environment)  # its server imports torch while we do
     try:
+        # not by the handler itself: a second signal would come in the midst of that import
+        from headway.launcher.watch import say
+
+        signal.signal(signal.SIGQUIT, lambda *_: say("no rank has started yet"))
         from headway.launcher.agent import supervise
 
         return supervise(plan, starter, colored=wants_color(environ))
     finally:
         starter.close()
-
-
-def _say_that_nothing_runs(*_: object) -> None:
-    from headway.launcher.watch import say
-
-    say("no rank has started yet")
 
 
 def wants_color(environ: Mapping[str, str]) -> bool:

@@ -134,9 +134,17 @@ def _answer(server: socket.socket, **facts: Any) -> None:
 
 
 def _fork() -> int:
+    """Fork; stop signals that come before the child has handlers of its own wait for them."""
     with warnings.catch_warnings():  # OpenBLAS's idle pool counts as threads; it copes
         warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    return pid
 
 
 def _start_fresh(job: Job, rank: Rank) -> int:
@@ -196,6 +204,7 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
     for number in _STOP_SIGNALS:
         is_interrupt = number == signal.SIGINT
         signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     _reopen_streams()
     _draw_new_seeds()
 

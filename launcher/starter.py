@@ -35,7 +35,9 @@ class Ended(NamedTuple):
 
 
 class Starter:
-    """Starts ranks, and puts each one's end into the queue `ended` (None only wakes a reader).
+    """Starts ranks, notes their ends in `ends`, and wakes whoever waits for `woken`.
+
+    The ends are not in the queue: a signal's exception could lose what was just taken off it.
 
     Args:
         plan: how the ranks start.
@@ -43,7 +45,8 @@ class Starter:
     """
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str]) -> None:
-        self.ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
+        self.ends: dict[int, Ended] = {}  # by pid
+        self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._socket, theirs = socket.socketpair()
         adopt_orphans()
@@ -113,13 +116,18 @@ class Starter:
                 fact = json.loads(line)
                 if "started" in fact:
                     alive.add(fact["started"])
+                    self.ends.pop(fact["started"], None)  # the system uses numbers again
                     self._started.put(fact["started"])
                 else:
                     alive.discard(fact["ended"])
-                    self.ended.put(Ended(fact["ended"], fact["code"], fact["time"]))
+                    self._note(Ended(fact["ended"], fact["code"], fact["time"]))
         self._started.put(None)
         for pid in alive:  # the server died, and with it all ranks
-            self.ended.put(Ended(pid, -signal.SIGKILL, time.time()))
+            self._note(Ended(pid, -signal.SIGKILL, time.time()))
+
+    def _note(self, end: Ended) -> None:
+        self.ends[end.pid] = end
+        self.woken.put(None)
 
 
 def cannot_start(error: OSError) -> LaunchError:

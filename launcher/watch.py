@@ -61,6 +61,7 @@ class Watch:
         """Listen to a new rank's channel and pipe of stacks; both are closed in the end."""
         with self._lock:
             self._ranks[rank] = _Rank(rank, pid, channel, stacks)
+            self._progress_at = time.monotonic()
             for fd in (channel, stacks):
                 os.set_blocking(fd, False)
                 self._selector.register(fd, selectors.EVENT_READ)
@@ -73,11 +74,12 @@ class Watch:
         """
         with self._lock:
             ended = self._ranks[rank]
-            ended.read()
-            ended.code = code
-            for fd in ended.fds:
-                self._forget(fd)
-                os.close(fd)
+            if ended.code is None:
+                ended.read()
+                ended.code = code
+                for fd in ended.fds:
+                    self._forget(fd)
+                    os.close(fd)
             return ended.last_words
 
     def crash_stack(self, rank: int) -> list[str]:
@@ -250,7 +252,7 @@ class _Rank:
     @property
     def statement(self) -> Statement:
         told = Statement(self._rank, groups=self._groups, progress=self._progress)
-        if self.code is None:
+        if self.code is None and not self._is_leaving:
             stacks = hang.parse_stacks(self.text)
             if hang.is_cut(self.text):
                 stacks = (hang.the_scripts_own(self._main), *stacks)
@@ -273,9 +275,17 @@ class _Rank:
         return "its process is stopped" if is_stopped else ""
 
     @property
+    def _is_leaving(self) -> bool:
+        """True where its script is at its end and the process is not, and it waits for nobody."""
+        waits = any(group.waits_for is not None for group in self._groups or ())
+        return not waits and any("end" in record for record in self.last_words)
+
+    @property
     def _end(self) -> str:
         place = "".join(record.get("place", "") for record in self.last_words)
-        return f"exit code {self.code}{place and ', '}{place}"
+        codes = [record["code"] for record in self.last_words if "end" in record]
+        code = codes[0] if self.code is None else self.code
+        return f"exit code {code}{place and ', '}{place}"
 
 
 def handles_quit(pid: int) -> bool:

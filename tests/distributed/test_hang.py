@@ -176,7 +176,8 @@ def test_a_launch_in_the_background_of_a_script_shows_stacks_too() -> None:
     name = script(TRAIN, "train.py")
     running = start("--cpu", "--num-processes", "2", name, "sleep", preexec_fn=_ignore_quit)
     try:
-        assert "did not enter all_reduce #6" in _stacks_once(running.pid, "did not enter")
+        words = "did not enter all_reduce #6"
+        assert words in _stacks_once(running.pid, words)
     finally:
         running.terminate()
         running.communicate(timeout=60)

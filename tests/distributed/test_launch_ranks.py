@@ -399,12 +399,11 @@ def test_the_first_to_fail_gives_its_own_code_though_it_is_stopped_on_its_way_ou
 import atexit, os, sys, time
 from headway.errors import UsageError
 if os.environ["RANK"] == "0":
-    open("failing", "x").close()
     atexit.register(time.sleep, 60)
+    atexit.register(lambda: open("leaving", "x").close())  # it has told of its failure by then
     raise UsageError("not so", where="here", fix="otherwise")
-while not os.path.exists("failing"):
+while not os.path.exists("leaving"):
     time.sleep(0.01)
-time.sleep(0.5)
 sys.exit(7)
 """
     done = launch("-q", "--cpu", "--num-processes", "2", script(text))
@@ -549,15 +548,25 @@ def test_torchs_private_names_that_the_agent_leans_on_are_there() -> None:
         assert use in source
 
 
+TOGETHER = """
+import atexit, glob, os, sys, time
+def wait_for_all(word):
+    open(f"{word}_{os.environ['RANK']}", "w").close()
+    while len(glob.glob(f"{word}_?")) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+atexit.register(wait_for_all, "left")  # no process ends before all have told their ends
+"""
+
+
 def test_ranks_that_end_alike_are_not_said_to_be_stopped() -> None:
-    text = "import atexit, sys, time, torch\natexit.register(time.sleep, 1)\nsys.exit(3)\n"
+    text = TOGETHER + "sys.exit(3)\n"
     done = launch("--cpu", "--num-processes", "2", script(text))
     assert done.returncode == 3
     assert "ended with exit code 3; so did rank" in done.stderr
 
 
 def test_a_backend_that_torch_lacks_is_shown_without_our_frames() -> None:
-    text = 'import torch.distributed as dist\ndist.init_process_group("mpi")\n'
+    text = TOGETHER + 'import torch.distributed as dist\ndist.init_process_group("mpi")\n'
     done = launch("--cpu", "--num-processes", "2", script(text))
     assert "failed with RuntimeError; so did rank" in done.stderr
     assert "in _new_process_group_helper" in done.stderr

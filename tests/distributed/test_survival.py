@@ -231,6 +231,8 @@ ENDS = {  # ranks that torch's own process contexts never notice, or wait half a
     "all leave by os._exit(0)": ("os._exit(0)", 0, 10),
     "a survivor traps SIGTERM": (
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open('trapped_' + os.environ['RANK'], 'w').close()\n"
+        "while len(glob.glob('trapped_?')) < 3: time.sleep(0.01)\n"
         "if os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(100)",
         3,
         5 + 2,
@@ -247,7 +249,7 @@ ENDS = {  # ranks that torch's own process contexts never notice, or wait half a
 @pytest.mark.parametrize("way", ENDS)
 def test_every_end_is_noticed_at_once(way: str) -> None:
     text, code, within_s = ENDS[way]
-    first = "import os, signal, sys, time\nimport torch.distributed as dist\n"
+    first = "import glob, os, signal, sys, time\nimport torch.distributed as dist\n"
     mark = "open('began_' + os.environ['RANK'], 'w').close()\n"
     process = start("-q", "--cpu", "--num-processes", "3", script(first + mark + text))
     while len(list(Path.cwd().glob("began_?"))) < 3:
