@@ -127,7 +127,11 @@ def _traces() -> dict[str, set[str]]:
         - {f"PYTEST_CURRENT_TEST={os.environ.get('PYTEST_CURRENT_TEST')}"},
         "processes": {f"{child.pid} {_title(child)}" for child in _children()},
         "threads": {thread.name for thread in threading.enumerate()},
-        "files in the repository": {entry.name for entry in os.scandir(REPOSITORY)},
+        "files in the repository": {
+            entry.name
+            for entry in os.scandir(REPOSITORY)
+            if not entry.name.startswith(".")  # a linter's, meanwhile
+        },
     }
 
 

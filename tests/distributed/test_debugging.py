@@ -157,7 +157,9 @@ def test_ctrl_c_at_the_prompt_interrupts_and_twice_it_ends_the_run() -> None:
             screen.type("\x03")
             screen.wait_for("--KeyboardInterrupt--")
             screen.wait_for("(Pdb) ")
-        screen.type("\x03")
+        for pause_s in (1.2, 0.3):
+            time.sleep(pause_s)
+            screen.type("\x03")
         screen.wait_for("headway: interrupted")
         assert screen.process.wait(timeout=10) == 130
         assert screen.is_usual()

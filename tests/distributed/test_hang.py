@@ -91,7 +91,7 @@ def test_ranks_in_different_collectives_are_told_apart() -> None:
 
 def test_a_communication_error_is_explained_while_the_others_still_run() -> None:
     text = TRAIN.replace(
-        '("gloo")', '("gloo", timeout=__import__("datetime").timedelta(seconds=2))'
+        '("gloo")', '("gloo", timeout=__import__("datetime").timedelta(seconds=5))'
     )
     done = launch("--cpu", "--num-processes", "3", script(text, "train.py"), "sleep")
     assert done.returncode == 1
@@ -310,7 +310,7 @@ for step, batch in enumerate(data):
     accelerator.backward(Stuck.apply(model(batch)).mean())
     optimizer.step()
 """
-    done = launch("--cpu", "--num-processes", "2", "--hang-timeout", "3", script(text, "train.py"))
+    done = launch("--cpu", "--num-processes", "2", "--hang-timeout", "6", script(text, "train.py"))
     assert done.returncode == 124
     number = line_of("stuck", text).replace(" in train", " in backward")
     assert f"in step 4 (backward), at {number}" in done.stderr
