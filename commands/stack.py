@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 
 import psutil
 
@@ -71,7 +72,7 @@ def _launcher_of(process: psutil.Process) -> psutil.Process:
 
 def _is_launch(command: Sequence[str]) -> bool:
     names = [os.path.basename(word) for word in command]
-    pairs = zip(names, names[1:], strict=False)
+    pairs = pairwise(names)
     return any(pair in (("headway", "launch"), ("headway.exe", "launch")) for pair in pairs)
 
 

@@ -1,0 +1,158 @@
+"""What comes at an unlucky moment, while processes start and end, is neither lost nor misread."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.launcher.starter import Ended
+from headway.launcher.watch import Watch, handles_quit
+from tests.distributed.launching import environment, launch, script, start
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
+]
+
+
+def test_a_launcher_that_is_asked_for_stacks_all_the_time_starts_all_the_same() -> None:
+    process = start("-q", "--cpu", "--num-processes", "2", script("print('done')"))
+    while not handles_quit(process.pid):
+        assert process.poll() is None
+    asked = 0
+    while process.poll() is None:
+        process.send_signal(signal.SIGQUIT)
+        asked += 1
+        time.sleep(0.02)
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert out.count("done") == 2
+    assert asked > 5
+
+
+FORK = """
+import os, signal, time
+from headway.launcher import server
+for number in server._STOP_SIGNALS:  # as the server does
+    signal.signal(number, lambda *_: None)
+pid = server._fork()
+if pid == 0:
+    time.sleep(0.5)  # the signal comes meanwhile
+    server._become_rank(os.getppid(), server.Rank({}, [os.dup(0), os.dup(1), os.dup(2)]))
+    time.sleep(60)
+    os._exit(0)
+os.kill(pid, signal.SIGNUMBER)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_stop_signal_to_a_rank_that_was_only_just_forked_is_not_lost(
+    number: signal.Signals,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORK.replace("SIGNUMBER", number.name)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == f"{-number}\n", done.stderr
+
+
+def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None:
+    from headway.launcher.ranks import RankProcesses
+
+    calls = iter([KeyboardInterrupt, None])
+
+    def end(rank: int, code: int) -> list[dict[str, Any]]:
+        stop = next(calls)
+        if stop is not None:
+            raise stop  # what a signal's handler raises
+        return []
+
+    starter: Any = SimpleNamespace(ends={7: Ended(7, 3, 1.0)}, woken=queue.SimpleQueue())
+    watch: Any = SimpleNamespace(end=end)
+    nothing: Any = None
+    envs = {0: {"RANK": "0"}}
+    ranks = RankProcesses(
+        starter, envs, nothing, watch, attempt=0, tells_its_end=True, debug_rank=None
+    )
+    ranks._local_ranks[7] = 0
+    starter.woken.put(None)
+    with pytest.raises(KeyboardInterrupt):
+        ranks._collect()
+    ranks._collect()
+    assert ranks.exits[0].code == 3
+
+
+def test_the_time_until_a_rank_starts_is_no_hang() -> None:
+    watch = Watch(1, lambda: 0.0)
+    fds: list[int] = []
+    try:
+        watch.begin_attempt()
+        time.sleep(1.5)  # torch is being imported
+        for _ in range(2):
+            reading, writing = os.pipe()
+            fds += [reading, writing]
+        watch.add(0, os.getpid(), fds[0], fds[2])
+        time.sleep(0.5)
+        assert watch.hang is None
+        deadline = time.monotonic() + 20
+        while watch.hang is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        watch.close()
+        for fd in fds:
+            os.close(fd)
+
+
+LEAVING = """
+import atexit, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    atexit.register(time.sleep, 60)  # as an upload
+    sys.exit(0)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_at_the_end_of_its_script_has_left_though_its_process_goes_on() -> None:
+    done = launch("-q", "--cpu", "--num-processes", "2", "--hang-timeout", "4", script(LEAVING))
+    assert done.returncode == 124
+    assert re.search(r"rank 1 left \(exit code 0, by sys.exit at .*:8 in <module>\)", done.stderr)
+    assert "rank 0 waits in all_reduce #2" in done.stderr
+
+
+THREAD = """
+import threading, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+def train():
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 1:
+        time.sleep(1000)
+    dist.all_reduce(torch.ones(1))
+threading.Thread(target=train).start()
+"""
+
+
+def test_a_rank_whose_thread_waits_has_not_left() -> None:
+    name = script(THREAD, "train.py")
+    done = launch("-q", "--cpu", "--num-processes", "2", "--hang-timeout", "4", name)
+    assert done.returncode == 124
+    assert "rank 0 waits in all_reduce #2" in done.stderr
+    assert Path("train.py").name in done.stderr
