@@ -23,14 +23,13 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 from headway.launcher import preloaded, witness, worker
 from headway.launcher.interpreter import interpreter
 from headway.launcher.survival import adopt_orphans, die_with_parent, end_descendants
-
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 class Job(NamedTuple):
@@ -55,7 +54,9 @@ def main() -> None:
     fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
     job = Job(method, float(grace_s), kind, name, args)
     atexit.register(worker.last_of_all)
-    for number in _STOP_SIGNALS:  # the launcher says when to stop; exec takes these handlers back
+    for (
+        number
+    ) in worker.STOP_SIGNALS:  # the launcher says when to stop; exec takes these handlers back
         signal.signal(number, lambda *_: None)
     server = socket.socket(fileno=int(fd))
     server.set_inheritable(False)
@@ -68,7 +69,7 @@ def main() -> None:
     set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
     witness.stand_by(*rank.fds[3:])
     preloaded.hand_out_torch()
-    worker.run_program(kind, name, args)
+    worker.run_program(kind, name, args, blocked=worker.STOP_SIGNALS)
 
 
 def _warm_up() -> None:
@@ -133,36 +134,43 @@ def _answer(server: socket.socket, **facts: Any) -> None:
         server.sendall(json.dumps(facts).encode() + b"\n")
 
 
+@contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Let stop signals wait while a process is made; in a forked one they wait on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOP_SIGNALS)
+    here = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == here:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _fork() -> int:
-    """Fork; stop signals that come before the child has handlers of its own wait for them."""
-    with warnings.catch_warnings():  # OpenBLAS's idle pool counts as threads; it copes
+    with warnings.catch_warnings(), _stop_signals_blocked():
+        # OpenBLAS's idle pool counts as threads; it copes
         warnings.simplefilter("ignore", DeprecationWarning)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-        pid = -1
-        try:
-            pid = os.fork()
-        finally:
-            if pid != 0:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
-    return pid
+        return os.fork()
 
 
 def _start_fresh(job: Job, rank: Rank) -> int:
     stdin, stdout, stderr, *ours = rank.fds
     command = [job.name, *job.args]
-    if job.method == "exec":
+    is_ours = job.method == "exec"
+    if is_ours:
         told = [str(os.getpid()), *map(str, ours), job.kind, *command]
         command = [*interpreter(), "-c", worker.boot("worker"), *told]
     try:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **rank.env},
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=ours if job.method == "exec" else [],
-            start_new_session=True,
-        )
+        with _stop_signals_blocked() if is_ours else nullcontext():
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **rank.env},
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=ours if is_ours else [],
+                start_new_session=True,
+            )
     except OSError as error:
         os.write(stderr, f"{job.name}: {error.strerror}\n".encode())
         return _fork() or os._exit(127)  # as a shell would
@@ -201,10 +209,9 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
         os.dup2(fd, target)
         os.close(fd)
     os.environ.update(rank.env)
-    for number in _STOP_SIGNALS:
+    for number in worker.STOP_SIGNALS:
         is_interrupt = number == signal.SIGINT
         signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     _reopen_streams()
     _draw_new_seeds()
 

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.machinery import SourceFileLoader
 from types import TracebackType
 from typing import NoReturn
@@ -27,6 +27,10 @@ from headway.launcher import witness
 from headway.launcher.failures import is_of_communication
 from headway.launcher.survival import die_with_parent
 from headway.status import Crash
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""Blocked while a rank's process is made: none is lost, and none meets a handler that is not its
+own."""
 
 _HERE = os.path.dirname(__file__)
 
@@ -55,16 +59,19 @@ def main() -> None:
         os.set_inheritable(int(fd), False)
     atexit.register(last_of_all)
     witness.stand_by(int(channel), int(stacks))
-    run_program(kind, name, args)
+    run_program(kind, name, args, blocked=STOP_SIGNALS)
 
 
-def run_program(kind: str, name: str, args: Sequence[str]) -> None:
+def run_program(
+    kind: str, name: str, args: Sequence[str], *, blocked: Collection[signal.Signals] = ()
+) -> None:
     """Run the user's program as `__main__`; the caller then lets the interpreter end as usual.
 
     Args:
         kind: `script` or `module`.
         name: the script's path, or the module's name.
         args: the program's own arguments.
+        blocked: signals that may come from now on.
 
     Raises:
         SystemExit: the script's own, or 1 after an unhandled exception has been shown.
@@ -78,6 +85,7 @@ def run_program(kind: str, name: str, args: Sequence[str]) -> None:
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
         if kind == "module":
             _run_module(name)
         elif os.path.isdir(name) or not _is_source(name):
