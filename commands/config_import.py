@@ -16,13 +16,13 @@ from headway.commands.schema import beginning
 from headway.commands.shell_lines import Word
 from headway.commands.text_maps import read_map
 from headway.commands.torchrun_line import from_torchrun, is_torchrun
-from headway.commands.torchrun_script import torchruns_in
+from headway.commands.torchrun_script import is_shell_line, torchruns_in
 from headway.detection import detect_machine
 from headway.errors import ConfigError, Problem
 from headway.machine import Machine
 from headway.profile import Entry, parse_profile
 from headway.profile_edit import unset_value
-from headway.profile_files import choose_profile, read_text, shown, text_at
+from headway.profile_files import choose_profile, is_path, read_text, shown, text_at
 from headway.resolve import Layer
 from headway.settings import TABLE, Raw
 
@@ -44,7 +44,8 @@ def import_file(argv: Sequence[str]) -> int:
     parser.profile_flag()
     own, words = parser.split(argv)
     parsed = parser.parse_args(own)
-    if not is_torchrun([Word.of(word) for word in words]):  # whose flags are its own
+    as_typed = [Word.of(word) for word in words]
+    if not (is_torchrun(as_typed) or is_shell_line(as_typed)):  # whose flags are their own
         parsed, words = parser.parse_words(argv)
     machine = detect_machine()
     found, where = _read(words, machine)
@@ -52,6 +53,7 @@ def import_file(argv: Sequence[str]) -> int:
     values = _checked(imported, where)
     path = choose_profile(parsed.profile).path
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
+    profile_from_anywhere = ["--profile", path] if profile and is_path(parsed.profile) else profile
 
     def merged(text: str) -> str:
         before = parse_profile(text, path, "profile") if text else {}
@@ -75,8 +77,9 @@ def import_file(argv: Sequence[str]) -> int:
     for line in dict.fromkeys(line for one in found for line in one.left):
         print(f"no counterpart here: {line}", file=remarks)
     if not parsed.dry_run:
-        launch = shlex.join(["headway", "launch", *profile])
         for before, program in dict.fromkeys((one.before, one.launch) for one in found):
+            flags = profile_from_anywhere if before else profile
+            launch = shlex.join(["headway", "launch", *flags])
             print(f"next: {before}{' '.join([launch, *(program or [SCRIPT])])}")
     return 0
 
@@ -87,6 +90,10 @@ def _read(words: list[str], machine: Machine) -> tuple[list[Imported], str]:
     as_typed = [Word.of(word) for word in words]
     if is_torchrun(as_typed):
         return [from_torchrun(as_typed, machine, where)], where
+    if is_shell_line(as_typed):
+        found = torchruns_in(shlex.join(words), machine, where)
+        if found:
+            return found, where
     if not words:
         raise ConfigError(
             "a file or a torchrun command line is needed", where="the command line", fix=_FIX

@@ -38,6 +38,10 @@ _HOME = re.compile(_ASSIGNED + r"~(?=/|$)")
 _OTHERS_HOME = re.compile(_ASSIGNED + r"~(?!/|$)")
 
 
+TABLE_ROW = "\n|"
+"""Joins what no shell would: the cells of a table, in a text that is no script."""
+
+
 class Word(NamedTuple):
     """One word of a command."""
 
@@ -83,7 +87,9 @@ def commands_in(text: str) -> Iterator[Command]:
         if found.lastgroup == "operator":
             if words or is_open:
                 yield Command(tuple(words), joined_by, is_open, brackets)
-            words, joined_by, is_open, redirection = [], token, False, ""
+            is_table = token == "|" and not words and joined_by in ("", "\n", TABLE_ROW)
+            words, is_open, redirection = [], False, ""
+            joined_by = TABLE_ROW if is_table else token
             if token in "()":
                 brackets = (*brackets, at) if token == "(" else brackets[:-1]
             while token == "\n" and ends:

@@ -36,6 +36,9 @@ _OLD = "torch.distributed.launch"
 _MODULES = ("torch.distributed.run", _OLD)
 _IN_FRONT = ("nohup", "srun", "sudo", "nice", "numactl", "setsid", "stdbuf")
 _WITH_A_WORD = ("uv", "poetry", "timeout")  # uv run, timeout 60
+_AROUND = ("conda", "mamba", "micromamba", "pixi", "docker", "podman", "apptainer", "singularity")
+"""Programs that run torchrun in surroundings of their own, behind any other words."""
+
 _WITHOUT_MEANING = ("exec", "env", "time", "if", "then", "else", "do", "{", "!")  # in front, too
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SEVERAL_WORDS = re.compile(r"""\$(\w+|\{.*\}|\(.*\)|@)|`.*`|"\$(@|\{\w+\[@\]\})\"""", re.DOTALL)
@@ -55,15 +58,16 @@ class _Start(NamedTuple):
 
 
 def _start(words: Sequence[Word]) -> _Start | None:
-    has_front = may_be_value = False
+    has_front = may_be_value = is_around = False
     for index, word in enumerate(words):
         own = _behind_name(words, index)
         if own:
             return _Start(index, own)
         is_flag = word.text.startswith("-")
+        is_around = is_around or word.text in _AROUND
         if word.text in (*_IN_FRONT, *_WITH_A_WORD, *_WITHOUT_MEANING):
             has_front = True
-        elif not variable(word) and not (has_front and (is_flag or may_be_value)):
+        elif not (variable(word) or is_around or (has_front and (is_flag or may_be_value))):
             return None
         may_be_value = (is_flag and "=" not in word.text) or word.text in _WITH_A_WORD
     return None
@@ -157,7 +161,9 @@ def _flags_in(front: Sequence[Word]) -> list[tuple[str, Word]]:
 
 
 def _left_in_front(front: Sequence[Word], of_python: Sequence[Word]) -> list[str]:
-    others = [w.raw for w in front if not variable(w) and w.text not in _WITHOUT_MEANING]
+    words = [word for word in front if not variable(word)]
+    is_around = any(word.text in _AROUND for word in words)  # then "env" may be a name
+    others = [w.raw for w in words if is_around or w.text not in _WITHOUT_MEANING]
     flags = [word.raw for word in of_python if word.text != "-u"]  # rank's lines come at once here
     left = [f"{' '.join(others)} (put it in front of `headway launch`)"] if others else []
     return [*left, *([f"python {' '.join(flags)}"] if flags else [])]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import dropwhile
 
 from headway.commands.imported import Imported
-from headway.commands.shell_lines import Word, commands_in
+from headway.commands.shell_lines import TABLE_ROW, Command, Word, commands_in
 from headway.commands.torchrun_line import from_torchrun, is_torchrun, variable
 from headway.errors import ConfigError
 from headway.machine import Machine
@@ -20,6 +20,8 @@ _KEYWORDS = ("then", "else", "do", "{")
 _DECLARING = ("declare", "typeset", "readonly", "local")
 _EXPORT_ALL = re.compile(r" (-[a-z]*a|-o allexport)")  # also -ea
 _EXPORT_NO_MORE = re.compile(r" (\+[a-z]*a|\+o allexport)")
+_OUT_OF_SIGHT = ("source", ".", "eval")  # what these set stands elsewhere
+_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _SIMPLE = re.compile(r"[\w./:,=@%+-]+")  # a value that is one word in every place
 
 
@@ -34,34 +36,77 @@ def torchruns_in(text: str, machine: Machine, where: str) -> list[Imported]:
     Raises:
         ConfigError: such a command cannot be read.
     """
+    return _torchruns_in(text, _Variables(), machine, where)
+
+
+def is_shell_line(words: Sequence[Word]) -> bool:
+    """True for the words of a command line that gives a shell its commands: bash -c '...'."""
+    return _behind_c(words) is not None
+
+
+def _behind_c(words: Sequence[Word]) -> int | None:
+    """Return the index of the commands that a shell gets by -c, if that is what the words do."""
+    shells = [at for at, word in enumerate(words) if word.text.rpartition("/")[2] in _SHELLS]
+    for at, word in enumerate(words[:-1]):
+        if shells and at > shells[0] and re.fullmatch("-[a-z]*c", word.text):
+            return at + 1
+    return None
+
+
+def _torchruns_in(text: str, variables: _Variables, machine: Machine, where: str) -> list[Imported]:
     found = []
-    variables = _Variables()
     folders: list[tuple[tuple[int, ...], str]] = []  # each with the brackets that it holds in
     depth = 0
     for command in commands_in(text):
-        if not is_torchrun(command.words):
-            first = command.words[0].text if command.words else ""
-            depth += (first in _OPENING) - (first in _CLOSING)
-            variables.note(
-                list(dropwhile(lambda word: word.text in _KEYWORDS, command.words)),
-                is_certain=not (depth or command.brackets or command.joined_by in ("&&", "||")),
-            )
-            if first == "cd":
-                line = " ".join(word.raw for word in command.words)
-                folders.append((command.brackets, f"{line} && "))
+        if command.joined_by == TABLE_ROW:
             continue
-        if command.is_open:
-            raise ConfigError(
-                "the command line cannot be read: no closing quotation or bracket",
-                where=where,
-                fix="write out what is in it, or give the words without quotes around them all",
-            )
-        words = [variables.filled_in(word) for word in command.words]
-        variables.note_named(" ".join(w.raw for w in command.words if not w.is_plain))
-        one = from_torchrun([*variables.exported(), *words], machine, where)
         before = "".join(cd for held, cd in folders if command.brackets[: len(held)] == held)
-        found.append(one._replace(left=[*variables.left(), *one.left], before=before))
+        if is_torchrun(command.words):
+            one = _torchrun(command, variables, machine, where)
+            found.append(one._replace(before=before))
+            continue
+        inner = _within(command, variables, machine, where)
+        found += [one._replace(before=before + one.before) for one in inner]
+        line = " ".join(word.raw for word in command.words)
+        first = command.words[0].text if command.words else ""
+        depth += (first in _OPENING) - (first in _CLOSING)
+        variables.note(
+            list(dropwhile(lambda word: word.text in _KEYWORDS, command.words)),
+            is_certain=not (depth or command.brackets or command.joined_by in ("&&", "||")),
+        )
+        if first == "cd":
+            folders.append((command.brackets, f"{line} && "))
+        if first in _OUT_OF_SIGHT:
+            variables.out_of_sight.append(line)
     return found
+
+
+def _torchrun(command: Command, variables: _Variables, machine: Machine, where: str) -> Imported:
+    """Return what a torchrun command means here, under the variables that are set before it."""
+    if command.is_open:
+        raise ConfigError(
+            "the command line cannot be read: no closing quotation or bracket",
+            where=where,
+            fix="write out what is in it, or give the words without quotes around them all",
+        )
+    words = [variables.filled_in(word) for word in command.words]
+    variables.note_named(" ".join(w.raw for w in command.words if not w.is_plain))
+    one = from_torchrun([*variables.exported(), *words], machine, where)
+    return one._replace(left=[*variables.left(), *one.left])
+
+
+def _within(
+    command: Command, variables: _Variables, machine: Machine, where: str
+) -> list[Imported]:
+    """Return what the torchrun commands mean that a shell gets by -c."""
+    index = _behind_c(command.words)
+    if index is None:
+        return []
+    front = " ".join(word.raw for word in command.words[:index])
+    line = f"{front} (put it in front of `headway launch`, or leave it out)"
+    text = variables.filled_in(command.words[index]).text
+    found = _torchruns_in(text, variables, machine, where)
+    return [one._replace(left=[line, *one.left]) for one in found]
 
 
 def _assigned(word: Word) -> str:
@@ -79,6 +124,7 @@ class _Variables:
         self._used: set[str] = set()
         self._named: set[str] = set()  # by other commands, which may change them
         self._exports_all = False  # set -a
+        self.out_of_sight: list[str] = []  # commands that may set more
 
     def note(self, words: Sequence[Word], *, is_certain: bool) -> None:
         """Note what a command sets, or may set."""
@@ -119,7 +165,7 @@ class _Variables:
 
     def left(self) -> list[str]:
         """Return the others, each with the reason."""
-        lines = []
+        lines = [f"{line} (what it sets, a shell knows)" for line in self.out_of_sight]
         for name, said in self._own.items():
             if name in self._uncertain:
                 reason = "it is set under a condition or in brackets"

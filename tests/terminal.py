@@ -38,12 +38,15 @@ class Terminal:
         rows: int = 30,
         columns: int = 100,
         term: str = "xterm-256color",
+        under: tuple[str, ...] = (),
     ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self.stream = pyte.ByteStream(self.screen)
+        python = (sys.executable, "-c", ON_MACHINE, str(FOLDER / f"{machine}.json"))
+        command = [*under, *python, *words]
         self.child: Any = pexpect.spawn(
-            sys.executable,
-            ["-c", ON_MACHINE, str(FOLDER / f"{machine}.json"), *words],
+            command[0],
+            command[1:],
             env=_environ(term),
             dimensions=(rows, columns),
         )

@@ -607,3 +607,49 @@ def test_after_a_test_that_passed_the_next_command_is_said(
     typed(monkeypatch, f"\n\n\n\n{TEST}\n")
     assert main(["config"]) == exit_code
     assert ("next: headway launch" in capsys.readouterr().out) == (exit_code == 0)
+
+
+@pytest.mark.parametrize("by", ["flag", "file"])
+def test_the_place_can_be_said(by: str, machine: Machine) -> None:
+    Path("answers.yaml").write_text("place: project\n")
+    words = ["--set", "place=project"] if by == "flag" else ["--answers", "answers.yaml"]
+    assert main(["config", "--yes", *words]) == 0
+    assert profile("headway.yaml") == CPU
+
+
+def test_a_place_that_is_none_is_refused(machine: Machine, capsys: Capture) -> None:
+    assert main(["config", "--yes", "--set", "place=here"]) == 2
+    assert "place is 'here', but it must be user or project" in capsys.readouterr().err
+
+
+def test_a_flag_of_a_run_that_was_broken_off_does_not_bind_the_next(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", InterruptedInput("cpu\n"))
+    assert main(["config", "--set", "num_processes=2", "--set", "max_restarts=1"]) == 130
+    typed(monkeypatch, "cpu\n3\nuser\nno\ncancel\n")
+    assert main(["config"]) == 130
+    streams = capsys.readouterr()
+    assert "[2] 3" in streams.out  # it is asked, and offered
+    assert "not asked: --set max_restarts=1 (--set changes it)" in streams.err
+    typed(monkeypatch, "")
+    assert main(["config"]) == 0  # cancel forgot all of it
+    assert profile() == CPU
+
+
+def test_answers_that_are_no_map_are_not_called_a_profile(
+    machine: Machine, capsys: Capture
+) -> None:
+    Path("answers.yaml").write_text("cpu\n2\n")
+    assert main(["config", "--answers", "answers.yaml"]) == 2
+    assert "error: the file of answers is a lone value" in capsys.readouterr().err
+
+
+def test_what_only_the_user_knows_has_no_default(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "cpu\n1\nuser\nno\n\nnode0\n")
+    assert main(["config", "--set", "num_machines=2"]) == 0
+    out = capsys.readouterr().out
+    assert "The name or IP address of machine 0?\n\nnum_machines is 2, but nobody says" in out
+    assert profile()["main_address"] == "node0"

@@ -112,6 +112,14 @@ def test_an_accelerate_file_is_taken_over_and_the_rest_is_listed_by_name(
     assert set(words) == ALWAYS_LEFT | left
 
 
+@pytest.mark.parametrize("said", ["mixed_precision: fp8\n", ""])
+def test_an_older_precision_gives_way_to_none(said: str) -> None:
+    main(["config", "set", "device=cuda", "mixed_precision=bf16"])
+    Path("theirs.yaml").write_text(f"distributed_type: MULTI_GPU\nnum_processes: 2\n{said}")
+    assert main(["config", "import", "theirs.yaml"]) == 0
+    assert profile() == {"device": "cuda", "num_processes": "2"}
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -125,6 +133,7 @@ def test_an_accelerate_file_is_taken_over_and_the_rest_is_listed_by_name(
         ("distributed_type: MULTI_GPU\ngpu_ids: 1,x\n", "neither the index of a GPU"),
         ("distributed_type: MULTI_GPU\nnum_processes: many\n", "a whole number"),
         ("- 1\n", "no configuration of Accelerate"),
+        ("distributed_type: multi_gpu\nnum_processes: 4\n", "distributed_type is 'multi_gpu'"),
     ],
 )
 def test_a_file_that_cannot_be_taken_over_is_refused(

@@ -117,3 +117,21 @@ def test_without_an_editor_and_a_terminal_nothing_is_opened(
     assert main(["config", "edit"]) == 2
     assert "no editor is named, and there is no terminal" in capsys.readouterr().err
     assert os.listdir(profile.parent) == ["default.yaml"]
+
+
+def test_a_draft_of_a_named_profile_is_opened_again_by_its_name(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VISUAL", "sh -c 'echo device: cqu > \"$1\"' -")
+    assert main(["config", "edit", "--profile", "gpu4"]) == 2
+    note = "headway: note: `headway config edit --profile gpu4` opens your draft again"
+    assert note in capsys.readouterr().err
+
+
+def test_a_new_profile_that_is_left_as_it_was_proposed_is_not_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VISUAL", "true")
+    assert main(["config", "edit"]) == 0
+    assert capsys.readouterr().out.startswith("unchanged: there is still no ~/")
+    assert not any(path.is_file() for path in Path.home().rglob("*"))

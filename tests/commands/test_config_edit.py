@@ -424,3 +424,77 @@ def test_list_marks_a_profile_whose_values_cannot_be(
 def test_export_asks_for_its_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "export"]) == 2
     assert "--format is needed: one of torchrun, env" in capsys.readouterr().err
+
+
+def test_what_the_file_had_before_is_wrong_where_it_stands(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("version: 1\ndevise: cpu\nnum_processes: zero\n")
+    assert main(["config", "unset", "devise"]) == 2
+    err = capsys.readouterr().err
+    assert "num_processes is 'zero'" in err
+    assert "line 3, column 1" in err
+    assert "'devise'" not in err
+
+
+def test_a_key_that_is_not_set_is_no_typo_of_another(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "unset", "devices"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_an_unknown_key_is_answered_by_a_command_that_lists_them(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "colour=1"]) == 2
+    assert "`headway config set --help` lists all settings" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["config", "set", "--help"])
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out for name in TABLE)
+
+
+def test_set_writes_values_as_the_schema_has_them(profile: Path) -> None:
+    words = ["num_processes= 3 ", "device=CPU", "mixed_precision=false", "log_dir=My Logs"]
+    assert main(["config", "set", *words]) == 0
+    text = profile.read_text()
+    for line in ("num_processes: 3\n", "device: cpu ", "mixed_precision: no", 'dir: "My Logs"'):
+        assert line.replace(": no", ': "no"') in text
+
+
+def test_set_begins_a_file_that_holds_comments_alone(profile: Path) -> None:
+    profile.write_text("# later\n\n# more\n")
+    assert main(["config", "set", "device=cpu"]) == 0
+    assert profile.read_text() == "# later\n\n# more\nversion: 1\ndevice: cpu\n"
+
+
+def test_use_says_which_profile_wins_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_PROFILE", "gpu4")
+    assert main(["config", "use", "default"]) == 0
+    note = "headway: note: here environment HEADWAY_PROFILE says 'gpu4', and wins over that\n"
+    assert capsys.readouterr().err == note
+    assert main(["config", "show", "--profile", ""]) == 2
+    assert "unset HEADWAY_PROFILE" not in capsys.readouterr().err  # it plays no part
+
+
+def test_fixes_can_be_typed_where_they_are_printed(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "--yes", "--set", "device=cuda"]) in (2, 3)
+    err = capsys.readouterr().err
+    assert "or launch with --cpu" in err
+    assert main(["config", "--profile", "gpu4", "show"]) == 2
+    assert "fix:  `headway config show --profile gpu4`" in capsys.readouterr().err
+
+
+def test_very_many_mistakes_are_not_all_printed(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("".join(f"key_{number}: 1\n" for number in range(300)))
+    assert main(["config", "show"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 50 * 3 + 1
+    assert lines[-1] == "and 250 more errors"

@@ -271,8 +271,8 @@ def test_torchruns_auto_is_one_process_for_each_core_where_there_is_no_gpu(
     "line",
     [
         *("echo torchrun t.py", "sudo echo torchrun t.py", "timeout 60 echo torchrun t.py"),
-        *('bash -c "torchrun t.py"', "$TORCHRUN t.py", "bash <<E\ntorchrun t.py\nE\n"),
-        "conda run -n x python -m torch.distributed.run t.py",
+        *("xargs torchrun t.py", "$TORCHRUN t.py", "bash <<E\ntorchrun t.py\nE\n"),
+        "| tool | processes |\n|---|---|\n| torchrun | 3 |\n",  # a table
     ],
 )
 def test_a_torchrun_that_cannot_be_read_is_said_to_be_one(line: str, capsys: Capture) -> None:
@@ -280,6 +280,49 @@ def test_a_torchrun_that_cannot_be_read_is_said_to_be_one(line: str, capsys: Cap
     err = refusal(capsys, "run.sh")
     assert "there is a torchrun in it that cannot be read there\n  from: run.sh" in err
     assert "fix:  give that command itself: `headway config import torchrun ...`" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "front"),
+    [
+        ("bash -c 'torchrun --nproc-per-node 3 t.py'", "bash -c"),
+        ("srun bash -lc 'torchrun --nproc-per-node 3 t.py'", "srun bash -lc"),
+        ("conda run -n env torchrun --nproc-per-node 3 t.py", "conda run -n env"),
+        ("docker run --gpus all img torchrun --nproc-per-node 3 t.py", "docker run --gpus all img"),
+    ],
+)
+@pytest.mark.parametrize("as_words", [True, False])
+def test_what_runs_torchrun_elsewhere_is_left_in_front(
+    words: str, front: str, as_words: bool, capsys: Capture
+) -> None:
+    left, following = imported(capsys, *(shlex.split(words) if as_words else [words]))
+    assert left[0].startswith(f"{front} (put it in front of `headway launch`")
+    assert following == ["headway launch t.py"]
+    assert profile()["num_processes"] == "3"
+
+
+def test_a_shell_within_a_script_has_the_scripts_variables_and_folders(capsys: Capture) -> None:
+    inner = "cd b && torchrun --nproc-per-node $N t.py"
+    Path("run.sh").write_text(f'export OMP_NUM_THREADS=4\nN=3\ncd a\nbash -c "{inner}"\n')
+    _, following = imported(capsys, "run.sh")
+    assert following == ["cd a && cd b && headway launch t.py"]
+    assert (profile()["num_processes"], profile()["threads_per_process"]) == ("3", "4")
+
+
+def test_what_is_set_out_of_sight_is_said(capsys: Capture) -> None:
+    Path("run.sh").write_text('source env.sh\n. ./more.sh\neval "$(tool init)"\ntorchrun t.py\n')
+    left, _ = imported(capsys, "run.sh")
+    assert left == [
+        "source env.sh (what it sets, a shell knows)",
+        ". ./more.sh (what it sets, a shell knows)",
+        'eval "$(tool init)" (what it sets, a shell knows)',
+    ]
+
+
+def test_a_profile_beside_the_script_is_named_from_anywhere(capsys: Capture) -> None:
+    Path("run.sh").write_text("cd src\ntorchrun t.py\n")
+    _, following = imported(capsys, "--profile", "./d.yaml", "run.sh")
+    assert following == [f"cd src && headway launch --profile {Path('d.yaml').absolute()} t.py"]
 
 
 def test_a_file_of_accelerate_may_speak_of_torchrun(capsys: Capture) -> None:

@@ -121,6 +121,19 @@ def test_what_is_typed_and_is_no_choice_is_refused(typed: str) -> None:
         terminal.wait_for("❯ cuda")
 
 
+def test_ctrl_z_suspends_and_the_question_is_there_again() -> None:
+    shell = ("bash", "-mc", '"$@"; echo suspended; sleep 0.3; fg >/dev/null; sleep 0.1', "-")
+    with Terminal("gpu_8_h100", "config", under=shell) as terminal:
+        terminal.wait_for("❯ cuda")
+        terminal.press("\x1a")
+        terminal.wait_for("suspended")
+        terminal.wait_for("❯ cuda")
+        terminal.press("\r")
+        terminal.wait_for("[8]")
+        terminal.press("\x03")
+        terminal.wait_for("nothing was written")
+
+
 def test_help_and_back_work_at_once_and_a_wrong_answer_is_asked_again() -> None:
     with Terminal("gpu_8_h100", "config") as terminal:
         terminal.wait_for("❯ cuda")

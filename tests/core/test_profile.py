@@ -12,7 +12,7 @@ import pytest
 from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.machine import Machine
-from headway.profile import read_profile
+from headway.profile import parse_profile, read_profile
 from headway.profile_files import MAX_BYTES, choose_profile, find_project_profile, user_folder
 from headway.resolve import profile_layers, resolve
 from headway.settings import Settings
@@ -225,3 +225,10 @@ def test_a_user_whom_the_system_does_not_know_has_no_profile(
     monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
     assert choose_profile().path == "/.config/headway/default.yaml"
     assert profile_layers({}) == []
+
+
+def test_a_tab_is_called_a_tab() -> None:
+    with pytest.raises(ConfigError, match="a tab, where only spaces may be") as caught:
+        parse_profile("env:\n\tA: 1\n", "p.yaml", "profile")
+    assert caught.value.problems[0].where == "profile p.yaml, line 2, column 1"
+    assert caught.value.problems[0].fix == "indent by spaces"

@@ -264,3 +264,24 @@ def test_two_writers_killed_at_random_lose_nothing_that_they_wrote(kills: int) -
 )
 def test_every_reader_of_yaml_finds_the_same_text(text: str) -> None:
     assert str(yaml.safe_load(set_value(BLANK, "env.A", text))["env"]["A"]) == text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "devices:\n  - 0  # the A100\n  # - 1 broken fan\n  - 2  # last\nranks: 0\n",
+            '# the A100\n# - 1 broken fan\ndevices: "0,2"  # last\nranks: 0\n',
+        ),
+        (
+            "ranks: 0\ndevices:  # head\n- 0\n# in\n- 2\n",
+            'ranks: 0\n# head\n# in\ndevices: "0,2"\n',
+        ),
+        ("devices: [0, # x\n  2] # y\n", '# x\ndevices: "0,2" # y\n'),
+        ("{devices: [0, # x\n  2], ranks: 0}\n", '# x\n{devices: "0,2", ranks: 0}\n'),
+        ('devices: "0 # no\n  comment"\n', 'devices: "0,2"\n'),
+        ("devices:\r\n- 0 # x\r\n- 1\r\n", '# x\r\ndevices: "0,2"\r\n'),
+    ],
+)
+def test_the_comments_within_a_value_of_several_lines_stay(old: str, new: str) -> None:
+    assert set_value(old, "devices", "0,2") == new
