@@ -205,16 +205,21 @@ def test_ctrl_c_writes_nothing_and_the_next_run_offers_the_answers(key: str) -> 
     assert not list(Path.home().rglob("answers-*.yaml"))
 
 
+def walk_to(menu: bool, terminal: Terminal) -> None:
+    """Answer until a menu, or else a line to be typed, stands on the screen."""
+    terminal.wait_for("❯ cuda")
+    terminal.press("\r")
+    terminal.wait_for("[8]")
+    if menu:
+        terminal.press("\r")
+        terminal.wait_for("Which precision?")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("is_in_a_menu", [True, False])
 def test_a_stop_signal_keeps_the_answers_too(number: signal.Signals, is_in_a_menu: bool) -> None:
     with Terminal("gpu_8_h100", "config") as terminal:
-        terminal.wait_for("❯ cuda")
-        terminal.press("\r")
-        terminal.wait_for("[8]")
-        if is_in_a_menu:
-            terminal.press("\r")
-            terminal.wait_for("Which precision?")
+        walk_to(is_in_a_menu, terminal)
         os.kill(terminal.child.pid, number)
         assert terminal.exit_code() == 128 + number
         assert "nothing was written; your answers are kept in ~/" in terminal.text
@@ -225,12 +230,7 @@ def test_a_stop_signal_keeps_the_answers_too(number: signal.Signals, is_in_a_men
 @pytest.mark.parametrize("is_in_a_menu", [True, False])
 def test_a_terminal_that_is_closed_keeps_the_answers(is_in_a_menu: bool) -> None:
     with Terminal("gpu_8_h100", "config") as terminal:
-        terminal.wait_for("❯ cuda")
-        terminal.press("\r")
-        terminal.wait_for("[8]")
-        if is_in_a_menu:
-            terminal.press("\r")
-            terminal.wait_for("Which precision?")
+        walk_to(is_in_a_menu, terminal)
         terminal.child.ptyproc.fileobj.close()
         terminal.child.wait()
     assert terminal.child.exitstatus == 128 + signal.SIGHUP
