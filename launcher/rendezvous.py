@@ -32,7 +32,7 @@ JOIN_TIMEOUT_S = 600.0
 _OWN_KEYS = "headway/"  # the agents' keys; all others in the store are the ranks'
 _FAILED = _OWN_KEYS + "failed"
 _KNOWS = _OWN_KEYS + "machine_{}_knows"  # of the failure
-_HEARD_WITHIN_S = 10.0  # a machine may still be importing torch
+_HEARD_WITHIN_S = 5.0  # a machine that has joined may still be importing torch
 _POLL_S = 0.1
 _PATIENCE_S = 3.0  # silence before a line says whom we wait for
 
@@ -143,14 +143,19 @@ class FixedRendezvous(RendezvousHandler):
                 self._server is not None
                 and self.machine_rank == 0
                 and self._server.check([_FAILED])
-                and not self._server.check(
-                    [_KNOWS.format(rank) for rank in range(self.num_machines)]
-                )
+                and not self._server.check([_KNOWS.format(rank) for rank in self._joined()])
                 and time.monotonic() < deadline
             ):
                 time.sleep(0.05)
         self._server = None
         return True
+
+    def _joined(self) -> list[int]:
+        """Return the machines that have joined this round."""
+        assert self._server is not None
+        place = f"{_OWN_KEYS}round_{self.round}/machine_{{}}"
+        ranks = range(self.num_machines)
+        return [rank for rank in ranks if self._server.check([place.format(rank)])]
 
     def _listen(self) -> TCPStore:
         listener = _bind(self.address, self.port)

@@ -70,23 +70,22 @@ def probe(way: str) -> dict[str, Any]:
     return told
 
 
-def test_a_script_sees_the_same_however_it_was_started() -> None:
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=() if way == "forked" else pytest.mark.long) for way in ALLOWED]
+)
+def test_a_script_sees_the_same_however_it_was_started(way: str) -> None:
     shutil.copy(Path(__file__).with_name("probe.py"), "probe.py")
-    plain = probe("python")
-    for way, allowed in ALLOWED.items():
-        told = probe(way)
-        assert told.keys() == plain.keys()
-        differing = {key for key in plain if told[key] != plain[key]}
-        shown = {key: (plain[key], told[key]) for key in differing - allowed}
-        assert not shown, f"{way}: {shown}"
-        added = {
-            name for name, text in told["environ"].items() if plain["environ"].get(name) != text
-        }
-        assert added <= VARIABLES, way
-        assert plain["environ"].keys() <= told["environ"].keys()
-        for name, stream in told["streams"].items():
-            ours = {k: v for k, v in stream.items() if k != "buffer"}
-            assert ours == {k: v for k, v in plain["streams"][name].items() if k != "buffer"}, way
+    plain, told = probe("python"), probe(way)
+    assert told.keys() == plain.keys()
+    differing = {key for key in plain if told[key] != plain[key]}
+    shown = {key: (plain[key], told[key]) for key in differing - ALLOWED[way]}
+    assert not shown
+    added = {name for name, text in told["environ"].items() if plain["environ"].get(name) != text}
+    assert added <= VARIABLES
+    assert plain["environ"].keys() <= told["environ"].keys()
+    for name, stream in told["streams"].items():
+        ours = {k: v for k, v in stream.items() if k != "buffer"}
+        assert ours == {k: v for k, v in plain["streams"][name].items() if k != "buffer"}
 
 
 @pytest.mark.parametrize("way", [[], ["--supervise", "--start-method", "fork"], ["--supervise"]])
