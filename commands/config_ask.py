@@ -99,7 +99,7 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     parser = make_parser(appendix)
     parsed, words = parser.parse_words(argv)
     if words:
-        _refuse_words(parser, argv, words)
+        _refuse_words(parser, parsed, words)
     unattended = parsed.yes or parsed.answers is not None
     paths = _paths(parsed.profile)
     facts = _facts(parsed, paths, unattended)
@@ -111,6 +111,8 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     try:
         with _stop_signals_as_interrupts() as seen:
             interview(facts, answers, taken_back, prompter, summary)
+            if seen:  # a __del__ or a weakref's callback has swallowed the exception
+                raise KeyboardInterrupt
     except (KeyboardInterrupt, OSError) as stop:
         if isinstance(stop, OSError) and not seen:  # a terminal that was closed cannot be tidied
             raise
@@ -152,18 +154,17 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     return _next(parsed, and_test=answers[FINISH] == TEST)
 
 
-def _refuse_words(parser: Parser, argv: Sequence[str], words: Sequence[str]) -> NoReturn:
+def _refuse_words(parser: Parser, parsed: Namespace, words: Sequence[str]) -> NoReturn:
     """Refuse what follows the flags; a subcommand stands before them."""
     from headway.commands.config import SUBCOMMANDS
 
     if words[0] not in SUBCOMMANDS:
         parser.error(f"{words[0]!r} is not expected here")
-    rest = list(argv)
-    rest.remove(words[0])
+    profile = [] if parsed.profile is None else ["--profile", parsed.profile]
     raise ConfigError(
         f"the subcommand {words[0]} comes before its flags",
         where="the command line",
-        fix=f"`{shlex.join(['headway', 'config', words[0], *rest])}`",
+        fix=f"`{shlex.join(['headway', 'config', words[0], *profile, *words[1:]])}`",
     )
 
 

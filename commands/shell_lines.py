@@ -87,7 +87,8 @@ def commands_in(text: str) -> Iterator[Command]:
         if found.lastgroup == "operator":
             if words or is_open:
                 yield Command(tuple(words), joined_by, is_open, brackets)
-            is_table = token == "|" and not words and joined_by in ("", "\n", TABLE_ROW)
+            begins = not words and joined_by in ("", "\n")
+            is_table = token == "|" and (begins or joined_by == TABLE_ROW)
             words, is_open, redirection = [], False, ""
             joined_by = TABLE_ROW if is_table else token
             if token in "()":

@@ -57,8 +57,8 @@ def _process(text: str) -> psutil.Process:
 
 
 def _launcher_of(process: psutil.Process) -> psutil.Process:
-    """Return the launcher that `process` is, or that it works for."""
-    for one in (process, *process.parents()):
+    """Return the launcher that `process` is, that it works for, or that it has started."""
+    for one in (process, *process.parents(), *process.children(recursive=True)):
         with suppress(psutil.Error):
             if _is_launch(one.cmdline()) and handles_quit(one.pid):
                 return one
@@ -72,6 +72,8 @@ def _launcher_of(process: psutil.Process) -> psutil.Process:
 
 def _is_launch(command: Sequence[str]) -> bool:
     names = [os.path.basename(word) for word in command]
+    if not names or not names[0].startswith(("python", "headway")):  # such as timeout
+        return False
     pairs = pairwise(names)
     return any(pair in (("headway", "launch"), ("headway.exe", "launch")) for pair in pairs)
 

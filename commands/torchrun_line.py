@@ -58,16 +58,17 @@ class _Start(NamedTuple):
 
 
 def _start(words: Sequence[Word]) -> _Start | None:
-    has_front = may_be_value = is_around = False
+    has_front = may_be_value = has_around = is_around = False
     for index, word in enumerate(words):
         own = _behind_name(words, index)
-        if own:
+        if own and is_around == has_around:
             return _Start(index, own)
         is_flag = word.text.startswith("-")
-        is_around = is_around or word.text in _AROUND
+        is_around = is_around or (has_around and word.text in ("run", "exec"))
+        has_around = has_around or word.text in _AROUND
         if word.text in (*_IN_FRONT, *_WITH_A_WORD, *_WITHOUT_MEANING):
             has_front = True
-        elif not (variable(word) or is_around or (has_front and (is_flag or may_be_value))):
+        elif not (variable(word) or has_around or (has_front and (is_flag or may_be_value))):
             return None
         may_be_value = (is_flag and "=" not in word.text) or word.text in _WITH_A_WORD
     return None
@@ -161,8 +162,8 @@ def _flags_in(front: Sequence[Word]) -> list[tuple[str, Word]]:
 
 
 def _left_in_front(front: Sequence[Word], of_python: Sequence[Word]) -> list[str]:
-    words = [word for word in front if not variable(word)]
-    is_around = any(word.text in _AROUND for word in words)  # then "env" may be a name
+    is_around = any(word.text in _AROUND for word in front)  # then "env" may be a name
+    words = [word for word in front if is_around or not variable(word)]  # -e NAME=VALUE
     others = [w.raw for w in words if is_around or w.text not in _WITHOUT_MEANING]
     flags = [word.raw for word in of_python if word.text != "-u"]  # rank's lines come at once here
     left = [f"{' '.join(others)} (put it in front of `headway launch`)"] if others else []

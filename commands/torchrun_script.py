@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from itertools import dropwhile
@@ -99,14 +100,19 @@ def _within(
     command: Command, variables: _Variables, machine: Machine, where: str
 ) -> list[Imported]:
     """Return what the torchrun commands mean that a shell gets by -c."""
-    index = _behind_c(command.words)
+    words = [*dropwhile(lambda word: word.text in _KEYWORDS, command.words)]
+    index = _behind_c(words)
     if index is None:
         return []
-    front = " ".join(word.raw for word in command.words[:index])
-    line = f"{front} (put it in front of `headway launch`, or leave it out)"
-    text = variables.filled_in(command.words[index]).text
-    found = _torchruns_in(text, variables, machine, where)
-    return [one._replace(left=[line, *one.left]) for one in found]
+    text = variables.filled_in(words[index]).text
+    inner = copy.deepcopy(variables)
+    front = [word.raw for word in words[:index] if not variable(word)]
+    inner.note([Word.of("export"), *filter(variable, words[:index])], is_certain=True)
+    left = [f"{' '.join(front)} (give it the whole `headway launch` line, or leave it out)"]
+    if behind := [word.raw for word in words[index + 1 :]]:
+        left.append(f"{' '.join(behind)} (only that shell knows their places)")
+    found = _torchruns_in(text, inner, machine, where)
+    return [one._replace(left=[*left, *one.left]) for one in found]
 
 
 def _assigned(word: Word) -> str:

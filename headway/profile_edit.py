@@ -137,7 +137,8 @@ def _colon_and_comments(text: str, mark: Mark) -> tuple[int, list[str]]:
 
     at, colon = mark.key, 0
     comments: list[str] = []
-    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # as the reader's, which bears tabs
+    for token in yaml.scan(text, Loader=loader):
         start, end = token.start_mark.index, token.end_mark.index
         if mark.key <= start < mark.end:
             comments += re.findall(r"#[^\r\n]*", text[at:start]) if colon else []

@@ -135,6 +135,16 @@ class Agent(LocalElasticAgent):
         """How the ranks of the last attempt ended, in that order."""
         return list(self._ranks.exits.values()) if self._ranks else []
 
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks this machine is to have."""
+        return self._plan.settings.num_processes
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once the ranks have been asked to stop."""
+        return self._ranks is not None and self._ranks.is_stopping
+
     def hurry(self) -> None:
         """Grant the ranks that are being stopped no more grace."""
         if self._ranks:
@@ -277,7 +287,7 @@ def _signals(agent: Agent) -> Iterator[None]:
         if number == signal.SIGINT and not seen and agent.passes_on_interrupt():
             return
         seen.append(number)
-        if len(seen) > 1:
+        if len(seen) > 1 and agent.is_stopping:  # else the first was swallowed somewhere
             agent.hurry()
         else:
             raise SignalException(f"stopped by signal {number}", signal.Signals(number))
@@ -311,6 +321,9 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         return _ENDED_BY_INTERRUPT
     failure = agent.find_failure()
     if failure is None:
+        if stopped_by is not None and len(agent.exits) < agent.num_ranks:
+            _say(f"stopped by {stopped_by.name}")  # before all ranks had started
+            return 128 + stopped_by
         saved = any(end.code == STOPPED_AND_SAVED for end in agent.exits)
         return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
     if stopped_by is not None:

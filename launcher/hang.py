@@ -361,6 +361,12 @@ def is_whole(text: str) -> bool:
     return text.endswith("\n") and '"<string>"' in text.splitlines()[-1]
 
 
+def waits_for_threads(stacks: Sequence[Stack]) -> bool:
+    """True where the script is at its end, and Python waits for its threads that are no daemons."""
+    main = stacks[0] if stacks else ()
+    return any(one.function == "_shutdown" and one.file.endswith("threading.py") for one in main)
+
+
 def describe_crash(text: str) -> list[str]:
     """Return the stack of the thread that crashed, if faulthandler has written one."""
     _, _, report = text.rpartition("Fatal Python error: ")

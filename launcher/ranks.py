@@ -183,6 +183,10 @@ class RankProcesses(PContext):
             self.forward(signal.SIGKILL)  # one that was only just forked has no session yet
             self._collect(timeout_s=1)
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopped_at != float("inf")
+
     def hurry(self) -> None:
         """Grant no more grace; may be called from a signal handler while `close` waits."""
         self._kill_at = 0

@@ -7,10 +7,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
 
 from headway.launcher.plan import LaunchPlan
+
+if TYPE_CHECKING:
+    from headway.launcher.starter import Starter
 
 
 def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
@@ -38,11 +42,34 @@ def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
         from headway.launcher.watch import say
 
         signal.signal(signal.SIGQUIT, lambda *_: say("no rank has started yet"))
-        from headway.launcher.agent import supervise
+
+        with _interrupts_leave_at_once(starter):
+            from headway.launcher.agent import supervise
 
         return supervise(plan, starter, colored=wants_color(environ))
     finally:
         starter.close()
+
+
+@contextmanager
+def _interrupts_leave_at_once(starter: Starter) -> Iterator[None]:
+    """Let Ctrl-C end the launcher by no exception: numpy and torch swallow it amid their imports,
+    or abort.
+    """
+
+    def leave(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        starter.close()
+        print("headway: interrupted", file=sys.stderr, flush=True)
+        os._exit(130)
+
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def wants_color(environ: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -62,7 +62,7 @@ class Starter:
         ]
         try:
             self._server = subprocess.Popen(
-                [*plan.python, "-c", boot("server"), *told],
+                [*unbuffered(plan.python, environ), "-c", boot("server"), *told],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -128,6 +128,12 @@ class Starter:
     def _note(self, end: Ended) -> None:
         self.ends[end.pid] = end
         self.woken.put(None)
+
+
+def unbuffered(python: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Say by a flag what PYTHONUNBUFFERED says, where Python is told to read no such variable."""
+    is_deaf = "-E" in python or "-I" in python
+    return [*python, *(["-u"] if is_deaf and environ.get("PYTHONUNBUFFERED") else [])]
 
 
 def cannot_start(error: OSError) -> LaunchError:

@@ -73,7 +73,9 @@ class Watch:
         What it has said about its collectives stays, to be compared with the others'.
         """
         with self._lock:
-            ended = self._ranks[rank]
+            ended = self._ranks.get(rank)
+            if ended is None:  # a signal came before it was added
+                return []
             if ended.code is None:
                 ended.read()
                 ended.code = code
@@ -84,7 +86,8 @@ class Watch:
 
     def crash_stack(self, rank: int) -> list[str]:
         """Return where the process of a rank crashed, as far as faulthandler could tell."""
-        return hang.describe_crash(self._ranks[rank].text)
+        known = self._ranks.get(rank)
+        return hang.describe_crash(known.text) if known else []
 
     def begin_to_stop(self) -> None:
         """Ranks that are being stopped make no progress, and need none."""
@@ -252,8 +255,8 @@ class _Rank:
     @property
     def statement(self) -> Statement:
         told = Statement(self._rank, groups=self._groups, progress=self._progress)
-        if self.code is None and not self._is_leaving:
-            stacks = hang.parse_stacks(self.text)
+        stacks = hang.parse_stacks(self.text) if self.code is None else ()
+        if self.code is None and (hang.waits_for_threads(stacks) or not self._is_leaving):
             if hang.is_cut(self.text):
                 stacks = (hang.the_scripts_own(self._main), *stacks)
             return told._replace(stacks=stacks, silence=self._silence)

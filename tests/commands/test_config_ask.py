@@ -653,3 +653,29 @@ def test_what_only_the_user_knows_has_no_default(
     out = capsys.readouterr().out
     assert "The name or IP address of machine 0?\n\nnum_machines is 2, but nobody says" in out
     assert profile()["main_address"] == "node0"
+
+
+SWALLOWED = """
+import os, signal, sys
+from headway.commands.main import main
+from headway.config_wizard.prompts import PlainPrompter
+class Fleeting:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)  # Python ignores what its handler raises here
+usual = PlainPrompter.ask
+def ask(prompter, question):
+    if question.name == "num_processes":
+        Fleeting()
+    return usual(prompter, question)
+PlainPrompter.ask = ask
+sys.exit(main(["config"]))
+"""
+
+
+def test_a_stop_signal_that_is_swallowed_writes_nothing_all_the_same() -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", SWALLOWED]
+    done = subprocess.run(command, input="cpu\n", capture_output=True, text=True, env=environ)
+    assert done.returncode == 143, done.stderr
+    assert "nothing was written; your answers are kept in" in done.stderr
+    assert not Path(choose_profile().path).exists()

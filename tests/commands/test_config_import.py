@@ -296,9 +296,40 @@ def test_what_runs_torchrun_elsewhere_is_left_in_front(
     words: str, front: str, as_words: bool, capsys: Capture
 ) -> None:
     left, following = imported(capsys, *(shlex.split(words) if as_words else [words]))
-    assert left[0].startswith(f"{front} (put it in front of `headway launch`")
+    assert left[0].startswith((f"{front} (put it in front of", f"{front} (give it the whole"))
     assert following == ["headway launch t.py"]
     assert profile()["num_processes"] == "3"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("docker rm -f torchrun", "docker build -t me/torchrun .", "conda install -y torchrun"),
+        "| a | torchrun t.py |",
+    ],
+)
+def test_a_word_that_is_no_command_is_no_torchrun(line: str, capsys: Capture) -> None:
+    Path("run.sh").write_text(f"{line}\ntorchrun --nproc-per-node 3 t.py\n")
+    imported(capsys, "run.sh")
+    assert profile()["num_processes"] == "3"
+
+
+def test_what_surrounds_a_shell_within_a_script_is_not_lost(capsys: Capture) -> None:
+    inner = "'torchrun --nproc-per-node 3 t.py \"$@\"'"
+    Path("run.sh").write_text(f"if x; then OMP_NUM_THREADS=2 bash -c {inner} _ --lr 1; fi\n")
+    left, following = imported(capsys, "run.sh")
+    assert left == [
+        "bash -c (give it the whole `headway launch` line, or leave it out)",
+        "_ --lr 1 (only that shell knows their places)",
+    ]
+    assert following == ['headway launch t.py "$@"']
+    assert (profile()["num_processes"], profile()["threads_per_process"]) == ("3", "2")
+
+
+def test_flags_of_what_surrounds_torchrun_are_shown_whole(capsys: Capture) -> None:
+    line = "docker run -e A=1 img torchrun --nproc-per-node 3 t.py"
+    left, _ = imported(capsys, *shlex.split(line))
+    assert left[0].startswith("docker run -e A=1 img (put it in front of")
 
 
 def test_a_shell_within_a_script_has_the_scripts_variables_and_folders(capsys: Capture) -> None:

@@ -279,6 +279,7 @@ def test_every_reader_of_yaml_finds_the_same_text(text: str) -> None:
         ),
         ("devices: [0, # x\n  2] # y\n", '# x\ndevices: "0,2" # y\n'),
         ("{devices: [0, # x\n  2], ranks: 0}\n", '# x\n{devices: "0,2", ranks: 0}\n'),
+        ("device:\tcuda\ndevices:\n- 0\n", 'device:\tcuda\ndevices: "0,2"\n'),
         ('devices: "0 # no\n  comment"\n', 'devices: "0,2"\n'),
         ("devices:\r\n- 0 # x\r\n- 1\r\n", '# x\r\ndevices: "0,2"\r\n'),
     ],

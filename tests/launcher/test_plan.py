@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from headway.commands.stack import _is_launch
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.launcher.describe import describe, summary
 from headway.launcher.interpreter import flags_in
 from headway.launcher.plan import LaunchPlan, Program, build_plan
 from headway.launcher.run import changed
+from headway.launcher.starter import unbuffered
 from headway.machine import Gpu, Machine
 from headway.profile import Entry
 from headway.resolve import resolve
@@ -82,6 +84,27 @@ def test_one_process_replaces_the_launcher() -> None:
 )
 def test_pythons_own_flags_are_found_in_its_command_line(words: str, flags: str) -> None:
     assert flags_in(["python", *words.split()]) == tuple(flags.split())
+
+
+def test_a_python_that_reads_no_variables_is_told_by_a_flag_not_to_buffer() -> None:
+    environ = {"PYTHONUNBUFFERED": "1"}
+    assert unbuffered(["python", "-E"], environ) == ["python", "-E", "-u"]
+    assert unbuffered(["python", "-I"], {}) == ["python", "-I"]
+    assert unbuffered(["python", "-O"], environ) == ["python", "-O"]
+
+
+@pytest.mark.parametrize(
+    ("command", "is_one"),
+    [
+        ("python -m headway launch a.py", True),
+        ("/usr/bin/python3.11 -O -X dev -m headway launch a.py", True),
+        ("/v/bin/python /v/bin/headway launch a.py", True),
+        ("timeout 60 python -m headway launch a.py", False),
+        ("python train.py launch headway", False),
+    ],
+)
+def test_a_launcher_is_known_by_its_command(command: str, is_one: bool) -> None:
+    assert _is_launch(command.split()) == is_one
 
 
 def test_a_prompt_after_the_script_is_for_one_process() -> None:
