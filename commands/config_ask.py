@@ -11,55 +11,31 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from difflib import ndiff
 from functools import partial
 from typing import NoReturn
 
-from headway.commands.config_answers import (
-    QUESTIONS,
-    checked_answers,
-    keep,
-    kept_path,
-    read_answers,
-    read_kept,
-)
-from headway.commands.config_check import SCRIPT, at_rest, plan_for, refusals
-from headway.commands.config_edit import apply, assignments, flat, set_all
-from headway.commands.flags import Parser, look_at_machine
-from headway.commands.schema import beginning
+from headway.commands.config_answers import keep, kept_path
+from headway.commands.config_check import SCRIPT
+from headway.commands.config_edit import apply
+from headway.commands.config_facts import facts_of, paths_of
+from headway.commands.config_summary import changed, introduction, summary
+from headway.commands.flags import Parser
 from headway.config_wizard.interview import Defaults, Prompter, interview
 from headway.config_wizard.questions import (
-    ALWAYS_ASKED,
     CANCEL,
     FINISH,
     NONE,
     PLACE,
-    PROJECT,
     TEST,
-    USER,
     Answers,
     Facts,
-    are_alike,
     as_words,
     place_of,
     profile_after,
 )
-from headway.errors import ConfigError, HeadwayError, Problem
-from headway.machine import Machine
-from headway.profile import Entry, parse_profile, read_profile
-from headway.profile_edit import unset_value
-from headway.profile_files import (
-    PROJECT_FILE,
-    choose_profile,
-    find_project_profile,
-    is_there,
-    shown,
-    text_at,
-)
-from headway.resolve import Layer, environment_layer, typed
-from headway.settings import TABLE, Origin, Raw
-
-_ANSWERED = Origin("user profile", "your answers")
+from headway.errors import ConfigError
+from headway.profile_files import shown, text_at
+from headway.settings import TABLE
 
 
 def make_parser(appendix: str = "") -> Parser:
@@ -101,16 +77,15 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     if words:
         _refuse_words(parser, parsed, words)
     unattended = parsed.yes or parsed.answers is not None
-    paths = _paths(parsed.profile)
-    facts = _facts(parsed, paths, unattended)
+    paths = paths_of(parsed.profile)
+    facts = facts_of(parsed, paths, unattended)
     prompter: Prompter = Defaults(lambda _: None) if unattended else _prompter()
-    prompter.say(_introduction(facts))
+    prompter.say(introduction(facts))
     answers: dict[str, str] = {}
     taken_back: dict[str, str] = {}
-    summary = partial(_summary, facts, paths)
     try:
         with _stop_signals_as_interrupts() as seen:
-            interview(facts, answers, taken_back, prompter, summary)
+            interview(facts, answers, taken_back, prompter, partial(summary, facts, paths))
             if seen:  # a __del__ or a weakref's callback has swallowed the exception
                 raise KeyboardInterrupt
     except (KeyboardInterrupt, OSError) as stop:
@@ -136,12 +111,12 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     path = paths[place_of(facts, answers)]
     if parsed.dry_run:
         print(f"headway: would write {shown(path)}:", file=sys.stderr)
-        print(_changed(text_at(path), path, facts, answers), end="")
+        print(changed(text_at(path), path, facts, answers), end="")
         return 0
     try:
         apply(
             path,
-            lambda text: _changed(text, path, facts, answers),
+            lambda text: changed(text, path, facts, answers),
             facts.machine,
             said=profile_after(facts, answers),
         )
@@ -218,95 +193,6 @@ def _same_flags(parsed: Namespace) -> list[str]:
     return [word for name, value in flags.items() if value is not None for word in (name, value)]
 
 
-def _paths(profile: str | None) -> dict[str, str]:
-    """Return where a profile can be kept, by the name of the place; the likelier one first."""
-    user = choose_profile(profile).path
-    if profile is not None:
-        return {USER: user}
-    project = find_project_profile(trusted=user)
-    if project is not None:
-        return {PROJECT: project, USER: user} if project != user else {USER: user}
-    try:
-        return {USER: user, PROJECT: os.path.abspath(PROJECT_FILE)}
-    except FileNotFoundError:  # the working directory has been removed
-        return {USER: user}
-
-
-def _facts(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Facts:
-    machine = at_rest(look_at_machine(parsed, os.environ)[0])
-    if parsed.machine is None:
-        typed([environment_layer()])  # what is wrong there is said before any question
-    given = read_answers(parsed.answers) if parsed.answers else {}
-    given |= _set_by_flag(parsed.set)
-    if PLACE in given and given[PLACE].raw not in paths:
-        raise ConfigError(
-            f"{PLACE} is {given[PLACE].raw}, but here the profile is kept in {shown(paths[USER])}",
-            where=str(given[PLACE].origin),
-            fix=f"write `{PLACE}: {USER}`, or leave --profile out",
-        )
-    if unattended:
-        given.setdefault(PLACE, Entry(USER, _ANSWERED))
-    layers = {
-        place: read_profile(path, f"{place} profile") if is_there(path) else {}
-        for place, path in paths.items()
-    }
-    for layer in layers.values():
-        typed([layer])
-    profiles = {
-        place: {key: entry.raw for key, entry in layer.items()} for place, layer in layers.items()
-    }
-    kept: dict[str, Raw] = {}
-    if not unattended:
-        kept, kept_given = read_kept(kept_path(paths, parsed.machine))
-        for name in ALWAYS_ASKED & kept_given.keys() - given.keys():  # it may have been a mistake
-            kept[name] = kept_given.pop(name).raw
-        if kept_given.keys() - given.keys():
-            words = " ".join(f"--set {n}={as_words(e.raw)}" for n, e in kept_given.items())
-            print(
-                f"headway: note: set by the last run, and not asked: {words} (--set changes it)",
-                file=sys.stderr,
-            )
-        given = {**kept_given, **given}
-    sources = [*layers.values(), given]
-    return Facts(
-        machine=machine,
-        profiles=profiles,
-        paths={place: shown(path) for place, path in paths.items()},
-        defaults=kept,
-        given={name: entry.raw for name, entry in given.items()},
-        problems=lambda values: _problems(values, machine, sources),
-        afresh=unattended,
-        can_test=parsed.machine is None,
-    )
-
-
-def _set_by_flag(words: Sequence[str]) -> dict[str, Entry]:
-    """Return what --set says of settings, and of the questions that are none."""
-    questions = {name: raw for name, _, raw in (word.partition("=") for word in words)}
-    settings = [word for word in words if word.partition("=")[0] not in QUESTIONS]
-    origin = Origin("assignment", "flag --set")
-    entries = {name: Entry(questions[name], origin) for name in QUESTIONS & questions.keys()}
-    values = assignments(settings, "flag --set")
-    return checked_answers(entries) | {name: Entry(raw, origin) for name, raw in values.items()}
-
-
-def _problems(
-    values: Mapping[str, Raw], machine: Machine, sources: Sequence[Layer] = ()
-) -> Sequence[Problem]:
-    """Return what a launch would refuse; what stands in one of `sources` is said to be there."""
-    there = {(name, str(entry.raw)): entry for layer in sources for name, entry in layer.items()}
-    layer = {}
-    for name, entry in _layer(values).items():
-        said = there.get((name, str(entry.raw)), entry).origin
-        # all of it will stand in one file, where nothing gives way to anything
-        layer[name] = entry._replace(origin=said._replace(layer=_ANSWERED.layer))
-    return refusals([layer], machine)
-
-
-def _layer(values: Mapping[str, Raw]) -> Layer:
-    return {name: Entry(raw, _ANSWERED) for name, raw in values.items()}
-
-
 def _prompter() -> Prompter:
     from headway.config_wizard.prompts import PlainPrompter, TerminalPrompter
 
@@ -332,61 +218,3 @@ def _keep(parsed: Namespace, facts: Facts, paths: Mapping[str, str], answers: An
         return f"to go on: {shlex.join([*command, *words])}"
     kept = shown(path)
     return f"your answers are kept in {kept}; `{shlex.join(command)}` offers them again"
-
-
-def _layers(facts: Facts, place: str, values: Mapping[str, Raw]) -> list[Layer]:
-    """Return the profiles that a launch would find, with `values` at their place."""
-    return [
-        {
-            name: Entry(raw, Origin(f"{where} profile", f"{where} profile {facts.paths[where]}"))
-            for name, raw in (values if where == place else facts.profiles[where]).items()
-        }
-        for where in (USER, PROJECT)
-        if where in facts.profiles
-    ]
-
-
-def _introduction(facts: Facts) -> str:
-    machine = facts.machine
-    device, why = machine.best_device()
-    found = (
-        f"{machine.cores_reason}; {why}" if device == "cpu" else f"{why}, {machine.cores_reason}"
-    )
-    is_first = not facts.defaults and not any(facts.profiles.values())
-    enter = "what fits this machine best" if is_first else "your earlier answer"
-    return f"Found here: {found}.\nEnter takes {enter}, ? explains, < goes back."
-
-
-def _summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
-    """Return the profile as a difference to what stands there, and what a launch makes of it."""
-    from headway.launcher.describe import summary
-
-    place, values = place_of(facts, answers), profile_after(facts, answers)
-    text = text_at(paths[place])
-    after = _changed(text, paths[place], facts, answers)
-    lines = [line for line in ndiff(text.splitlines(), after.splitlines()) if line[0] != "?"]
-    lines = [f"\n{facts.paths[place]}", *(f"  {line}".rstrip() for line in lines)]
-    try:
-        plan = plan_for(_layers(facts, place, values), facts.machine)
-        lines += [f"A launch: {summary(plan)}", *(f"  note: {note}" for note in plan.notes), ""]
-    except HeadwayError as error:
-        lines += [f"A launch would be refused: {problem.what}\n" for problem in error.problems]
-    return "\n".join(lines)
-
-
-def _changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
-    """Return the profile's text with what the answers change, and all else as it is now."""
-    before = flat(facts.profiles[place_of(facts, answers)]) if text else {}
-    after = flat(profile_after(facts, answers))
-    text = text or beginning(path)
-    now = flat({key: entry.raw for key, entry in parse_profile(text, path, "profile").items()})
-    changed = {
-        k: raw
-        for k, raw in after.items()
-        if raw not in (before.get(k), now.get(k))
-        and not (k in now and k in TABLE and are_alike(k, raw, now[k]))
-    }
-    text = set_all(text, changed)
-    for key in before.keys() - after.keys() & now.keys():
-        text = unset_value(text, key)
-    return text

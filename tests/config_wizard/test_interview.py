@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
 
-from headway.commands.config_ask import _problems
 from headway.commands.config_check import at_rest
+from headway.commands.config_facts import problems_of
 from headway.config_wizard.interview import Defaults, interview
 from headway.config_wizard.questions import (
     FINISH,
@@ -66,7 +66,7 @@ def facts_of(
     machine = at_rest(recorded)
 
     def problems(values: Mapping[str, Raw]) -> Sequence[Problem]:
-        return _problems(values, machine)
+        return problems_of(values, machine)
 
     user = user or {}
     paths = {"user": "~/default.yaml", "project": "~/work/headway.yaml"}
@@ -158,7 +158,7 @@ def test_every_path_ends_in_a_profile_that_a_launch_accepts_here(name: str) -> N
             continue  # refused in the conversation; see below
         script, profile = held(facts, *answers.values())
         assert [question.name for question in script.asked] == list(answers)
-        assert not _problems(profile, load(name))
+        assert not problems_of(profile, load(name))
         assert {"device", "num_processes", "mixed_precision"} <= profile.keys()
         for name_, answer in answers.items():
             if name_ in TABLE:

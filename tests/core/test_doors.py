@@ -34,6 +34,7 @@ READ_ENVIRON = {"headway/resolve.py", "headway/contract.py", "headway/detection.
 READ_ENVIRON |= {"headway/profile_files.py", "commands/launch.py", "commands/config_show.py"}
 READ_ENVIRON |= {"commands/doctor.py", "commands/env.py", "commands/config_export.py"}
 READ_ENVIRON |= {"commands/config_draft.py", "commands/config_ask.py"}  # EDITOR; TERM
+READ_ENVIRON |= {"commands/config_facts.py"}
 # a forked rank gets its own variables, a script in this process those of the plan
 READ_ENVIRON |= {"launcher/server.py", "launcher/run.py"}
 READ_ENVIRON |= {"launcher/preloaded.py"}  # what the script changes in its own
