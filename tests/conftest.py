@@ -45,8 +45,7 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def own_signals() -> Iterator[None]:
     """Let what the tests start be stopped, also where nohup or `&` has the tests ignore signals."""
-    names = [name for name in ("SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
-    numbers = [getattr(signal, name) for name in names]
+    numbers = [getattr(signal, name) for name in _STOPS]
     ignored = [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]
     for number in ignored:
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
@@ -121,11 +120,15 @@ def nothing_is_left_behind() -> Iterator[None]:
         assert not torch_distributed.is_initialized(), "left behind: a process group"
 
 
+_STOPS = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+
+
 def _traces() -> dict[str, set[str]]:
     return {
         "variables": {f"{name}={value}" for name, value in os.environ.items()}
         - {f"PYTEST_CURRENT_TEST={os.environ.get('PYTEST_CURRENT_TEST')}"},
         "processes": {f"{child.pid} {_title(child)}" for child in _children()},
+        "signal handlers": {f"{name} {signal.getsignal(getattr(signal, name))}" for name in _STOPS},
         "threads": {thread.name for thread in threading.enumerate()},
         "files in the repository": {
             entry.name
