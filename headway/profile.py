@@ -79,6 +79,13 @@ def parse_profile(text: str, path: str, layer: str) -> dict[str, Entry]:
     return entries
 
 
+def yaml_loader() -> Any:
+    """Return the loader that profiles are read by: the quick one where it was built."""
+    import yaml
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 class _Reader:
     """Turns the parser's events into entries; knows the file's name for its messages."""
 
@@ -93,7 +100,7 @@ class _Reader:
     def read(self, text: str) -> dict[str, Entry]:
         import yaml  # 20 ms, spent only where there is a profile
 
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        loader = yaml_loader()
         self.yaml: Any = yaml
         try:
             self.events: Iterator[Any] = yaml.parse(text, Loader=loader)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from headway.errors import ConfigError
-from headway.profile import VERSION, Mark, parse_profile
+from headway.profile import VERSION, Mark, parse_profile, yaml_loader
 from headway.profile_files import MAX_BYTES, read_text, shown
 from headway.settings import Raw, Settings
 
@@ -137,8 +137,7 @@ def _colon_and_comments(text: str, mark: Mark) -> tuple[int, list[str]]:
 
     at, colon = mark.key, 0
     comments: list[str] = []
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # as the reader's, which bears tabs
-    for token in yaml.scan(text, Loader=loader):
+    for token in yaml.scan(text, Loader=yaml_loader()):  # the reader's own: it bears tabs
         start, end = token.start_mark.index, token.end_mark.index
         if mark.key <= start < mark.end:
             comments += re.findall(r"#[^\r\n]*", text[at:start]) if colon else []

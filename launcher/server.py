@@ -54,9 +54,7 @@ def main() -> None:
     fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
     job = Job(method, float(grace_s), kind, name, args)
     atexit.register(worker.last_of_all)
-    for (
-        number
-    ) in worker.STOP_SIGNALS:  # the launcher says when to stop; exec takes these handlers back
+    for number in worker.STOP_SIGNALS:  # the launcher says when; exec takes the handlers back
         signal.signal(number, lambda *_: None)
     server = socket.socket(fileno=int(fd))
     server.set_inheritable(False)

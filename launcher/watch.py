@@ -15,7 +15,18 @@ from contextlib import suppress
 from typing import Any
 
 from headway.launcher import hang
-from headway.launcher.hang import Frame, Group, Hang, Stack, Statement
+from headway.launcher.hang import Group, Hang, Statement
+from headway.launcher.stacks import (
+    Frame,
+    Stack,
+    describe_crash,
+    is_cut,
+    is_whole,
+    parse_stacks,
+    parse_traceback,
+    the_scripts_own,
+    waits_for_threads,
+)
 from headway.status import Progress, decode_records
 
 _ANSWER_WITHIN_S = 1.0  # to the question for collectives, and then to that for stacks
@@ -87,7 +98,7 @@ class Watch:
     def crash_stack(self, rank: int) -> list[str]:
         """Return where the process of a rank crashed, as far as faulthandler could tell."""
         known = self._ranks.get(rank)
-        return hang.describe_crash(known.text) if known else []
+        return describe_crash(known.text) if known else []
 
     def begin_to_stop(self) -> None:
         """Ranks that are being stopped make no progress, and need none."""
@@ -249,22 +260,22 @@ class _Rank:
         if self.code is not None:
             return False
         is_quiet = self.text and time.monotonic() - self._grew_at > _QUIET_S
-        has_stacks = is_quiet or hang.is_whole(self.text)
+        has_stacks = is_quiet or is_whole(self.text)
         return self._awaits_groups or (self._awaits_stacks and not has_stacks)
 
     @property
     def statement(self) -> Statement:
         told = Statement(self._rank, groups=self._groups, progress=self._progress)
-        stacks = hang.parse_stacks(self.text) if self.code is None else ()
-        if self.code is None and (hang.waits_for_threads(stacks) or not self._is_leaving):
-            if hang.is_cut(self.text):
-                stacks = (hang.the_scripts_own(self._main), *stacks)
+        stacks = parse_stacks(self.text) if self.code is None else ()
+        if self.code is None and (waits_for_threads(stacks) or not self._is_leaving):
+            if is_cut(self.text):
+                stacks = (the_scripts_own(self._main), *stacks)
             return told._replace(stacks=stacks, silence=self._silence)
         crashes = [record["crash"] for record in self.last_words if "crash" in record]
         if not crashes:
             return told._replace(end=self._end)
         return told._replace(
-            stacks=(hang.parse_traceback(crashes[0]["traceback"]),),
+            stacks=(parse_traceback(crashes[0]["traceback"]),),
             groups=self._groups and tuple(group.after_crash() for group in self._groups),
         )
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.launcher.hang import (
+from headway.launcher.hang import Group, Hang, Statement, blame, describe, explain
+from headway.launcher.stacks import (
     Frame,
-    Group,
-    Hang,
-    Statement,
-    blame,
-    describe,
     describe_crash,
-    explain,
     is_cut,
     is_whole,
     parse_stacks,
