@@ -17,9 +17,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+_IMPORT = "from headway.machine.detection import detect_machine"
 CONTENDERS = {
-    "what a launch needs": "from headway.detection import detect_machine; detect_machine()",
-    "the full snapshot": "from headway.detection import detect_machine; detect_machine(full=True)",
+    "what a launch needs": f"{_IMPORT}; detect_machine()",
+    "the full snapshot": f"{_IMPORT}; detect_machine(full=True)",
     "import torch; torch.cuda.is_available()": "import torch; torch.cuda.is_available()",
 }
 TIMED = """\

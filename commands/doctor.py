@@ -11,16 +11,16 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from headway.apple import how_to_renew_torch
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.tables import print_table
-from headway.diagnosis import ERROR, OK, SKIPPED, TEMPORARY_FIX, WARNING, Finding, diagnose
 from headway.errors import HeadwayError
-from headway.host import without_home
-from headway.machine import Machine
-from headway.resolve import environment_layer, profile_layers, resolve
-from headway.settings import Settings
-from headway.snapshot import as_data
+from headway.machine.apple import how_to_renew_torch
+from headway.machine.facts import Machine
+from headway.machine.host import without_home
+from headway.machine.snapshot import as_data
+from headway.settings.diagnosis import ERROR, OK, SKIPPED, TEMPORARY_FIX, WARNING, Finding, diagnose
+from headway.settings.resolve import environment_layer, profile_layers, resolve
+from headway.settings.table import Settings
 
 LIVE = ("torch runs", "profile", "hostname", "port", "disk")
 TORCH_TIMEOUT_S = 120
@@ -126,8 +126,8 @@ def _ask_torch(machine: Machine) -> Finding:
 
 
 def _check_profile(settings: Settings, machine: Machine) -> Iterator[Finding]:
-    from headway.launcher.checks import contradictions, impossible_here
-    from headway.launcher.supervision import contradictions_of_ranks
+    from headway.launcher.planning.checks import contradictions, impossible_here
+    from headway.launcher.planning.supervision import contradictions_of_ranks
 
     problems = [*contradictions(settings), *contradictions_of_ranks(settings)]
     problems += impossible_here(settings, machine)

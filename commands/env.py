@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from headway._version import __version__
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
-from headway.detection import detect_machine
-from headway.machine import Gpu, Host, Machine
-from headway.snapshot import to_json
+from headway.machine.detection import detect_machine
+from headway.machine.facts import Gpu, Host, Machine
+from headway.machine.snapshot import to_json
 
 
 def main(argv: Sequence[str]) -> int:

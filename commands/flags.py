@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from headway.detection import detect_machine
 from headway.errors import ConfigError, did_you_mean
-from headway.machine import Machine
-from headway.profile import Entry
-from headway.resolve import Layer
-from headway.settings import TABLE, Origin
+from headway.machine.detection import detect_machine
+from headway.machine.facts import Machine
+from headway.settings.profile import Entry
+from headway.settings.resolve import Layer
+from headway.settings.table import TABLE, Origin
 
 OF_OTHER_TOOLS = {  # flags that people bring along: what became of them, what to do
     "--use-mps-device": (
@@ -202,7 +202,7 @@ def look_at_machine(
     """
     if parsed.machine is None:
         return detect_machine(environ, full=full), environ
-    from headway.snapshot import load_machine
+    from headway.machine.snapshot import load_machine
 
     machine = load_machine(parsed.machine)
     ignored = [row.variable for row in TABLE.values() if row.variable in environ]

@@ -10,14 +10,21 @@ from collections.abc import Mapping, Sequence
 
 from headway.commands.flags import OF_OTHER_TOOLS, Parser, flag_layer, look_at_machine, mentioned
 from headway.commands.tables import escape_unencodable
-from headway.detection import detect_machine
 from headway.errors import ConfigError, Problem, did_you_mean
-from headway.launcher.interpreter import interpreter
-from headway.launcher.plan import LaunchPlan, Program, build_plan
-from headway.machine import Machine
-from headway.profile import Entry
-from headway.resolve import Layer, environment_layer, overruled, profile_layers, resolve, settle
-from headway.settings import TABLE, Origin, Settings
+from headway.launcher.planning.plan import LaunchPlan, build_plan
+from headway.launcher.planning.program import Program, interpreter
+from headway.machine.detection import detect_machine
+from headway.machine.facts import Machine
+from headway.settings.profile import Entry
+from headway.settings.resolve import (
+    Layer,
+    environment_layer,
+    overruled,
+    profile_layers,
+    resolve,
+    settle,
+)
+from headway.settings.table import TABLE, Origin, Settings
 
 FOREVER = "forever"  # --wait without a number
 
@@ -52,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     layers: list[Layer] = [*profiles, environment_layer(environ), flags]
     adaptations: list[str] = []
     if parsed.fit:
-        from headway.launcher.fit import fit
+        from headway.launcher.planning.fit import fit
 
         if parsed.machine is None and _wants_idle(resolve(layers, machine, environ)):
             machine = _with_use(environ)
@@ -81,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     stronger = overruled(profiles) if parsed.profile else []
     plan = plan._replace(notes=(*adaptations, *plan.notes, *stronger))
     if parsed.dry_run:
-        from headway.launcher.describe import describe
+        from headway.launcher.planning.describe import describe
 
         escape_unencodable()
         print(describe(plan))
@@ -98,7 +105,7 @@ def _wants_idle(settings: Settings) -> bool:
 
 def _with_use(environ: Mapping[str, str]) -> Machine:
     """Return this machine with what its GPUs are busy with, and who has claimed them."""
-    from headway.launcher.claims import with_claims
+    from headway.launcher.starting.gpu_claims import with_claims
 
     return with_claims(detect_machine(environ, full=True))
 
@@ -107,8 +114,8 @@ def _look_for_idle_gpus(
     settings: Settings, problems: Sequence[Problem], parsed: Namespace, environ: Mapping[str, str]
 ) -> Machine:
     """Return the machine with what its GPUs are busy with; a real launch claims those it takes."""
-    from headway.launcher.checks import contradictions
-    from headway.launcher.claims import claim_idle
+    from headway.launcher.planning.checks import contradictions
+    from headway.launcher.starting.gpu_claims import claim_idle
 
     def look() -> Machine:
         return detect_machine(environ, full=True)
@@ -290,6 +297,6 @@ def _announce(plan: LaunchPlan, is_quiet: bool) -> None:
     for note in plan.notes:
         print(f"headway: note: {note}", file=sys.stderr, flush=True)
     if not is_quiet:
-        from headway.launcher.describe import summary
+        from headway.launcher.planning.describe import summary
 
         print(f"headway: {summary(plan)}", file=sys.stderr, flush=True)

@@ -50,7 +50,7 @@ def run_command() -> NoReturn:
     be taken apart; nobody waits for that.
     """
     exit_code = main()
-    if "headway.launcher.agent" in sys.modules:
+    if "headway.launcher.starting.agent" in sys.modules:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):  # the terminal is gone; the exit code is true all the same
                 stream.flush()
@@ -118,5 +118,6 @@ def _dispatch(words: list[str]) -> int:
         )
     if name != "launch":  # whose script may be given this very stream
         escape_unencodable()
-    exit_code: int = import_module(f"headway.commands.{name}").main(words[1:])
+    module = "config_subcommands" if name == "config" else name
+    exit_code: int = import_module(f"headway.commands.{module}").main(words[1:])
     return exit_code

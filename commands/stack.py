@@ -14,7 +14,7 @@ import psutil
 
 from headway.commands.flags import Parser
 from headway.errors import ConfigError, LaunchError
-from headway.launcher.watch import handles_quit, mailbox
+from headway.launcher.reporting.watch import handles_quit, mailbox
 
 _WITHIN_S = 10.0
 

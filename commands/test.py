@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
-from headway.diagnosis import TEMPORARY_FIX
 from headway.errors import MachineError
-from headway.launcher.interpreter import interpreter
+from headway.launcher.planning.program import interpreter
+from headway.settings.diagnosis import TEMPORARY_FIX
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ from headway.config_wizard.questions import (
     refusals,
 )
 from headway.errors import ConfigError, Problem
-from headway.settings import TABLE
+from headway.settings.table import TABLE
 
 HELP_KEY, BACK_KEY = "?", "<"
 """Replies that are no answers: explain the question; go back to the one before."""

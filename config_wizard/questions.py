@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.errors import Problem
-from headway.machine import Machine
-from headway.profile import Entry
-from headway.resolve import resolve
-from headway.settings import AUTO, TABLE, Origin, Raw, Settings
+from headway.machine.facts import Machine
+from headway.settings.profile import Entry
+from headway.settings.resolve import resolve
+from headway.settings.table import AUTO, TABLE, Origin, Raw, Settings
 
 PLACE, MORE, FINISH = "place", "more", "finish"
 """The questions that are no settings: where to keep the profile, ask more?, what to do with it."""

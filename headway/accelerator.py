@@ -15,16 +15,16 @@ from torch.utils.data import DataLoader
 
 from headway.accumulation import Accumulation
 from headway.arguments import agree, check_steps, refuse_foreign
-from headway.contract import read_ranks, read_run
-from headway.data import PreparedDataLoader
+from headway.contract.records import in_phase
+from headway.contract.run import read_ranks, read_run
+from headway.data.loader import PreparedDataLoader
 from headway.errors import UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.placement import Devices, gpu_named_by
-from headway.precision import precision_for, restore_forward
+from headway.precision.precision import precision_for, restore_forward
 from headway.process import Process
 from headway.saving import save_into, save_whole
-from headway.status import in_phase
-from headway.strategy import strategy_for, uncompiled
+from headway.strategies.strategy import strategy_for, uncompiled
 from headway.world import join_world
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]

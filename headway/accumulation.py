@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.readings import current_reading
+from headway.data.active_loader import current_reading
 
 
 class Accumulation:

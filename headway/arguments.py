@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from headway.contract import PRECISIONS, RunContract
+from headway.contract.run import PRECISIONS, RunContract
 from headway.errors import UsageError, did_you_mean
 
 CALL = "the script's Accelerator(...)"

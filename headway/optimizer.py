@@ -9,8 +9,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from headway.accumulation import Accumulation
-from headway.precision import Precision
-from headway.status import beat, in_phase
+from headway.contract.records import beat, in_phase
+from headway.precision.precision import Precision
 
 
 class PreparedOptimizer(torch.optim.Optimizer):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.contract import Ranks
-from headway.detection import detect_machine
-from headway.devices import ALL, DeviceSpec, parse_devices
+from headway.contract.run import Ranks
 from headway.errors import MachineError, UsageError
+from headway.machine.detection import detect_machine
+from headway.machine.devices import ALL, DeviceSpec, parse_devices
 
 Devices = int | str | Sequence[int | str]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from headway import collectives
-from headway.readings import current_reading
+from headway.data.active_loader import current_reading
 from headway.world import DistributedType, World, barrier, leave_world
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-from headway.contract import read_ranks
+from headway.contract.run import read_ranks
 from headway.world import rank_and_size
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from headway.accelerator import Accelerator
 from headway.collectives import gather_object
-from headway.contract import Ranks, read_ranks
+from headway.contract.run import Ranks, read_ranks
 from headway.seeding import set_seed
 
 REDUCED_BYTES = 2**24  # of an all-reduce, per rank

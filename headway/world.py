@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from headway.contract import Ranks, read_ranks
-from headway.detection import detect_machine
+from headway.contract.process_groups import keep_groups_apart
+from headway.contract.run import Ranks, read_ranks
 from headway.errors import LaunchError, MachineError, UsageError
-from headway.regroup import keep_groups_apart
+from headway.machine.detection import detect_machine
 
 
 class DistributedType(str, Enum):

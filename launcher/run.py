@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from headway.launcher.plan import LaunchPlan
+from headway.launcher.planning.plan import LaunchPlan
 
 if TYPE_CHECKING:
-    from headway.launcher.starter import Starter
+    from headway.launcher.starting.starter import Starter
 
 
 def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
@@ -34,17 +34,17 @@ def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
         return 0
     if plan.supervised is None:
         replace_with_script(plan, environment)
-    from headway.launcher.starter import Starter
+    from headway.launcher.starting.starter import Starter
 
     starter = Starter(plan, environment)  # its server imports torch while we do
     try:
         # not by the handler itself: a second signal would come in the midst of that import
-        from headway.launcher.watch import say
+        from headway.launcher.reporting.watch import say
 
         signal.signal(signal.SIGQUIT, lambda *_: say("no rank has started yet"))
 
         with _interrupts_leave_at_once(starter):
-            from headway.launcher.agent import supervise
+            from headway.launcher.starting.agent import supervise
 
         return supervise(plan, starter, colored=wants_color(environ))
     finally:
@@ -104,7 +104,7 @@ def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoR
     try:
         os.execve(command[0], command, environment)
     except OSError as error:
-        from headway.launcher.starter import cannot_start
+        from headway.launcher.starting.starter import cannot_start
 
         raise cannot_start(error) from None
 
@@ -117,7 +117,7 @@ def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     """
     import atexit
 
-    from headway.launcher import worker
+    from headway.launcher.inside import worker
 
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]

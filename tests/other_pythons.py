@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.12", "3.13")
 PACKAGES = ["pyyaml", "psutil", "questionary", "rich", "platformdirs"]
 PACKAGES += ["pytest", "pytest-timeout", "hypothesis", "pexpect", "pyte"]
-TESTS = ["tests/core", "tests/launcher", "tests/commands", "tests/config_wizard"]
+TESTS = ["tests/architecture", "tests/contract", "tests/machine", "tests/settings"]
+TESTS += ["tests/launcher", "tests/commands", "tests/config_wizard"]
 
 
 def find_python(version: str) -> str | None:

@@ -19,7 +19,7 @@ PATIENCE_S = 20
 ON_MACHINE = """
 import sys
 from headway.commands import flags, main
-from headway.snapshot import load_machine
+from headway.machine.snapshot import load_machine
 flags.detect_machine = lambda *_, **__: load_machine(sys.argv[1])
 sys.exit(main.main(sys.argv[2:]))
 """

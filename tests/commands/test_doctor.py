@@ -17,12 +17,12 @@ import pytest
 
 from headway.commands import doctor
 from headway.commands.main import main
-from headway.detection import detect_machine
-from headway.devices import parse_devices
-from headway.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
-from headway.machine import Machine
-from headway.resolve import environment_layer, resolve
-from headway.snapshot import load_machine
+from headway.machine.detection import detect_machine
+from headway.machine.devices import parse_devices
+from headway.machine.facts import Machine
+from headway.machine.snapshot import load_machine
+from headway.settings.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
+from headway.settings.resolve import environment_layer, resolve
 from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, changed, mac
 from tests.machines.recorded import torch as version_file
 

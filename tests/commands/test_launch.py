@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway.commands import launch
-from headway.snapshot import load_machine
+from headway.machine.snapshot import load_machine
 from tests.machines.recorded import FOLDER
 
 HEADWAY = [sys.executable, "-m", "headway"]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
 
-from headway.commands.config_check import at_rest
-from headway.commands.config_facts import problems_of
+from headway.commands.config.check import at_rest
+from headway.commands.config.facts import problems_of
 from headway.config_wizard.interview import Defaults, interview
 from headway.config_wizard.questions import (
     FINISH,
@@ -19,8 +19,8 @@ from headway.config_wizard.questions import (
     profile_after,
 )
 from headway.errors import ConfigError, Problem
-from headway.machine import Machine
-from headway.settings import TABLE, Raw
+from headway.machine.facts import Machine
+from headway.settings.table import TABLE, Raw
 from tests.machines.recorded import RECORDINGS, load
 
 LAPTOP, M2 = load("laptop_cpu"), load("mac_m2")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.profile import read_profile
-from headway.profile_files import choose_profile
-from headway.settings import Raw
+from headway.settings.profile import read_profile
+from headway.settings.profile_files import choose_profile
+from headway.settings.table import Raw
 
 pexpect = pytest.importorskip("pexpect")
 pytest.importorskip("pyte")

@@ -569,4 +569,8 @@ def test_a_backend_that_torch_lacks_is_shown_without_our_frames() -> None:
     done = launch("--cpu", "--num-processes", "2", script(text))
     assert "failed with RuntimeError; so did rank" in done.stderr
     assert "in _new_process_group_helper" in done.stderr
-    assert not [name for name in ("witness.py", "regroup.py", "worker.py") if name in done.stderr]
+    assert not [
+        name
+        for name in ("rank_monitor.py", "process_groups.py", "worker.py")
+        if name in done.stderr
+    ]

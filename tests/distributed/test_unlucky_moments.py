@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from headway.launcher.starter import Ended
-from headway.launcher.watch import Watch, handles_quit
+from headway.launcher.reporting.watch import Watch, handles_quit
+from headway.launcher.starting.starter import Ended
 from tests.distributed.launching import environment, launch, script, start
 
 pytestmark = [
@@ -65,7 +65,7 @@ def test_an_interrupt_amid_the_launchers_imports_is_not_swallowed() -> None:
 
 WHILE_RANKS_START = """
 import os, signal, sys
-from headway.launcher.output import Output
+from headway.launcher.reporting.output import Output
 usual = Output.MOMENT
 def stopped(*args, **kwargs):
     usual(*args, **kwargs)
@@ -94,7 +94,7 @@ SWALLOWED = """
 import os, signal
 from types import SimpleNamespace
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from headway.launcher.agent import _signals
+from headway.launcher.starting.agent import _signals
 agent = SimpleNamespace(is_stopping=False, hurry=lambda: print("hurry"))
 with _signals(agent):
     for _ in range(2):
@@ -113,7 +113,8 @@ def test_a_stop_signal_that_was_swallowed_may_come_again() -> None:
 
 FORK = """
 import os, signal, time
-from headway.launcher import server, worker
+from headway.launcher.starting import server
+from headway.launcher.inside import worker
 for number in worker.STOP_SIGNALS:  # as the server does
     signal.signal(number, lambda *_: None)
 pid = server._fork()
@@ -138,7 +139,7 @@ def test_a_stop_signal_to_a_rank_that_was_only_just_forked_is_not_lost(
 
 
 def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None:
-    from headway.launcher.ranks import RankProcesses
+    from headway.launcher.starting.ranks import RankProcesses
 
     calls = iter([KeyboardInterrupt, None])
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from headway.detection import detect_machine
-from headway.machine import Machine
-from headway.snapshot import load_machine, to_json
-from headway.source import Source
+from headway.machine.detection import detect_machine
+from headway.machine.facts import Machine
+from headway.machine.snapshot import load_machine, to_json
+from headway.machine.source import Source
 
 FOLDER = Path(__file__).parent
 GIB = 2**30

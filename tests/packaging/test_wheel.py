@@ -11,21 +11,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGED = ("headway", "launcher", "commands", "config_wizard")
+from tests.architecture.tree import LINKS, ROOT, tracked_files
+
+PACKAGED = ("headway/", *(f"{link}/" for link in LINKS))
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from the tracked files, through an sdist, as a release would be."""
     copy = tmp_path_factory.mktemp("tree")
-    tracked = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    names = [name for name in tracked.stdout.decode().split("\0") if name]
+    names = tracked_files()
     subprocess.run(["tar", "cf", copy / "t.tar", *names], cwd=ROOT, check=True)
     subprocess.run(["tar", "xf", "t.tar"], cwd=copy, check=True)
     out = copy / "dist"
@@ -38,10 +33,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_exactly_the_tracked_code(wheel: Path) -> None:
     expected = {
-        f"headway/{'' if folder == 'headway' else folder + '/'}{path.name}"
-        for folder in PACKAGED
-        for path in (ROOT / folder).iterdir()
-        if path.suffix == ".py" or path.name == "py.typed"
+        f"headway/{name.removeprefix('headway/')}"
+        for name in tracked_files()
+        if name.startswith(PACKAGED) and name.endswith((".py", "/py.typed"))
     }
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -50,7 +44,7 @@ def test_the_wheel_holds_exactly_the_tracked_code(wheel: Path) -> None:
 
 SCRIPT = """
 import commands.mine, launcher, os, sys
-import headway.launcher.plan
+import headway.launcher.planning.plan
 assert launcher.MINE and commands.mine.MINE
 print("rank", os.environ.get("RANK"), headway.__file__)
 """

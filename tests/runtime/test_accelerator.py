@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
-from headway import Accelerator, contract
+from headway import Accelerator
+from headway.contract.run import VARIABLE, RunContract, encode
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.utils import DistributedType, send_to_device, set_seed
 
@@ -318,8 +319,8 @@ def test_fp16_on_the_cpu_is_refused_and_names_bf16() -> None:
 
 
 def test_launcher_s_settings_hold_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = contract.RunContract("cpu", "bf16", 4, origins={})
-    monkeypatch.setenv(contract.VARIABLE, contract.encode(run))
+    run = RunContract("cpu", "bf16", 4, origins={})
+    monkeypatch.setenv(VARIABLE, encode(run))
     accelerator = Accelerator()
     assert accelerator.mixed_precision == "bf16"
     assert accelerator.gradient_accumulation_steps == 4
@@ -329,8 +330,8 @@ def test_argument_that_beats_the_profile_is_announced_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     origins = {"mixed_precision": "profile default.yaml, line 2"}
-    run = contract.RunContract("cpu", "bf16", 1, origins=origins)
-    monkeypatch.setenv(contract.VARIABLE, contract.encode(run))
+    run = RunContract("cpu", "bf16", 1, origins=origins)
+    monkeypatch.setenv(VARIABLE, encode(run))
     assert Accelerator(mixed_precision="no").mixed_precision == "no"
     said = capsys.readouterr()
     assert said.err.count("\n") == 1
@@ -340,8 +341,8 @@ def test_argument_that_beats_the_profile_is_announced_on_stderr(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = contract.RunContract("cuda", "no", 1, origins={})
-    monkeypatch.setenv(contract.VARIABLE, contract.encode(run))
+    run = RunContract("cuda", "no", 1, origins={})
+    monkeypatch.setenv(VARIABLE, encode(run))
     with pytest.raises(MachineError, match="torch sees 0"):
         Accelerator()
 

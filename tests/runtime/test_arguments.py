@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.arguments import agree, refuse_foreign
-from headway.contract import RunContract
+from headway.contract.run import RunContract
 from headway.errors import UsageError
 
 PROFILE = "profile ~/.config/headway/default.yaml, line 7"

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from headway.detection import detect_machine
+from headway.machine.detection import detect_machine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,7 +29,7 @@ def test_detection_and_torch_see_the_same_gpus_in_the_same_order() -> None:
 
 def test_detection_makes_no_cuda_context() -> None:
     text = (
-        "import os\nfrom headway.detection import detect_machine\n"
+        "import os\nfrom headway.machine.detection import detect_machine\n"
         "detect_machine(full=True)\n"
         "pids = [pid for gpu in detect_machine(full=True).gpus for pid in gpu.use.pids]\n"
         "assert os.getpid() not in pids"

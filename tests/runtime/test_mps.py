@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from headway import precision, world
+from headway import world
 from headway.accelerator import Accelerator
-from headway.contract import Ranks
-from headway.data import PreparedDataLoader
+from headway.contract.run import Ranks
+from headway.data.loader import PreparedDataLoader
 from headway.errors import MachineError
-from headway.snapshot import load_machine
+from headway.machine.snapshot import load_machine
+from headway.precision import precision
 from tests.machines.recorded import FOLDER
 
 ALONE = Ranks()
@@ -147,7 +148,7 @@ def test_strict_makes_a_missing_kernel_an_error(tmp_path: Path) -> None:
 @pytest.mark.mps
 @on_a_mac
 def test_what_is_detected_agrees_with_torch() -> None:
-    from headway.detection import detect_machine
+    from headway.machine.detection import detect_machine
 
     machine = detect_machine(full=True)
     assert machine.mps

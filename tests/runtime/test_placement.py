@@ -6,11 +6,11 @@ import pytest
 
 from headway import placement
 from headway.arguments import agree
-from headway.contract import Ranks, RunContract
+from headway.contract.run import Ranks, RunContract
 from headway.errors import MachineError, UsageError
-from headway.machine import Machine
+from headway.machine.facts import Machine
+from headway.machine.snapshot import load_machine
 from headway.placement import Devices, gpu_named_by
-from headway.snapshot import load_machine
 from tests.machines.recorded import FOLDER
 
 

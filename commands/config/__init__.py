@@ -1,0 +1,3 @@
+"""`headway config` and the subcommands that show and change profiles. Only `exchange` and the
+dispatcher come in.
+"""

@@ -1,0 +1,220 @@
+"""`headway config`: asks about this machine, or takes the answers from elsewhere, and writes the
+profile.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import NoReturn
+
+from headway.commands.config.answers import keep, kept_path
+from headway.commands.config.check import SCRIPT
+from headway.commands.config.edit import apply
+from headway.commands.config.facts import facts_of, paths_of
+from headway.commands.config.summary import changed, introduction, summary
+from headway.commands.flags import Parser
+from headway.config_wizard.interview import Defaults, Prompter, interview
+from headway.config_wizard.questions import (
+    CANCEL,
+    FINISH,
+    NONE,
+    PLACE,
+    TEST,
+    Answers,
+    Facts,
+    as_words,
+    place_of,
+    profile_after,
+)
+from headway.errors import ConfigError
+from headway.settings.profile_files import shown, text_at
+from headway.settings.table import TABLE
+
+
+def make_parser(appendix: str = "") -> Parser:
+    """Return the parser of `headway config` itself; `appendix` ends its --help."""
+    parser = Parser(
+        "config",
+        "Ask about this machine and write its profile. Enter takes the recommended answer.",
+        usage="headway config [flags]\n       headway config <subcommand> ...",
+        appendix=appendix,
+    )
+    parser.flag(
+        "--yes",
+        help="ask nothing: device, processes and precision become what fits this machine best, and "
+        "the rest of a profile stays",
+    )
+    parser.flag(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="set this, and do not ask for it (repeatable); place=project is an answer, too",
+    )
+    parser.flag(
+        "--answers",
+        metavar="FILE",
+        help="ask nothing: take the answers from FILE, which is written like a profile; "
+        "`place: user` or `place: project` in it says where to keep that",
+    )
+    parser.flag("--dry-run", help="print what would be written, and write nothing")
+    parser.profile_flag()
+    parser.machine_flag()
+    return parser
+
+
+def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = ()) -> int:
+    """Hold the conversation, write the profile, and say what to type next."""
+    parser = make_parser(appendix)
+    parsed, words = parser.parse_words(argv)
+    if words:
+        _refuse_words(parser, parsed, words, subcommands)
+    unattended = parsed.yes or parsed.answers is not None
+    paths = paths_of(parsed.profile)
+    facts = facts_of(parsed, paths, unattended)
+    prompter: Prompter = Defaults(lambda _: None) if unattended else _prompter()
+    prompter.say(introduction(facts))
+    answers: dict[str, str] = {}
+    taken_back: dict[str, str] = {}
+    try:
+        with _stop_signals_as_interrupts() as seen:
+            interview(facts, answers, taken_back, prompter, partial(summary, facts, paths))
+            if seen:  # a __del__ or a weakref's callback has swallowed the exception
+                raise KeyboardInterrupt
+    except (KeyboardInterrupt, OSError) as stop:
+        if isinstance(stop, OSError) and not seen:  # a terminal that was closed cannot be tidied
+            raise
+        kept = _keep(parsed, facts, paths, {**taken_back, **answers})
+        try:
+            print(f"\nnothing was written; {kept}", file=sys.stderr)
+            sys.stdout.flush()
+        except OSError:  # nobody is there to read it; the exit code is true all the same
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        return 128 + (seen[0] if seen else signal.SIGINT)
+    except ConfigError:
+        if answers and sys.stdin.isatty():  # then what was given is possible
+            kept = _keep(parsed, facts, paths, {**taken_back, **answers})
+            print(f"headway: note: {kept}", file=sys.stderr)
+        raise
+    if answers[FINISH] == CANCEL:
+        if not unattended:
+            _forget(paths, parsed)
+        print("nothing was written")
+        return 130
+    path = paths[place_of(facts, answers)]
+    if parsed.dry_run:
+        print(f"headway: would write {shown(path)}:", file=sys.stderr)
+        print(changed(text_at(path), path, facts, answers), end="")
+        return 0
+    try:
+        apply(
+            path,
+            lambda text: changed(text, path, facts, answers),
+            facts.machine,
+            said=profile_after(facts, answers),
+        )
+    except ConfigError:
+        if not unattended:
+            print(f"headway: note: {_keep(parsed, facts, paths, answers)}", file=sys.stderr)
+        raise
+    if not unattended:
+        _forget(paths, parsed)
+    return _next(parsed, and_test=answers[FINISH] == TEST)
+
+
+def _refuse_words(
+    parser: Parser, parsed: Namespace, words: Sequence[str], subcommands: Collection[str]
+) -> NoReturn:
+    """Refuse what follows the flags; a subcommand stands before them."""
+    if words[0] not in subcommands:
+        parser.error(f"{words[0]!r} is not expected here")
+    profile = [] if parsed.profile is None else ["--profile", parsed.profile]
+    raise ConfigError(
+        f"the subcommand {words[0]} comes before its flags",
+        where="the command line",
+        fix=f"`{shlex.join(['headway', 'config', words[0], *profile, *words[1:]])}`",
+    )
+
+
+def _forget(paths: Mapping[str, str], parsed: Namespace) -> None:
+    """Remove the answers kept by an earlier run."""
+    with suppress(OSError):
+        os.unlink(kept_path(paths, parsed.machine))
+
+
+@contextmanager
+def _stop_signals_as_interrupts() -> Iterator[list[int]]:
+    """Let SIGTERM, and the SIGHUP of a terminal that is closed, be what Ctrl-C is; yield what came.
+
+    A SIGHUP that is ignored already (nohup) stays so.
+    """
+    seen: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        seen.append(number)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, stop)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) == signal.SIG_DFL
+    }
+    try:
+        yield seen
+    finally:
+        for number, old in before.items():
+            signal.signal(number, signal.SIG_IGN if seen else old)
+
+
+def _next(parsed: Namespace, and_test: bool) -> int:
+    """Say the next command to type, after `headway test` if asked for; return the exit code."""
+    if and_test:
+        from headway.commands.test import main as test
+
+        exit_code = test(_same_flags(parsed))
+        if exit_code:
+            return exit_code
+    words = [*_same_flags(parsed), *(["--dry-run"] if parsed.machine is not None else [])]
+    print(f"next: {shlex.join(['headway', 'launch', *words, SCRIPT])}")
+    return 0
+
+
+def _same_flags(parsed: Namespace) -> list[str]:
+    """Return the flags by which another command means the same profile and machine."""
+    flags = {"--profile": parsed.profile, "--machine": parsed.machine}
+    return [word for name, value in flags.items() if value is not None for word in (name, value)]
+
+
+def _prompter() -> Prompter:
+    from headway.config_wizard.prompts import PlainPrompter, TerminalPrompter
+
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown") and os.name != "nt"
+    return TerminalPrompter() if is_terminal and not dumb else PlainPrompter()
+
+
+def _keep(parsed: Namespace, facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
+    """Keep the answers for the next run, and return a sentence that says where."""
+    path = kept_path(paths, parsed.machine)
+    all_answers = {**facts.defaults, **answers}
+    command = ["headway", "config", *_same_flags(parsed)]
+    try:
+        if not keep(path, all_answers, facts.given):
+            return f"`{shlex.join(command)}` begins again"
+    except ConfigError:
+        words = [
+            f"--set={name}={as_words(answer)}"
+            for name, answer in {**facts.given, **all_answers}.items()
+            if (name.partition(".")[0] in TABLE or name == PLACE) and answer != NONE
+        ]
+        return f"to go on: {shlex.join([*command, *words])}"
+    kept = shown(path)
+    return f"your answers are kept in {kept}; `{shlex.join(command)}` offers them again"

@@ -1,0 +1,370 @@
+"""`headway config set | unset | use`: change a profile, and nothing else in its file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
+
+from headway.commands.config.check import checked, refusals
+from headway.commands.config.schema import begun, write_schema
+from headway.commands.flags import Parser
+from headway.errors import ConfigError, Problem, did_you_mean
+from headway.machine.detection import detect_machine
+from headway.machine.facts import Machine
+from headway.settings.profile import Entry, parse_profile, read_profile
+from headway.settings.profile_edit import change_profile, is_blank, set_value, unset_value, written
+from headway.settings.profile_files import (
+    DEFAULT_NAME,
+    choose_profile,
+    find_project_profile,
+    is_path,
+    is_there,
+    selection_path,
+    shown,
+)
+from headway.settings.resolve import Layer, environment_layer, overruled, typed
+from headway.settings.table import TABLE, Origin, Raw, Settings
+
+
+def set_keys(argv: Sequence[str]) -> int:
+    """Set keys of a profile; comments and all other lines stay as they are."""
+    parser = Parser(
+        "config set",
+        "Set these keys in your profile; comments and all other lines stay as they are. "
+        "env.NAME=VALUE sets one variable.",
+        usage="headway config set [--profile NAME] KEY=VALUE ...",
+        appendix=_all_settings(),
+    )
+    parser.profile_flag()
+    parsed, words = parser.parse_words(argv)
+    if not words:
+        parser.error("nothing to set is named")
+    values = assignments(words, "the command line")
+    path = choose_profile(parsed.profile).path
+    apply(
+        path,
+        lambda text: set_all(begun(text, path), values),
+        detect_machine(),
+        said=[key.partition(".")[0] for key in values],
+        origin=Origin("assignment", "the command line"),
+    )
+    return 0
+
+
+def _all_settings() -> str:
+    lines = (f"  {row.name:<29}{row.help}\n" for row in TABLE.values())
+    return f"\nkeys:\n{''.join(lines)}"
+
+
+def set_all(text: str, values: Mapping[str, Raw]) -> str:
+    """Return the profile `text` with all these keys set; new ones come in the table's order."""
+    order = list(TABLE)
+    keys = sorted(values, key=lambda key: order.index(key.partition(".")[0]))
+    return reduce(lambda edited, key: set_value(edited, key, values[key]), keys, text)
+
+
+def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
+    """Return what words such as `num_processes=2` set, by key.
+
+    Raises:
+        ConfigError: all words without "=", unknown keys and impossible values at once.
+    """
+    problems = []
+    values: dict[str, Raw] = {}
+    for word in words:
+        key, equals, raw = word.partition("=")
+        if not _is_text(word):
+            problems.append(Problem(f"{word!r} is not UTF-8", where, "write it as text"))
+        elif not equals:
+            problems.append(Problem(f"{word!r} is not KEY=VALUE", where, f"write {word}=VALUE"))
+        elif key in values:
+            problems.append(Problem(f"{key} is set twice", where, "keep one of the two"))
+        if equals:
+            values[key] = raw
+    if "env" in values:
+        twice = [key for key in values if key.startswith("env.")]
+        problems += [
+            Problem(f"{key} is set twice: env sets all variables", where, "keep one of the two")
+            for key in twice
+        ]
+    origin = Origin("assignment", where)
+    return checked_entries({key: Entry(raw, origin) for key, raw in values.items()}, problems)
+
+
+def _is_text(word: str) -> bool:
+    """False for what holds bytes that are not UTF-8, which Python carries as surrogates."""
+    return not any("\ud800" <= char <= "\udfff" for char in word)
+
+
+def checked_values(values: Mapping[str, Raw], where: str) -> dict[str, Raw]:
+    """Return `values` as a profile holds them.
+
+    Args:
+        values: by key; `env.NAME` is one variable.
+        where: where they come from.
+
+    Raises:
+        ConfigError: unknown keys and impossible values, all at once.
+    """
+    origin = Origin("argument", where)
+    return checked_entries({key: Entry(raw, origin) for key, raw in values.items()})
+
+
+def checked_entries(
+    entries: Mapping[str, Entry], problems: Sequence[Problem] = ()
+) -> dict[str, Raw]:
+    """Return the values of `entries` as a profile holds them.
+
+    Args:
+        entries: by key; `env.NAME` is one variable.
+        problems: found already, to be reported together with all others.
+
+    Raises:
+        ConfigError: unknown keys and impossible values, all at once.
+    """
+    try:
+        typed([layer_of(key, entry) for key, entry in entries.items()])
+    except ConfigError as error:
+        problems = [*problems, *error.problems]
+    if problems:
+        raise ConfigError.of(problems)
+    return {
+        key: TABLE[key].parse(entry.raw)
+        if key == "env"
+        else TABLE[key].canonical(entry.raw)
+        if key in TABLE
+        else entry.raw
+        for key, entry in entries.items()
+    }
+
+
+def layer_of(key: str, entry: Entry) -> Layer:
+    """Return a layer that holds one entry; `env.NAME` is one variable."""
+    name, _, item = key.partition(".")
+    if name != "env" or not item:
+        return {key: entry}
+    return {name: entry._replace(raw={item: str(entry.raw)})}
+
+
+def layers_of(values: Mapping[str, Raw], where: str) -> list[Layer]:
+    """Return a layer for each of `values`; `env.NAME` is one variable."""
+    origin = Origin("argument", where)
+    return [layer_of(key, Entry(raw, origin)) for key, raw in values.items()]
+
+
+def unset_keys(argv: Sequence[str]) -> int:
+    """Remove keys from a profile."""
+    parser = Parser(
+        "config unset",
+        "Remove these keys from your profile, so that they are detected again.",
+        usage="headway config unset [--profile NAME] KEY ...",
+    )
+    parser.profile_flag()
+    parsed, keys = parser.parse_words(argv)
+    if not keys:
+        parser.error("no key is named")
+    chosen = choose_profile(parsed.profile)
+    chosen.must_exist()
+    apply(chosen.path, lambda text: _without(text, keys), detect_machine())
+    return 0
+
+
+def _without(text: str, keys: Sequence[str]) -> str:
+    """Return the profile `text` without these keys; all that cannot be removed is named at once."""
+    where, problems = "the command line", []
+    known = [key for key in parse_profile(text, "the profile", "profile") if key != "version"]
+    for key in keys:
+        try:
+            if key == "version":
+                raise KeyError(key)
+            text = unset_value(text, key)
+        except KeyError:
+            close = None if key in TABLE else did_you_mean(key, known)
+            what = f"{key!r} is not set in the profile"
+            what = "version cannot be removed" if key == "version" else what
+            problems.append(
+                Problem(
+                    what + (f"; did you mean {close!r}?" if close else ""),
+                    where,
+                    "`headway config show --origin` says where each value comes from",
+                )
+            )
+    if problems:
+        raise ConfigError.of(problems)
+    return text
+
+
+def apply(
+    path: str,
+    change: Callable[[str], str],
+    machine: Machine,
+    *,
+    draft: str | None = None,
+    said: Collection[str] = (),
+    origin: Origin | None = None,
+) -> None:
+    """Change the profile at `path`, and print what became different and what still overrules it.
+
+    Args:
+        path: the profile; it may be missing.
+        change: gets the present text, empty where there is none, and returns the new one.
+        machine: this one, which may not be able to do what the profile says.
+        draft: the file that holds the new text already, for messages.
+        said: keys that were asked for, whether or not they change.
+        origin: where the values of these come from.
+
+    Raises:
+        ConfigError: what `change` makes is no sound profile, or cannot be written.
+    """
+    before: dict[str, Entry] = {}
+    layer, weaker, stronger = _place_of(path)
+    old = ""
+
+    def sound(text: str) -> str:
+        nonlocal old
+        old = text
+        with suppress(*([ConfigError] if draft else [])):  # a broken one may be mended
+            before.update({} if is_blank(text) else parse_profile(text, path, "profile"))
+        edited = change(text)
+        origins = dict.fromkeys(said, origin) if origin else {}
+        try:
+            checked(edited, draft or path, machine, origins)
+        except ConfigError as error:
+            problems = error.problems if draft else _placed(error.problems, text, path, machine)
+            raise ConfigError.of(problems) from None
+        return edited
+
+    new = change_profile(path, sound)
+    after = parse_profile(new, path, layer)
+    if not old:
+        write_schema()
+    print(f"{'unchanged:' if new == old else 'wrote'} {shown(path)}")
+    for line in differences(before, after):
+        print(f"  {line}")
+    after.pop("version", None)
+    at_issue = {k: e for k, e in after.items() if k in said or _raw(before, k) != e.raw}
+    layers = [*weaker, after, *stronger]
+    impossible = [problem.what for problem in refusals(layers, machine)]  # it may be for another
+    gone = flat(_raws(before)).keys() - flat(_raws(after)).keys() - {"version"}
+    elsewhere = _set_elsewhere(sorted(gone), [*weaker, *stronger])
+    for note in [*overruled([at_issue, *stronger]), *elsewhere, *impossible]:
+        print(f"headway: note: {note}", file=sys.stderr)
+
+
+def _placed(
+    problems: Sequence[Problem], text: str, path: str, machine: Machine
+) -> Sequence[Problem]:
+    """Return the problems of an edited profile; those that its `text` has too, where they stand."""
+    try:
+        checked(text, path, machine)
+    except ConfigError as error:
+        there = {problem.what: problem for problem in error.problems}
+        return [there.get(problem.what, problem) for problem in problems]
+    return problems
+
+
+def differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:
+    """Return one line for each key that is new, changed or gone."""
+    lines = []
+    for key in {**before, **after}:
+        old, new = _raw(before, key), _raw(after, key)
+        if old != new and key != "version":
+            now = "removed" if new is None else written(new)
+            lines.append(f"{key}: {now}" + ("" if old is None else f"  (was {written(old)})"))
+    return lines
+
+
+def _set_elsewhere(keys: Sequence[str], layers: Sequence[Layer]) -> list[str]:
+    """Return a sentence for each key that one of `layers` sets, by the strongest that does."""
+    still = {}
+    for layer in layers:
+        values = flat(_raws(layer))
+        for key in keys:
+            if key in values:
+                origin = layer[key.partition(".")[0]].origin
+                still[key] = f"{key} is still set, to {written(values[key])}: {origin}"
+    return list(still.values())
+
+
+def flat(values: Mapping[str, Raw]) -> dict[str, Raw]:
+    """Return the values with each variable of `env` for itself, as `env.NAME`.
+
+    An `env` that cannot be read stays as it is.
+    """
+    try:
+        variables = Settings.env.kind(values.get("env", {}))
+    except ValueError:
+        return dict(values)
+    rest = {key: raw for key, raw in values.items() if key != "env"}
+    return {**rest, **{f"env.{name}": text for name, text in variables.items()}}
+
+
+def _raws(entries: Mapping[str, Entry]) -> dict[str, Raw]:
+    return {key: entry.raw for key, entry in entries.items()}
+
+
+def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
+    return entries[key].raw if key in entries else None
+
+
+def _place_of(path: str) -> tuple[str, list[Layer], list[Layer]]:
+    """Return which layer of a launch here the profile at `path` is, the weaker ones, the stronger.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    project = find_project_profile(trusted=path)
+    environment = environment_layer()
+    typed([environment])
+    if project is None:
+        return "user profile", [], [environment]
+    if os.path.realpath(project) != os.path.realpath(path):
+        stronger = [read_profile(project, "project profile"), environment]
+        return "user profile", [], stronger
+    user = choose_profile().path
+    is_other = is_there(user) and os.path.realpath(user) != os.path.realpath(path)
+    weaker: list[Layer] = [read_profile(user, "user profile")] if is_other else []
+    return "project profile", weaker, [environment]
+
+
+def use(argv: Sequence[str]) -> int:
+    """Choose the profile that is used where neither --profile nor HEADWAY_PROFILE says."""
+    parser = Parser(
+        "config use",
+        "Use this profile from now on, where neither --profile nor HEADWAY_PROFILE names one.",
+        usage="headway config use NAME",
+    )
+    _, words = parser.parse_words(argv)
+    if len(words) != 1:
+        parser.error("one profile is to be named")
+    chosen = choose_profile(words[0], said_by="the command line")
+    selection = selection_path()
+    if chosen.name == DEFAULT_NAME:
+        _forget(selection)
+    else:
+        chosen.must_exist()
+        read_profile(chosen.path, "user profile")
+        name = chosen.path if is_path(chosen.name) else chosen.name
+        change_profile(selection, lambda _: f"{name}\n")
+    print(f"in use from now on: {shown(chosen.path)}")
+    now = choose_profile()
+    if now.path != chosen.path:
+        note = f"here {now.chosen_by} says {now.name!r}, and wins over that"
+        print(f"headway: note: {note}", file=sys.stderr)
+    return 0
+
+
+def _forget(selection: str) -> None:
+    try:
+        os.unlink(selection)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise ConfigError(
+            f"the selection cannot be removed: {error.strerror}",
+            where=shown(selection),
+            fix="remove it by hand, or mend the permissions of its folder",
+        ) from None

@@ -1,0 +1,133 @@
+"""What the questions of `headway config` depend on: the machine, the profiles, earlier answers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+
+from headway.commands.config.answers import (
+    QUESTIONS,
+    checked_answers,
+    kept_path,
+    read_answers,
+    read_kept,
+)
+from headway.commands.config.check import at_rest, refusals
+from headway.commands.config.edit import assignments
+from headway.commands.flags import look_at_machine
+from headway.config_wizard.questions import ALWAYS_ASKED, PLACE, PROJECT, USER, Facts, as_words
+from headway.errors import ConfigError, Problem
+from headway.machine.facts import Machine
+from headway.settings.profile import Entry, read_profile
+from headway.settings.profile_files import (
+    PROJECT_FILE,
+    choose_profile,
+    find_project_profile,
+    is_there,
+    shown,
+)
+from headway.settings.resolve import Layer, environment_layer, typed
+from headway.settings.table import Origin, Raw
+
+_ANSWERED = Origin("user profile", "your answers")
+
+
+def paths_of(profile: str | None) -> dict[str, str]:
+    """Return where a profile can be kept, by the name of the place; the likelier one first."""
+    user = choose_profile(profile).path
+    if profile is not None:
+        return {USER: user}
+    project = find_project_profile(trusted=user)
+    if project is not None:
+        return {PROJECT: project, USER: user} if project != user else {USER: user}
+    try:
+        return {USER: user, PROJECT: os.path.abspath(PROJECT_FILE)}
+    except FileNotFoundError:  # the working directory has been removed
+        return {USER: user}
+
+
+def facts_of(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Facts:
+    """Return what the questions depend on.
+
+    Args:
+        parsed: the flags of `headway config`.
+        paths: where the profile can be kept, by the name of the place.
+        unattended: nobody is asked, and what an earlier run was told plays no part.
+
+    Raises:
+        ConfigError: a flag, a file of answers, a variable or a profile is wrong.
+    """
+    machine = at_rest(look_at_machine(parsed, os.environ)[0])
+    if parsed.machine is None:
+        typed([environment_layer()])  # what is wrong there is said before any question
+    given = read_answers(parsed.answers) if parsed.answers else {}
+    given |= _set_by_flag(parsed.set)
+    if PLACE in given and given[PLACE].raw not in paths:
+        raise ConfigError(
+            f"{PLACE} is {given[PLACE].raw}, but here the profile is kept in {shown(paths[USER])}",
+            where=str(given[PLACE].origin),
+            fix=f"write `{PLACE}: {USER}`, or leave --profile out",
+        )
+    if unattended:
+        given.setdefault(PLACE, Entry(USER, _ANSWERED))
+    layers = {
+        place: read_profile(path, f"{place} profile") if is_there(path) else {}
+        for place, path in paths.items()
+    }
+    for layer in layers.values():
+        typed([layer])
+    profiles = {
+        place: {key: entry.raw for key, entry in layer.items()} for place, layer in layers.items()
+    }
+    kept: dict[str, Raw] = {}
+    if not unattended:
+        kept, kept_given = read_kept(kept_path(paths, parsed.machine))
+        for name in ALWAYS_ASKED & kept_given.keys() - given.keys():  # it may have been a mistake
+            kept[name] = kept_given.pop(name).raw
+        if kept_given.keys() - given.keys():
+            words = " ".join(f"--set {n}={as_words(e.raw)}" for n, e in kept_given.items())
+            print(
+                f"headway: note: set by the last run, and not asked: {words} (--set changes it)",
+                file=sys.stderr,
+            )
+        given = {**kept_given, **given}
+    sources = [*layers.values(), given]
+    return Facts(
+        machine=machine,
+        profiles=profiles,
+        paths={place: shown(path) for place, path in paths.items()},
+        defaults=kept,
+        given={name: entry.raw for name, entry in given.items()},
+        problems=lambda values: problems_of(values, machine, sources),
+        afresh=unattended,
+        can_test=parsed.machine is None,
+    )
+
+
+def _set_by_flag(words: Sequence[str]) -> dict[str, Entry]:
+    """Return what --set says of settings, and of the questions that are none."""
+    questions = {name: raw for name, _, raw in (word.partition("=") for word in words)}
+    settings = [word for word in words if word.partition("=")[0] not in QUESTIONS]
+    origin = Origin("assignment", "flag --set")
+    entries = {name: Entry(questions[name], origin) for name in QUESTIONS & questions.keys()}
+    values = assignments(settings, "flag --set")
+    return checked_answers(entries) | {name: Entry(raw, origin) for name, raw in values.items()}
+
+
+def problems_of(
+    values: Mapping[str, Raw], machine: Machine, sources: Sequence[Layer] = ()
+) -> Sequence[Problem]:
+    """Return what a launch would refuse; what stands in one of `sources` is said to be there."""
+    there = {(name, str(entry.raw)): entry for layer in sources for name, entry in layer.items()}
+    layer = {}
+    for name, entry in _layer(values).items():
+        said = there.get((name, str(entry.raw)), entry).origin
+        # all of it will stand in one file, where nothing gives way to anything
+        layer[name] = entry._replace(origin=said._replace(layer=_ANSWERED.layer))
+    return refusals([layer], machine)
+
+
+def _layer(values: Mapping[str, Raw]) -> Layer:
+    return {name: Entry(raw, _ANSWERED) for name, raw in values.items()}

@@ -1,0 +1,83 @@
+"""The JSON schema of profiles, derived from the settings table, and the comment that names it."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import Any
+
+from headway.errors import ConfigError
+from headway.settings.profile import VERSION
+from headway.settings.profile_edit import BLANK, change_profile, is_blank
+from headway.settings.profile_files import user_folder
+from headway.settings.table import AUTO, TABLE, Count, Setting
+
+_FILE = "schema.json"
+
+
+def schema_text() -> str:
+    """Return the JSON schema (draft 7) of a profile."""
+    version = {"const": VERSION, "description": "the version of this format"}
+    return (
+        json.dumps(
+            {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                "title": "Headway profile",
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {
+                    "version": version,
+                    **{n: _property(row) for n, row in TABLE.items()},
+                },
+            },
+            indent=2,
+        )
+        + "\n"
+    )
+
+
+def _property(row: Setting[Any]) -> dict[str, Any]:
+    kind = _kind(row)
+    if row.default == AUTO and not row.choices:
+        kind = {"anyOf": [kind, {"const": AUTO}]}
+    if row.default is not None and row.default != {}:
+        kind["default"] = row.default if isinstance(row.default, int) else str(row.default)
+    return {"description": row.help, **kind}
+
+
+def _kind(row: Setting[Any]) -> dict[str, Any]:
+    if row.choices:
+        return {"enum": list(row.choices)}
+    if isinstance(row.kind, Count):
+        highest = {} if row.kind.maximum is None else {"maximum": row.kind.maximum}
+        return {"type": "integer", "minimum": row.kind.minimum, **highest}
+    if row.name in ("devices", "ranks"):
+        one = {"type": ["integer", "string"]}
+        return {"anyOf": [one, {"type": "array", "items": one}]}
+    if row.default == {}:
+        value = {"type": ["string", "number", "boolean"]}
+        words = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+        return {"anyOf": [{"type": "object", "additionalProperties": value}, *words]}
+    return {"type": "string"}
+
+
+def beginning(path: str) -> str:
+    """Return the text that a new profile at `path` begins with; editors find the schema by it."""
+    folder = user_folder()
+    beside = os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
+    file = _FILE if beside else os.path.join(folder, _FILE)  # ~ means nothing to editors
+    return f"# yaml-language-server: $schema={file}\n{BLANK}"
+
+
+def begun(text: str, path: str) -> str:
+    """Return a profile's text with a beginning where it has none: no file, or comments alone."""
+    if not text.strip():
+        return beginning(path)
+    return f"{text.rstrip()}\n{BLANK}" if is_blank(text) else text
+
+
+def write_schema() -> None:
+    """Write the schema among the user's profiles, where it can be: only editors need it."""
+    with suppress(ConfigError):
+        change_profile(os.path.join(user_folder(), _FILE), lambda _: schema_text())

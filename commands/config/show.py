@@ -1,0 +1,107 @@
+"""`headway config show | path | list | schema`: what is set, and where it is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from headway.commands.config.check import refusals
+from headway.commands.flags import Parser, look_at_machine
+from headway.config_wizard.questions import as_words
+from headway.errors import ConfigError
+from headway.launcher.planning.describe import printable, settings_table
+from headway.machine.devices import DeviceSpec
+from headway.settings.profile import read_profile
+from headway.settings.profile_files import (
+    choose_profile,
+    find_project_profile,
+    is_there,
+    profile_names,
+    shown,
+    user_folder,
+)
+from headway.settings.resolve import environment_layer, profile_layers, resolve, typed
+from headway.settings.table import Settings
+
+
+def show(argv: Sequence[str]) -> int:
+    """Print every setting as a launch here would find it."""
+    parser = Parser("config show", "Print every setting and the value that a launch here has.")
+    parser.flag("--origin", help="and where each value comes from")
+    parser.flag("--json", help="as one JSON object, with the origins")
+    parser.profile_flag()
+    parser.machine_flag()
+    parsed = parser.parse_flags(argv)
+    machine, environ = look_at_machine(parsed, os.environ)
+    layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
+    settings = resolve(layers, machine, environ)
+    print(_as_json(settings) if parsed.json else settings_table(settings, parsed.origin))
+    for problem in refusals(layers, machine, environ):
+        print(f"headway: note: a launch would be refused: {problem.what}", file=sys.stderr)
+    return 0
+
+
+def _as_json(settings: Settings) -> str:
+    return json.dumps(
+        {
+            name: {
+                "value": str(value) if isinstance(value, DeviceSpec) else value,
+                "layer": origin.layer,
+                "origin": origin.words,
+            }
+            for name, (value, origin) in settings.values.items()
+        },
+        indent=2,
+    )
+
+
+def path(argv: Sequence[str]) -> int:
+    """Print the path of the profile that is changed and read, whether or not it exists."""
+    parser = Parser("config path", "Print the path of your profile, whether or not it exists.")
+    parser.profile_flag()
+    print(choose_profile(parser.parse_flags(argv).profile).path)
+    return 0
+
+
+def list_profiles(argv: Sequence[str]) -> int:
+    """Print this user's profiles, the one in use with a star, and the project's."""
+    Parser("config list", "List your profiles; a star marks the one in use.").parse_flags(argv)
+    chosen = choose_profile()
+    folder = user_folder()
+    rows = [(name, os.path.join(folder, f"{name}.yaml")) for name in profile_names(folder)]
+    if chosen.path not in [path for _, path in rows]:
+        rows.append((chosen.name, chosen.path))
+    try:
+        project = find_project_profile(trusted=chosen.path)
+    except ConfigError as error:
+        project = None
+        print(f"headway: note: {error.problems[0].what}", file=sys.stderr)
+    if project not in (None, chosen.path):
+        rows.append(("(project)", project))
+    for name, path in rows:
+        star = "*" if path in (chosen.path, project) else " "
+        print(printable(f"{star} {name:<12} {shown(path):<40} {_outline(path)}".rstrip()))
+    return 0
+
+
+def _outline(path: str) -> str:
+    """Return what the profile says, on the rest of a line."""
+    if not is_there(path):
+        return "not written yet: `headway config`"
+    try:
+        entries = read_profile(path, "profile")
+        typed([entries])
+    except ConfigError as error:
+        return f"broken: {error.problems[0].what}"
+    return ", ".join(f"{name} {as_words(entry.raw)}" for name, entry in entries.items())
+
+
+def schema(argv: Sequence[str]) -> int:
+    """Print the JSON schema of profiles."""
+    from headway.commands.config.schema import schema_text
+
+    Parser("config schema", "Print the JSON schema of profiles, for editors.").parse_flags(argv)
+    print(schema_text(), end="")
+    return 0

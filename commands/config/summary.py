@@ -1,0 +1,88 @@
+"""What `headway config` says around its questions: what it found, and what it would write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import ndiff
+
+from headway.commands.config.check import plan_for
+from headway.commands.config.edit import flat, set_all
+from headway.commands.config.schema import beginning
+from headway.config_wizard.questions import (
+    PROJECT,
+    USER,
+    Answers,
+    Facts,
+    are_alike,
+    place_of,
+    profile_after,
+)
+from headway.errors import HeadwayError
+from headway.settings.profile import Entry, parse_profile
+from headway.settings.profile_edit import unset_value
+from headway.settings.profile_files import text_at
+from headway.settings.resolve import Layer
+from headway.settings.table import TABLE, Origin, Raw
+
+
+def introduction(facts: Facts) -> str:
+    """Return what was found on the machine, and what the keys do, in a line each."""
+    machine = facts.machine
+    device, why = machine.best_device()
+    found = (
+        f"{machine.cores_reason}; {why}" if device == "cpu" else f"{why}, {machine.cores_reason}"
+    )
+    is_first = not facts.defaults and not any(facts.profiles.values())
+    enter = "what fits this machine best" if is_first else "your earlier answer"
+    return f"Found here: {found}.\nEnter takes {enter}, ? explains, < goes back."
+
+
+def summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
+    """Return the profile as a difference to what stands there, and what a launch makes of it."""
+    from headway.launcher.planning import describe
+
+    place, values = place_of(facts, answers), profile_after(facts, answers)
+    text = text_at(paths[place])
+    after = changed(text, paths[place], facts, answers)
+    lines = [line for line in ndiff(text.splitlines(), after.splitlines()) if line[0] != "?"]
+    lines = [f"\n{facts.paths[place]}", *(f"  {line}".rstrip() for line in lines)]
+    try:
+        plan = plan_for(_layers(facts, place, values), facts.machine)
+        lines += [
+            f"A launch: {describe.summary(plan)}",
+            *(f"  note: {note}" for note in plan.notes),
+            "",
+        ]
+    except HeadwayError as error:
+        lines += [f"A launch would be refused: {problem.what}\n" for problem in error.problems]
+    return "\n".join(lines)
+
+
+def _layers(facts: Facts, place: str, values: Mapping[str, Raw]) -> list[Layer]:
+    """Return the profiles that a launch would find, with `values` at their place."""
+    return [
+        {
+            name: Entry(raw, Origin(f"{where} profile", f"{where} profile {facts.paths[where]}"))
+            for name, raw in (values if where == place else facts.profiles[where]).items()
+        }
+        for where in (USER, PROJECT)
+        if where in facts.profiles
+    ]
+
+
+def changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
+    """Return the profile's text with what the answers change, and all else as it is now."""
+    before = flat(facts.profiles[place_of(facts, answers)]) if text else {}
+    after = flat(profile_after(facts, answers))
+    text = text or beginning(path)
+    now = flat({key: entry.raw for key, entry in parse_profile(text, path, "profile").items()})
+    different = {
+        k: raw
+        for k, raw in after.items()
+        if raw not in (before.get(k), now.get(k))
+        and not (k in now and k in TABLE and are_alike(k, raw, now[k]))
+    }
+    text = set_all(text, different)
+    for key in before.keys() - after.keys() & now.keys():
+        text = unset_value(text, key)
+    return text

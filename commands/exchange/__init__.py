@@ -1,0 +1,1 @@
+"""Settings of other launchers in ours, and back. Only the dispatcher comes in."""

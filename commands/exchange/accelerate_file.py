@@ -1,0 +1,262 @@
+"""Accelerate's configuration file: what it says in our settings, and ours in its keys. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from headway.commands.exchange.imported import OF_SEVERAL, ON_ONE_MACHINE, Imported
+from headway.errors import ConfigError, Problem
+from headway.launcher.planning.plan import LaunchPlan
+from headway.machine.devices import ALL
+from headway.settings.table import TABLE, Raw
+
+_SAME_KIND = ("NO", "MULTI_CPU", "MULTI_GPU", "MPS")
+_OTHER_KIND = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs too, but no DDP
+_ELSEWHERE = (  # on devices that Headway has no place for
+    *("XLA", "TPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_HPU"),
+    *("MULTI_SDAA", "MULTI_NEURON"),
+)
+
+
+_NAMES = {  # keys that hold one value each, and the setting that it becomes
+    "num_processes": "num_processes",
+    "num_machines": "num_machines",
+    "machine_rank": "machine_rank",
+    "main_process_ip": "main_address",
+    "main_process_port": "main_port",
+    "gpu_ids": "devices",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+}
+_ONE_VALUE = ("compute_environment", "distributed_type", "use_cpu", "mixed_precision", "fp16")
+
+
+def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
+    """Return what an Accelerate configuration means here.
+
+    Args:
+        config: the file's map; every scalar in it is a text, `null` where there is none.
+        where: the file, for messages.
+
+    Raises:
+        ConfigError: it is none, is for SageMaker, or its processes cannot be divided.
+    """
+    if "compute_environment" not in config and "distributed_type" not in config:
+        raise ConfigError(
+            "this is no configuration of Accelerate: "
+            "it has neither compute_environment nor distributed_type",
+            where=where,
+            fix="name a file that `accelerate config` wrote, or a `torchrun ...` command line",
+        )
+    _refuse_wrong_kinds(config, where)
+    config = _without_nulls(config)
+    rest = {key: text for key, text in config.items() if isinstance(text, str)}
+    nested = {key: value for key, value in config.items() if not isinstance(value, str)}
+    if rest.pop("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        raise ConfigError(
+            f"compute_environment is {config['compute_environment']!r}, "
+            "but Headway runs on this machine and its like",
+            where=where,
+            fix="import a file with `compute_environment: LOCAL_MACHINE`",
+        )
+    values: dict[str, Raw] = {}
+    left: list[str] = []
+    defaults: tuple[str, ...] = ("mixed_precision",)
+    kind = rest.get("distributed_type", "NO")
+    if kind not in (*_SAME_KIND, *_OTHER_KIND, *_ELSEWHERE):
+        known = ", ".join((*_SAME_KIND, *_OTHER_KIND))
+        raise _wrong("distributed_type", kind, f"one of {known}", where)
+    if kind in (*_SAME_KIND, *_OTHER_KIND):
+        if isinstance(nested.get("gpu_ids"), list):
+            rest["gpu_ids"] = ",".join(nested.pop("gpu_ids"))
+        left = [*_take_device(rest, values, where), *_take_processes(rest, values, where)]
+        # without gpu_ids it means all GPUs, and so on
+        defaults = (*defaults, "device", "devices", "num_processes", *OF_SEVERAL)
+    _take_precision(rest, values, where)
+    if "gradient_accumulation_steps" in rest:
+        values["gradient_accumulation_steps"] = rest.pop("gradient_accumulation_steps")
+    deepspeed = nested.get("deepspeed_config")
+    if isinstance(deepspeed, dict) and _is_number(deepspeed.get("gradient_accumulation_steps")):
+        deepspeed = dict(deepspeed)
+        values["gradient_accumulation_steps"] = deepspeed.pop("gradient_accumulation_steps")
+        nested["deepspeed_config"] = deepspeed
+    names = {ours: theirs for theirs, ours in _NAMES.items() if ours in values}
+    return Imported(values, [*left, *_lines({**rest, **nested})], defaults, names)
+
+
+def _refuse_wrong_kinds(config: Mapping[str, Any], where: str) -> None:
+    """Refuse a list or a map where Accelerate has one value, and one value where it has a map."""
+    problems = []
+    for key, value in config.items():
+        kind = (
+            "a list"
+            if isinstance(value, list)
+            else "a map"
+            if isinstance(value, dict)
+            else "one value"
+        )
+        is_gpus = key == "gpu_ids" and kind == "a list" and all(isinstance(v, str) for v in value)
+        if key in (*_ONE_VALUE, *_NAMES) and kind != "one value" and not is_gpus:
+            problems.append(
+                Problem(f"{key} is {kind}, but it must be one value", where, _mend(key))
+            )
+        if key == "deepspeed_config" and kind != "a map" and not _is_null(value):
+            problems.append(Problem(f"{key} is {kind}, but it must be a map", where, _mend(key)))
+    if problems:
+        raise ConfigError.of(problems)
+
+
+def _mend(key: str) -> str:
+    return f"mend {key} in that file"
+
+
+def _take_precision(rest: dict[str, str], values: dict[str, Raw], where: str) -> None:
+    """Move the precision from `rest` to `values`; old files have `fp16: true` for it."""
+    if "fp16" in rest and "mixed_precision" not in rest:
+        rest["mixed_precision"] = "fp16" if _is_true("fp16", rest.pop("fp16"), where) else "no"
+    precision = rest.get("mixed_precision", "").lower()
+    if precision in TABLE["mixed_precision"].choices:
+        values["mixed_precision"] = precision
+        del rest["mixed_precision"]
+    elif precision not in ("", "fp8"):
+        raise _wrong("mixed_precision", precision, "no, fp16, bf16 or fp8", where)
+
+
+_NULLS = ("", "~", "null")
+_TRUE, _FALSE = ("true", "yes", "on", "y"), ("false", "no", "off", "n")
+
+
+def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the map without the keys that have no value."""
+    found = {k: _without_nulls(v) if isinstance(v, dict) else v for k, v in config.items()}
+    return {key: value for key, value in found.items() if value and not _is_null(value)}
+
+
+def _is_null(value: object) -> bool:
+    return isinstance(value, str) and value.strip().lower() in _NULLS
+
+
+def _wrong(key: str, text: str, right: str, where: str) -> ConfigError:
+    return ConfigError(f"{key} is {text!r}, but it must be {right}", where=where, fix=_mend(key))
+
+
+def _is_number(text: object) -> bool:
+    return isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10
+
+
+def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> list[str]:
+    """Move what says where to compute from `rest` to `values`; return what of it has no place."""
+    kind = rest.pop("distributed_type", "NO")
+    on_cpu = _is_true("use_cpu", rest.pop("use_cpu", "false"), where) or kind == "MULTI_CPU"
+    gpus = rest.get("gpu_ids", "all")
+    if on_cpu:
+        values["device"] = "cpu"
+    elif kind == "MPS":
+        values["device"] = "mps"
+    elif kind == "MULTI_GPU" or kind in _OTHER_KIND or gpus != "all":
+        values["device"] = "cuda"
+    if kind == "NO" and not on_cpu and rest.get("num_machines", "1") == "1":
+        rest.setdefault("num_processes", "1")
+    if gpus == "all":
+        rest.pop("gpu_ids", None)
+    elif not on_cpu:
+        indices = [index.strip() for index in rest.pop("gpu_ids").split(",") if index.strip()]
+        values["devices"] = indices
+    in_words = f"distributed_type: {kind} (the processes train with DDP)"
+    return [in_words] if kind in _OTHER_KIND else []
+
+
+def _is_true(key: str, text: str, where: str) -> bool:
+    if text.lower() not in (*_TRUE, *_FALSE):
+        raise _wrong(key, text, "true or false", where)
+    return text.lower() in _TRUE
+
+
+def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) -> list[str]:
+    """Divide Accelerate's total of processes by the machines, and take over where they meet.
+
+    Returns what of it has no place on one machine.
+    """
+    machines = rest.pop("num_machines", "1")
+    total = rest.pop("num_processes", None)
+    for key, text in (("num_machines", machines), ("num_processes", total)):
+        if text is not None and not (_is_number(text) and int(text) > 0):
+            raise _wrong(key, text, "a whole number, 1 or more", where)
+    if total is not None:
+        each, remainder = divmod(int(total), int(machines))
+        if remainder:
+            raise ConfigError(
+                f"num_processes is {total} in all, which {machines} machines cannot share equally",
+                where=where,
+                fix="import a file for one machine, and set num_processes on each machine",
+            )
+        values["num_processes"] = str(each)
+    if int(machines) > 1:
+        if "main_process_ip" not in rest:
+            raise ConfigError(
+                f"num_machines is {machines}, but nobody says where machine 0 is",
+                where=where,
+                fix="add `main_process_ip: HOST` to that file: the name or IP address of machine 0",
+            )
+        values["num_machines"] = machines
+        for key in ("machine_rank", "main_process_ip", "main_process_port"):
+            if key in rest:
+                values[_NAMES[key]] = rest.pop(key)
+        return []
+    if rest.get("machine_rank") == "0":
+        rest.pop("machine_rank")
+    return [
+        f"{key}: {rest.pop(key)} ({ON_ONE_MACHINE[_NAMES[key]]})"
+        for key in ("main_process_ip", "main_process_port")
+        if key in rest
+    ]
+
+
+def _lines(rest: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in rest.items():
+        if isinstance(value, Mapping) and value:
+            yield from _lines(value, f"{prefix}{key}.")
+        else:
+            shown = " ".join(map(str, value)) if isinstance(value, list) else value
+            yield f"{prefix}{key}: {shown}"
+
+
+def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
+    """Return the keys of an Accelerate configuration by which its launcher does the same."""
+    settings = plan.settings
+    processes = settings.num_processes * settings.num_machines
+    kinds = {"cpu": "MULTI_CPU", "cuda": "MULTI_GPU"}
+    config: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kinds.get(settings.device, "NO") if processes > 1 else "NO",
+        "mixed_precision": settings.mixed_precision,
+        "use_cpu": settings.device == "cpu",
+        "num_processes": processes,
+        "num_machines": settings.num_machines,
+        "machine_rank": settings.machine_rank,
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "debug": False,
+    }
+    if settings.device == "cuda":
+        mask = plan.environment.get("CUDA_VISIBLE_DEVICES")
+        config["gpu_ids"] = "all" if mask is None else mask.value
+    if settings.num_machines > 1:
+        config["main_process_ip"] = settings.main_address
+        config["main_process_port"] = settings.main_port
+    return config
+
+
+def not_in_accelerate(plan: LaunchPlan, said: Sequence[str]) -> Iterator[str]:
+    """Yield those of the settings `said` that an Accelerate configuration cannot hold."""
+    config = to_accelerate(plan)
+    has_gpus = config.get("gpu_ids", "all") != "all"
+    held = {
+        "device": config["use_cpu"] or config["distributed_type"] == "MULTI_GPU" or has_gpus,
+        "devices": plan.settings.devices == ALL or has_gpus,
+        "main_address": "main_process_ip" in config,
+        "main_port": "main_process_port" in config,
+        **dict.fromkeys(("num_processes", "mixed_precision", "num_machines", "machine_rank"), True),
+    }
+    yield from (name for name in said if not held.get(name))

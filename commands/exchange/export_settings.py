@@ -1,0 +1,100 @@
+"""`headway config export`: the settings of a launch here in other words."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+
+from headway.commands.config.check import SCRIPT
+from headway.commands.exchange.accelerate_file import not_in_accelerate, to_accelerate
+from headway.commands.exchange.torchrun_export import not_in_torchrun, to_torchrun
+from headway.commands.flags import Parser, look_at_machine
+from headway.errors import ConfigError, MachineError
+from headway.launcher.planning.plan import LaunchPlan, build_plan
+from headway.launcher.planning.program import Program
+from headway.machine.facts import Machine
+from headway.settings.resolve import environment_layer, profile_layers, resolve
+from headway.settings.table import TABLE, Settings
+
+FORMATS = ("torchrun", "env", "sh", "accelerate")
+
+
+def export(argv: Sequence[str]) -> int:
+    """Print the settings that a launch here would have in another tool's words."""
+    parser = Parser("config export", "Print the settings of a launch here in other words.")
+    parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="in whose words")
+    parser.profile_flag()
+    parser.machine_flag()
+    parsed = parser.parse_flags(argv)
+    if parsed.format is None:
+        parser.error(f"--format is needed: one of {', '.join(FORMATS)}")
+    if parsed.format not in FORMATS:
+        parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
+    machine, environ = look_at_machine(parsed, os.environ)
+    layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
+    settings = resolve(layers, machine, environ)
+    said = list(dict.fromkeys(name for layer in layers for name in layer))
+    if parsed.format == "torchrun":
+        plan = _lasting_plan(settings, machine)
+        print(to_torchrun(plan, [SCRIPT]))
+        _report_missing(not_in_torchrun(plan, said))
+    elif parsed.format == "accelerate":
+        import yaml
+
+        plan = _lasting_plan(settings, machine)
+        config = to_accelerate(plan)
+        print(yaml.safe_dump(config, sort_keys=False), end="")
+        _report_missing(not_in_accelerate(plan, said))
+        if config["distributed_type"] == "MULTI_CPU":
+            print(
+                "headway: note: Accelerate starts one process on a CPU unless mpirun_hostfile is "
+                "set; --format torchrun starts all",
+                file=sys.stderr,
+            )
+    else:
+        for name in said:
+            if settings.values[name].value is not None:  # such as the port on one machine
+                print(_assignment(name, settings, parsed.format))
+    return 0
+
+
+def _lasting_plan(settings: Settings, machine: Machine) -> LaunchPlan:
+    """Return the plan of a launch, in which nothing depends on the moment."""
+    if settings.devices.idle is not None:
+        raise ConfigError(
+            f"devices is {str(settings.devices)!r}, and which GPUs are idle is found at a launch",
+            where=str(settings.origin("devices")),
+            fix="name the GPUs, or use --format env or sh",
+        )
+    try:
+        return build_plan(settings, machine, Program(SCRIPT), python=["python"], environ={})
+    except MachineError as error:
+        there = "say which machine it is for: `headway env --json` there, --machine FILE here; or "
+        raise MachineError.of(
+            [problem._replace(fix=there + problem.fix) for problem in error.problems]
+        ) from None
+
+
+def _report_missing(names: Iterable[str]) -> None:
+    for name in names:
+        print(f"headway: note: {name} has no counterpart there", file=sys.stderr)
+
+
+def _assignment(name: str, settings: Settings, style: str) -> str:
+    """Return a line that sets the variable of a setting, for a shell or an env file."""
+    value = settings.values[name].value
+    if name == "env":
+        text = shlex.join(f"{k}={v}" for k, v in value.items())
+    else:
+        text = ",".join(map(str, value)) if name == "ranks" else str(value)
+    if style == "sh":
+        return f"export {TABLE[name].variable}={shlex.quote(text)}"
+    if "\n" in text:
+        raise ConfigError(
+            f"{name} holds a line break, which an env file cannot",
+            where=str(settings.origin(name)),
+            fix="use --format sh",
+        )
+    return f"{TABLE[name].variable}={text}"

@@ -1,0 +1,65 @@
+"""A launch of ours as a torchrun command line. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from headway.commands.exchange.torchrun_line import NAME, VARIABLES
+from headway.launcher.planning.plan import LaunchPlan
+from headway.machine.devices import ALL
+
+
+def to_torchrun(plan: LaunchPlan, program: Sequence[str]) -> str:
+    """Return the command line by which torchrun runs `program` as `plan` does."""
+    settings = plan.settings
+    variables = [
+        f"{name}={shlex.quote(f'{plan.environment[name].value}')}" for name in _names_in_front(plan)
+    ]
+    words = ["torchrun"]
+    if settings.num_machines == 1:
+        words.append("--standalone")
+    else:
+        words += ["--nnodes", f"{settings.num_machines}", "--node-rank", f"{settings.machine_rank}"]
+        words += ["--master-addr", f"{settings.main_address}"]
+        words += ["--master-port", f"{settings.main_port}"]
+    words += ["--nproc-per-node", f"{settings.num_processes}"]
+    words += ["--shutdown-timeout", f"{settings.grace_period_s}"]
+    if settings.max_restarts:
+        words += ["--max-restarts", f"{settings.max_restarts}"]
+    if settings.log_dir:
+        words += ["--log-dir", settings.log_dir, "--tee", "3"]
+    if settings.ranks is not None and settings.num_machines == 1:
+        words += ["--local-ranks-filter", ",".join(map(str, settings.ranks))]
+    return " ".join([*variables, shlex.join([*words, *program])])
+
+
+_READ_BY_SCRIPTS = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ENABLE_MPS_FALLBACK"),
+    *(*VARIABLES, "ACCELERATE_USE_CPU"),
+)
+"""What torchrun has no flag for; torch, and scripts of Headway and Accelerate read it."""
+
+
+def _names_in_front(plan: LaunchPlan) -> list[str]:
+    names = dict.fromkeys((*_READ_BY_SCRIPTS, *plan.settings.env))
+    return [name for name in names if name in plan.environment and NAME.fullmatch(name)]
+
+
+def not_in_torchrun(plan: LaunchPlan, said: Sequence[str]) -> Iterator[str]:
+    """Yield those of the settings `said` that a torchrun command line cannot hold."""
+    settings, variables = plan.settings, _names_in_front(plan)
+    masked = "CUDA_VISIBLE_DEVICES" in variables
+    held = {
+        "device": settings.device == "cpu" or masked,
+        "devices": settings.devices == ALL or masked,
+        "mps_fallback": "PYTORCH_ENABLE_MPS_FALLBACK" in variables,
+        "ranks": plan.is_one_machine,  # those of torchrun are one machine's
+        **dict.fromkeys(("start_method", "hang_timeout", "debug_rank"), False),
+        **dict.fromkeys(("machine_rank", "main_address", "main_port"), not plan.is_one_machine),
+    }
+    for name in said:
+        if name == "env":
+            yield from (f"env.{key}" for key in settings.env if key not in variables)
+        elif not held.get(name, True):
+            yield name

@@ -1,0 +1,105 @@
+"""The data loader of a prepared script: its rank's share of every batch, on its own device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from headway.collectives import send_to_device
+from headway.contract.records import in_phase
+from headway.contract.run import Ranks
+from headway.data.active_loader import opened
+from headway.data.sharding import share_out
+from headway.errors import UsageError
+
+
+class PreparedDataLoader(DataLoader[Any]):
+    """The script's loader, of which each rank reads its own share.
+
+    Rank r of w gets batches r, r + w, ... (with `split_batches`: the r-th part of every batch). All
+    ranks get equally many batches of equally many samples: the last round of batches, if it is not
+    whole, is shared out evenly, and up to w - 1 samples from the epoch's beginning are repeated. So
+    the mean over ranks of mean losses is the mean over the samples. `gather_for_metrics` leaves the
+    repeated samples out again. `drop_last` drops that round instead: the way out where an even
+    share of it may be too small, as for a BatchNorm that gets a single sample.
+
+    The batches of a batch sampler without `batch_size` keep the sizes that it gave them.
+
+    Shuffling (torch's `RandomSampler`) draws the same permutation on all ranks, and the same as one
+    process would with the same seed. Another sampler that has a `generator` attribute draws from an
+    equal one on all ranks; one that has none must agree by its own seed. A stream
+    (`IterableDataset`) is read as a whole by every rank, and has to be the same on all of them.
+
+    Each pass tells its number, counted from 0 or from the last `set_epoch()`, to the sampler, batch
+    sampler and data set, as far as they ask for it.
+
+    The script's loader answers for all other attributes: `dataset`, `batch_size`, `sampler`, ...
+    They cannot be changed here.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        ranks: Ranks,
+        *,
+        split_batches: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        # no super().__init__: the attributes are those of `loader`, the batches those of `_share`
+        if device is not None and device.type == "mps":
+            loader.pin_memory = False  # torch could not either, and would warn in every epoch
+        self._original = loader
+        self._share = share_out(loader, ranks, split_batches)
+        self._device = device
+        self._epoch = 0  # of the next pass
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.set_epoch(self._epoch)
+        self._epoch += 1
+        with opened() as reading:
+            batches = iter(self._share)
+            following = _next(batches)
+            while following is not None:
+                (batch, round), following = following, _next(batches)  # one batch ahead
+                reading.gives(round, is_last=following is None)
+                yield self._moved(batch)
+
+    def __len__(self) -> int:
+        return len(self._share)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass number `epoch`, and tell it to whatever draws or orders samples."""
+        self._epoch = epoch
+        loader = self._original
+        inner = getattr(loader.batch_sampler, "sampler", None)
+        sources = (loader.sampler, loader.batch_sampler, inner, loader.dataset)
+        for source in {id(one): one for one in sources}.values():
+            if callable(getattr(source, "set_epoch", None)):
+                source.set_epoch(epoch)  # type: ignore[union-attr]
+
+    def __getattr__(self, name: str) -> Any:
+        if "_original" not in self.__dict__:  # a copy in the making
+            raise AttributeError(name)
+        return getattr(self._original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and hasattr(self._original, name):
+            raise UsageError(
+                f"{name} of a prepared DataLoader cannot be changed",
+                where=f"the script's assignment to .{name}",
+                fix=f"set {name} before prepare(), or prepare a new DataLoader",
+            )
+        super().__setattr__(name, value)
+
+    def _moved(self, batch: Any) -> Any:
+        if self._device is None:
+            return batch
+        return send_to_device(batch, self._device, non_blocking=self._device.type == "cuda")
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    with in_phase("data"):
+        return next(batches, None)

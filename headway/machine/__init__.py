@@ -1,0 +1,1 @@
+"""What this machine is, each fact with its reason. No torch. Everybody may come in."""

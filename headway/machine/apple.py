@@ -1,0 +1,112 @@
+"""Apple silicon: whether MPS can be used, why not, what would help; its precisions by version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.machine.facts import Machine, is_on, numbers
+from headway.machine.source import Source
+
+OLDEST_MACOS = (((1, 12), "12.3"), ((2, 5), "13.0"), ((2, 9), "14.0"))
+"""From this torch on, MPS needs that macOS.
+
+Sources: torch's release notes; pytorch pull requests 133141 (13.0) and 163515 (14.0)."""
+
+SOUND_SINCE = (1, 13)
+"""Older versions of torch compute wrongly on MPS in places."""
+
+SYSCTL = (
+    *("kern.osproductversion", "hw.optional.arm64", "sysctl.proc_translated"),
+    *("kern.hv_vmm_present", "machdep.cpu.brand_string", "hw.memsize"),
+    *("hw.physicalcpu", "hw.logicalcpu"),
+)
+
+REINSTALL = (
+    "install an arm64 Python, then torch anew. conda: `CONDA_SUBDIR=osx-arm64 conda create -n arm "
+    "python`; pyenv: `arch -arm64 pyenv install 3.12`; uv: `uv python install cpython-3.12-macos-"
+    "aarch64`"
+)
+
+
+def with_mps(machine: Machine, environ: Mapping[str, str], source: Source) -> Machine:
+    """Return the snapshot of a Mac with all that decides about MPS."""
+    answers = ask_sysctl(source)
+    machine = machine._replace(
+        macos=answers.get("kern.osproductversion", ""), gpus_reason="a Mac has no CUDA"
+    )
+    obstacle, fix = _obstacle(machine, answers, environ)
+    if obstacle is not None:
+        return machine._replace(mps=False, mps_reason=obstacle, mps_fix=fix)
+    chip = answers.get("machdep.cpu.brand_string", "chip unknown")
+    return machine._replace(mps=True, mps_reason=f"Apple silicon ({chip})")
+
+
+def ask_sysctl(source: Source) -> dict[str, str]:
+    """Return what sysctl knows of the names in SYSCTL; unknown ones are left out."""
+    try:
+        lines = source.output_of(
+            ["/usr/sbin/sysctl", "-i", *SYSCTL]
+        ).splitlines()  # -i: skip unknown names
+    except OSError:
+        return {}
+    return dict(line.partition(": ")[::2] for line in lines)
+
+
+def _obstacle(
+    machine: Machine, answers: Mapping[str, str], environ: Mapping[str, str]
+) -> tuple[str | None, str]:
+    """Return why MPS cannot be used, and what would help; (None, "") where it can."""
+    torch = machine.torch
+    if is_on(environ, "DISABLE_MPS"):
+        return f"DISABLE_MPS={environ['DISABLE_MPS']} turns it off", "unset DISABLE_MPS"
+    if machine.architecture != "arm64":
+        if answers.get("sysctl.proc_translated") == "1":
+            return "this Python is an Intel build, which Rosetta emulates on this Mac", REINSTALL
+        if answers.get("hw.optional.arm64") == "1":
+            return "this Python is an Intel build on Apple silicon", REINSTALL
+        return "this Mac has an Intel CPU", ""
+    if torch is not None:
+        if torch.mps is False or not torch.is_at_least(1, 12):
+            fix = how_to_renew_torch(machine.macos)
+            return f"this torch ({torch.version}) is built without MPS", fix
+        needed = [macos for since, macos in OLDEST_MACOS if torch.is_at_least(*since)][-1]
+        if machine.macos and numbers(machine.macos) < numbers(needed):
+            is_sound = torch.is_at_least(*SOUND_SINCE)
+            return (
+                f"macOS {machine.macos} is older than {needed}, which this torch "
+                f"({torch.version}) needs for MPS",
+                f"update macOS to {needed} or newer"
+                if is_sound
+                else how_to_renew_torch(machine.macos),
+            )
+    if answers.get("kern.hv_vmm_present") == "1":
+        return "this is a virtual machine, where torch cannot use the Apple GPU", ""
+    return None, ""
+
+
+def how_to_renew_torch(macos: str) -> str:
+    """Return how to get the newest torch that has MPS on this macOS, or on one to update to."""
+    here = numbers(macos or OLDEST_MACOS[-1][1])
+    too_new = [since for since, needed in OLDEST_MACOS if here < numbers(needed)]
+    if not too_new:
+        return "`pip install -U torch`"
+    if len(too_new) == len(OLDEST_MACOS):
+        return f"update macOS to {OLDEST_MACOS[-1][1]} or newer, then `pip install -U torch`"
+    return f"`pip install -U 'torch<{'.'.join(map(str, too_new[0]))}'`"
+
+
+def why_no_precision(name: str, machine: Machine) -> str | None:
+    """Return why MPS has no mixed precision `name` here, or None where it has.
+
+    Sources: torch's release notes: autocast to fp16 since 2.5, to bf16 since 2.6; bf16 is in Metal
+    since macOS 14.
+    """
+    torch = machine.torch
+    needed = {"fp16": (2, 5), "bf16": (2, 6)}.get(name)
+    if needed is None:
+        return None
+    if torch is not None and not torch.is_at_least(*needed):
+        return f"torch {torch.version} has none on MPS; {'.'.join(map(str, needed))} has"
+    if name == "bf16" and machine.macos and numbers(machine.macos) < (14,):
+        return f"macOS {machine.macos} has none; macOS 14 has"
+    return None

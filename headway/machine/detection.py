@@ -1,0 +1,96 @@
+"""Looking at a machine, by the probes for each kind of fact.
+
+It needs no torch and makes no CUDA context. A launch gathers what planning needs; all else
+(`Machine.host`, what each GPU is busy with) only where somebody asks for the full snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from headway.machine.cgroups import cpu_quota
+from headway.machine.facts import Machine, Torch
+from headway.machine.source import Source
+
+
+def detect_machine(
+    environ: Mapping[str, str] = os.environ, source: Source | None = None, *, full: bool = False
+) -> Machine:
+    """Look at this machine.
+
+    Args:
+        environ: read for CUDA_VISIBLE_DEVICES, DISABLE_MPS and the schedulers' variables.
+        source: what answers instead of the system itself: a recording.
+        full: gather also what planning does not need: `host`, and what each GPU is busy with.
+
+    Raises:
+        ConfigError: DISABLE_MPS has a value that means neither yes nor no.
+    """
+    source = source or Source()
+    machine = Machine(
+        system={"linux": "Linux", "darwin": "Darwin", "win32": "Windows"}.get(
+            source.platform, source.platform
+        ),
+        architecture=source.architecture(),
+        scheduler=_scheduler(environ),
+        cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+        cuda_device_order=environ.get("CUDA_DEVICE_ORDER"),
+    )
+    machine = _with_cores(machine, source)
+    if machine.system == "Darwin":
+        from headway.machine.apple import with_mps
+
+        machine = with_mps(_with_torch(machine, source), environ, source)
+    elif _has_driver(machine, source):
+        from headway.machine.gpus import with_gpus
+
+        machine = with_gpus(_with_torch(machine, source), environ, source, full=full)
+    if not full:
+        return machine
+    from headway.machine.host import look_at_host
+
+    return _with_torch(machine, source)._replace(host=look_at_host(machine, environ, source))
+
+
+def _scheduler(environ: Mapping[str, str]) -> str | None:
+    for name, variable in (("SLURM", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID")):
+        if variable in environ:
+            return f"{name} ({variable}={environ[variable]})"
+    return None
+
+
+def _with_cores(machine: Machine, source: Source) -> Machine:
+    cores = source.usable_cores()
+    quota = cpu_quota(source)
+    if quota is not None and quota < cores:
+        return machine._replace(
+            cores=max(1, int(quota)), cores_reason=f"cgroup quota of {quota:g} cores"
+        )
+    return machine._replace(cores=cores, cores_reason=f"{cores} usable core{'s' * (cores != 1)}")
+
+
+def _has_driver(machine: Machine, source: Source) -> bool:
+    """Return whether it is worth asking a driver for GPUs."""
+    if machine.system == "Linux":
+        places = ("proc/driver/nvidia", "sys/class/kfd/kfd")
+        return any(source.names_in(place) for place in places) or "dxg" in source.names_in("dev")
+    return machine.system == "Windows"
+
+
+def _with_torch(machine: Machine, source: Source) -> Machine:
+    """Read what the installed torch is from its version.py; nothing is imported."""
+    if machine.torch is not None:
+        return machine
+    facts: dict[str, str] = {}
+    for line in source.torch_version_file().splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            facts[name.split(":")[0].strip()] = value.strip().strip("'\"")
+    if "__version__" not in facts:
+        return machine._replace(torch_reason="torch is not installed for this Python")
+    cuda, hip = (
+        None if facts.get(name, "None") == "None" else facts[name] for name in ("cuda", "hip")
+    )
+    torch = Torch(facts["__version__"], cuda, hip)
+    return machine._replace(torch=torch, torch_reason="its version.py")

@@ -1,0 +1,218 @@
+"""How `devices` is written, and which GPUs it means on a machine.
+
+Lightning's table, exactly: a lone number is a count, a list or anything with a comma is indices.
+
+    3, "3"          the first 3 GPUs        [1, 3], "1, 3"   GPUs 1 and 3, in this order
+    -1, all, auto   all GPUs                [1], "1,"        GPU 1
+
+Beyond it: ranges (`0-3`, `0-6/2`), `^2` (all but GPU 2), the beginning of a UUID (`GPU-8f6e`,
+`MIG-a1b2`), and `idle:2` (two GPUs that nobody uses).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headway.machine.facts import Gpu
+
+Name = int | str
+"""A GPU's index among those that are visible, or the beginning of its UUID or MIG id."""
+
+BUSY_PERCENT = 10  # of utilization
+BUSY_BYTES = 2**30  # of memory; on a small GPU an eighth of it, as drivers keep some to themselves
+
+
+class Selection(NamedTuple):
+    """The GPUs that a spec means on one machine."""
+
+    indices: tuple[int, ...]
+    passed_over: tuple[str, ...] = ()  # GPUs left out, each with the reason
+    wrong: tuple[str, ...] = ()  # why the spec cannot be obeyed here
+
+
+class DeviceSpec(NamedTuple):
+    """The `first` so many GPUs, or those `named`, or all; but none of `without`; or `idle` ones."""
+
+    first: int | None = None
+    named: tuple[Name, ...] | None = None
+    without: tuple[Name, ...] = ()
+    idle: int | None = None
+
+    @property
+    def size(self) -> int | None:
+        """How many GPUs it asks for, whatever the machine; None where the machine decides."""
+        if self.named is not None:
+            return None if self.without else len(self.named)
+        return self.idle if self.first is None else self.first
+
+    def select(self, gpus: Sequence[Gpu]) -> Selection:
+        """Return which of a machine's visible GPUs are meant, and what is wrong with that.
+
+        What is chosen by number (`all`, `3`, `idle:2`) passes over GPUs on which nobody can
+        compute; a GPU that is named must work.
+        """
+        if self.named is not None:
+            return self._select_named(gpus)
+        excluded, wrong = _find(self.without, gpus)
+        reasons = [gpu.obstacle for gpu in gpus]
+        if self.idle is not None:
+            reasons = [_why_busy(gpu) for gpu in gpus]
+        usable = [
+            index for index, reason in enumerate(reasons) if not reason and index not in excluded
+        ]
+        passed_over = [f"GPU {index}: {reason}" for index, reason in enumerate(reasons) if reason]
+        wanted = self.first if self.idle is None else self.idle
+        if wanted is not None and len(usable) < wanted:
+            kind = "idle" if self.idle else "usable"
+            reason = f" ({'; '.join(passed_over)})" if passed_over else ""
+            wrong = (*wrong, f"of {len(gpus)} GPUs {len(usable)} are {kind}{reason}")
+        return Selection(tuple(usable[:wanted]), tuple(passed_over), wrong)
+
+    def may_become_idle(self, gpus: Sequence[Gpu]) -> bool:
+        """Return whether waiting can bring the idle GPUs that it asks for."""
+        coming = [gpu for gpu in gpus if gpu.use is not None and not gpu.is_shut]
+        is_one_slice = self.idle == 1 or not any(gpu.slice_of for gpu in gpus)
+        return self.idle is not None and is_one_slice and self.idle <= len(coming)
+
+    def _select_named(self, gpus: Sequence[Gpu]) -> Selection:
+        found, wrong = _find(self.named or (), gpus)
+        excluded, wrong_too = _find(self.without, gpus)
+        chosen = tuple(index for index in found if index not in excluded)
+        twice = {index for index in found if found.count(index) > 1}
+        obstacles = [
+            f"GPU {i} cannot be used: {gpus[i].obstacle}" for i in chosen if gpus[i].obstacle
+        ]
+        repeated = [f"GPU {index} is named twice, once by its UUID" for index in sorted(twice)]
+        return Selection(chosen, wrong=(*wrong, *wrong_too, *repeated, *obstacles))
+
+    def __str__(self) -> str:
+        if self.idle is not None:
+            return f"idle:{self.idle}"
+        if self.first is not None:
+            return str(self.first)
+        parts = [*map(str, self.named or ()), *(f"^{name}" for name in self.without)]
+        return ",".join(parts) + "," * (len(parts) == 1) if parts else "all"
+
+    def reading(self) -> str:
+        """Return in words how the spec was understood."""
+        if self.idle is not None:
+            return f"{self.idle} GPU{'s' * (self.idle > 1)} that nobody uses"
+        if self.first is not None:
+            gpus = f"{self.first} GPUs" if self.first > 1 else "GPU"
+            return f"the first {gpus}; for GPU {self.first} write `{self.first},`"
+        parts = "GPU " + ", ".join(map(str, self.named)) if self.named is not None else "all GPUs"
+        but = ", ".join(map(str, self.without))
+        return f"{parts} but {but}" if but else parts
+
+
+ALL = DeviceSpec()
+
+
+def parse_devices(raw: str | Sequence[str]) -> DeviceSpec:
+    """Return the meaning of a `devices` value from a flag, a variable, a profile or a script.
+
+    Raises:
+        ValueError: it has none; the text says why, to follow "devices is '...', ".
+    """
+    if not isinstance(raw, str):
+        return _list(raw)
+    text = raw.strip()
+    if text in ("all", "auto", "-1"):
+        return ALL
+    if text.startswith("[") and text.endswith("]"):
+        return _list(text[1:-1].removesuffix(",").split(","))
+    if "," in text or re.match(_ITEM, text):
+        return _list(text.removesuffix(",").split(","))
+    word, colon, number = text.partition(":")
+    if word == "idle" and colon and _is_number(number) and int(number) > 0:
+        return DeviceSpec(idle=int(number))
+    if word == "idle":
+        raise ValueError("but how many idle GPUs? For two write idle:2")
+    if text == "0":
+        raise ValueError("which selects no GPU: for GPU 0 write `0,`, for none --cpu")
+    if not _is_number(text):
+        raise ValueError(
+            "which is neither a count (2), nor a list (0,2 or 0-3), nor all, ^2 or idle:2"
+        )
+    return DeviceSpec(first=int(text))
+
+
+# not compiled here: few launches name GPUs, and every launch would pay
+_ITEM = r"\^|\d+-|(GPU|MIG)-"
+_RANGE = r"([0-9]{1,4})-([0-9]{1,4})(?:/([1-9][0-9]{0,3}))?"
+_UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
+
+
+def _is_number(text: str) -> bool:
+    """True for a number that could count the GPUs of a machine."""
+    return text.isascii() and text.isdecimal() and len(text) <= 4
+
+
+def _list(parts: Sequence[str]) -> DeviceSpec:
+    named: list[Name] = []
+    without: list[Name] = []
+    for part in parts:
+        text = part.strip()
+        if text.startswith("^"):
+            without += _names(text[1:])
+        else:
+            named += _names(text)
+    for names in (named, without):
+        if len(set(names)) < len(names):
+            raise ValueError("which names a GPU twice")
+    if not named and not without:
+        raise ValueError("which names no GPU")
+    return DeviceSpec(named=tuple(named) if named else None, without=tuple(without))
+
+
+def _names(text: str) -> list[Name]:
+    if _is_number(text):
+        return [int(text)]
+    if re.fullmatch(_UUID, text):
+        return [text]
+    found = re.fullmatch(_RANGE, text)
+    if found is None:
+        raise ValueError(
+            f"in which {text!r} is neither the index of a GPU, nor a range, nor a UUID"
+        )
+    first, last, step = int(found[1]), int(found[2]), int(found[3] or 1)
+    if last < first:
+        raise ValueError(f"in which the range {text!r} counts down; write the GPUs one by one")
+    return list(range(first, last + 1, step))
+
+
+def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[str, ...]]:
+    """Return the indices that `names` mean among `gpus`, and what is wrong with the others."""
+    found: list[int] = []
+    wrong: list[str] = []
+    for name in names:
+        if isinstance(name, int):
+            matches = [name] if name < len(gpus) else []
+        else:
+            matches = [index for index, gpu in enumerate(gpus) if gpu.uuid.startswith(name)]
+        found += matches[:1]
+        if not matches:
+            wrong.append(f"there is no GPU {name}")
+        elif len(matches) > 1:
+            wrong.append(f"{name} begins the UUIDs of {len(matches)} GPUs")
+    return found, tuple(wrong)
+
+
+def _why_busy(gpu: Gpu) -> str | None:
+    """Return why this GPU is not idle; None where nobody uses it."""
+    if gpu.obstacle:
+        return gpu.obstacle
+    use = gpu.use
+    if gpu.claimed_by:
+        return f"{gpu.claimed_by} has claimed it"
+    if use is None:
+        return "its driver does not tell what it does"
+    if use.pids:
+        return f"process {', '.join(map(str, use.pids))} computes on it"
+    if use.memory_bytes > min(BUSY_BYTES, gpu.memory_bytes // 8):
+        return f"{use.memory_bytes / 2**30:.1f} GiB of its memory are in use"
+    if (use.utilization_percent or 0) >= BUSY_PERCENT:
+        return f"it is busy at {use.utilization_percent} %"
+    return None

@@ -1,0 +1,237 @@
+"""Asks GPU drivers what there is: NVML, else nvidia-smi; for AMD the kernel's own tables.
+
+nvidia-ml-py (`headway[nvidia]`) answers in milliseconds and nvidia-smi in tenths of a second, with
+the same facts; the tool comes with every driver, so that the package can stay a choice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headway.machine.facts import DEFAULT, EXCLUSIVE, PROHIBITED, Gpu, GpuUse, Machine, MigSlice
+from headway.machine.source import Source
+
+NVIDIA = "proc/driver/nvidia/version"
+KFD = "sys/class/kfd/kfd/topology/nodes"
+_NVML_MODES = {0: DEFAULT, 1: EXCLUSIVE, 2: PROHIBITED, 3: EXCLUSIVE}  # NVML_COMPUTEMODE_*
+_UNCORRECTED, _VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
+
+
+def with_gpus(
+    machine: Machine, environ: Mapping[str, str], source: Source, *, full: bool
+) -> Machine:
+    """Return the snapshot with its GPUs, or with the reason why none is known."""
+    if source.names_in(KFD) and not source.read(NVIDIA):
+        return _with_amd_gpus(machine, environ, source)
+    nvml = source.nvml()
+    found = None if nvml is None else _Nvml(nvml, source, full).ask()
+    return machine._replace(**(found or _NvidiaSmi(source, full).ask()))
+
+
+class _Nvml:
+    """NVIDIA's management library, through nvidia-ml-py."""
+
+    def __init__(self, nvml: Any, source: Source, full: bool) -> None:
+        self._nvml = nvml
+        self._source = source
+        self._full = full
+
+    def ask(self) -> dict[str, Any] | None:
+        """Return the machine's fields that it knows; None where it fails."""
+        nvml = self._nvml
+        try:
+            nvml.nvmlInit()
+            driver = nvml.nvmlSystemGetDriverVersion()
+            handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+            gpus = tuple(self._gpu(handle) for handle in handles)
+            nvml.nvmlShutdown()
+        except nvml.NVMLError:
+            return None
+        reason = "found by NVML" if gpus else "the NVIDIA driver knows no GPU"
+        return {"gpus": gpus, "gpus_reason": reason, "driver": driver}
+
+    def _gpu(self, handle: Any) -> Gpu:
+        nvml = self._nvml
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        mode = _NVML_MODES.get(self._may(nvml.nvmlDeviceGetComputeMode, handle), DEFAULT)
+        is_mig = bool((self._may(nvml.nvmlDeviceGetMigMode, handle) or (0, 0))[0])
+        gpu = Gpu(
+            name=nvml.nvmlDeviceGetName(handle),
+            uuid=nvml.nvmlDeviceGetUUID(handle),
+            memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
+            capability=(major, minor),
+            compute_mode=mode,
+            is_mig=is_mig,
+            slices=self._slices(handle) if is_mig else (),
+            use=self._use(handle) if self._full or mode == EXCLUSIVE else None,
+        )
+        if not self._full:
+            return gpu
+        return gpu._replace(
+            numa_node=_numa_node(self._source, nvml.nvmlDeviceGetPciInfo(handle).busId),
+            ecc_errors=self._may(nvml.nvmlDeviceGetTotalEccErrors, handle, _UNCORRECTED, _VOLATILE),
+        )
+
+    def _slices(self, handle: Any) -> tuple[MigSlice, ...]:
+        nvml = self._nvml
+        slices = []
+        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            part = self._may(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+            if part is not None:  # numbers without a slice are left out
+                name, uuid = nvml.nvmlDeviceGetName(part), nvml.nvmlDeviceGetUUID(part)
+                memory = nvml.nvmlDeviceGetMemoryInfo(part).total
+                use = self._use(part) if self._full else None
+                slices.append(MigSlice(name, uuid, memory, use))
+        return tuple(slices)
+
+    def _use(self, handle: Any) -> GpuUse:
+        nvml = self._nvml
+        rates = self._may(nvml.nvmlDeviceGetUtilizationRates, handle)
+        processes = self._may(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        return GpuUse(
+            memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).used,
+            utilization_percent=None if rates is None else rates.gpu,
+            pids=tuple(process.pid for process in processes),
+        )
+
+    def _may(self, call: Callable[..., Any], *args: object) -> Any:
+        """Return what `call` answers; None where this GPU does not know such a thing."""
+        try:
+            return call(*args)
+        except self._nvml.NVMLError:
+            return None
+
+
+class _NvidiaSmi:
+    """The tool that comes with NVIDIA's driver."""
+
+    FIELDS = (
+        *("name", "uuid", "memory.total", "compute_cap", "compute_mode", "mig.mode.current"),
+        *("memory.used", "utilization.gpu", "ecc.errors.uncorrected.volatile.total"),
+        *("pci.bus_id", "driver_version"),
+    )
+
+    def __init__(self, source: Source, full: bool) -> None:
+        self._source = source
+        self._full = full
+
+    def ask(self) -> dict[str, Any]:
+        """Return the machine's fields that it knows, or the reason why it knows none."""
+        try:
+            rows = self._rows(f"--query-gpu={','.join(self.FIELDS)}")
+            answers = [dict(zip(self.FIELDS, row, strict=True)) for row in rows]
+            gpus = tuple(map(self._gpu, answers))
+        except (OSError, ValueError, KeyError) as error:
+            reason = f"there is an NVIDIA driver, but nvidia-smi does not answer: {error}"
+            return {"gpus": (), "gpus_reason": reason}
+        if not gpus:
+            return {"gpus": (), "gpus_reason": "the NVIDIA driver knows no GPU"}
+        driver = answers[0]["driver_version"]
+        return {"gpus": gpus, "gpus_reason": "found by nvidia-smi", "driver": driver}
+
+    def _rows(self, query: str) -> list[list[str]]:
+        command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+        lines = self._source.output_of(command).splitlines()
+        return [[cell.strip() for cell in line.split(",")] for line in lines if line.strip()]
+
+    def _gpu(self, answer: Mapping[str, str]) -> Gpu:
+        major, _, minor = answer["compute_cap"].partition(".")
+        word = answer["compute_mode"].lower()
+        mode = EXCLUSIVE if word.startswith("exclusive") else word
+        is_mig = answer["mig.mode.current"] == "Enabled"
+        uuid = answer["uuid"]
+        gpu = Gpu(
+            name=answer["name"],
+            uuid=uuid,
+            memory_bytes=int(answer["memory.total"]) * 2**20,
+            capability=(int(major), int(minor)),
+            compute_mode=mode if mode in (EXCLUSIVE, PROHIBITED) else DEFAULT,
+            is_mig=is_mig,
+            slices=self._slices(answer["name"], uuid) if is_mig else (),
+        )
+        if self._full or gpu.compute_mode == EXCLUSIVE:
+            gpu = gpu._replace(
+                use=GpuUse(
+                    int(answer["memory.used"]) * 2**20,
+                    _number(answer["utilization.gpu"]),
+                    self._pids(uuid),
+                )
+            )
+        if not self._full:
+            return gpu
+        return gpu._replace(
+            numa_node=_numa_node(self._source, answer["pci.bus_id"]),
+            ecc_errors=_number(answer["ecc.errors.uncorrected.volatile.total"]),
+        )
+
+    def _pids(self, uuid: str) -> tuple[int, ...]:
+        apps = self._rows("--query-compute-apps=gpu_uuid,pid")
+        return tuple(int(pid) for gpu, pid in apps if gpu == uuid)
+
+    def _slices(self, name: str, uuid: str) -> tuple[MigSlice, ...]:
+        """Read `nvidia-smi -L`, where the slices of a GPU are listed below it."""
+        slices = []
+        owner = ""
+        for line in self._source.output_of(["nvidia-smi", "-L"]).splitlines():
+            found = re.search(r"UUID: (\S+)\)", line)
+            profile = re.match(r"\s+MIG (\S*?(\d+)gb\S*)", line)
+            if found and not profile:
+                owner = found[1]
+            elif found and profile and owner == uuid:
+                memory = int(profile[2]) * 2**30
+                slices.append(MigSlice(f"{name} MIG {profile[1]}", found[1], memory))
+        return tuple(slices)
+
+
+def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source) -> Machine:
+    """Read the kernel's table of compute nodes; CPUs are in it, too.
+
+    Source: the kernel's amdkfd, kfd_topology.c. amdsmi would tell more, but has to match the
+    installed ROCm, and what a plan needs stands here.
+    """
+    gpus = []
+    for node in sorted(source.names_in(KFD), key=int):
+        lines = source.read(f"{KFD}/{node}/properties").splitlines()
+        facts = dict(line.split(maxsplit=1) for line in lines if " " in line)
+        version = int(facts.get("gfx_target_version", "0"))  # 90010 is gfx90a, 110000 gfx1100
+        if not version:
+            continue
+        banks = [
+            source.read(f"{KFD}/{node}/mem_banks/{bank}/properties")
+            for bank in source.names_in(f"{KFD}/{node}/mem_banks")
+        ]
+        sizes = [int(size) for bank in banks for size in re.findall(r"size_in_bytes (\d+)", bank)]
+        unique = int(facts.get("unique_id", "0"))  # 0 on cards that have none
+        major, minor, step = version // 10000, version // 100 % 100, version % 100
+        gpus.append(
+            Gpu(
+                name=f"AMD gfx{major}{minor:x}{step:x}",
+                uuid=f"GPU-{unique:016x}" if unique else f"GPU-XX-{node}",
+                memory_bytes=sum(sizes),
+                capability=(major, minor),
+            )
+        )
+    for variable in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if variable in environ:
+            reason = (
+                f"{variable}={environ[variable]!r} is set, which Headway does not count through; "
+                "with CUDA_VISIBLE_DEVICES in its place, ROCm does the same"
+            )
+            return machine._replace(is_rocm=True, gpus_reason=reason)
+    reason = "found by the amdgpu driver" if gpus else "the amdgpu driver knows no GPU"
+    return machine._replace(gpus=tuple(gpus), gpus_reason=reason, is_rocm=bool(gpus))
+
+
+def _numa_node(source: Source, bus_id: str) -> int | None:
+    """Return the NUMA node of a PCI device; None where the kernel knows none."""
+    address = bus_id.lower()[-len("0000:00:00.0") :]
+    node = _number(source.read(f"sys/bus/pci/devices/{address}/numa_node"))
+    return node if node is not None and node >= 0 else None
+
+
+def _number(text: str) -> int | None:
+    """Return a whole number; None for what drivers write where they know none: [N/A]."""
+    text = text.strip()
+    return int(text) if text.removeprefix("-").isdecimal() else None

@@ -1,0 +1,167 @@
+"""The facts about a machine that a person needs to find a mistake; no plan depends on them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from headway.machine.apple import ask_sysctl
+from headway.machine.cgroups import cpu_quota, memory_limit
+from headway.machine.facts import Host, Machine
+from headway.machine.source import Source
+
+STEERING = re.compile(
+    "(CUDA|NVIDIA|NCCL|GLOO|OMP|MKL|KMP|OPENBLAS|TORCH|PYTORCH|HIP|ROCR|HSA|ACCELERATE|HEADWAY"
+    "|SLURM_(JOB_ID|NTASKS|PROCID|LOCALID|NODEID|NNODES|GPUS|CPUS|STEP)|OMPI_COMM_WORLD|PMI_)"
+    "|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|DISABLE_MPS"
+    "|LD_PRELOAD|PYTHONUNBUFFERED)$"
+)
+"""The variables that steer a training; no others are kept, as they may hold secrets."""
+
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
+ADDRESS = re.compile("ADDR|HOST|NODELIST|ENDPOINT|UR[IL]$|^(NCCL_COMM_ID|PMI_PORT|HEADWAY_RUN)$")
+HIDDEN = "hidden"
+"""Stands for what is not told; a word that each setting's parser takes, so that a snapshot can be
+replayed."""
+
+Fact = tuple[Any, str]
+"""A value and how it is known; None and why it is not."""
+
+
+def look_at_host(machine: Machine, environ: Mapping[str, str], source: Source) -> Host:
+    """Gather them all, each with its reason."""
+    python = ".".join(map(str, sys.version_info[:3])) + f" {sys.implementation.name}"
+    facts: dict[str, Fact] = {
+        "python": (python, "this interpreter"),
+        "affinity": (source.usable_cores(), "the scheduler's mask for this process"),
+        "container": _container(source),
+        "mpi": _hint(environ, "an MPI launcher", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+        "kubernetes": _hint(environ, "Kubernetes", "KUBERNETES_SERVICE_HOST"),
+        "open_files": _limit(source, "NOFILE"),
+        "processes": _limit(source, "NPROC"),
+        "locked_bytes": _limit(source, "MEMLOCK"),
+        "variables": (_variables(environ), "the environment; only names that steer a training"),
+        **(_mac(machine, source) if machine.system == "Darwin" else _linux(source)),
+    }
+    values = {name: value for name, (value, _) in facts.items()}
+    return Host(**values, reasons={name: reason for name, (_, reason) in facts.items()})
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return those that steer a training, without secrets, addresses and people's names."""
+    told = {}
+    for name, text in environ.items():
+        if not STEERING.match(name) or SECRET.search(name):
+            continue
+        if name == "HEADWAY_ENV":
+            told[name] = _names_only(text)
+        elif ADDRESS.search(name):
+            told[name] = HIDDEN
+        else:
+            told[name] = without_home(text, environ)
+    return told
+
+
+def _names_only(pairs: str) -> str:
+    """Return NAME=VALUE words, quoted as in a shell, without the values."""
+    try:
+        words = shlex.split(pairs)
+    except ValueError:
+        return HIDDEN
+    names = [word.partition("=")[0] for word in words if "=" in word]
+    return shlex.join(f"{name}={HIDDEN}" for name in names if not SECRET.search(name))
+
+
+def without_home(text: str, environ: Mapping[str, str]) -> str:
+    """Return the text with ~ for the home folder, whose name is a person's."""
+    home = environ.get("HOME", "").rstrip("/")
+    if not os.path.isabs(home):  # "x" would be found everywhere
+        return text
+    return re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
+
+
+def _linux(source: Source) -> dict[str, Fact]:
+    release = re.search(r'^PRETTY_NAME="?(.*?)"?$', source.read("etc/os-release"), re.MULTILINE)
+    processors = source.read("proc/cpuinfo")
+    model = re.search(r"^model name\s*: (.*)$", processors, re.MULTILINE)
+    pairs = re.findall(r"^physical id\s*: (\d+)$.*?^core id\s*: (\d+)$", processors, re.M | re.S)
+    logical = len(re.findall(r"^processor\s*:", processors, re.MULTILINE))
+    memory = {
+        name: int(kibibytes) * 1024
+        for name, kibibytes in re.findall(r"^(\w+):\s+(\d+) kB$", source.read("proc/meminfo"), re.M)
+    }
+    nodes = [name for name in source.names_in("sys/devices/system/node") if name[4:].isdecimal()]
+    shm = source.bytes_in("dev/shm")
+    return {
+        "os": (release[1] if release else "Linux", "/etc/os-release"),
+        "kernel": (source.read("proc/sys/kernel/osrelease").strip(), "/proc/sys/kernel"),
+        "cpu": _or_cause(model and model[1], "/proc/cpuinfo"),
+        "logical_cores": _or_cause(logical, "/proc/cpuinfo"),
+        "physical_cores": _or_cause(len(set(pairs)), "/proc/cpuinfo"),
+        "cpu_quota": _or_cause(
+            cpu_quota(source), "the cgroup", "no cgroup of this process has one"
+        ),
+        "numa_nodes": _or_cause(len(nodes), "/sys/devices/system/node"),
+        "memory_bytes": _or_cause(memory.get("MemTotal"), "/proc/meminfo"),
+        "available_bytes": _or_cause(memory.get("MemAvailable"), "/proc/meminfo"),
+        "memory_limit_bytes": _or_cause(
+            memory_limit(source), "the cgroup", "no cgroup of this process has one"
+        ),
+        "shm_bytes": _or_cause(shm and shm[0], "/dev/shm", "there is no /dev/shm"),
+        "interfaces": (tuple(source.names_in("sys/class/net")), "/sys/class/net"),
+        "infiniband": (tuple(source.names_in("sys/class/infiniband")), "/sys/class/infiniband"),
+    }
+
+
+def _mac(machine: Machine, source: Source) -> dict[str, Fact]:
+    answers = ask_sysctl(source)
+    absent = (None, "a Mac has none")
+    unknown = (None, "not asked on a Mac")
+    return {
+        "os": (f"macOS {machine.macos}", "sysctl"),
+        "kernel": (f"Darwin, {machine.architecture}", "uname"),
+        "cpu": _or_cause(answers.get("machdep.cpu.brand_string"), "sysctl"),
+        "logical_cores": _or_cause(int(answers.get("hw.logicalcpu", 0)), "sysctl"),
+        "physical_cores": _or_cause(int(answers.get("hw.physicalcpu", 0)), "sysctl"),
+        "cpu_quota": absent,
+        "numa_nodes": absent,
+        "memory_bytes": _or_cause(int(answers.get("hw.memsize", 0)), "sysctl"),
+        "available_bytes": unknown,
+        "memory_limit_bytes": absent,
+        "shm_bytes": absent,
+        "interfaces": ((), "not asked on a Mac"),
+        "infiniband": ((), "a Mac has none"),
+    }
+
+
+def _or_cause(value: Any, known_from: str, cause: str | None = None) -> Fact:
+    """Return the fact `value`; where it is None or 0, its absence with the cause."""
+    if value:
+        return value, known_from
+    return None, cause or f"{known_from} does not tell"
+
+
+def _limit(source: Source, name: str) -> Fact:
+    value = source.limit(name)
+    return value, f"RLIMIT_{name}, the soft limit" if value is not None else "no such limit here"
+
+
+def _hint(environ: Mapping[str, str], what: str, *variables: str) -> Fact:
+    for variable in variables:
+        if variable in environ:
+            return f"{what} ({variable} is set)", "the environment"
+    return None, f"{' and '.join(variables)} {'are' if len(variables) > 1 else 'is'} not set"
+
+
+def _container(source: Source) -> Fact:
+    for path, name in ((".dockerenv", "Docker"), ("run/.containerenv", "Podman")):
+        if os.path.basename(path) in source.names_in(os.path.dirname(path)):
+            return name, f"/{path}"
+    for name in ("docker", "kubepods", "containerd", "lxc", "apptainer"):
+        if name in source.read("proc/1/cgroup"):
+            return name, "/proc/1/cgroup"
+    return None, "nothing that containers leave behind is here"

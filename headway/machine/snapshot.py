@@ -1,0 +1,184 @@
+"""A machine's snapshot as JSON: `headway env --json` writes it, `--machine FILE` reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from headway.errors import ConfigError
+from headway.machine.facts import DEFAULT, EXCLUSIVE, PROHIBITED, Machine
+
+VERSION = 1
+MAX_BYTES = 2**24
+LEAST = {
+    **dict.fromkeys(("cores", "logical_cores", "physical_cores", "affinity", "numa_nodes"), 1),
+    **dict.fromkeys(("open_files", "processes", "locked_bytes"), -1),  # unlimited
+    "cpu_quota": 0.001,  # the kernel's least quota in its longest period
+}
+"""The least that the number in a field can be, where it is not 0."""
+LARGEST = 2**63 - 1
+CHOICES = {"compute_mode": (DEFAULT, EXCLUSIVE, PROHIBITED)}
+
+
+def to_json(machine: Machine) -> str:
+    """Return the snapshot as one JSON object, field by field."""
+    return json.dumps(as_data(machine), indent=2)
+
+
+def as_data(machine: Machine) -> dict[str, Any]:
+    """Return the snapshot in dicts, lists and plain values."""
+    return {"version": VERSION, **_plain(machine)}
+
+
+def load_machine(path: str) -> Machine:
+    """Return the machine that a file describes; `headway env --json` and `headway doctor --json`.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no snapshot, or one that no machine can have.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MAX_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise _broken(path, f"cannot be read: {reason}") from None
+    place = ""
+    try:
+        data = json.loads(text, object_pairs_hook=_each_once)
+        if isinstance(data, dict) and "machine" in data:  # what doctor printed
+            data, place = data["machine"], "machine"
+        if not isinstance(data, dict) or "version" not in data:
+            raise _Misfit(place, "is no object with a version")
+        version = data.pop("version")
+        if type(version) is not int or version != VERSION:
+            at = _join(place, "version")
+            raise _Misfit(at, f"is {_shown(version)}, and this Headway reads {VERSION}")
+        machine: Machine = _typed(Machine, data, place)
+        _refuse_twins(machine, place)
+    except _Misfit as misfit:
+        reason = f"{misfit.place or 'it'} {misfit.reason}"
+        raise _broken(path, f"holds no snapshot of a machine: {reason}", misfit.place) from None
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, f"holds no snapshot of a machine: {error}") from None
+    return machine
+
+
+class _Misfit(ValueError):
+    """A value that is no part of a snapshot.
+
+    Args:
+        place: the keys that lead to it: gpus[0].uuid; "" for the whole.
+        reason: a sentence without its subject.
+    """
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(place, reason)
+        self.place, self.reason = place, reason
+
+
+def _broken(path: str, reason: str, place: str = "") -> ConfigError:
+    return ConfigError(
+        f"{path!r} {reason}",
+        where=f"flag --machine, {path}" + (f", key {place}" if place else ""),
+        fix="write one with `headway env --json > machine.json`, on the machine in question",
+    )
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in data:  # json alone would forget the first
+            raise _Misfit("", f"has the key {name!r} twice in one object")
+        data[name] = value
+    return data
+
+
+def _join(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+def _typed(kind: Any, data: Any, place: str) -> Any:
+    """Return `data` as the type that an annotation names; _Misfit where it does not fit."""
+    if isinstance(kind, UnionType):
+        if data is None and NoneType in get_args(kind):
+            return None
+        return _typed(get_args(kind)[0], data, place)
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _fields(kind, data, place)
+    if get_origin(kind) is tuple:
+        return _items(get_args(kind), data, place)
+    if get_origin(kind) is not None:  # Mapping[str, str]
+        if not isinstance(data, dict) or not all(isinstance(one, str) for one in data.values()):
+            raise _Misfit(place, "is no map of texts")
+        return data
+    return _scalar(kind, data, place)
+
+
+def _scalar(kind: Any, data: Any, place: str) -> Any:
+    if type(data) is not kind and not (kind is float and type(data) is int):
+        raise _Misfit(place, f"is {_shown(data)}, not of type {kind.__name__}")
+    field = place.rpartition(".")[2]
+    if field in CHOICES and data not in CHOICES[field]:
+        raise _Misfit(place, f"is {_shown(data)}, not one of {', '.join(CHOICES[field])}")
+    if kind in (int, float):
+        least = LEAST.get(field, 0)
+        if not data >= least:  # so that NaN is refused, too
+            raise _Misfit(place, f"is {_shown(data)}, where {least} is the least")
+        if data > LARGEST:
+            raise _Misfit(place, f"is {_shown(data)}, more than any machine counts")
+    return kind(data)
+
+
+def _shown(data: Any) -> str:
+    text = repr(data)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _fields(kind: Any, data: Any, place: str) -> Any:
+    if not isinstance(data, dict):
+        raise _Misfit(place, "is no object")
+    hints = get_type_hints(kind)
+    unknown = data.keys() - hints.keys()
+    missing = hints.keys() - data.keys() - kind._field_defaults.keys()
+    for names, wrong in ((unknown, "unknown"), (missing, "missing")):
+        if names:
+            raise _Misfit(place, f"has {wrong} fields: {', '.join(sorted(names))}")
+    return kind(
+        **{name: _typed(hints[name], value, _join(place, name)) for name, value in data.items()}
+    )
+
+
+def _items(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
+    if not isinstance(data, list):
+        raise _Misfit(place, "is no list")
+    if kinds[-1] is Ellipsis:
+        kinds = kinds[:1] * len(data)
+    if len(kinds) != len(data):
+        raise _Misfit(place, f"has {len(data)} entries, not {len(kinds)}")
+    return tuple(
+        _typed(kind, item, f"{place}[{index}]")
+        for index, (kind, item) in enumerate(zip(kinds, data, strict=True))
+    )
+
+
+def _refuse_twins(machine: Machine, place: str) -> None:
+    """Raise a _Misfit where a UUID stands for two GPUs: CUDA would show neither of them."""
+    first: dict[str, str] = {}
+    for index, gpu in enumerate(machine.gpus):
+        at = _join(place, f"gpus[{index}]")
+        uuids = {at: gpu.uuid}
+        uuids |= {f"{at}.slices[{number}]": part.uuid for number, part in enumerate(gpu.slices)}
+        for owner, uuid in uuids.items():
+            if uuid in first:
+                raise _Misfit(f"{owner}.uuid", f"is {_shown(uuid)}, as that of {first[uuid]}")
+            first[uuid] = owner

@@ -1,0 +1,1 @@
+"""The number formats of a forward and backward pass. Only the runtime comes in."""

@@ -1,0 +1,247 @@
+"""What a machine profile says, read strictly.
+
+A profile is one flat YAML map of settings. It is read from the parser's events, so that every
+value keeps its line, every scalar stays the text that the user wrote (`no` is no boolean here), and
+no tag, alias or deep nesting is ever built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from headway._version import __version__
+from headway.errors import ConfigError, Problem
+from headway.settings.profile_files import read_text, shown
+from headway.settings.table import Origin, Raw
+
+VERSION = 1
+_NULLS = ("", "~", "null", "Null", "NULL")
+_QUOTED = ("'", '"', "|", ">")  # a scalar's style; a plain one has none
+
+
+class Mark(NamedTuple):
+    """Where a key and its value stand in the text, as indices of characters."""
+
+    key: int
+    value: int
+    end: int  # behind the value's last character
+    items: Mapping[str, Mark]  # of the keys in a map; empty for other values
+
+
+class Entry(NamedTuple):
+    """One key of a profile: its value as text, list or map of texts, and where it stands."""
+
+    raw: Raw
+    origin: Origin
+    mark: Mark | None = None  # None for what is in no file
+    faults: tuple[Problem, ...] = ()  # why the value cannot be relied on; `resolve` reports them
+
+
+def read_profile(path: str, layer: str) -> dict[str, Entry]:
+    """Return the entries of the profile at `path`, by key; whether a key exists is not asked here.
+
+    Args:
+        path: a YAML file.
+        layer: `user profile` or `project profile`, for the origin of each value.
+
+    Raises:
+        ConfigError: unreadable, no YAML, not a flat map, an alias, a tag, a newer version; a
+            duplicate key or one without a value.
+    """
+    entries = parse_profile(read_text(path), path, layer)
+    entries.pop("version", None)
+    return entries
+
+
+def read_layer(path: str, layer: str) -> dict[str, Entry]:
+    """Return what `read_profile` does, for `resolve`: faults of single keys are left to it, so that
+    they are reported together with all else that is wrong.
+    """
+    return parse_layer(read_text(path), path, layer)
+
+
+def parse_layer(text: str, path: str, layer: str) -> dict[str, Entry]:
+    """Return what `read_layer` does, of a profile's `text`; `path` is for messages."""
+    entries = _Reader(path, layer).read(text)
+    version = entries.pop("version", None)
+    if version and version.faults:
+        raise ConfigError.of(version.faults)
+    return entries
+
+
+def parse_profile(text: str, path: str, layer: str) -> dict[str, Entry]:
+    """Return the entries of a profile's `text`, the version included; `path` is for messages."""
+    reader = _Reader(path, layer)
+    entries = reader.read(text)
+    if reader.faults:
+        raise ConfigError.of([fault for _, fault in reader.faults])
+    return entries
+
+
+def yaml_loader() -> Any:
+    """Return the loader that profiles are read by: the quick one where it was built."""
+    import yaml
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Reader:
+    """Turns the parser's events into entries; knows the file's name for its messages."""
+
+    def __init__(self, path: str, layer: str) -> None:
+        self.path = path
+        self.layer = layer
+        self.noun = "the file of answers" if layer == "answers" else "the profile"
+        self.faults: list[tuple[str, Problem]] = []  # with the key of the profile
+        self.key = ""  # the one that is being read
+        self.end = 0  # of the value read last
+
+    def read(self, text: str) -> dict[str, Entry]:
+        import yaml  # 20 ms, spent only where there is a profile
+
+        loader = yaml_loader()
+        self.yaml: Any = yaml
+        try:
+            self.events: Iterator[Any] = yaml.parse(text, Loader=loader)
+            next(self.events)  # the stream's start
+            if isinstance(next(self.events), yaml.StreamEndEvent):
+                raise self._error(
+                    f"{self.noun} is empty", None, "write `device: auto`, or delete it"
+                )
+            entries = self._settings()
+            next(self.events)  # the document's end
+            extra = next(self.events)
+            if not isinstance(extra, yaml.StreamEndEvent):
+                raise self._error(
+                    "a second document begins", extra, "keep one document in the file"
+                )
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            is_tab = mark is not None and text[mark.index : mark.index + 1] == "\t"
+            problem = "a tab, where only spaces may be" if is_tab else error.problem
+            raise ConfigError(
+                f"{self.noun} is not YAML: {problem or error.context}",
+                where=self._place(mark),
+                fix="indent by spaces" if is_tab else "write one `key: value` on each line",
+            ) from None
+        except yaml.YAMLError as error:  # a character that YAML forbids; it has no mark
+            line = text.count("\n", 0, getattr(error, "position", 0)) + 1
+            raise ConfigError(
+                f"{self.noun} is not YAML: {str(error).splitlines()[0]}",
+                where=f"{self.layer} {shown(self.path)}, line {line}",
+                fix="remove that character",
+            ) from None
+        for key, fault in self.faults:
+            entries[key] = entries[key]._replace(faults=(*entries[key].faults, fault))
+        return entries
+
+    def _settings(self) -> dict[str, Entry]:
+        event = next(self.events)
+        if not isinstance(event, self.yaml.MappingStartEvent):
+            found = "a list" if isinstance(event, self.yaml.SequenceStartEvent) else "a lone value"
+            raise self._error(
+                f"{self.noun} is {found}", event, "write one `key: value` on each line"
+            )
+        self._refuse_tricks(event)
+        entries: dict[str, Entry] = {}
+        for key, event in self._keys():
+            self.key = key
+            raw, mark = self._value(key, event)
+            if key in entries:
+                first = entries[key].origin.words.split(", ")[-1]
+                self._note(f"{key!r} stands twice; first in {first}", event, "keep one of the two")
+                continue
+            words = f"{self.layer} {shown(self.path)}, line {event.start_mark.line + 1}"
+            origin = Origin(self.layer, words, event.start_mark.column + 1)
+            entries[key] = Entry(raw, origin, mark)
+            if key == "version":
+                self._check_version(raw, event)
+        return entries
+
+    def _check_version(self, raw: Raw, event: Any) -> None:
+        """Stop at a newer version before its other novelties are taken for mistakes."""
+        if raw == str(VERSION):
+            return
+        newer = isinstance(raw, str) and raw.isdecimal() and raw.isascii() and int(raw[:9]) > 0
+        raise self._error(
+            f"version is {raw!r}, but Headway {__version__} reads version {VERSION}",
+            event,
+            f"update to a Headway that reads version {raw}: `pip install -U headway`"
+            if newer
+            else f"write `version: {VERSION}`",
+        )
+
+    def _value(self, key: str, at: Any) -> tuple[Raw, Mark]:
+        """Read the value of `key`, which stands where the event `at` does."""
+        event = next(self.events)
+        self._refuse_tricks(event)
+        items: dict[str, Mark] = {}
+        raw: Raw
+        if isinstance(event, self.yaml.SequenceStartEvent):
+            raw = []
+            while not isinstance(item := next(self.events), self.yaml.SequenceEndEvent):
+                raw.append(self._scalar(key, item))
+            self._close(item)
+        elif isinstance(event, self.yaml.MappingStartEvent):
+            raw = {}
+            for name, item in self._keys():
+                value = next(self.events)
+                if name in raw:
+                    self._note(f"{key}.{name} stands twice", item, "keep one of the two")
+                raw[name] = self._scalar(f"{key}.{name}", value)
+                places = (item.start_mark.index, value.start_mark.index, self.end)
+                items[name] = Mark(*places, items={})
+        else:
+            raw = self._scalar(key, event)
+        return raw, Mark(at.start_mark.index, event.start_mark.index, self.end, items)
+
+    def _keys(self) -> Iterator[tuple[str, Any]]:
+        """Yield the keys of the map that has just begun; the caller reads each value."""
+        while not isinstance(event := next(self.events), self.yaml.MappingEndEvent):
+            if self._is_null(event):
+                raise self._error("a key is empty", event, "write `key: value`, or delete the line")
+            yield self._scalar("a key", event), event
+        self._close(event)
+
+    def _close(self, event: Any) -> None:
+        """Note where a collection ends: behind its bracket, or else with its last value."""
+        if event.start_mark.index < event.end_mark.index:
+            self.end = event.end_mark.index
+
+    def _scalar(self, key: str, event: Any) -> str:
+        self._refuse_tricks(event)
+        if not isinstance(event, self.yaml.ScalarEvent):
+            raise self._error(f"{key} holds a list or a map too deep", event, "write plain values")
+        value: str = event.value
+        if self._is_null(event):
+            self._note(f"{key} has no value", event, "give it one, or delete the line")
+        self.end = event.end_mark.index
+        return value
+
+    def _is_null(self, event: Any) -> bool:
+        is_plain = isinstance(event, self.yaml.ScalarEvent) and event.style not in _QUOTED
+        return is_plain and event.value in _NULLS
+
+    def _refuse_tricks(self, event: Any) -> None:
+        if isinstance(event, self.yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise self._error(
+                "a profile takes no YAML anchors (&) or aliases (*)", event, "write the value out"
+            )
+        if getattr(event, "tag", None):
+            raise self._error(
+                f"a profile takes no YAML tags, and this is {event.tag!r}", event, "remove the tag"
+            )
+
+    def _error(self, what: str, event: Any, fix: str) -> ConfigError:
+        """Return the error that ends the reading, together with what was noted before."""
+        place = self._place(None if event is None else event.start_mark)
+        return ConfigError.of([*(fault for _, fault in self.faults), Problem(what, place, fix)])
+
+    def _note(self, what: str, event: Any, fix: str) -> None:
+        """Note a problem that the rest of the file can still be read after."""
+        self.faults.append((self.key, Problem(what, self._place(event.start_mark), fix)))
+
+    def _place(self, mark: Any) -> str:
+        place = f"{self.layer} {shown(self.path)}"
+        return f"{place}, line {mark.line + 1}, column {mark.column + 1}" if mark else place

@@ -1,0 +1,378 @@
+"""Every setting, declared once: type, default, choices, help; flags, profile keys, environment
+names, `--help` and the messages are derived from here.
+
+`Settings` is both the table (its class attributes) and, as an instance, one resolved set of typed
+values that remembers where each came from. No dataclasses here or elsewhere before the script
+starts: importing them costs a fifth of what a whole launch may cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+from headway.errors import Problem
+from headway.machine.devices import ALL, DeviceSpec, parse_devices
+
+T = TypeVar("T")
+
+Raw = str | Sequence[str] | Mapping[str, str]
+"""A value as a source holds it: text from a flag or a variable; from YAML also a list or a map."""
+
+AUTO = "auto"
+"""Written by the user, or the default: let Headway work the value out from the machine."""
+
+
+class Origin(NamedTuple):
+    """Where a value came from: the layer, and the words for a person."""
+
+    layer: str  # one of resolve.LAYERS
+    words: str
+    column: int | None = None  # of the key in its file, where there is one
+
+    def __str__(self) -> str:
+        return self.words if self.column is None else f"{self.words}, column {self.column}"
+
+
+class Value(NamedTuple):
+    """A setting's value and its origin."""
+
+    value: Any
+    origin: Origin
+
+
+class Setting(Generic[T]):
+    """One row of the table.
+
+    Args:
+        parse: turns a raw value into the setting's type; raises ValueError with the reason.
+        default: the value when nobody says anything; AUTO where the machine decides.
+        help: one line for `--help` and the documentation.
+        metavar: how the value is written in `--help`.
+        choices: the values that are possible, where they can be counted.
+        of_launch_only: no training script is likely to have an option of this name.
+        needs_launcher: a value other than the default keeps a launcher beside the script.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        parse: Callable[[Raw], T],
+        default: object,
+        help: str,
+        *,
+        metavar: str = "",
+        choices: tuple[str, ...] = (),
+        of_launch_only: bool = False,
+        needs_launcher: bool = False,
+    ) -> None:
+        self.kind = parse
+        self.default = default
+        self.help = help
+        self.metavar = metavar or ("{" + ",".join(choices) + "}" if choices else "")
+        self.choices = choices
+        self.of_launch_only = of_launch_only
+        self.needs_launcher = needs_launcher
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, settings: None, owner: type) -> Setting[T]: ...
+    @overload
+    def __get__(self, settings: Settings, owner: type) -> T: ...
+    def __get__(self, settings: Settings | None, owner: type) -> Setting[T] | T:
+        if settings is None:
+            return self
+        value: T = settings.values[self.name].value
+        return value
+
+    @property
+    def flag(self) -> str:
+        """The flag of `headway launch`: --num-processes."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def example(self) -> str:
+        """A value that is possible, for messages."""
+        if self.default is None and isinstance(self.kind, Count):
+            return str(self.kind.minimum)
+        if self.default is None or self.default == {}:
+            return self.metavar
+        return str(self.default)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable: HEADWAY_NUM_PROCESSES."""
+        return "HEADWAY_" + self.name.upper()
+
+    def parse(self, raw: Raw) -> T | str:
+        """Return the value that `raw` means (AUTO where that is allowed).
+
+        Raises:
+            ValueError: it means none; the text goes on from "<name> is <raw>, ".
+        """
+        if self.default == AUTO and isinstance(raw, str) and raw.strip().lower() == AUTO:
+            return AUTO
+        return self.kind(raw)
+
+    def canonical(self, raw: Raw) -> Raw:
+        """Return `raw` as other readers of YAML expect it: without spaces around it, in lower case.
+
+        Raises:
+            ValueError: as `parse` does.
+        """
+        value = self.parse(raw)
+        return str(value) if isinstance(value, int) or self.choices else raw
+
+
+def _text(raw: Raw) -> str:
+    if not isinstance(raw, str):
+        kind = "map" if isinstance(raw, Mapping) else "list"
+        raise ValueError(f"which is a {kind}, not one value")
+    if not raw.strip():
+        raise ValueError("which is empty")
+    return raw
+
+
+def _choice(
+    *choices: str, same: Mapping[str, str] | None = None, or_auto: bool = False
+) -> Callable[[Raw], str]:
+    def parse(raw: Raw) -> str:
+        word = _text(raw).strip().lower()
+        word = (same or {}).get(word, word)
+        if word not in choices:
+            possible = (*choices, *([AUTO] if or_auto else []))
+            raise ValueError(f"but it must be one of {', '.join(possible)}")
+        return word
+
+    return parse
+
+
+class Count:
+    """Reads whole numbers from `minimum` to `maximum`, both included."""
+
+    def __init__(self, minimum: int, maximum: int | None = None) -> None:
+        self.minimum = minimum
+        self.maximum = maximum
+
+    def __call__(self, raw: Raw) -> int:
+        text = _text(raw).strip()
+        digits = text.removeprefix("-")
+        if not (digits.isdecimal() and digits.isascii()):
+            raise ValueError("which is not a whole number")
+        if len(digits) > 9:
+            raise ValueError("which is too large")
+        number = int(text)
+        if number < self.minimum or (self.maximum is not None and number > self.maximum):
+            allowed = f"{self.minimum} or more"
+            if self.maximum is not None:
+                allowed = f"from {self.minimum} to {self.maximum}"
+            raise ValueError(f"but it must be {allowed}")
+        return number
+
+
+def _ranks(raw: Raw) -> tuple[int, ...] | None:
+    """Read 0,3 or 0-3,8 or a YAML list of such; None is all of them."""
+    if isinstance(raw, Mapping):
+        raise ValueError("which is a map, not a list of ranks")
+    if isinstance(raw, str) and raw.strip().lower() == "all":
+        return None
+    ranks: set[int] = set()
+    for part in raw.split(",") if isinstance(raw, str) else raw:
+        first, dash, last = (word.strip() for word in part.partition("-"))
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and end.isascii() and len(end) <= 6 for end in ends):
+            raise ValueError(f"in which {part.strip()!r} is neither a rank (3) nor a range (0-3)")
+        if int(ends[0]) > int(ends[1]):
+            raise ValueError(f"in which {part.strip()!r} runs backwards")
+        ranks.update(range(int(ends[0]), int(ends[1]) + 1))
+    return tuple(sorted(ranks))
+
+
+def _devices(raw: Raw) -> DeviceSpec:
+    if isinstance(raw, Mapping):
+        raise ValueError("which is a map, not a count or a list of indices")
+    return parse_devices(raw)
+
+
+def _path(raw: Raw) -> str:
+    from os.path import expanduser
+
+    if "\0" in _text(raw):
+        raise ValueError("which no path can hold")
+    return expanduser(_text(raw))
+
+
+def _host(raw: Raw) -> str:
+    host = _text(raw)
+    if any(char.isspace() or not char.isprintable() for char in host):
+        raise ValueError("which is neither a name nor an IP address")
+    return host
+
+
+def _variables(raw: Raw) -> dict[str, str]:
+    """Read a YAML map, or NAME=VALUE words quoted as in a shell."""
+    if isinstance(raw, Mapping):
+        pairs = list(raw.items())
+    else:
+        import shlex
+
+        try:
+            words = shlex.split(raw) if isinstance(raw, str) else raw
+        except ValueError:
+            raise ValueError("in which a quote is not closed") from None
+        for word in words:
+            if "=" not in word:
+                raise ValueError(f"in which {word!r} is not NAME=VALUE")
+        pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
+        names = [name for name, _ in pairs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"in which {twice[0]} stands twice")
+    for name, value in pairs:
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"in which {name!r} cannot be the name of a variable")
+    return dict(pairs)
+
+
+class Settings:
+    """The table of all settings; an instance holds one resolved value for each."""
+
+    device = Setting(
+        _choice("cpu", "cuda", "gpu", "mps", or_auto=True),
+        AUTO,
+        "where the script computes; gpu is cuda, or mps on a Mac",
+        choices=("auto", "cpu", "cuda", "gpu", "mps"),
+    )
+    devices = Setting[DeviceSpec](
+        _devices,
+        ALL,
+        "which GPUs: a count (2), a list (0,2 or 0-3), ^2 (all but 2), UUIDs, idle:2, or all",
+        metavar="SPEC",
+    )
+    num_processes = Setting(
+        Count(1),
+        AUTO,
+        "processes on this machine: a number, or auto (one for each GPU, else one)",
+        metavar="N",
+        of_launch_only=True,
+    )
+    mixed_precision = Setting(
+        # false and off are how YAML tools write the unquoted `no` back
+        _choice("no", "fp16", "bf16", same={"false": "no", "off": "no"}),
+        "no",
+        "precision of the forward pass",
+        choices=("no", "fp16", "bf16"),
+    )
+    mps_fallback = Setting(
+        _choice("on", "strict", or_auto=True),
+        AUTO,
+        "operators that MPS lacks: computed on the CPU (on), or an error (strict)",
+        choices=("auto", "on", "strict"),
+    )
+    gradient_accumulation_steps = Setting(
+        Count(1), 1, "micro-batches for each optimizer step", metavar="N"
+    )
+    threads_per_process = Setting(
+        Count(1),
+        AUTO,
+        "CPU threads of each process: a number, or auto (usable cores / processes)",
+        metavar="N",
+        of_launch_only=True,
+    )
+    num_machines = Setting(Count(1), 1, "machines in this run", metavar="M", of_launch_only=True)
+    machine_rank = Setting(
+        Count(0), 0, "this machine's place among them, from 0", metavar="R", of_launch_only=True
+    )
+    main_address = Setting[str | None](
+        _host, None, "name or IP address of machine 0", metavar="HOST", of_launch_only=True
+    )
+    main_port = Setting[int | None](
+        Count(1, 65535),
+        AUTO,
+        "port on machine 0 (auto: 29500; on one machine the system chooses)",
+        metavar="PORT",
+        of_launch_only=True,
+    )
+    max_restarts = Setting(
+        Count(0),
+        0,
+        "how often all processes are started again after a failure",
+        metavar="N",
+        of_launch_only=True,
+        needs_launcher=True,
+    )
+    grace_period_s = Setting(
+        Count(0, 86400),
+        30,
+        "seconds that ranks get to stop, counted from the stop signal",
+        metavar="S",
+        of_launch_only=True,
+    )
+    hang_timeout = Setting[int | None](
+        Count(1),
+        None,
+        "seconds without any progress of the ranks after which the run is ended, with all stacks",
+        metavar="S",
+        of_launch_only=True,
+        needs_launcher=True,
+    )
+    log_dir = Setting[str | None](
+        _path,
+        None,
+        "folder that keeps one log file for each process",
+        metavar="DIR",
+        needs_launcher=True,
+    )
+    ranks = Setting[tuple[int, ...] | None](
+        _ranks,
+        None,
+        "ranks whose output is shown on the console: 0,3 or 0-3 or all",
+        metavar="0,3",
+    )
+    debug_rank = Setting[int | None](
+        Count(0),
+        None,
+        "rank that gets the terminal, for breakpoint() and pdb; the others are silent, and torch's "
+        "default timeouts are suspended, but not those that the script itself gives. Ctrl-C "
+        "interrupts the rank; twice within a second, it ends the run",
+        metavar="R",
+        of_launch_only=True,
+    )
+    start_method = Setting(
+        _choice("fork", "exec"),
+        AUTO,
+        "how ranks start: forked from one warm process, or each a fresh interpreter (exec)",
+        choices=("auto", "fork", "exec"),
+        of_launch_only=True,
+    )
+    env = Setting[dict[str, str]](
+        _variables, {}, "extra environment variable for the script", metavar="NAME=VALUE"
+    )
+
+    def __init__(self, values: Mapping[str, Value], unread: Collection[str] = ()) -> None:
+        """Hold `values`; those of the settings in `unread` are no more than guesses."""
+        self.values = values
+        self.unread = unread
+
+    def origin(self, name: str) -> Origin:
+        """Return where the value of the setting `name` came from."""
+        return self.values[name].origin
+
+    def where(self, *names: str) -> str:
+        """Return where the values of these settings came from, for a message."""
+        return "; ".join(f"{name}: {self.origin(name)}" for name in names)
+
+    def problem(self, what: str, fix: str, *names: str) -> list[Problem]:
+        """Return what is wrong with these settings together; nothing where one could not be read,
+        as that has been said and this may follow from it.
+        """
+        if any(name in self.unread for name in names):
+            return []
+        return [Problem(what, self.where(*names), fix)]
+
+
+TABLE: Mapping[str, Setting[Any]] = {
+    name: row for name, row in vars(Settings).items() if isinstance(row, Setting)
+}

@@ -1,0 +1,1 @@
+"""How the ranks share one model. Only the runtime comes in."""

@@ -1,0 +1,247 @@
+"""What a rank's process does around the user's script: become `__main__`, tell how it ended.
+
+The script must not be able to tell that it was started here rather than by `python script.py`. The
+same code runs in a process forked from the server and in a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import io
+import os
+import signal
+import sys
+import time
+import traceback
+import types
+from collections.abc import Collection, Sequence
+from importlib.machinery import SourceFileLoader
+from types import TracebackType
+from typing import NoReturn
+
+from headway.contract import process_groups, records
+from headway.contract.records import Crash
+from headway.contract.run import read_run
+from headway.errors import HeadwayError
+from headway.launcher.inside import rank_monitor
+from headway.launcher.inside.process_cleanup import die_with_parent
+from headway.launcher.reporting.failures import is_of_communication
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""Blocked while a rank's process is made: none is lost, and none meets a handler that is not its
+own."""
+
+_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
+_LAUNCHER = os.path.join(_PACKAGE, "launcher") + os.sep
+
+
+_BOOT = """\
+import sys
+if sys.path[:1] == [""]: del sys.path[0]
+from headway.launcher.{module} import main
+main()
+"""
+
+
+def boot(module: str) -> str:
+    """Return what `python -c` needs to run `main` of a module of the launcher's.
+
+    With -c, Python puts the working directory first, where a user's file could shadow any module.
+    """
+    return _BOOT.format(module=module)
+
+
+def main() -> None:
+    """Run the program in this fresh interpreter, as the words say that the server wrote."""
+    server, channel, stacks, kind, name, *args = sys.argv[1:]
+    die_with_parent(int(server))
+    for fd in (channel, stacks):
+        os.set_inheritable(int(fd), False)
+    atexit.register(last_of_all)
+    rank_monitor.stand_by(int(channel), int(stacks))
+    run_program(kind, name, args, blocked=STOP_SIGNALS)
+
+
+def run_program(
+    kind: str, name: str, args: Sequence[str], *, blocked: Collection[signal.Signals] = ()
+) -> None:
+    """Run the user's program as `__main__`; the caller then lets the interpreter end as usual.
+
+    Args:
+        kind: `script` or `module`.
+        name: the script's path, or the module's name.
+        args: the program's own arguments.
+        blocked: signals that may come from now on.
+
+    Raises:
+        SystemExit: the script's own, or 1 after an unhandled exception has been shown.
+    """
+    run = read_run()
+    if run is not None and run.timeouts_suspended:
+        from headway.launcher.inside.debugging import suspend_timeouts
+
+        suspend_timeouts()
+    sys.argv = [name, *args]
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    vars(main).update(__builtins__=builtins, __annotations__={})
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+        if kind == "module":
+            _run_module(name)
+        elif os.path.isdir(name) or not _is_source(name):
+            _run_container(name)
+        else:
+            _run_file(name, main)
+    except SystemExit as stop:
+        _tell_end(stop)
+        raise
+    except BaseException as error:  # noqa: BLE001  it is shown, reported and obeyed
+        _fail(error)
+    _tell_end(None)
+
+
+def _run_file(path: str, main: types.ModuleType) -> None:
+    file = os.path.abspath(path)
+    if not is_path_safe():
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    main.__file__ = file
+    main.__cached__ = None  # type: ignore[attr-defined]
+    main.__loader__ = SourceFileLoader("__main__", file)
+    with io.open_code(file) as source:
+        code = compile(source.read(), file, "exec", dont_inherit=True)
+    exec(code, main.__dict__)  # noqa: S102  the user's script
+
+
+def _run_module(name: str) -> None:
+    if not is_path_safe():
+        sys.path.insert(0, os.getcwd())
+    run_module_as_main(name, alter_argv=True)
+
+
+def _run_container(path: str) -> None:
+    """Run the `__main__` of a directory or a zip file, or a compiled script."""
+    sys.path.insert(0, path)
+    run_module_as_main("__main__", alter_argv=False)
+
+
+def run_module_as_main(name: str, alter_argv: bool) -> None:
+    """Do what `python -m` does. The one use of runpy's private function: its public ones put a
+    temporary module in the place of `__main__`.
+    """
+    import runpy
+
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+
+
+def is_path_safe() -> bool:
+    """True where Python was told to put no folder of the program's first (-P, -I)."""
+    return bool(getattr(sys.flags, "safe_path", False))
+
+
+def _is_source(path: str) -> bool:
+    with open(path, "rb") as file:
+        return b"\0" not in file.read(512)
+
+
+def _tell_end(stop: SystemExit | None) -> None:
+    """Say that the program came to its own end: a rank that left by os._exit never says so."""
+    code, reason, place = 0, "", "at the end of the script"
+    if stop is not None:
+        code = stop.code & 255 if isinstance(stop.code, int) else int(stop.code is not None)
+        reason = stop.code[:2000] if isinstance(stop.code, str) else ""
+        frame = traceback.extract_tb(stop.__traceback__)[-1]
+        place = f"by sys.exit at {frame.filename}:{frame.lineno} in {frame.name}"
+    groups = rank_monitor.collectives()
+    records.tell(end=time.time(), code=code, reason=reason, place=place, groups=groups)
+
+
+def _fail(error: BaseException) -> NoReturn:
+    """Report an unhandled exception upward, show it as Python would, and end as Python would.
+
+    What is the user's to mend (HeadwayError) is shown without our frames, and keeps its exit code.
+    An interrupt is not shown: whoever pressed Ctrl-C knows.
+    """
+    shown = error.__traceback__ = _without_our_frames(error.__traceback__)
+    ours = isinstance(error, HeadwayError)
+    lines = _in_short(error) if ours else traceback.format_exception(type(error), error, shown)
+    code = error.exit_code if isinstance(error, HeadwayError) else 1
+    crash = Crash(
+        time=time.time(),
+        kind=type(error).__name__,
+        message=str(error)[:2000],
+        traceback="".join(lines)[-20000:],
+        is_from_torch=_is_from_torch(error.__traceback__),
+        code=-signal.SIGINT if isinstance(error, KeyboardInterrupt) else code,
+    )
+    records.tell(crash=crash._asdict(), groups=rank_monitor.collectives())
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
+    if isinstance(error, KeyboardInterrupt):
+        die_of_interrupt_at_the_end()
+    elif ours:
+        sys.stderr.writelines(lines)
+    elif not (records.is_heard() and is_of_communication(crash) and _has_usual_hook()):
+        sys.excepthook(type(error), error, shown)
+    sys.exit(code)
+
+
+def _is_from_torch(trace: TracebackType | None) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("torch.")
+
+
+def _has_usual_hook() -> bool:
+    """True where an exception would be shown in the usual way, or in torch's, which adds the rank.
+
+    One that only says that another rank is gone is then left to the launcher, which shows it once.
+    """
+    module = sys.excepthook.__module__ or ""
+    return module == "sys" or module.startswith("torch.")
+
+
+def _in_short(error: BaseException) -> list[str]:
+    """Return the script's frames and the error's own three lines."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    return [*traceback.format_list(theirs), f"{type(error).__name__}: {error}\n"]
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the calls before the script's, and those that stand between torch's."""
+    while trace is not None and _is_before_the_script(trace):
+        trace = trace.tb_next
+    kept = trace
+    while kept is not None:
+        while kept.tb_next is not None and _is_between_torchs(kept.tb_next):
+            kept.tb_next = kept.tb_next.tb_next
+        kept = kept.tb_next
+    return trace
+
+
+def _is_before_the_script(trace: TracebackType) -> bool:
+    file = trace.tb_frame.f_code.co_filename
+    return file.startswith((_LAUNCHER, "<frozen runpy"))
+
+
+def _is_between_torchs(trace: TracebackType) -> bool:
+    return trace.tb_frame.f_code.co_filename in (rank_monitor.__file__, process_groups.__file__)
+
+
+def die_of_interrupt_at_the_end() -> None:
+    """Make this process end by SIGINT itself, after everything else, as Python does."""
+    global _dies_of_interrupt
+    _dies_of_interrupt = True
+
+
+_dies_of_interrupt = False
+
+
+def last_of_all() -> None:
+    """Registered with atexit before anything else, and so run after everything else."""
+    if "torch.distributed" in sys.modules:
+        time.sleep(0.02)  # gloo's threads drop their last works; see headway.world
+    if _dies_of_interrupt:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)

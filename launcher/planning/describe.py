@@ -1,0 +1,116 @@
+"""A plan in words: the whole of it for `--dry-run`, one line for a real start."""
+
+from __future__ import annotations
+
+import shlex
+
+from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
+from headway.launcher.planning.variables import RANK_VARIABLES
+from headway.settings.table import TABLE, Settings, Value
+
+
+def describe(plan: LaunchPlan) -> str:
+    """Return the plan for a person: every setting with its origin, how it runs, what changes."""
+    settings = plan.settings
+    lines = [summary(plan), "", "settings"]
+    lines += [f"  {row}" for row in settings_table(settings).splitlines()]
+    lines += ["", "start"]
+    ranks = f"{settings.num_processes} on this machine"
+    if settings.num_machines > 1:
+        ranks += f" (machine {settings.machine_rank} of {settings.num_machines})"
+    start = [
+        ("command", shlex.join(plan.program.command(plan.python)), ""),
+        ("processes", ranks, ""),
+        ("how", *_how(plan)),
+        ("port", *_port(plan)),
+    ]
+    if plan.gpus:
+        start.append(("gpus", ", ".join(map(str, plan.gpus)), settings.devices.reading()))
+    lines += [f"  {row}" for row in _columns(start)]
+    lines += ["", "environment"]
+    lines += [
+        f"  {row}" for row in _columns([_changed(*item) for item in plan.environment.items()])
+    ]
+    if plan.supervised is not None:
+        lines.append(f"  and for each rank its own {', '.join(RANK_VARIABLES[:6])}, ...")
+    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+
+
+def settings_table(settings: Settings, with_origin: bool = True) -> str:
+    """Return one line for each setting: its name, its value, its origin."""
+    rows = []
+    for name in TABLE:
+        value, origin = settings.values[name]
+        rows.append((name, _shown(value), origin.words if with_origin else ""))
+    return "\n".join(_columns(rows))
+
+
+def summary(plan: LaunchPlan) -> str:
+    """Return the plan in one line."""
+    settings = plan.settings
+    processes = _counted(settings.num_processes, "process", "processes")
+    parts = [f"{processes} on {settings.device}"]
+    if settings.num_machines > 1:
+        parts.append(f"machine {settings.machine_rank} of {settings.num_machines}")
+    parts.append(
+        f"precision {'fp32' if settings.mixed_precision == 'no' else settings.mixed_precision}"
+    )
+    each = " each" if settings.num_processes > 1 else ""
+    parts.append(_counted(settings.threads_per_process, "thread", "threads") + each)
+    if plan.supervised is not None and settings.debug_rank is not None:
+        parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice ends the run)")
+    return f"{printable(plan.program.name)}: {', '.join(parts)}"
+
+
+def _how(plan: LaunchPlan) -> tuple[str, str]:
+    if plan.in_process:
+        return "in this interpreter", "flag --in-process"
+    if plan.supervised is None:
+        return "exec", "the script replaces the launcher"
+    return "torch's elastic agent", plan.supervised
+
+
+def _port(plan: LaunchPlan) -> tuple[str, str]:
+    if plan.supervised is None:
+        return "none", "one process has no group"
+    if plan.is_one_machine:
+        return f"a free one on {LOOPBACK}", plan.settings.origin("main_port").words
+    address = f"{plan.settings.main_address}:{plan.settings.main_port}"
+    return address, plan.settings.origin("main_address").words
+
+
+def _shown(value: object) -> str:
+    if value is None or value == {}:
+        return "-"
+    if isinstance(value, dict):
+        return " ".join(f"{name}={text}" for name, text in value.items())
+    if type(value) is tuple:  # ranks
+        from headway.launcher.reporting.failures import ranges
+
+        return ranges(value)
+    return str(value)
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _changed(name: str, change: Value) -> tuple[str, str, str]:
+    if change.value is None:
+        return f"- {name}", "", change.origin.words
+    return f"+ {name}", change.value, change.origin.words
+
+
+def _columns(rows: list[tuple[str, str, str]]) -> list[str]:
+    """Align three columns; one long cell does not push the others aside."""
+    rows = [(printable(name), printable(value), printable(origin)) for name, value, origin in rows]
+    widths = [min(max(len(row[column]) for row in rows), 44) for column in (0, 1)]
+    return [
+        f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip()
+        for name, value, origin in rows
+    ]
+
+
+def printable(text: str) -> str:
+    """Return `text` with what would steer the terminal written out, as in Python's strings."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,0 +1,151 @@
+"""The environment of the script: which variables a plan sets or removes, each with its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.contract.run import RunContract, encode
+from headway.machine.facts import Machine
+from headway.settings.resolve import threads_given_by
+from headway.settings.table import Origin, Settings, Value
+
+RANK_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
+)
+"""torch's names for a process's place in the group; the launcher alone sets them."""
+
+SETTING_OF = {
+    "ACCELERATE_USE_CPU": "device",
+    "ACCELERATE_MIXED_PRECISION": "mixed_precision",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "CUDA_VISIBLE_DEVICES": "devices",
+    "PYTORCH_ENABLE_MPS_FALLBACK": "mps_fallback",
+}
+"""Variables that follow from a setting, and may not be set beside it."""
+
+
+_FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
+
+
+def variables_of(
+    settings: Settings,
+    machine: Machine,
+    gpus: tuple[int, ...],
+    supervised: str | None,
+    environ: Mapping[str, str],
+) -> dict[str, Value]:
+    """Return what changes in the environment; a value of None means removed.
+
+    Args:
+        settings: resolved.
+        machine: the one that the script runs on.
+        gpus: indices of the selected ones among the visible.
+        supervised: why a launcher stays beside the script, if it does.
+        environ: what the script would inherit.
+    """
+    device = settings.device
+    changes = {
+        "HEADWAY_RUN": Value(
+            encode(_contract(settings, supervised)), Origin("default", "the launcher")
+        ),
+        "ACCELERATE_USE_CPU": _from(settings, "device", str(device == "cpu").lower()),
+        "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
+    }
+    if settings.origin("gradient_accumulation_steps").layer != "default":
+        # to Accelerate it beats what the script itself says
+        steps = _from(settings, "gradient_accumulation_steps")
+        changes["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = steps
+    threads = threads_given_by(settings.env) or threads_given_by(environ)
+    if threads is None or settings.origin("threads_per_process").layer != "detected":
+        changes["OMP_NUM_THREADS"] = _from(settings, "threads_per_process")
+    if device == "mps":
+        # torch reads it once, as a number, when its library loads; other text would crash it
+        on = "1" if settings.mps_fallback == "on" else "0"
+        changes["PYTORCH_ENABLE_MPS_FALLBACK"] = _from(settings, "mps_fallback", on)
+    if device == "cpu" and machine.visible_gpus:
+        changes["CUDA_VISIBLE_DEVICES"] = _from(settings, "device", "")
+    if gpus:
+        changes |= _gpu_mask(settings, machine, gpus)
+    stale = Origin("default", "of another launch around this one")
+    changes |= {name: Value(None, stale) for name in RANK_VARIABLES if name in environ}
+    if supervised is not None and not environ.get("PYTHONUNBUFFERED"):
+        changes["PYTHONUNBUFFERED"] = Value("1", Origin("default", "output passes through pipes"))
+    if settings.num_processes * settings.num_machines > 1 and not environ.get(_FLIGHT_RECORDER):
+        recorder = Origin("default", "each rank remembers its last collectives, should it hang")
+        changes[_FLIGHT_RECORDER] = Value("2000", recorder)
+    if supervised is not None and _is_local(settings):
+        changes |= _loopback_interfaces(settings, machine, environ)
+    if settings.debug_rank is not None and device == "cuda":
+        # it would end ranks whose collectives wait for the debugged one
+        changes["TORCH_NCCL_ENABLE_MONITORING"] = _from(settings, "debug_rank", "0")
+    for name in settings.env:
+        changes[name] = _from(settings, "env", settings.env[name])
+    return changes
+
+
+def _contract(settings: Settings, supervised: str | None) -> RunContract:
+    told = ("device", "mixed_precision", "gradient_accumulation_steps")
+    return RunContract(
+        device=settings.device,
+        mixed_precision=settings.mixed_precision,
+        gradient_accumulation_steps=settings.gradient_accumulation_steps,
+        origins={name: settings.origin(name).words for name in told},
+        flags=tuple(name for name in told if settings.origin(name).layer == "flag"),
+        timeouts_suspended=supervised is not None and settings.debug_rank is not None,
+    )
+
+
+def _from(settings: Settings, name: str, value: str | None = None) -> Value:
+    text = str(settings.values[name].value) if value is None else value
+    return Value(text, settings.origin(name))
+
+
+def _gpu_mask(settings: Settings, machine: Machine, gpus: tuple[int, ...]) -> dict[str, Value]:
+    visible = machine.visible_gpus
+    has_slices = any(visible[index].slice_of for index in gpus)
+    changes = {}
+    if has_slices or gpus != tuple(range(len(visible))):
+        changes["CUDA_VISIBLE_DEVICES"] = _from(
+            settings, "devices", _mask(gpus, machine, by_uuid=has_slices)
+        )
+    if counts_fastest_first(machine) and machine.cuda_visible_devices is None:
+        order = Origin("default", "several models of GPU: counted as nvidia-smi counts them")
+        changes["CUDA_DEVICE_ORDER"] = Value("PCI_BUS_ID", order)
+    return changes
+
+
+def counts_fastest_first(machine: Machine) -> bool:
+    """Return whether CUDA numbers the GPUs in another order than the driver's tools may do.
+
+    Source: NVIDIA, CUDA C++ Programming Guide, environment variables: CUDA_DEVICE_ORDER.
+    """
+    models = {gpu.name for gpu in machine.gpus}
+    return len(models) > 1 and machine.cuda_device_order is None and not machine.is_rocm
+
+
+def _mask(gpus: tuple[int, ...], machine: Machine, *, by_uuid: bool) -> str:
+    """Map indices through an existing CUDA_VISIBLE_DEVICES, never around it."""
+    if by_uuid:
+        return ",".join(machine.visible_gpus[index].uuid for index in gpus)
+    if machine.cuda_visible_devices is None:
+        return ",".join(map(str, gpus))
+    tokens = [token.strip() for token in machine.cuda_visible_devices.split(",")]
+    return ",".join(tokens[index] for index in gpus)
+
+
+def _is_local(settings: Settings) -> bool:
+    """True when all ranks are on this machine, several agents on it included."""
+    address = settings.main_address or ""
+    return settings.num_machines == 1 or address == "localhost" or address.startswith("127.")
+
+
+def _loopback_interfaces(
+    settings: Settings, machine: Machine, environ: Mapping[str, str]
+) -> dict[str, Value]:
+    interface = "lo0" if machine.system == "Darwin" else "lo"
+    names = ["GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if settings.device == "cuda" else [])]
+    local = Value(interface, Origin("default", "all ranks are on this machine"))
+    return {name: local for name in names if name not in environ}

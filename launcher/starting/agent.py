@@ -1,0 +1,350 @@
+"""Runs a plan's ranks under torch's elastic agent: rendezvous, monitoring and restarts are torch's,
+starting and stopping the processes is ours (`ranks.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from types import FrameType
+from typing import Any
+
+import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from headway.errors import ConfigError, LaunchError, WorkerFailed
+from headway.launcher.clusters import rendezvous
+from headway.launcher.inside.debugging import CtrlC, lent_terminal
+from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
+from headway.launcher.planning.supervision import refuse_missing_ranks
+from headway.launcher.reporting.console import Console
+from headway.launcher.reporting.failures import STOPPED_AND_SAVED, Failure, RankExit, find_failure
+from headway.launcher.reporting.hang import Hang, blame
+from headway.launcher.reporting.output import Output
+from headway.launcher.reporting.watch import Watch
+from headway.launcher.starting.ranks import NoLogs, RankProcesses
+from headway.launcher.starting.starter import Starter
+from headway.machine.cgroups import count_memory_kills
+from headway.settings.profile_files import shown
+
+# what torch's agent logs about a stop is said here in one line of our own
+_torch_log = logging.getLogger("torch.distributed.elastic")
+_torch_log.addHandler(logging.NullHandler())
+_torch_log.propagate = False
+
+_STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_PASSED_ON = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that has the terminal
+_ENDED_BY_INTERRUPT = 130
+
+
+def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
+    """Run all ranks of this machine to their end and return the launcher's exit code.
+
+    Args:
+        plan: the launch.
+        starter: starts the ranks.
+        colored: a terminal may be given colours.
+
+    Raises:
+        WorkerFailed: a rank failed; the error's exit code is the rank's.
+        LaunchError: the ranks could not be started, or another machine failed.
+        ConfigError: a rank is to be shown that no machine has.
+    """
+    settings = plan.settings
+    folder = _log_folder(plan)
+    is_debugged = settings.debug_rank is not None
+    console = Console(
+        prefixed=settings.num_processes * settings.num_machines > 1,
+        colored=colored,
+        ranks=() if is_debugged else settings.ranks,
+    )
+    output = Output(console, folder=folder)
+    watch = Watch(None if is_debugged else settings.hang_timeout, lambda: output.heard_at)
+    handler = _rendezvous_handler(plan)
+    agent = Agent(plan, starter, handler, output, watch)
+    stopped_by = None
+    try:
+        with lent_terminal() if is_debugged else nullcontext(), _signals(agent):
+            agent.run()
+    except SignalException as stop:
+        stopped_by = signal.Signals(stop.sigval)
+    except _InVain:
+        pass
+    except ConfigError:
+        handler.announce_failure()
+        raise
+    finally:
+        output.close()
+        watch.close()
+        if stopped_by is not None or any(end.is_failure for end in agent.exits):
+            handler.announce_failure()
+        handler.shutdown()
+    return _exit_code(agent, stopped_by, folder)
+
+
+class _InVain(Exception):
+    """The same exception came twice at the same place: no restart will help."""
+
+
+class Agent(LocalElasticAgent):
+    """torch's agent with our ranks. This class is all that leans on torch's private names:
+    `_start_workers(worker_group)` is called after each rendezvous and returns the pids,
+    `_restart_workers(worker_group)` before one that follows a failure, and `_pcontext` is the
+    context that torch polls and closes.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        starter: Starter,
+        handler: rendezvous.FixedRendezvous,
+        output: Output,
+        watch: Watch,
+    ) -> None:
+        spec = WorkerSpec(
+            role="headway",
+            local_world_size=plan.settings.num_processes,
+            rdzv_handler=handler,
+            entrypoint=plan.program.name,
+            max_restarts=plan.settings.max_restarts,
+            monitor_interval=0.001,  # the ranks wait for the next end by themselves
+        )
+        super().__init__(spec, NoLogs(), shutdown_timeout=plan.settings.grace_period_s)
+        self._plan = plan
+        self._starter = starter
+        self._handler = handler
+        self.output = output
+        self.watch = watch
+        self._ranks: RankProcesses | None = None
+        self._last_failure: Failure | Hang | None = None
+        self._kills_before = count_memory_kills()
+        self._ctrl_c = CtrlC()
+
+    @property
+    def exits(self) -> list[RankExit]:
+        """How the ranks of the last attempt ended, in that order."""
+        return list(self._ranks.exits.values()) if self._ranks else []
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks this machine is to have."""
+        return self._plan.settings.num_processes
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once the ranks have been asked to stop."""
+        return self._ranks is not None and self._ranks.is_stopping
+
+    def hurry(self) -> None:
+        """Grant the ranks that are being stopped no more grace."""
+        if self._ranks:
+            self._ranks.hurry()
+
+    def passes_on_interrupt(self) -> bool:
+        """Let a Ctrl-C be the debugged rank's, but not a second one, which also ends all grace."""
+        if self._ranks is None or self._plan.settings.debug_rank is None:
+            return False
+        if self._ctrl_c.is_second():
+            self._ranks.hurry()
+            return False
+        return self._ranks.interrupt_debugged()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        refuse_missing_ranks(self._plan.settings, worker_group.workers[0].world_size)
+        attempt = self._handler.round
+        if attempt > 0:
+            self._say_restart(attempt)
+        envs = {
+            worker.local_rank: _rank_environment(worker_group, worker, attempt)
+            for worker in worker_group.workers
+        }
+        self.watch.begin_attempt()
+        self._ranks = self._pcontext = RankProcesses(
+            self._starter,
+            envs,
+            self.output,
+            self.watch,
+            attempt,
+            tells_its_end=self._plan.program.kind != "program",
+            debug_rank=self._plan.settings.debug_rank,
+        )
+        self._ranks.start()
+        return self._ranks.pids()
+
+    def forward(self, number: int) -> None:
+        """Send a signal on to the ranks that are alive."""
+        if self._ranks:
+            self._ranks.forward(number)
+
+    def find_failure(self) -> Failure | Hang | None:
+        """Return how the last attempt failed on this machine, None if it did not."""
+        if self.watch.hang is not None:
+            return self.watch.hang
+        kills = count_memory_kills() - self._kills_before
+        return find_failure(
+            self.exits,
+            ranks=[worker.global_rank for worker in self._worker_group.workers],
+            world_size=self._worker_group.workers[0].world_size,
+            evidence=f" (the kernel's memory killer struck {kills} times)" if kills else "",
+            last_lines={
+                end.rank: self.watch.crash_stack(end.rank) or self.output.tail(end.rank)
+                for end in self.exits
+            },
+            parted=blame(self._ranks.statements) if self._ranks else (),
+        )
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        self._stop_workers(worker_group)
+        failure = self.find_failure()
+        if failure is not None and failure.is_repeat_of(self._last_failure):
+            raise _InVain
+        self._last_failure = failure
+        super()._restart_workers(worker_group)
+
+    def _say_restart(self, attempt: int) -> None:
+        failure = self._last_failure
+        cause = "another machine lost its ranks" if failure is None else failure.cause
+        _say(f"{cause}; restart {attempt}")
+
+
+def _rank_environment(group: WorkerGroup, worker: Any, attempt: int) -> dict[str, str]:
+    """Return torch's variables for one rank, under the names that torchrun sets too."""
+    return {
+        "RANK": str(worker.global_rank),
+        "LOCAL_RANK": str(worker.local_rank),
+        "WORLD_SIZE": str(worker.world_size),
+        "LOCAL_WORLD_SIZE": str(group.spec.local_world_size),
+        "GROUP_RANK": str(group.group_rank),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_NAME": group.spec.role,
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": str(group.master_addr),
+        "MASTER_PORT": str(group.master_port),
+        # all machines agree on the round, so the ranks of one attempt meet under the same keys
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(group.spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": group.spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _rendezvous_handler(plan: LaunchPlan) -> rendezvous.FixedRendezvous:
+    settings = plan.settings
+    address, port = (
+        (LOOPBACK, 0) if plan.is_one_machine else (settings.main_address, settings.main_port)
+    )
+    handler = rendezvous_registry.get_rendezvous_handler(
+        RendezvousParameters(
+            backend=rendezvous.BACKEND,
+            endpoint=f"{address}:{port}",
+            run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
+            min_nodes=settings.num_machines,
+            max_nodes=settings.num_machines,
+            machine_rank=settings.machine_rank,
+        )
+    )
+    assert isinstance(handler, rendezvous.FixedRendezvous)
+    return handler
+
+
+def _log_folder(plan: LaunchPlan) -> str | None:
+    """Make a new folder below `log_dir`, so that no earlier run's logs are overwritten."""
+    log_dir = plan.settings.log_dir
+    if log_dir is None:
+        return None
+    folder = os.path.join(log_dir, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    try:
+        os.makedirs(folder)
+    except OSError as error:
+        raise LaunchError(
+            f"log_dir {log_dir!r} cannot be written to: {error.strerror}",
+            where=str(plan.settings.origin("log_dir")),
+            fix="name a folder that you may write to",
+        ) from None
+    return folder
+
+
+@contextmanager
+def _signals(agent: Agent) -> Iterator[None]:
+    r"""Turn the first stop signal into torch's SignalException and let a second one end all grace;
+    print stacks on SIGQUIT, which is what the terminal's Ctrl-\ sends; send others on to the ranks.
+    A SIGHUP that is ignored already (nohup) stays so.
+    """
+    seen: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT and not seen and agent.passes_on_interrupt():
+            return
+        seen.append(number)
+        if len(seen) > 1 and agent.is_stopping:  # else the first was swallowed somewhere
+            agent.hurry()
+        else:
+            raise SignalException(f"stopped by signal {number}", signal.Signals(number))
+
+    def forward(number: int, _: FrameType | None) -> None:
+        agent.forward(number)
+
+    def show_stacks(*_: object) -> None:
+        agent.watch.ask()
+
+    before = {}
+    handlers = ((_STOP_SIGNALS, stop), (_PASSED_ON, forward), (("SIGQUIT",), show_stacks))
+    for names, handler in handlers:
+        for name in names:
+            number = getattr(signal, name, None)
+            if number is None:
+                continue
+            # SIGQUIT is also ignored by what a script's shell starts with &, to no purpose here
+            if name == "SIGQUIT" or signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():  # the run is being stopped: no signal stops it better
+            signal.signal(number, signal.SIG_IGN if seen else old)
+
+
+def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | None) -> int:
+    if stopped_by == signal.SIGINT:
+        _say("interrupted")
+        return _ENDED_BY_INTERRUPT
+    failure = agent.find_failure()
+    if failure is None:
+        if stopped_by is not None and len(agent.exits) < agent.num_ranks:
+            _say(f"stopped by {stopped_by.name}")  # before all ranks had started
+            return 128 + stopped_by
+        saved = any(end.code == STOPPED_AND_SAVED for end in agent.exits)
+        return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
+    if stopped_by is not None:
+        _say(f"stopped by {stopped_by.name}")
+        return failure.exit_code
+    where = socket.gethostname()
+    if isinstance(failure, Failure):
+        where = f"process {failure.first.pid} on {where}"
+    if folder is not None:
+        with open(os.path.join(folder, "failure.json"), "w", encoding="utf-8") as file:
+            json.dump(failure.as_json(), file, indent=2)
+        where += f"; logs in {shown(folder)}"
+    raise WorkerFailed(
+        failure.cause + failure.aftermath,
+        where=where,
+        fix=failure.fix,
+        details=failure.details,
+        exit_code=failure.exit_code,
+    )
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):  # the terminal may be what ended the run
+        print(f"headway: {line}", file=sys.stderr, flush=True)

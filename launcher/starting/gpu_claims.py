@@ -1,0 +1,175 @@
+"""Takes idle GPUs so that no other launch on this machine takes the same: one lock file per GPU.
+
+A lock belongs to an open file: the kernel releases it when the launch has ended, however it ended.
+A script that replaces the launcher inherits it. Who chooses holds the lock of the folder, so that
+of two launches at the same moment one chooses first and the other sees what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from headway.errors import MachineError
+from headway.machine.facts import Gpu, Machine
+from headway.settings.table import Settings
+
+FOLDER = "/tmp/headway-gpus"
+"""The same for all users, and whatever TMPDIR says: claims must meet."""
+
+POLL_S = 2.0
+
+
+def claim_idle(
+    settings: Settings,
+    look: Callable[[], Machine],
+    wait_s: float | None,
+    folder: str = FOLDER,
+) -> Machine:
+    """Claim the GPUs that `settings.devices` selects, and return the machine they were chosen on.
+
+    Where too few are idle and waiting does not help, nothing is claimed: the plan will say why.
+
+    Args:
+        settings: resolved, with `devices: idle:N`.
+        look: returns the machine as it is now, with what each GPU is busy with.
+        wait_s: how long to look again for GPUs that become idle; None for not at all.
+        folder: where the lock files are.
+
+    Raises:
+        MachineError: the lock files cannot be written.
+    """
+    began = time.monotonic()
+    told = False
+    while True:
+        with _turn(folder):
+            machine = with_claims(look(), folder)
+            selection = settings.devices.select(machine.visible_gpus)
+            if not selection.wrong:
+                for index in selection.indices[: settings.num_processes]:
+                    _take(machine.visible_gpus[index], folder)
+                return machine
+        is_vain = not settings.devices.may_become_idle(machine.visible_gpus)
+        if wait_s is None or is_vain or time.monotonic() - began >= wait_s:
+            return machine
+        if not told:
+            print(f"headway: waiting: {'; '.join(selection.wrong)}", file=sys.stderr, flush=True)
+            told = True
+        time.sleep(min(POLL_S, max(0.0, began + wait_s - time.monotonic())))
+
+
+def with_claims(machine: Machine, folder: str = FOLDER) -> Machine:
+    """Return the machine with those GPUs marked that another launch has claimed."""
+    return machine._replace(
+        gpus=tuple(
+            gpu._replace(
+                claimed_by=_claimed_by(gpu.uuid, folder),
+                slices=tuple(
+                    part._replace(claimed_by=_claimed_by(part.uuid, folder)) for part in gpu.slices
+                ),
+            )
+            for gpu in machine.gpus
+        )
+    )
+
+
+def _claimed_by(uuid: str, folder: str) -> str:
+    import fcntl
+
+    path = _path(uuid, folder)
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # who only looks disturbs nobody
+    except FileNotFoundError:
+        return ""
+    except BlockingIOError:
+        return f"another launch ({path})"
+    except OSError as error:
+        raise _unusable(path, error) from None
+    return ""
+
+
+def _take(gpu: Gpu, folder: str) -> None:
+    """Lock this GPU's file until this process, and a script that replaces it, have ended."""
+    import fcntl
+
+    path = _path(gpu.uuid, folder)
+    try:
+        lock = _open(path)
+    except OSError as error:
+        raise _unusable(path, error) from None
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.set_inheritable(lock, True)
+
+
+@contextmanager
+def _turn(folder: str) -> Iterator[None]:
+    """Hold the folder's lock while choosing."""
+    try:
+        import fcntl
+    except ImportError:
+        raise MachineError(
+            "devices is 'idle:...', which needs file locks that this system does not have",
+            where=f"system {sys.platform}",
+            fix="name the GPUs: --devices 0,1",
+        ) from None
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if os.stat(folder).st_uid == os.getuid():
+            os.chmod(folder, 0o1777)  # all users' claims meet here
+        lock = _open(_path("turn", folder))
+    except OSError as error:
+        raise _unusable(_path("turn", folder), error) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _path(name: str, folder: str) -> str:
+    return os.path.join(folder, name.replace("/", "_") + ".lock")
+
+
+def _open(path: str) -> int:
+    """Open a lock file; reading is enough for a lock, and all that another user's file allows."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW
+    try:
+        lock = os.open(path, flags)
+    except FileNotFoundError:
+        lock = os.open(path, flags | os.O_CREAT, 0o644)
+    if os.fstat(lock).st_uid == os.getuid():
+        os.fchmod(lock, 0o644)  # a strict umask would shut the others out
+    return lock
+
+
+def _unusable(path: str, error: OSError) -> MachineError:
+    """Return why a lock cannot be had, with who can change that."""
+    folder = os.path.dirname(path)
+    culprit, fix = folder, f"`chmod 1777 {folder}`"
+    if not os.path.lexists(folder):
+        fix = f"`mkdir -m 1777 {folder}`, as a user who may"
+    elif not os.path.isdir(folder):
+        fix = f"`rm {folder}`"
+    elif os.path.lexists(path):
+        culprit, fix = path, f"`rm {path}`" if os.path.islink(path) else f"`chmod 644 {path}`"
+    owner = ""
+    if os.path.lexists(culprit) and (uid := os.lstat(culprit).st_uid) != os.getuid():
+        owner, fix = f" of {_user(uid)}", f"ask {_user(uid)} for {fix}"
+    return MachineError(
+        f"idle GPUs cannot be claimed: {culprit}{owner}: {error.strerror}",
+        where="devices: idle:N takes a lock file for each GPU",
+        fix=f"{fix}; or name the GPUs: --devices 0,1",
+    )
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

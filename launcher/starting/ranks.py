@@ -1,0 +1,274 @@
+"""The process context that torch's agent drives: the ranks of one machine in one attempt.
+
+A subclass of torch's public `PContext`, so that the agent stays torch's while the processes, their
+pipes and their end are ours. torch's log files, tailing threads and signal handlers are not used.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from torch.distributed.elastic.multiprocessing.api import (
+    LogsDest,
+    LogsSpecs,
+    PContext,
+    RunProcsResult,
+)
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from headway.contract.records import Crash
+from headway.launcher.reporting import hang
+from headway.launcher.reporting.failures import RankExit, is_of_communication
+from headway.launcher.reporting.hang import Statement
+from headway.launcher.reporting.output import Output
+from headway.launcher.reporting.watch import Watch
+from headway.launcher.starting.starter import Ended, Starter, cannot_start
+
+_NOTICE_OTHERS_S = 0.25  # while no rank ends here, look at the other machines, and for a hang
+_VICTIM_GRACE_S = 5  # for ranks that stop because another one failed
+
+
+class RankProcesses(PContext):
+    """All ranks of this machine, in one attempt.
+
+    Args:
+        starter: starts the processes and reports their ends.
+        envs: by local rank, the variables that differ from rank to rank; RANK is among them.
+        output: reads what the ranks write.
+        watch: reads what they say about themselves.
+        attempt: 0, and one more for each restart.
+        tells_its_end: the program is Python, and says when it comes to its own end.
+        debug_rank: the rank that has the launcher's own terminal.
+    """
+
+    def __init__(
+        self,
+        starter: Starter,
+        envs: Mapping[int, dict[str, str]],
+        output: Output,
+        watch: Watch,
+        attempt: int,
+        tells_its_end: bool,
+        debug_rank: int | None,
+    ) -> None:
+        super().__init__(
+            name="headway",
+            entrypoint="headway",
+            args=dict.fromkeys(envs, ()),
+            envs=dict(envs),
+            logs_specs=NoLogs(),
+        )
+        self._starter = starter
+        self._output = output
+        self._watch = watch
+        self._attempt = attempt
+        self._tells_its_end = tells_its_end
+        self._debug_rank = debug_rank
+        self._local_ranks: dict[int, int] = {}  # by pid
+        self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
+        self._kill_at = float("inf")  # when grace ends, on the monotonic clock
+        self.statements: list[Statement] = []  # where all were when communication failed
+        self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
+
+    def start(self) -> None:
+        """Start the ranks; unlike torch's, this leaves the launcher's signal handlers alone."""
+        self._start()
+
+    def pids(self) -> dict[int, int]:
+        return {local_rank: pid for pid, local_rank in self._local_ranks.items()}
+
+    def _start(self) -> None:
+        ranks = {local_rank: int(env["RANK"]) for local_rank, env in self.envs.items()}
+        self._output.begin(self._attempt, ranks.values())
+        for local_rank, env in self.envs.items():
+            rank = ranks[local_rank]
+            try:
+                streams = _Streams(
+                    has_stdin=rank == (self._debug_rank or 0),
+                    is_debugged=rank == self._debug_rank,
+                    is_prefixed=env["WORLD_SIZE"] != "1",
+                )
+            except OSError as error:
+                raise cannot_start(error) from None
+            try:
+                pid = self._starter.start(env, streams.theirs)
+            finally:
+                for fd in streams.theirs:
+                    os.close(fd)
+            self._local_ranks[pid] = local_rank
+            self._output.add(rank, streams.pipes)
+            self._watch.add(rank, pid, streams.channel, streams.stacks)
+
+    def _collect(self, timeout_s: float = 0) -> None:
+        """Note the ranks that have ended, after waiting at most `timeout_s` for the first."""
+        with suppress(queue.Empty):
+            while True:
+                self._starter.woken.get(timeout_s > 0, timeout_s or None)
+                timeout_s = 0
+        for pid, ended in self._starter.ends.copy().items():
+            local_rank = self._local_ranks.get(pid)
+            if local_rank is not None and local_rank not in self.exits:
+                self.exits[local_rank] = self._end_of(local_rank, ended)
+
+    def _end_of(self, local_rank: int, ended: Ended) -> RankExit:
+        rank = int(self.envs[local_rank]["RANK"])
+        end = RankExit(
+            rank=rank,
+            pid=ended.pid,
+            code=ended.code,
+            time=ended.time,
+            was_stopping=ended.time > self._stopped_at,
+            left_silently=self._tells_its_end,
+        )
+        for record in self._watch.end(rank, ended.code):
+            if "crash" in record:
+                crash = Crash(**record["crash"])
+                if is_of_communication(crash):  # the rank has not shown it
+                    self._output.note(rank, crash.traceback)
+                end = end._replace(crash=crash)
+                failed_with, at = crash.code, crash.time
+            else:
+                end = end._replace(reason=record["reason"])
+                failed_with, at = record["code"], record["end"]
+            end = end._replace(time=at, left_silently=False)
+            if failed_with:
+                end = end._replace(was_stopping=at > self._stopped_at)
+                if at < self._stopped_at < ended.time:  # it was on its way out
+                    end = end._replace(code=failed_with)
+        return end
+
+    def _poll(self) -> RunProcsResult | None:
+        self._collect(timeout_s=_NOTICE_OTHERS_S if self._alive() else 0)
+        failures = {
+            local_rank: ProcessFailure(local_rank, end.pid, end.code, error_file="")
+            for local_rank, end in self.exits.items()
+            if end.is_failure
+        }
+        if self._watch.hang is not None:  # torch wants a process to blame
+            failures = {
+                local_rank: ProcessFailure(local_rank, pid, hang.EXIT_CODE, error_file="")
+                for local_rank, pid in self.pids().items()
+            }
+        if failures:
+            return RunProcsResult(failures=failures)
+        if len(self.exits) == self.nprocs:
+            return RunProcsResult(return_values=dict.fromkeys(self.exits))
+        return None
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        """Ask the living ranks to stop, wait, then end whatever is left in their sessions."""
+        self._collect()
+        failed = [end for end in self.exits.values() if end.is_failure]
+        if failed or self._watch.hang is not None:
+            timeout = min(timeout, _VICTIM_GRACE_S)
+        if self._stopped_at == float("inf"):
+            self._watch.begin_to_stop()
+            if any(end.crash and is_of_communication(end.crash) for end in failed):
+                self.statements = self._watch.statements()  # now, while the others still run
+            self._stopped_at = time.time()
+            self.forward(death_sig)
+        self._kill_at = min(self._kill_at, time.monotonic() + timeout)
+        while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
+            self._collect(timeout_s=left_s)
+        for pid in self._local_ranks:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        while self._alive():
+            self.forward(signal.SIGKILL)  # one that was only just forked has no session yet
+            self._collect(timeout_s=1)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopped_at != float("inf")
+
+    def hurry(self) -> None:
+        """Grant no more grace; may be called from a signal handler while `close` waits."""
+        self._kill_at = 0
+        self._starter.woken.put(None)
+
+    def forward(self, number: int) -> None:
+        """Send a signal to the ranks that are alive, and not to what they have started."""
+        for local_rank in self._alive():
+            self._send(local_rank, number)
+
+    def interrupt_debugged(self) -> bool:
+        """Send Ctrl-C to the debugged rank; False where none is alive."""
+        for local_rank in self._alive():
+            if int(self.envs[local_rank]["RANK"]) == self._debug_rank:
+                self._send(local_rank, signal.SIGINT)
+                return True
+        return False
+
+    def _send(self, local_rank: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pids()[local_rank], number)
+
+    def _alive(self) -> list[int]:
+        return [one for one in self._local_ranks.values() if one not in self.exits]
+
+
+class _Streams:
+    """The descriptors of a new rank: five that it gets, and those that the launcher reads.
+
+    Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does. A rank that
+    is debugged has the launcher's own three streams instead, and rank 0 is then like any other.
+    """
+
+    def __init__(self, has_stdin: bool, is_debugged: bool, is_prefixed: bool) -> None:
+        self._margin = len("[0] ") if is_prefixed else 0
+        self._opened: list[int] = []
+        self.pipes: dict[int, int] = {}  # 1 for stdout, 2 for stderr: the reading end
+        try:
+            (stdin,) = self._keep(os.dup(0) if has_stdin else os.open(os.devnull, os.O_RDONLY))
+            if is_debugged:
+                out, err = self._keep(os.dup(1), os.dup(2))
+            else:
+                self.pipes[1], out = self._channel(has_stdin and os.isatty(1))
+                self.pipes[2], err = self._channel(has_stdin and os.isatty(2))
+            ours, theirs = socket.socketpair()
+            self.channel, channel = self._keep(ours.detach(), theirs.detach())
+            self.stacks, stacks = self._keep(*os.pipe())
+        except OSError:
+            for fd in self._opened:
+                os.close(fd)
+            raise
+        self.theirs = (stdin, out, err, channel, stacks)
+
+    def _channel(self, is_terminal: bool) -> tuple[int, int]:
+        """Return the reading and the writing end of a pipe or a pseudo-terminal."""
+        if not is_terminal:
+            reading, writing = self._keep(*os.pipe())
+            return reading, writing
+        import pty
+        import termios
+
+        reading, writing = self._keep(*pty.openpty())
+        modes = termios.tcgetattr(writing)
+        modes[1] &= ~termios.OPOST  # the launcher's own terminal does that
+        termios.tcsetattr(writing, termios.TCSANOW, modes)
+        with suppress(termios.error, AttributeError):
+            rows, columns = termios.tcgetwinsize(1)
+            termios.tcsetwinsize(writing, (rows, max(columns - self._margin, 0)))
+        return reading, writing
+
+    def _keep(self, *fds: int) -> tuple[int, ...]:
+        self._opened += fds
+        return fds
+
+
+class NoLogs(LogsSpecs):
+    """Tells torch that there are no files to write, redirect or tail."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        nowhere = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
+
+    @property
+    def root_log_dir(self) -> str:
+        return ""

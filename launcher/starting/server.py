@@ -1,0 +1,262 @@
+"""The process between the launcher and its ranks: starts them, and sees that none is left.
+
+It is started before the launcher's own imports and works beside them. To fork ranks it imports
+torch once; it then has one thread of Python, no CUDA context, and a session of its own. Requests
+and answers are JSON over a socket; a request carries the rank's stdin, stdout, stderr, status
+channel and pipe of stacks. When the launcher is gone, whatever became of it, everything below this
+process is ended.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import gc
+import io
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple
+
+from headway.launcher.inside import preloaded, rank_monitor, worker
+from headway.launcher.inside.process_cleanup import adopt_orphans, die_with_parent, end_descendants
+from headway.launcher.planning.program import interpreter
+
+
+class Job(NamedTuple):
+    """What all ranks of the run have in common, as the words of the command line say it."""
+
+    method: str  # fork, exec, or program for what is no Python
+    grace_s: float
+    kind: str  # script or module
+    name: str
+    args: list[str]
+
+
+class Rank(NamedTuple):
+    """A rank that was asked for."""
+
+    env: dict[str, str]
+    fds: list[int]  # stdin, stdout, stderr, status channel, stacks
+
+
+def main() -> None:
+    """Serve until the launcher is gone; in a forked rank, run the program and return."""
+    fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
+    job = Job(method, float(grace_s), kind, name, args)
+    atexit.register(worker.last_of_all)
+    for number in worker.STOP_SIGNALS:  # the launcher says when; exec takes the handlers back
+        signal.signal(number, lambda *_: None)
+    server = socket.socket(fileno=int(fd))
+    server.set_inheritable(False)
+    adopt_orphans()
+    if method == "fork":
+        _warm_up()
+    rank = _serve(server, job)
+    if rank is None:
+        os._exit(0)  # Python would spend a quarter of a second on taking torch apart
+    set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
+    rank_monitor.stand_by(*rank.fds[3:])
+    preloaded.hand_out_torch()
+    worker.run_program(kind, name, args, blocked=worker.STOP_SIGNALS)
+
+
+def _warm_up() -> None:
+    """Import what every training script imports, and keep it out of the collector's way."""
+    with preloaded.noting_filters():
+        import torch.distributed
+
+    assert torch
+    gc.collect()
+    gc.freeze()
+
+
+def _serve(server: socket.socket, job: Job) -> Rank | None:
+    """Answer requests; return None when the launcher is gone, in a forked rank that rank."""
+    selector = selectors.DefaultSelector()
+    selector.register(server, selectors.EVENT_READ)
+    ranks: dict[int, int] = {}  # by pid, a descriptor that can be read when the rank has ended
+    here = os.getpid()
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is not server:
+                pid, fd = key.data, key.fd
+                selector.unregister(fd)
+                del ranks[pid]
+                _answer(server, ended=pid, code=_reap(pid, fd), time=time.time())
+                continue
+            rank = _receive(server)
+            if rank is None:
+                end_descendants(job.grace_s if ranks else 0)
+                return None
+            pid = _fork() if job.method == "fork" else _start_fresh(job, rank)
+            if pid == 0:
+                selector.close()
+                server.close()
+                for fd in ranks.values():
+                    os.close(fd)
+                _become_rank(here, rank)
+                return rank
+            for fd in rank.fds:
+                os.close(fd)
+            ranks[pid] = _watch(pid)
+            selector.register(ranks[pid], selectors.EVENT_READ, pid)
+            _answer(server, started=pid)
+
+
+def _receive(server: socket.socket) -> Rank | None:
+    fds = array.array("i")
+    try:
+        message, ancillary, _, _ = server.recvmsg(2**20, socket.CMSG_LEN(5 * fds.itemsize))
+    except OSError:
+        return None
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return Rank(json.loads(message), list(fds)) if message else None
+
+
+def _answer(server: socket.socket, **facts: Any) -> None:
+    with suppress(OSError):  # the launcher is gone; the next request is the end of the stream
+        server.sendall(json.dumps(facts).encode() + b"\n")
+
+
+@contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Let stop signals wait while a process is made; in a forked one they wait on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOP_SIGNALS)
+    here = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == here:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings(), _stop_signals_blocked():
+        # OpenBLAS's idle pool counts as threads; it copes
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _start_fresh(job: Job, rank: Rank) -> int:
+    stdin, stdout, stderr, *ours = rank.fds
+    command = [job.name, *job.args]
+    is_ours = job.method == "exec"
+    if is_ours:
+        told = [str(os.getpid()), *map(str, ours), job.kind, *command]
+        command = [*interpreter(), "-c", worker.boot("inside.worker"), *told]
+    try:
+        with _stop_signals_blocked() if is_ours else nullcontext():
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **rank.env},
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=ours if is_ours else [],
+                start_new_session=True,
+            )
+    except OSError as error:
+        os.write(stderr, f"{job.name}: {error.strerror}\n".encode())
+        return _fork() or os._exit(127)  # as a shell would
+    process.returncode = 0  # it is reaped here, not by the object
+    return process.pid
+
+
+_codes: dict[int, int] = {}  # by pid, where there are no pidfds
+
+
+def _watch(pid: int) -> int:
+    """Return a descriptor that can be read once process `pid` has ended."""
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    reading, writing = os.pipe()
+
+    def wait() -> None:
+        _codes[pid] = os.waitpid(pid, 0)[1]
+        os.close(writing)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return reading
+
+
+def _reap(pid: int, fd: int) -> int:
+    os.close(fd)
+    status = _codes.pop(pid) if pid in _codes else os.waitpid(pid, 0)[1]
+    return os.waitstatus_to_exitcode(status)
+
+
+def _become_rank(server_pid: int, rank: Rank) -> None:
+    """Give the forked process what a fresh interpreter for this rank would have."""
+    die_with_parent(server_pid)
+    os.setsid()
+    for target, fd in enumerate(rank.fds[:3]):
+        os.dup2(fd, target)
+        os.close(fd)
+    os.environ.update(rank.env)
+    for number in worker.STOP_SIGNALS:
+        is_interrupt = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+    _reopen_streams()
+    _draw_new_seeds()
+
+
+def _draw_new_seeds() -> None:
+    """Seed anew what a fresh process seeds by chance; Python's own `random` sees to itself."""
+    import torch
+
+    torch.default_generator.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _reopen_streams() -> None:
+    """Open Python's three streams anew, with the buffering that they have in a fresh process."""
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    unbuffered = sys.stdout.write_through  # by -u or PYTHONUNBUFFERED
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        old = getattr(sys, name)
+        raw = open(fd, mode + "b", buffering=0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
+        getattr(raw, "raw", raw).name = f"<{name}>"  # type: ignore[misc]
+        stream = io.TextIOWrapper(
+            raw,
+            encoding=old.encoding,
+            errors=old.errors,
+            newline=None if fd == 0 else "\n",
+            line_buffering=(fd == 2 or raw.isatty()) and not unbuffered,
+            write_through=unbuffered and fd != 0,
+        )
+        stream.mode = mode  # type: ignore[misc]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def set_title(title: str) -> None:
+    """Write `title` over this process's arguments, where `ps` reads them. Linux only.
+
+    Source: proc(5), /proc/pid/stat fields 48 and 49 (arg_start, arg_end).
+    """
+    import ctypes
+
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+    except (OSError, ValueError, IndexError):
+        return
+    if end > start:
+        text = title.encode(errors="surrogateescape")[: end - start - 1]
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)

@@ -1,0 +1,151 @@
+"""The launcher's side of `server.py`: asks it for ranks, hears how they end.
+
+No torch here, so that the server can be started before the launcher's own slow imports.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import queue
+import signal
+import socket
+import subprocess
+import threading
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from headway.errors import LaunchError
+from headway.launcher.inside.process_cleanup import adopt_orphans, end_descendants
+from headway.launcher.inside.worker import boot
+from headway.launcher.planning.plan import LaunchPlan
+
+_TITLE_ROOM = "-" * 60  # an argument that the ranks' titles are written over
+
+
+class Ended(NamedTuple):
+    """A rank's process has ended; `code` is negative for a signal, as `subprocess` gives it."""
+
+    pid: int
+    code: int
+    time: float  # seconds since the epoch
+
+
+class Starter:
+    """Starts ranks, notes their ends in `ends`, and wakes whoever waits for `woken`.
+
+    The ends are not in the queue: a signal's exception could lose what was just taken off it.
+
+    Args:
+        plan: how the ranks start.
+        environ: what they have in common; set before the server imports torch.
+    """
+
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str]) -> None:
+        self.ends: dict[int, Ended] = {}  # by pid
+        self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._socket, theirs = socket.socketpair()
+        adopt_orphans()
+        program, settings = plan.program, plan.settings
+        told = [
+            str(theirs.fileno()),
+            "program" if program.kind == "program" else settings.start_method,
+            str(settings.grace_period_s),
+            _TITLE_ROOM,
+            program.kind,
+            program.name,
+            *program.args,
+        ]
+        try:
+            self._server = subprocess.Popen(
+                [*unbuffered(plan.python, environ), "-c", boot("starting.server"), *told],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone
+            )
+        except OSError as error:
+            self._socket.close()
+            raise cannot_start(error) from None
+        finally:
+            theirs.close()
+        self._reader = threading.Thread(target=self._read, name="headway-starter", daemon=True)
+        self._reader.start()
+
+    def start(self, env: Mapping[str, str], fds: tuple[int, ...]) -> int:
+        """Start one rank and return its pid.
+
+        Args:
+            env: the variables that differ from rank to rank.
+            fds: the rank's stdin, stdout, stderr, status channel and pipe of stacks; the caller
+                closes them.
+
+        Raises:
+            LaunchError: the server has ended.
+        """
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
+        pid = None
+        with suppress(OSError):
+            self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
+            pid = self._started.get()
+        if pid is None:
+            raise LaunchError(
+                "the process that starts the ranks has ended",
+                where=f"process {self._server.pid}, exit code {self._server.wait()}",
+                fix="read what it printed above, or try --start-method exec",
+            )
+        return pid
+
+    def close(self) -> None:
+        """Have the server end whatever the ranks have left, and wait until it has."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        if self._server.wait() != 0:  # it was killed, and what was below it is ours now
+            end_descendants(0)
+        self._reader.join()
+        self._socket.close()
+
+    def _read(self) -> None:
+        alive: set[int] = set()
+        with suppress(OSError), self._socket.makefile("r", encoding="utf-8") as answers:
+            for line in answers:
+                fact = json.loads(line)
+                if "started" in fact:
+                    alive.add(fact["started"])
+                    self.ends.pop(fact["started"], None)  # the system uses numbers again
+                    self._started.put(fact["started"])
+                else:
+                    alive.discard(fact["ended"])
+                    self._note(Ended(fact["ended"], fact["code"], fact["time"]))
+        self._started.put(None)
+        for pid in alive:  # the server died, and with it all ranks
+            self._note(Ended(pid, -signal.SIGKILL, time.time()))
+
+    def _note(self, end: Ended) -> None:
+        self.ends[end.pid] = end
+        self.woken.put(None)
+
+
+def unbuffered(python: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Say by a flag what PYTHONUNBUFFERED says, where Python is told to read no such variable."""
+    is_deaf = "-E" in python or "-I" in python
+    return [*python, *(["-u"] if is_deaf and environ.get("PYTHONUNBUFFERED") else [])]
+
+
+def cannot_start(error: OSError) -> LaunchError:
+    """Return the error that says why the system refuses to start a process."""
+    fixes = {
+        errno.E2BIG: "shorten the arguments or the environment",
+        errno.EMFILE: "raise the number of open files: `ulimit -n 4096`",
+        errno.EAGAIN: "raise the number of processes: `ulimit -u`, or start fewer ranks",
+        errno.ENOMEM: "start fewer ranks, or free some memory",
+    }
+    return LaunchError(
+        f"the ranks cannot be started: {error.strerror}",
+        where="the operating system",
+        fix=fixes.get(error.errno or 0, "install Headway into a working Python"),
+    )

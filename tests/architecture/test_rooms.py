@@ -1,0 +1,147 @@
+"""The rooms keep to their doors: who imports whom, who imports torch, who touches os.environ.
+
+python -m tests.architecture.test_rooms     writes the arrows in docs/architecture.md anew
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.tree import (
+    ROOT,
+    declared_packages,
+    folder_of,
+    imported_modules,
+    product_files,
+    tracked_product_files,
+)
+
+PAGE = ROOT / "docs" / "architecture.md"
+BLOCK = re.compile(r"^```rooms\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NOTHING = "-"
+
+RUNTIME = ("world", "collectives", "data", "training", "precision", "strategies", "accelerator")
+TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
+"""The rooms that may import torch."""
+
+READ_ENVIRON = {
+    # what a setting, the launcher or the machine says
+    *("settings.resolve", "contract.run", "machine.detection"),
+    # profiles lie below a folder that a variable names; a subcommand hands the environment on
+    *("settings.profile_files", "commands.launch", "commands.config.show", "commands.doctor"),
+    *("commands.env", "commands.exchange.export_settings", "commands.config.facts"),
+    *("commands.config.draft", "commands.config.ask"),  # EDITOR; TERM
+    # a forked rank gets its own variables, a script in this process those of the plan
+    *("launcher.starting.server", "launcher.run"),
+    "launcher.inside.preloaded",  # what the script changes in its own
+}
+
+FILES = product_files()
+
+
+def rows(page: str) -> dict[str, list[str]]:
+    """Return the members of each room, in the order of the page; a root file is a member itself."""
+    found = BLOCK.search(page)
+    assert found is not None, "docs/architecture.md has no block of rooms"
+    members = {}
+    for line in found[1].splitlines():
+        name, _, listed = line.partition("<-")[0].partition(":")
+        members[name.strip()] = listed.split() or [name.strip()]
+    return members
+
+
+MEMBERS = rows(PAGE.read_text())
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module of ours: the one with the longest member that it lies in."""
+    inside = module.removeprefix("headway").removeprefix(".")
+    if not inside:
+        return "headway"
+    homes = {
+        member: room
+        for room, members in MEMBERS.items()
+        for member in members
+        if inside == member or inside.startswith(f"{member}.")
+    }
+    assert homes, f"{module} is in no room of docs/architecture.md"
+    return homes[max(homes, key=len)]
+
+
+def arrows() -> dict[str, set[str]]:
+    """Return the rooms that each room imports from."""
+    found: dict[str, set[str]] = {room: set() for room in MEMBERS}
+    for module, path in FILES.items():
+        for other in imported_modules(path, FILES):
+            if other in FILES:
+                found[room_of(module)].add(room_of(other))
+    return {room: others - {room} for room, others in found.items()}
+
+
+def picture() -> str:
+    """Return the block of the page with the arrows that there are."""
+    order = list(MEMBERS)
+    found = arrows()
+    lines = []
+    for room, members in MEMBERS.items():
+        left = room if members == [room] else f"{room}: {' '.join(members)}"
+        right = " ".join(sorted(found[room], key=order.index)) or NOTHING
+        lines.append(f"{left} <- {right}")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_rooms_and_their_arrows_are_those_of_the_page() -> None:
+    found = BLOCK.search(PAGE.read_text())
+    assert found is not None
+    assert found[1] == picture(), "python -m tests.architecture.test_rooms writes the arrows anew"
+
+
+def test_no_room_imports_from_a_later_one() -> None:
+    order = list(MEMBERS)
+    for room, others in arrows().items():
+        later = [other for other in others if order.index(other) > order.index(room)]
+        assert not later, f"{room} imports from {later}, which stands below it"
+
+
+def test_no_file_is_in_a_cycle_of_imports() -> None:
+    unseen = {
+        name: {other for other in imported_modules(path, FILES) if other in FILES}
+        for name, path in FILES.items()
+        if path.stem != "__init__"
+    }
+    while leaves := [name for name, others in unseen.items() if not others & unseen.keys()]:
+        for name in leaves:
+            del unseen[name]
+    assert not unseen, f"these import each other: {sorted(unseen)}"
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_torch_and_the_environment_are_met_in_few_rooms(module: str) -> None:
+    path = FILES[module]
+    inside = module.removeprefix("headway.")
+    if any(name.split(".")[0] == "torch" for name in imported_modules(path, FILES)):
+        assert room_of(module) in TORCH, f"{module} imports torch"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"):
+            assert inside in READ_ENVIRON, f"{path}, line {node.lineno}, touches os.{node.attr}"
+
+
+def test_every_tracked_file_is_in_a_declared_package_and_every_package_has_files() -> None:
+    assert set(FILES.values()) == tracked_product_files()
+    for package in declared_packages():
+        assert (folder_of(package) / "__init__.py") in FILES.values(), package
+
+
+def test_the_lists_above_name_rooms_and_modules_that_exist() -> None:
+    assert MEMBERS.keys() >= TORCH
+    assert {f"headway.{name}" for name in READ_ENVIRON} <= FILES.keys()
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text()
+    PAGE.write_text(BLOCK.sub(lambda _: f"```rooms\n{picture()}```", text))
+    print(Path(PAGE).relative_to(ROOT))

@@ -1,0 +1,67 @@
+"""The public surface is frozen in surface.txt: changing it is a visible diff.
+
+python -m tests.architecture.test_surface     writes the file anew, from the root of the repository
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from contextlib import redirect_stdout, suppress
+from io import StringIO
+from pathlib import Path
+
+import headway
+from headway.commands.config_subcommands import SUBCOMMANDS
+from headway.commands.main import COMMANDS, main
+from headway.settings.profile_files import VARIABLE
+from headway.settings.table import TABLE
+
+FILE = Path(__file__).with_name("surface.txt")
+PACKAGE = Path(__file__).resolve().parents[2] / "headway"
+
+
+def public_members(file: str, name: str) -> list[str]:
+    """Return the public methods and properties of a class, read from its source without torch."""
+    for node in ast.parse((PACKAGE / file).read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            found = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            return sorted(member for member in found if not member.startswith("_"))
+    raise AssertionError(f"{file} has no class {name}")
+
+
+def flags_of(command: str) -> list[str]:
+    """Return the flags that a command's --help lists."""
+    with redirect_stdout(StringIO()) as said, suppress(SystemExit):
+        main([*command.split(), "--help"])
+    return sorted(
+        set(re.findall(r"^ +(?:-\w(?: \w+)?, )?(--[a-z-]+)", said.getvalue(), re.MULTILINE))
+    )
+
+
+def surface() -> str:
+    """Return all that users may lean on, a line each."""
+    lines = [f"headway.{name}" for name in headway.__all__]
+    members = public_members("accelerator.py", "Accelerator") + public_members(
+        "process.py", "Process"
+    )
+    lines += [f"Accelerator.{name}" for name in sorted(members)]
+    utils = ast.parse((PACKAGE / "utils.py").read_text())
+    names = [a for node in utils.body if isinstance(node, ast.ImportFrom) for a in node.names]
+    lines += sorted(f"headway.utils.{a.name}" for a in names if a.name != "annotations")
+    commands = [*COMMANDS, *(f"config {name}" for name in SUBCOMMANDS)]
+    for command in sorted(commands):
+        lines += [f"headway {command}"]
+        lines += [f"headway {command} {flag}" for flag in flags_of(command)]
+    lines += [f"profile {name}" for name in TABLE]
+    lines += [f"environment {row.variable}" for row in TABLE.values()]
+    lines += [f"environment {VARIABLE}"]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_public_surface_is_the_one_written_down() -> None:
+    assert surface() == FILE.read_text()
+
+
+if __name__ == "__main__":
+    FILE.write_text(surface())

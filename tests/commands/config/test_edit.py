@@ -1,0 +1,501 @@
+"""`headway config set`, `unset`, `use`, `validate`, `list`, `path`, `schema`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headway.commands.config import check as config_check
+from headway.commands.config import edit as config_edit
+from headway.commands.main import main
+from headway.settings.profile_files import choose_profile
+from headway.settings.table import TABLE
+from tests.commands.conftest import PROFILE
+from tests.machines.recorded import load
+
+
+def lines(stream: str) -> list[str]:
+    return [line.strip() for line in stream.splitlines()]
+
+
+def test_set_changes_the_keys_named_and_prints_what_was(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "num_processes=4", "env.B=two words", "max_restarts=1"]) == 0
+    assert profile.read_text() == PROFILE.replace("s: 2", "s: 4").replace(
+        "{A: 1}", '{A: 1, B: "two words"}\nmax_restarts: 1'
+    )
+    out = capsys.readouterr().out
+    assert "num_processes: 4  (was 2)" in out
+    assert "max_restarts: 1\n" in out
+
+
+def test_set_begins_a_profile_where_there_is_none_and_editors_find_the_schema() -> None:
+    assert main(["config", "set", "--profile", "gpu4", "device=cuda", "devices=0-", "env=A=1"]) == 2
+    assert main(["config", "set", "--profile", "gpu4", "device=cuda", "env=A=1 B=2"]) == 0
+    path = Path(choose_profile("gpu4").path)
+    first, *rest = path.read_text().splitlines()
+    assert first == "# yaml-language-server: $schema=schema.json"
+    assert rest == ["version: 1", "device: cuda", "env: {A: 1, B: 2}"]
+    schema = json.loads((path.parent / "schema.json").read_text())
+    assert schema["properties"].keys() == {"version", *TABLE}
+    assert main(["config", "set", "--profile", "headway.yaml", "device=cpu"]) == 0
+    schema_path = path.parent / "schema.json"  # whole: editors know no ~
+    assert f"$schema={schema_path}\n" in Path("headway.yaml").read_text()
+
+
+def test_set_refuses_all_mistakes_at_once_and_changes_nothing(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["devise=cpu", "num_processes=0", "mixed_precision", "device=cpu", "device=cuda"]
+    assert main(["config", "set", *words]) == 2
+    err = capsys.readouterr().err
+    for part in ("did you mean 'device'?", "1 or more", "is not KEY=VALUE", "device is set twice"):
+        assert part in err
+    assert main(["config", "set", "devices=0,1"]) == 2  # the profile says device: cpu
+    assert "it selects GPUs" in capsys.readouterr().err
+    assert profile.read_text() == PROFILE
+
+
+def test_set_says_when_this_machine_cannot_or_another_source_wins(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("headway.yaml").write_text("num_processes: 3\n")
+    monkeypatch.setenv("HEADWAY_MAX_RESTARTS", "5")
+    assert main(["config", "set", "device=cuda", "num_processes=8", "max_restarts=1"]) == 0
+    notes = lines(capsys.readouterr().err)
+    assert len(notes) == 3
+    assert "gives way to project profile" in notes[0]
+    assert "gives way to environment HEADWAY_MAX_RESTARTS" in notes[1]
+    assert "this machine shows no GPU" in notes[2]
+    assert "device: cuda " in profile.read_text()
+
+
+def test_unset_removes_keys_and_refuses_what_is_not_there(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "unset", "num_processes", "env.A"]) == 0
+    assert profile.read_text() == "# for the big machine\ndevice: cpu   # not the GPU\n"
+    assert "num_processes: removed  (was 2)" in capsys.readouterr().out
+    assert main(["config", "unset", "num_processes"]) == 2
+    assert "'num_processes' is not set" in capsys.readouterr().err
+    assert main(["config", "unset", "device.x"]) == 2
+    assert main(["config", "unset", "--profile", "gone", "device"]) == 2
+
+
+def test_unset_says_who_sets_the_key_now(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_DEVICE", "auto")
+    assert main(["config", "unset", "device", "num_processes"]) == 0
+    note = "headway: note: device is still set, to auto: environment HEADWAY_DEVICE"
+    assert capsys.readouterr().err.splitlines() == [note]
+    monkeypatch.setenv("HEADWAY_ENV", "A=2 C=3")
+    assert main(["config", "unset", "env.A"]) == 0
+    note = "headway: note: env.A is still set, to 2: environment HEADWAY_ENV"
+    assert note in capsys.readouterr().err.splitlines()
+
+
+def test_an_env_that_cannot_be_read_may_be_removed(profile: Path) -> None:
+    profile.write_text("env: 5\ndevice: cpu\n")
+    assert main(["config", "unset", "env"]) == 0
+    assert profile.read_text() == "device: cpu\n"
+
+
+@pytest.mark.parametrize("words", [["set", "env.B=1"], ["unset", "env.B"]])
+def test_an_env_that_cannot_be_read_is_refused_before_it_is_changed(
+    words: list[str], profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("env: A\n")
+    assert main(["config", *words]) == 2
+    assert "'A' is not NAME=VALUE" in capsys.readouterr().err
+    assert profile.read_text() == "env: A\n"
+
+
+def test_use_selects_a_profile_until_default_is_used_again(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "use", "gpu4"]) == 2
+    assert "no profile 'gpu4'" in capsys.readouterr().err
+    main(["config", "set", "--profile", "gpu4", "mixed_precision=bf16"])
+    assert main(["config", "use", "gpu4"]) == 0
+    main(["config", "path"])
+    assert capsys.readouterr().out.endswith("/headway/gpu4.yaml\n")
+    main(["config", "list"])
+    default, gpu4 = capsys.readouterr().out.splitlines()
+    assert default.startswith("  default")
+    assert gpu4.startswith("* gpu4")
+    assert "mixed_precision bf16" in gpu4
+    Path(choose_profile("gpu4").path).unlink()
+    assert main(["launch", "--dry-run", "-m", "this"]) == 2
+    assert "from: ~/.config/headway/selected" in capsys.readouterr().err
+    assert main(["config", "use", "default"]) == 0
+    assert choose_profile().chosen_by == ""
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a broken profile"])
+def test_use_takes_only_what_a_launch_could_read(
+    kind: str, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("device: [\n")
+    assert main(["config", "use", str(profile if "broken" in kind else profile.parent)]) == 2
+    assert "fix:" in capsys.readouterr().err
+    assert choose_profile().chosen_by == ""
+
+
+def test_a_selection_that_cannot_be_removed_is_no_traceback(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.with_name("selected").mkdir()
+    assert main(["config", "use", "default"]) == 2
+    assert "the selection cannot be removed" in capsys.readouterr().err
+
+
+def test_what_is_set_already_is_not_said_to_be_written(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "num_processes=2"]) == 0
+    assert capsys.readouterr().out == "unchanged: ~/.config/headway/default.yaml\n"
+
+
+def test_a_value_that_is_no_text_is_refused_as_what_it_is(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "env.A=\udcff", "num_processes=abc"]) == 2
+    err = capsys.readouterr().err
+    assert "is not UTF-8" in err
+    assert "fix:  write num_processes=auto" in err
+    assert profile.read_text() == PROFILE
+
+
+def test_a_damaged_selection_is_mended_by_selecting_again(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.with_name("selected").write_text("no such name!\n")
+    assert main(["config", "show"]) == 2
+    assert "`headway config use default` begins anew" in capsys.readouterr().err
+    assert main(["config", "use", "default"]) == 0
+    assert main(["config", "show"]) == 0
+
+
+def test_validate_checks_files_for_every_machine_and_ends_with_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("gpu.yaml").write_text("devices: 0,1\nmixed_precision: fp16\nnum_processes: 2\n")
+    assert main(["config", "validate", "gpu.yaml"]) == 0  # there is no GPU here, and need be none
+    assert capsys.readouterr().out == "gpu.yaml: ok\n"
+    Path("bad.yaml").write_text("device: cpu\nmixed_precision: fp16\nmachine_rank: 2\n")
+    assert main(["config", "validate", "gpu.yaml", "bad.yaml"]) == 1
+    err = capsys.readouterr().err
+    assert "line 2, column 1" in err
+    assert "line 3, column 1" in err
+    assert main(["config", "validate", "missing.yaml"]) == 1
+    assert main(["config", "validate"]) == 2
+    assert "no profile to check" in capsys.readouterr().err
+
+
+ALL_WRONG = """\
+num_procesess: 2
+device: cpu
+mixed_precision: fp16
+max_restarts: many
+device: cuda
+num_machines: 2
+main_adress: node0
+machine_rank: 5
+env: {RANK: 1, A: }
+debug_rank:
+"""
+
+
+@pytest.mark.parametrize("words", [["config", "validate"], ["launch", "--dry-run", "-m", "this"]])
+def test_mistakes_of_every_kind_are_named_at_once_each_with_its_place(
+    words: list[str], profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text(ALL_WRONG)
+    assert main(words) in (1, 2)
+    err = capsys.readouterr().err.split("error: ")[1:]
+    found = {one.partition("\n")[0]: one.count("\n  fix:  ") for one in err}
+    assert found == dict.fromkeys(
+        [
+            "'num_procesess' is no setting; did you mean 'num_processes'?",
+            "'device' stands twice; first in line 2",
+            "max_restarts is 'many', which is not a whole number",
+            "'main_adress' is no setting; did you mean 'main_address'?",
+            "env.A has no value",
+            "debug_rank has no value",
+            "machine_rank is 5, but with num_machines 2 it is from 0 to 1",
+        ],
+        1,
+    )
+    lines = [int(one.partition(", line ")[2].partition(",")[0]) for one in err]
+    assert lines == [1, 5, 4, 7, 9, 10, 8]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ranks: [0, 7]\n", None),  # a machine with eight GPUs has rank 7
+        ("ranks: [0, 7]\nnum_processes: 4\n", "ranks names rank 7, but ranks are from 0 to 3"),
+        ("debug_rank: 0\nnum_machines: 2\nmain_address: a\nnum_processes: 2\n", "debug_rank is 0"),
+        ("device: gpu\ndevices: 0-3\n", None),
+        ("device: mps\ndevices: 0-3\n", "it selects GPUs, and device is 'mps'"),
+        ("hang_timeout: 0\n", "hang_timeout is '0', but it must be 1 or more"),
+        ("mps_fallback: off\n", "but it must be one of on, strict"),
+        ("device: mps\nnum_processes: 2\n", "MPS is one device in one process"),
+        ("device: gpu\nnum_processes: 2\n", None),
+    ],
+)
+@pytest.mark.parametrize("here", ["laptop_cpu", "gpu_1", "mac_m2"])
+def test_validate_knows_what_can_be_on_some_machine(
+    text: str,
+    reason: str | None,
+    here: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(config_check, "detect_machine", lambda: load(here))
+    Path("some.yaml").write_text(text)
+    assert main(["config", "validate", "some.yaml"]) == (0 if reason is None else 1)
+    assert (reason or "") in capsys.readouterr().err
+
+
+def test_validate_without_files_checks_what_a_launch_here_would_read(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("headway.yaml").write_text("device: gpus\n")
+    assert main(["config", "validate"]) == 1
+    streams = capsys.readouterr()
+    assert "default.yaml: ok" in streams.out
+    assert "headway.yaml, line 1, column 1" in streams.err
+    Path("headway.yaml").write_text("devices: 0,1\n")  # sound alone, but the user says cpu
+    assert main(["config", "validate"]) == 1
+    streams = capsys.readouterr()
+    assert "headway.yaml: ok" in streams.out
+    assert "it selects GPUs, and device is 'cpu'" in streams.err
+
+
+def test_idle_gpus_are_sought_by_a_launch_and_not_when_a_profile_is_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_edit, "detect_machine", lambda: load("gpu_2_one_busy"))
+    assert main(["config", "set", "device=gpu", "devices=idle:2"]) == 0
+    assert not capsys.readouterr().err
+    assert main(["config", "set", "devices=idle:3"]) == 0
+    assert "of 2 GPUs 2 are idle" in capsys.readouterr().err
+
+
+def test_launch_takes_a_profile_by_flag_or_variable_and_says_what_overrules_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["config", "set", "--profile", "two", "num_processes=2", "device=cpu"])
+    monkeypatch.setenv("HEADWAY_PROFILE", "two")
+    assert main(["launch", "--dry-run", "-m", "this"]) == 0
+    assert "2 processes on cpu" in capsys.readouterr().out
+    monkeypatch.delenv("HEADWAY_PROFILE")
+    Path("headway.yaml").write_text("num_processes: 3\n")
+    assert main(["launch", "--profile", "two", "--dry-run", "-m", "this"]) == 0
+    out = capsys.readouterr().out
+    assert "3 processes on cpu" in out
+    assert "note: num_processes of user profile ~/.config/headway/two.yaml, line 4" in out
+    assert main(["launch", "--profile", "tow", "--dry-run", "-m", "this"]) == 2
+    assert "did you mean 'two'?" in capsys.readouterr().err
+
+
+def test_the_schema_takes_what_the_table_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "schema"]) == 0
+    properties = json.loads(capsys.readouterr().out)["properties"]
+    for name, row in TABLE.items():
+        assert properties[name]["description"] == row.help
+        assert set(properties[name].get("enum", [])) == set(row.choices)
+    assert properties["main_port"]["anyOf"][0] == {
+        "type": "integer", "minimum": 1, "maximum": 65535,
+    }  # fmt: skip
+    assert properties["max_restarts"] == {
+        "description": TABLE["max_restarts"].help, "type": "integer", "minimum": 0, "default": 0,
+    }  # fmt: skip
+    for name in ("devices", "ranks"):  # 3, "0-3", [0, "2-3"]
+        one, several = properties[name]["anyOf"]
+        assert one == several["items"] == {"type": ["integer", "string"]}
+
+
+def test_unset_names_all_that_it_cannot_remove(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("version: 1\n" + PROFILE)
+    assert main(["config", "unset", "version", "num_proceses", "devise"]) == 2
+    err = capsys.readouterr().err
+    assert "version cannot be removed" in err
+    assert "did you mean 'num_processes'?" in err
+    assert "did you mean 'device'?" in err
+    assert profile.read_text() == "version: 1\n" + PROFILE
+
+
+def test_an_empty_map_is_a_profile_that_can_be_filled(profile: Path) -> None:
+    profile.write_text("{}  # nothing yet\n")
+    assert main(["config", "set", "num_processes=2"]) == 0
+    assert profile.read_text() == "{num_processes: 2}  # nothing yet\n"
+
+
+def test_a_project_profile_that_is_the_users_too_is_checked_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("headway.yaml").write_text("device: cpu\n")
+    monkeypatch.setenv("HEADWAY_PROFILE", "headway.yaml")
+    assert main(["config", "validate"]) == 0
+    assert capsys.readouterr().out == "~/work/headway.yaml: ok\n"
+
+
+def test_a_variable_that_stands_twice_is_refused(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "env=A=1 A=2"]) == 2
+    assert "in which A stands twice" in capsys.readouterr().err
+
+
+def test_use_names_the_command_line_for_a_name_that_cannot_be(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", "use", "a b"]) == 2
+    assert "from: the command line" in capsys.readouterr().err
+
+
+def test_a_broken_profile_is_named_by_set(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("device: cpu\nranks:\n")
+    assert main(["config", "set", "device=mps"]) == 2
+    assert "from: profile ~/.config/headway/default.yaml, line 2" in capsys.readouterr().err
+
+
+def test_a_value_on_the_command_line_is_not_looked_for_in_the_file(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "machine_rank=3"]) == 2
+    assert "from: machine_rank: the command line; num_machines:" in capsys.readouterr().err
+
+
+def test_control_characters_of_a_profile_do_not_steer_the_terminal(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text('log_dir: "logs\\e[2J"\n')
+    assert main(["config", "show"]) == 0
+    assert main(["config", "list"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(r"logs\x1b[2J") == 2
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("num_processes", "'num_processes' is not KEY=VALUE"),
+        ("env.=1", "'env.' is no setting"),
+        ("num_processes.x=1", "'num_processes.x' is no setting; did you mean 'num_processes'?"),
+        ("log_dir=a\0b", "which no path can hold"),
+        ("main_address=a b", "which is neither a name nor an IP address"),
+    ],
+)
+def test_one_mistake_is_one_error(
+    word: str, said: str, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", word]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("error: ") == 1
+
+
+def test_links_that_go_round_in_circles_are_no_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("loop.yaml").symlink_to("loop.yaml")
+    assert main(["config", "set", "--profile", "loop.yaml", "device=cpu"]) == 2
+    assert "Too many levels of symbolic links" in capsys.readouterr().err
+    assert Path("loop.yaml").is_symlink()
+
+
+def test_list_marks_a_profile_whose_values_cannot_be(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("device: x\n")
+    assert main(["config", "list"]) == 0
+    assert "broken: device is 'x'" in capsys.readouterr().out
+
+
+def test_export_asks_for_its_format(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "export"]) == 2
+    assert "--format is needed: one of torchrun, env" in capsys.readouterr().err
+
+
+def test_what_the_file_had_before_is_wrong_where_it_stands(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("version: 1\ndevise: cpu\nnum_processes: zero\n")
+    assert main(["config", "unset", "devise"]) == 2
+    err = capsys.readouterr().err
+    assert "num_processes is 'zero'" in err
+    assert "line 3, column 1" in err
+    assert "'devise'" not in err
+
+
+def test_a_key_that_is_not_set_is_no_typo_of_another(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "unset", "devices"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_an_unknown_key_is_answered_by_a_command_that_lists_them(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "colour=1"]) == 2
+    assert "`headway config set --help` lists all settings" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["config", "set", "--help"])
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out for name in TABLE)
+
+
+def test_set_writes_values_as_the_schema_has_them(profile: Path) -> None:
+    words = ["num_processes= 3 ", "device=CPU", "mixed_precision=false", "log_dir=My Logs"]
+    assert main(["config", "set", *words]) == 0
+    text = profile.read_text()
+    for line in ("num_processes: 3\n", "device: cpu ", "mixed_precision: no", 'dir: "My Logs"'):
+        assert line.replace(": no", ': "no"') in text
+
+
+def test_set_begins_a_file_that_holds_comments_alone(profile: Path) -> None:
+    profile.write_text("# later\n\n# more\n")
+    assert main(["config", "set", "device=cpu"]) == 0
+    assert profile.read_text() == "# later\n\n# more\nversion: 1\ndevice: cpu\n"
+
+
+def test_use_says_which_profile_wins_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_PROFILE", "gpu4")
+    assert main(["config", "use", "default"]) == 0
+    note = "headway: note: here environment HEADWAY_PROFILE says 'gpu4', and wins over that\n"
+    assert capsys.readouterr().err == note
+    assert main(["config", "show", "--profile", ""]) == 2
+    assert "unset HEADWAY_PROFILE" not in capsys.readouterr().err  # it plays no part
+
+
+def test_fixes_can_be_typed_where_they_are_printed(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "--yes", "--set", "device=cuda"]) in (2, 3)
+    err = capsys.readouterr().err
+    assert "or launch with --cpu" in err
+    assert main(["config", "--profile", "gpu4", "show"]) == 2
+    assert "fix:  `headway config show --profile gpu4`" in capsys.readouterr().err
+
+
+def test_very_many_mistakes_are_not_all_printed(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text("".join(f"key_{number}: 1\n" for number in range(300)))
+    assert main(["config", "show"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 50 * 3 + 1
+    assert lines[-1] == "and 250 more errors"

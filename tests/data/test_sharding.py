@@ -1,0 +1,188 @@
+"""Shares of all ranks side by side, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from headway.contract.run import Ranks
+from headway.data.loader import PreparedDataLoader
+from headway.data.streams import mark
+from headway.errors import UsageError
+
+
+def shares(loader: DataLoader[Any], world: int, **options: Any) -> list[list[Any]]:
+    """Return each rank's batches."""
+    return [
+        [batch.tolist() for batch in prepared]
+        for rank in range(world)
+        for prepared in [PreparedDataLoader(loader, Ranks(rank, rank, world, world), **options)]
+    ]
+
+
+class Stream(IterableDataset[int]):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.n))
+
+
+@given(
+    n=st.integers(1, 60),
+    batch_size=st.integers(1, 9),
+    world=st.integers(1, 5),
+    split=st.booleans(),
+    stream=st.booleans(),
+)
+def test_ranks_get_equal_shares_with_at_most_world_minus_one_repeats(
+    n: int, batch_size: int, world: int, split: bool, stream: bool
+) -> None:
+    data: Any = Stream(n) if stream else range(n)
+    loader = DataLoader(data, batch_size=batch_size * (world if split else 1))
+    parts = shares(loader, world, split_batches=split)
+    sizes = [[len(batch) for batch in part] for part in parts]
+    assert sizes == [sizes[0]] * world
+    samples = [one for part in parts for batch in part for one in batch]
+    assert set(samples) == set(range(n))
+    assert len(samples) - n < world
+
+
+def test_split_batches_gives_each_rank_its_part_of_every_batch() -> None:
+    assert shares(DataLoader(range(8), batch_size=4), 2, split_batches=True) == [  # type: ignore[arg-type]
+        [[0, 1], [4, 5]],
+        [[2, 3], [6, 7]],
+    ]
+
+
+def test_sampler_that_yields_batches_is_shared_out() -> None:
+    batches = BatchSampler(SequentialSampler(range(6)), 2, drop_last=False)
+    loader: DataLoader[Any] = DataLoader(torch.arange(6), sampler=batches, batch_size=None)  # type: ignore[arg-type]
+    assert shares(loader, 2) == [[[0, 1], [4]], [[2, 3], [5]]]
+
+
+def test_stream_of_ready_batches_is_dealt_out() -> None:
+    class Batches(IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return iter(torch.arange(6).reshape(3, 2))
+
+    assert shares(DataLoader(Batches(), batch_size=None), 2) == [
+        [[0, 1], [4, 5]],
+        [[2, 3], [0, 1]],
+    ]
+
+
+def test_empty_loader_gives_nothing() -> None:
+    assert shares(DataLoader(Stream(0), batch_size=2), 2) == [[], []]
+
+
+def test_the_script_s_loader_answers_for_everything_else() -> None:
+    class Epochs(SequentialSampler):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    sampler = Epochs(range(10))
+    loader: DataLoader[Any] = DataLoader(torch.arange(10), batch_size=4, sampler=sampler)  # type: ignore[arg-type]
+    prepared = PreparedDataLoader(loader, Ranks(0, 0, 2, 2))
+    prepared.set_epoch(3)
+    assert sampler.epoch == 3
+    assert isinstance(prepared, DataLoader)
+    assert (prepared.batch_size, prepared.sampler, len(prepared)) == (4, sampler, 2)
+    assert prepared.dataset is loader.dataset
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = prepared.no_such_thing
+
+
+def test_stream_without_length_has_none_after_prepare() -> None:
+    prepared = PreparedDataLoader(DataLoader(Stream(3), batch_size=2), Ranks(0, 0, 2, 2))
+    with pytest.raises(TypeError):
+        len(prepared)
+
+
+def test_split_batches_without_batch_size_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be split over 2 ranks"):
+        shares(DataLoader(Stream(3), batch_size=None), 2, split_batches=True)
+
+
+def test_batches_are_moved_to_the_device() -> None:
+    loader: DataLoader[Any] = DataLoader(torch.arange(4), batch_size=2)  # type: ignore[arg-type]
+    prepared = PreparedDataLoader(loader, Ranks(0, 0, 1, 1), device=torch.device("meta"))
+    assert [batch.device.type for batch in prepared] == ["meta", "meta"]
+
+
+class Epochs:
+    """Notes which epochs it is told."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.told: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told.append(epoch)
+
+
+class EpochsSampler(Epochs, SequentialSampler): ...
+
+
+class EpochsBatches(Epochs, BatchSampler): ...
+
+
+class EpochsStream(Epochs, Stream): ...
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_every_pass_tells_its_number_to_whoever_asks_for_it(world: int) -> None:
+    sampler = EpochsSampler(range(4))
+    batches, stream = EpochsBatches(sampler, 2, False), EpochsStream(4)
+    for loader in (
+        DataLoader(torch.arange(4), batch_sampler=batches),  # type: ignore[arg-type]
+        DataLoader(stream, batch_size=2),
+    ):
+        prepared = PreparedDataLoader(loader, Ranks(0, 0, world, world))
+        assert sum(1 for _ in prepared for _ in prepared) > 0  # nested passes count, too
+        passes = (batches if loader.dataset is not stream else stream).told
+        assert passes == list(range(len(passes)))
+        prepared.set_epoch(7)
+        for _ in range(2):
+            next(iter(prepared))
+        assert passes[-3:] == [7, 7, 8]
+    assert sampler.told == batches.told
+
+
+@pytest.mark.parametrize("name", ["batch_size", "collate_fn", "num_workers", "sampler"])
+def test_a_prepared_loader_refuses_changes_that_would_have_no_effect(name: str) -> None:
+    prepared = PreparedDataLoader(DataLoader(Stream(4)), Ranks(0, 0, 1, 1))
+    with pytest.raises(UsageError, match=f"set {name} before prepare"):
+        setattr(prepared, name, None)
+    prepared.my_note = 5
+    assert prepared.my_note == 5
+
+
+def test_a_loader_with_its_own_loop_is_read_by_one_rank_and_refused_by_two() -> None:
+    class Doubling(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return map(torch.neg, super().__iter__())
+
+    loader = Doubling(torch.arange(2))  # type: ignore[arg-type]
+    assert shares(loader, 1) == [[[0], [-1]]]
+    with pytest.raises(UsageError, match="Doubling has an __iter__ of its own"):
+        shares(loader, 2)
+
+
+def test_marks_tell_values_apart_and_not_objects() -> None:
+    def samples(last: float) -> list[Any]:
+        return [{"text": "a", "array": np.arange(3)}, (torch.tensor([1.0, last]), None, object())]
+
+    assert mark(samples(2.0)) == mark(samples(2.0))
+    assert mark(samples(2.0)) != mark(samples(3.0))
+    assert mark([np.arange(3)]) != mark([np.arange(1, 4)])
+    assert mark([torch.eye(2).to_sparse()]) == mark([torch.eye(2).to_sparse()])

@@ -1,0 +1,213 @@
+"""Who is behind, told from what the ranks say: every case without a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.contract.records import Progress
+from headway.launcher.reporting.hang import Group, Hang, Statement, blame, describe, explain
+from headway.launcher.reporting.stacks import (
+    Frame,
+    describe_crash,
+    is_cut,
+    is_whole,
+    parse_stacks,
+    parse_traceback,
+    users_frame,
+)
+
+ALL = (0, 1, 2, 3)
+TRAIN = (Frame("/w/train.py", 3, "<module>"), Frame("/w/train.py", 14, "main"))
+SLEEP = (Frame("/w/train.py", 3, "<module>"), Frame("/w/train.py", 12, "main"))
+
+
+def group(*operations: str, open: int = 0, name: str = "0", ranks: tuple[int, ...] = ALL) -> Group:
+    """Return a group whose last `open` collectives are not done."""
+    done = len(operations) - open
+    return Group(
+        name,
+        ranks,
+        tuple(
+            (number + 1, *operation.partition("/")[::2], number < done)
+            for number, operation in enumerate(operations)
+        ),
+    )
+
+
+def ranks(*groups: Group | None, place: tuple[Frame, ...] = TRAIN) -> list[Statement]:
+    return [
+        Statement(rank, stacks=(place,), groups=None if one is None else (one,))
+        for rank, one in enumerate(groups)
+    ]
+
+
+def test_the_rank_that_did_not_enter_a_collective_is_behind() -> None:
+    inside = group("broadcast", "all_reduce", open=1)
+    told = ranks(inside, group("broadcast"), inside, inside)
+    told[1] = told[1]._replace(stacks=(SLEEP,))
+    assert explain(told) == [
+        "rank 1 is behind, and did not enter all_reduce #2, at /w/train.py:12 in main",
+        "ranks 0, 2-3 wait in all_reduce #2, at /w/train.py:14 in main",
+    ]
+
+
+def test_ranks_that_ran_ahead_wait_for_the_first_open_collective() -> None:
+    ahead = group("all_reduce", "all_gather", "all_reduce", open=2)
+    assert explain(ranks(ahead, ahead, group("all_reduce"), ahead))[0].startswith(
+        "rank 2 is behind, and did not enter all_gather #2"
+    )
+
+
+def test_a_rank_that_left_is_named_with_its_way_out() -> None:
+    inside = group("all_reduce", "all_reduce", open=1)
+    told = ranks(inside, group("all_reduce"), inside, inside)
+    told[1] = Statement(1, "exit code 0, at the end of the script", groups=told[1].groups)
+    assert explain(told)[0] == (
+        "rank 1 left (exit code 0, at the end of the script) before all_reduce #2"
+    )
+
+
+def test_a_rank_that_left_without_a_word_is_missed_too() -> None:
+    told = ranks(group("all_reduce", open=1), None)
+    told[1] = Statement(1, "exit code 0")
+    assert explain(told)[0] == "rank 1 left (exit code 0) before all_reduce #1"
+
+
+def test_different_collectives_are_told_apart_by_name_and_by_size() -> None:
+    reduce, gather = group("all_reduce/[4]", open=1), group("all_gather/[4]", open=1)
+    assert explain(ranks(reduce, reduce, gather, reduce))[:2] == [
+        "the ranks entered different collectives: rank 2 all_gather #1, at /w/train.py:14 in main",
+        "ranks 0-1, 3 entered all_reduce #1 of [4], at /w/train.py:14 in main",
+    ]
+    larger = group("all_reduce/[8]", open=1)
+    assert "rank 1 all_reduce #1 of [8]" in explain(ranks(reduce, larger, reduce, reduce))[0]
+    gathers = (group("gather/[4]", open=1), group("gather/[8]", open=1))
+    assert blame(ranks(*gathers)) == []  # sizes may differ there
+
+
+def test_the_rank_that_waits_for_nobody_is_named_first() -> None:
+    pair = group("all_gather", open=1, name="1", ranks=(0, 1))
+    world_open, world = group("all_reduce", open=1), group()
+    told = [
+        Statement(0, groups=(world, pair)),
+        Statement(1, groups=(world, group(name="1", ranks=(0, 1)))),
+        Statement(2, groups=(world_open,)),
+    ]
+    lines = explain(told)
+    assert lines[0].startswith("rank 1 is behind, and did not enter all_gather #1 of group 1")
+    assert any("rank 2 waits in all_reduce #1" in line for line in lines)
+
+
+def test_all_in_the_same_collective_blames_nobody() -> None:
+    inside = group("all_reduce", open=1)
+    assert explain(ranks(inside, inside))[0] == "no rank is known to be behind the others"
+    assert blame(ranks(inside, inside)) == []
+
+
+def test_a_rank_that_never_formed_the_group_is_seen_on_the_stacks() -> None:
+    forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
+    told = [Statement(0, stacks=(forming,)), Statement(1, stacks=(SLEEP,))]
+    assert explain(told)[0].startswith("rank 1 did not enter init_process_group")
+    on_its_way_out = [told[0], Statement(1, stacks=((),))]
+    assert blame(on_its_way_out) == []
+
+
+def test_steps_are_compared_where_nothing_else_is_known() -> None:
+    told = [
+        Statement(rank, stacks=(TRAIN,), progress=Progress(step, "data"))
+        for rank, step in enumerate((7, 5, 7))
+    ]
+    assert explain(told)[0] == (
+        "rank 1 is behind, after 5 optimizer steps, in step 6 (data), at /w/train.py:14 in main"
+    )
+
+
+def test_equal_stacks_are_shown_once() -> None:
+    told = ranks(*[None] * 4)
+    told[2] = told[2]._replace(stacks=(SLEEP,))
+    text = describe(told)
+    assert text.count("ranks 0-1, 3, most recent call last:") == 1
+    assert text.count('File "/w/train.py", line 12, in main') == 1
+    assert "no stack" in describe([Statement(0)])
+
+
+def test_stacks_are_read_as_faulthandler_writes_them() -> None:
+    ours = Path(users_frame.__code__.co_filename).with_name("rank_monitor.py")
+    text = (
+        "Thread 0x00 (most recent call first):\n"
+        '  File "/lib/json/encoder.py", line 1 in encode\n'
+        f'  File "{ours}", line 1 in _answer\n\n'
+        "Thread 0x01 (most recent call first):\n"
+        '  File "/lib/threading.py", line 9 in wait\n\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/w/train.py", line 14 in main\n'
+        '  File "/w/train.py", line 3 in <module>\n'
+        '  File "<string>", line 4 in <module>\n'
+    )
+    assert is_whole(text)
+    assert not is_whole(text[:-5])
+    assert not is_whole("")
+    assert parse_stacks(text) == (TRAIN, (Frame("/lib/threading.py", 9, "wait"),))
+    crash = describe_crash(
+        f"Fatal Python error: Segmentation fault\n\n{text}\nExtension modules: a"
+    )
+    assert crash[0] == "Segmentation fault, most recent call last:"
+    assert crash[-1] == '  File "/w/train.py", line 14, in main'
+    assert describe_crash("") == []
+
+
+def test_stacks_that_are_cut_short_are_known_by_their_dots() -> None:
+    text = 'Thread 0x01 (most recent call first):\n  File "/w/a.py", line 1 in f\n\n...\n'
+    assert is_cut(text)
+    assert not is_cut(text.replace("...\n", ""))
+
+
+def test_equal_threads_are_shown_once_with_their_number() -> None:
+    text = describe([Statement(0, stacks=(TRAIN, SLEEP, SLEEP, SLEEP))])
+    assert text.count("another 3 threads:") == 1
+    assert text.count("line 12") == 1
+
+
+def test_why_there_is_no_stack_is_said() -> None:
+    told = [
+        Statement(0),
+        Statement(1, silence="its process is stopped"),
+        Statement(2, "exit code 0"),
+    ]
+    assert "no stack: it did not answer" in describe(told)
+    assert "no stack: its process is stopped" in describe(told)
+    assert "rank 2" not in describe(told)
+
+
+def test_a_rank_that_left_before_the_group_was_formed_is_said_to_have_left() -> None:
+    forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
+    told = [
+        Statement(0, stacks=(forming,)),
+        Statement(1, "exit code 0, by sys.exit at x.py:3 in f"),
+    ]
+    assert explain(told)[0] == (
+        "rank 1 left (exit code 0, by sys.exit at x.py:3 in f) before init_process_group"
+    )
+
+
+def test_a_traceback_has_the_same_frames() -> None:
+    text = 'Traceback:\n  File "/w/train.py", line 3, in <module>\n    main()\nValueError: x\n'
+    assert parse_traceback(text) == TRAIN[:1]
+
+
+def test_the_users_frame_is_in_no_library() -> None:
+    library = Frame(users_frame.__code__.co_filename, 1, "f")
+    assert users_frame((*TRAIN, library)) == TRAIN[-1]
+    assert users_frame((library,)) == library
+    assert users_frame(()) is None
+
+
+def test_a_hang_is_a_failure_of_its_own_code_and_comes_back_only_in_the_same_way() -> None:
+    inside = group("all_reduce", open=1)
+    hang = Hang(tuple(ranks(inside, group())), 30)
+    assert hang.cause.startswith("no progress for 30 s: rank 1 is behind")
+    assert hang.exit_code == 124
+    assert hang.as_json()["explanation"] == explain(hang.statements)
+    assert hang.is_repeat_of(Hang(tuple(ranks(inside, group())), 30))
+    assert not hang.is_repeat_of(Hang(tuple(ranks(group(), inside)), 30))
+    assert not hang.is_repeat_of(None)

@@ -1,0 +1,186 @@
+"""The grammar of `devices`: what is written, which GPUs that means, and which it never means."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headway.launcher.planning.variables import variables_of
+from headway.machine.devices import ALL, DeviceSpec, Name, parse_devices
+from headway.machine.facts import EXCLUSIVE, PROHIBITED, Gpu, GpuUse, Machine
+from headway.settings.profile import Entry
+from headway.settings.resolve import resolve
+from headway.settings.table import Origin
+
+IDLE = GpuUse(4 * 2**20, 0, ())
+
+
+def cards(count: int) -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu("H100", f"GPU-{index:04x}beef", 80 * 2**30, (9, 0), use=IDLE) for index in range(count)
+    )
+
+
+EIGHT = cards(8)
+names = st.one_of(
+    st.integers(0, 12), st.sampled_from(["GPU-0002beef", "GPU-0007", "GPU-ffff", "MIG-a1/1/0"])
+)
+specs = st.one_of(
+    st.just(ALL),
+    st.integers(1, 9999).map(lambda count: DeviceSpec(first=count)),
+    st.integers(1, 9999).map(lambda count: DeviceSpec(idle=count)),
+    st.builds(
+        lambda named, without: DeviceSpec(None, tuple(named) or None, tuple(without)),
+        st.lists(names, unique=True),
+        st.lists(names, unique=True),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("raw", "indices"),
+    [
+        ("3", [0, 1, 2]),
+        ("-1", [0, 1, 2, 3, 4, 5, 6, 7]),
+        (["0"], [0]),
+        (["1", "3"], [1, 3]),
+        ("1, 3", [1, 3]),
+        ("1,", [1]),
+        ("[3,1]", [3, 1]),
+        ("0-3", [0, 1, 2, 3]),
+        ("1-7/3", [1, 4, 7]),
+        ("^2", [0, 1, 3, 4, 5, 6, 7]),
+        ("^0-5", [6, 7]),
+        ("0-3,^1", [0, 2, 3]),
+        ("^GPU-0003", [0, 1, 2, 4, 5, 6, 7]),
+        ("GPU-0005,1", [5, 1]),
+        ("idle:2", [0, 1]),
+    ],
+)
+def test_a_spec_means_these_gpus_of_eight(raw: str | list[str], indices: list[int]) -> None:
+    selection = parse_devices(raw).select(EIGHT)
+    assert (list(selection.indices), selection.wrong) == (indices, ())
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ("9", "of 8 GPUs 8 are usable"),
+        ("7,8", "there is no GPU 8"),
+        ("^9", "there is no GPU 9"),
+        ("GPU-ffff", "there is no GPU GPU-ffff"),
+        ("GPU-00", "begins the UUIDs of 8 GPUs"),
+        ("2,GPU-0002", "GPU 2 is named twice"),
+        ("idle:9", "of 8 GPUs 8 are idle"),
+    ],
+)
+def test_a_spec_that_eight_gpus_cannot_obey_says_why(raw: str, reason: str) -> None:
+    assert reason in "; ".join(parse_devices(raw).select(EIGHT).wrong)
+
+
+def test_gpus_chosen_by_number_pass_over_those_that_nobody_can_use() -> None:
+    gpus = (EIGHT[0]._replace(compute_mode=PROHIBITED), *EIGHT[1:4])
+    for raw, indices in (("all", (1, 2, 3)), ("2", (1, 2)), ("^1", (2, 3)), ("idle:1", (1,))):
+        selection = parse_devices(raw).select(gpus)
+        assert selection.indices == indices
+        assert selection.passed_over[0] == "GPU 0: its compute mode is prohibited"
+    assert "GPU 0 cannot be used: its compute mode is prohibited" in (
+        parse_devices("0,").select(gpus).wrong
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "reason"),
+    [
+        (EIGHT[0]._replace(use=GpuUse(0, 0, (17, 18))), "process 17, 18 computes on it"),
+        (EIGHT[0]._replace(use=GpuUse(5 * 2**30, 0, ())), "5.0 GiB of its memory are in use"),
+        (EIGHT[0]._replace(use=GpuUse(0, 40, ())), "busy at 40 %"),
+        (EIGHT[0]._replace(use=None), "does not tell"),
+        (EIGHT[0]._replace(claimed_by="another launch"), "another launch has claimed it"),
+        (
+            EIGHT[0]._replace(compute_mode=EXCLUSIVE, use=GpuUse(0, 0, (17,))),
+            "exclusive-process, and process 17 has it",
+        ),
+    ],
+)
+def test_a_gpu_that_is_not_idle_is_passed_over_with_the_reason(gpu: Gpu, reason: str) -> None:
+    selection = parse_devices("idle:1").select((gpu, EIGHT[1]))
+    assert selection.indices == (1,)
+    assert reason in selection.passed_over[0]
+
+
+def test_an_exclusive_gpu_that_nobody_uses_is_idle() -> None:
+    gpu = EIGHT[0]._replace(compute_mode=EXCLUSIVE)
+    assert parse_devices("idle:1").select((gpu,)).indices == (0,)
+
+
+@given(specs)
+@example(DeviceSpec(named=(1,)))
+def test_every_spec_is_read_back_from_its_own_text(spec: DeviceSpec) -> None:
+    assert parse_devices(str(spec)) == spec
+    assert spec.reading()
+
+
+@given(st.one_of(st.text(), st.text("0123456789-^,/[]: GPUMIidle"), st.lists(st.text())))
+def test_any_text_is_read_or_refused_with_a_reason(raw: str | list[str]) -> None:
+    reason = ""
+    try:
+        spec = parse_devices(raw)
+    except ValueError as error:
+        spec, reason = ALL, str(error)
+    assert not reason or reason.startswith(("which ", "in which ", "but "))
+    assert parse_devices(str(spec)) == spec
+
+
+@given(st.integers(1, 9999), st.integers(0, 10))
+def test_a_count_is_that_many_gpus_from_the_first_or_refused(count: int, available: int) -> None:
+    for raw in (str(count), f" {count} "):
+        selection = parse_devices(raw).select(cards(available))
+        assert bool(selection.wrong) == (count > available)
+        assert selection.indices == tuple(range(min(count, available)))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1), st.integers(0, 10))
+def test_a_list_is_those_gpus_in_that_order_or_refused(indices: list[int], available: int) -> None:
+    if len(set(indices)) < len(indices):
+        with pytest.raises(ValueError, match="twice"):
+            parse_devices([str(index) for index in indices])
+        return
+    for raw in ([str(index) for index in indices], str(indices), ",".join(map(str, indices)) + ","):
+        selection = parse_devices(raw).select(cards(available))
+        assert bool(selection.wrong) == (max(indices) >= available)
+        assert selection.wrong or list(selection.indices) == indices
+
+
+@given(st.lists(st.integers(0, 7), min_size=1, unique=True))
+def test_an_exclusion_and_its_complement_share_the_gpus_out(excluded: list[int]) -> None:
+    without = parse_devices([f"^{index}" for index in excluded]).select(EIGHT).indices
+    named = parse_devices([str(index) for index in excluded]).select(EIGHT).indices
+    assert sorted(without + named) == list(range(8))
+
+
+@settings(max_examples=60)
+@given(
+    st.one_of(st.none(), st.lists(st.integers(0, 7), min_size=1, unique=True)),
+    st.data(),
+)
+def test_a_selection_goes_through_an_existing_mask_and_never_around_it(
+    mask: list[int] | None, data: st.DataObject
+) -> None:
+    by_uuid = data.draw(st.booleans())
+    variable = None
+    if mask is not None:
+        variable = ",".join(EIGHT[index].uuid if by_uuid else str(index) for index in mask)
+    machine = Machine(gpus=EIGHT, cuda_visible_devices=variable)
+    visible = machine.visible_gpus
+    wanted: list[Name] = data.draw(
+        st.lists(st.integers(0, len(visible) - 1), min_size=1, unique=True)
+    )
+    entry = Entry([str(name) for name in wanted], Origin("flag", "flag --devices"))
+    chosen = resolve([{"devices": entry}], machine, {})
+    selected = chosen.devices.select(visible).indices
+    changes = variables_of(chosen, machine, selected, None, {})
+    if "CUDA_VISIBLE_DEVICES" in changes:
+        machine = machine._replace(cuda_visible_devices=changes["CUDA_VISIBLE_DEVICES"].value)
+    assert list(machine.visible_gpus) == [visible[index] for index in selected]

@@ -1,0 +1,386 @@
+"""The machine's facts, from recorded raw answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.errors import ConfigError
+from headway.machine.cgroups import count_memory_kills
+from headway.machine.detection import detect_machine
+from headway.machine.facts import Gpu, GpuUse, Machine, MigSlice, Torch, is_on
+from headway.machine.snapshot import load_machine, to_json
+from headway.machine.source import Source
+from tests.machines.recorded import (
+    FOLDER,
+    RECORDINGS,
+    Nvml,
+    Recorded,
+    Recording,
+    changed,
+    linux,
+    snapshot,
+    torch,
+)
+
+GPUS = tuple(Gpu("RTX", f"GPU-{letter}{letter}", 2**34, (8, 6)) for letter in "abcd")
+
+
+def record(root: Path, **files: str) -> str:
+    """Write recorded files below `root`: __ in a name stands for a slash."""
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return f"{root}/"
+
+
+@pytest.fixture
+def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+
+
+@pytest.mark.usefixtures("sixteen_cores")
+class TestCores:
+    def test_without_a_quota_all_usable_cores_count(self, tmp_path: Path) -> None:
+        root = record(tmp_path, proc__self__cgroup="0::/user.slice\n")
+        assert detect_machine({}, Source(root)).cores == 16
+
+    def test_a_quota_above_the_own_cgroup_counts(self, tmp_path: Path) -> None:
+        root = record(tmp_path, proc__self__cgroup="0::/pod/container\n")
+        cgroups = tmp_path / "sys/fs/cgroup/pod"
+        (cgroups / "container").mkdir(parents=True)
+        (cgroups / "container/cpu.max").write_text("max 100000\n")
+        (cgroups / "cpu.max").write_text("250000 100000\n")
+        machine = detect_machine({}, Source(root))
+        assert machine.cores == 2
+        assert machine.cores_reason == "cgroup quota of 2.5 cores"
+
+    def test_the_smallest_of_several_quotas_counts(self, tmp_path: Path) -> None:
+        root = record(tmp_path, proc__self__cgroup="0::/pod/container\n")
+        cgroups = tmp_path / "sys/fs/cgroup/pod"
+        (cgroups / "container").mkdir(parents=True)
+        (cgroups / "container/cpu.max").write_text("800000 100000\n")
+        (cgroups / "cpu.max").write_text("300000 100000\n")
+        assert detect_machine({}, Source(root)).cores == 3
+
+    def test_half_a_core_is_one(self, tmp_path: Path) -> None:
+        root = record(tmp_path, proc__self__cgroup="0::/\n")
+        (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+        (tmp_path / "sys/fs/cgroup/cpu.max").write_text("50000 100000\n")
+        assert detect_machine({}, Source(root)).cores == 1
+
+    def test_a_quota_of_cgroup_v1_counts(self, tmp_path: Path) -> None:
+        root = record(tmp_path, proc__self__cgroup="12:memory:/x\n4:cpu,cpuacct:/docker/abc\n")
+        (tmp_path / "sys/fs/cgroup/cpu").mkdir(parents=True)  # as seen from inside a container
+        (tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text("400000\n")
+        (tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_period_us").write_text("100000\n")
+        assert detect_machine({}, Source(root)).cores == 4
+
+
+@pytest.mark.parametrize(
+    ("mask", "visible"),
+    [
+        (None, "abcd"),
+        ("", ""),
+        ("-1", ""),
+        ("NoDevFiles", ""),
+        ("2,0", "ca"),
+        ("0,9,1", "a"),
+        ("0,-1,1", "a"),
+        ("1,1", ""),
+        ("GPU-bb,GPU-d", "bd"),
+        ("GPU-", ""),
+        (" 3 , 1 ", "db"),
+    ],
+)
+def test_visible_gpus_are_read_as_cuda_reads_them(mask: str | None, visible: str) -> None:
+    machine = Machine(gpus=GPUS, cuda_visible_devices=mask)
+    assert "".join(gpu.uuid[-1] for gpu in machine.visible_gpus) == visible
+
+
+def test_hidden_gpus_make_auto_the_cpu_with_the_variable_as_the_reason() -> None:
+    device, reason = Machine(gpus=GPUS, cuda_visible_devices="").best_device()
+    assert device == "cpu"
+    assert "CUDA_VISIBLE_DEVICES=''" in reason
+
+
+def test_a_machine_without_a_driver_says_so(tmp_path: Path) -> None:
+    machine = detect_machine({}, Source(f"{tmp_path}/"))
+    assert machine.gpus == ()
+    assert machine.best_device() == ("cpu", "no NVIDIA driver on this machine")
+
+
+SMI = """\
+Tesla T4, GPU-12, 15360, 7.5, Default, [N/A], 1024, 30, 0, 00000000:00:04.0, 580.82.07
+NVIDIA H100, GPU-34, 81559, 9.0, Prohibited, Enabled, 0, [N/A], [N/A], 00000000:00:05.0, 580.82.07
+"""
+SMI_LIST = """\
+GPU 0: Tesla T4 (UUID: GPU-12)
+GPU 1: NVIDIA H100 (UUID: GPU-34)
+  MIG 1g.10gb     Device  0: (UUID: MIG-56)
+"""
+
+
+def test_nvidia_smi_tells_the_same_where_nvml_is_not_installed() -> None:
+    recording = Recording(
+        files=linux("CPU", 8, 16, driver="580.82.07"),
+        torch=torch("2.13.0+cu130", cuda="13.0"),
+        tools={
+            "nvidia-smi --query-gpu": SMI,
+            "nvidia-smi --query-compute-apps": "GPU-12, 77\nGPU-34, 78\n",
+            "nvidia-smi -L": SMI_LIST,
+        },
+    )
+    machine = detect_machine({}, Recorded(recording), full=True)
+    t4, h100 = machine.gpus
+    assert t4 == Gpu(
+        "Tesla T4", "GPU-12", 15360 * 2**20, (7, 5), use=GpuUse(2**30, 30, (77,)), ecc_errors=0
+    )
+    assert (h100.compute_mode, h100.ecc_errors, h100.use) == (
+        "prohibited",
+        None,
+        GpuUse(0, None, (78,)),
+    )
+    assert h100.slices == (MigSlice("NVIDIA H100 MIG 1g.10gb", "MIG-56", 10 * 2**30),)
+    assert (machine.driver, machine.gpus_reason) == ("580.82.07", "found by nvidia-smi")
+    quick = detect_machine({}, Recorded(recording))
+    assert quick.gpus[0].use is None
+
+
+@pytest.mark.parametrize("nvml", [None, Nvml("580", [{}])], ids=["absent", "failing"])
+def test_a_driver_that_does_not_answer_says_so(nvml: Nvml | None) -> None:
+    recording = Recording(files=linux("CPU", 8, 16, driver="580"), nvml=nvml)
+    if nvml is not None:
+        nvml.nvmlInit = _refuse  # type: ignore[method-assign]
+    machine = detect_machine({}, Recorded(recording))
+    assert machine.gpus == ()
+    assert "does not answer" in machine.gpus_reason
+
+
+def _refuse() -> None:
+    raise Nvml.NVMLError("Driver/library version mismatch")
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_the_real_probes_make_each_snapshot_from_its_raw_answers(name: str) -> None:
+    recording = RECORDINGS[name]
+    assert snapshot(recording) == load_machine(str(FOLDER / f"{name}.json"))
+    assert recording.nvml is None or not recording.nvml.is_open
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_a_launch_looks_at_less_and_plans_the_same(name: str) -> None:
+    recording = RECORDINGS[name]
+    full = load_machine(str(FOLDER / f"{name}.json"))
+    quick = detect_machine(recording.environ, Recorded(recording))
+    assert quick.host is None
+    assert quick.best_device() == full.best_device()
+    assert [gpu.uuid for gpu in quick.visible_gpus] == [gpu.uuid for gpu in full.visible_gpus]
+    assert (quick.cores, quick.mps_reason) == (full.cores, full.mps_reason)
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_every_fact_of_a_snapshot_has_a_reason_and_every_absence_a_cause(name: str) -> None:
+    host = load_machine(str(FOLDER / f"{name}.json")).host
+    assert host is not None
+    assert host.reasons.keys() == set(host._fields) - {"reasons"}
+    assert all(host.reasons.values())
+
+
+EXPECTED = {
+    "gpu_2_one_busy": ("cuda", "2 GPUs"),
+    "gpu_mig": ("cuda", "MIG 3g.20gb"),
+    "mac_m2": ("mps", "Apple M2"),
+    "mac_rosetta": ("cpu", "Rosetta"),
+    "mac_intel": ("cpu", "this Mac has an Intel CPU"),
+    "mac_12_2": ("cpu", "macOS 12.2 is older than 12.3"),
+    "mac_13_new_torch": ("cpu", "older than 14.0"),
+    "mac_torch_without_mps": ("cpu", "built without MPS"),
+    "mac_virtual": ("cpu", "virtual machine"),
+    "mac_disable_mps": ("cpu", "DISABLE_MPS=1"),
+    "cpu_torch_on_gpu_box": ("cpu", "torch (2.13.0+cpu) is built without CUDA"),
+    "driver_too_old": ("cpu", "driver 535.129.03 is too old"),
+    "container_half_core_2gib": ("cpu", "no NVIDIA driver"),
+    "mask_empty": ("cpu", "CUDA_VISIBLE_DEVICES='' hides them"),
+    "mask_minus_one": ("cpu", "CUDA_VISIBLE_DEVICES='-1' hides them"),
+    "mask_duplicates": ("cpu", "names one twice"),
+    "amd_2": ("cuda", "gfx90a"),
+}
+
+
+def test_looking_at_this_machine_is_quick_and_imports_no_torch() -> None:
+    text = (
+        "import sys, time\n"
+        "from headway.machine.detection import detect_machine\n"
+        "began = time.perf_counter()\n"
+        "detect_machine(full=True)\n"
+        "print(time.perf_counter() - began)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", text]
+    limit_s = 2 if os.path.exists("/proc/driver/nvidia") else 0.06
+    times: list[float] = []
+    while not times or (min(times) >= limit_s and len(times) < 20):  # others use this machine too
+        times.append(float(subprocess.check_output(command, env=environ, text=True)))
+    assert min(times) < limit_s
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_device_that_nobody_named_and_the_reason(name: str) -> None:
+    device, reason = load_machine(str(FOLDER / f"{name}.json")).best_device()
+    assert device == EXPECTED[name][0]
+    assert EXPECTED[name][1] in reason
+
+
+def test_a_mask_of_uuids_orders_the_gpus() -> None:
+    machine = load_machine(str(FOLDER / "mask_uuids.json"))
+    assert [machine.gpus.index(gpu) for gpu in machine.visible_gpus] == [5, 2]
+
+
+def test_half_a_core_and_two_gibibytes_are_seen_below_a_large_host() -> None:
+    host = load_machine(str(FOLDER / "container_half_core_2gib.json")).host
+    assert host is not None
+    assert (host.cpu_quota, host.memory_limit_bytes, host.container) == (0.5, 2 * 2**30, "Docker")
+    assert (host.logical_cores, host.memory_bytes) == (32, 128 * 2**30)
+
+
+def test_a_memory_limit_of_cgroup_v1_counts_and_its_way_to_say_none_does_not() -> None:
+    host = load_machine(str(FOLDER / "container_cgroup_v1.json")).host
+    assert host is not None
+    assert host.memory_limit_bytes == 8 * 2**30
+    files = RECORDINGS["container_cgroup_v1"].files
+    unlimited = {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}
+    recording = RECORDINGS["container_cgroup_v1"]._replace(files={**files, **unlimited})
+    host = snapshot(recording).host
+    assert host is not None
+    assert host.memory_limit_bytes is None
+    assert "no cgroup" in host.reasons["memory_limit_bytes"]
+
+
+def test_secrets_stay_out_of_a_snapshot() -> None:
+    environ = {"AWS_SECRET_ACCESS_KEY": "x", "WANDB_API_KEY": "x", "NCCL_DEBUG": "INFO"}
+    host = detect_machine(environ, full=True).host
+    assert host is not None
+    assert host.variables == {"NCCL_DEBUG": "INFO"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no snapshot"),
+        ("[]", "no object"),
+        ('{"version": 9}', "version is 9"),
+        ('{"version": 1, "coers": 3}', "unknown fields: coers"),
+        ('{"version": 1, "cores": "3"}', "cores is '3', not of type int"),
+        ('{"version": 1, "gpus": [{"name": "x"}]}', "missing fields: capability"),
+        ('{"version": 1, "gpus": 3}', "no list"),
+        ("[" * 100_000, "no snapshot"),
+    ],
+)
+def test_a_file_that_is_no_snapshot_is_refused_with_the_place(
+    text: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "machine.json").write_text(text)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_machine(str(tmp_path / "machine.json"))
+    assert "headway env --json" in caught.value.problems[0].fix
+
+
+TWIN = load_machine(str(FOLDER / "gpu_4.json")).gpus[0].uuid
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("cores", 0, "is 0, where 1 is the least"),
+        ("cores", -4, "is -4, where 1 is the least"),
+        ("cores", 2**63, "is 9223372036854775808, more than any machine counts"),
+        ("version", True, "is True, and this Headway reads 1"),
+        ("gpus[1].memory_bytes", -1, "is -1, where 0 is the least"),
+        ("gpus[1].capability[0]", -8, "is -8, where 0 is the least"),
+        ("gpus[1].compute_mode", "fast", "is 'fast', not one of default, exclusive-process"),
+        ("gpus[1].uuid", TWIN, f"is '{TWIN}', as that of"),
+        ("host.physical_cores", 0, "is 0, where 1 is the least"),
+        ("host.open_files", -2, "is -2, where -1 is the least"),
+        ("host.memory_bytes", 1.5, "is 1.5, not of type int"),
+        ("host.cpu_quota", 0, "is 0, where 0.001 is the least"),
+        ("host.cpu_quota", float("nan"), "is nan, where 0.001 is the least"),
+    ],
+)
+def test_a_value_that_no_machine_has_is_refused_with_file_and_key(
+    key: str, value: Any, reason: str
+) -> None:
+    data = changed("gpu_4", key, value)
+    for wrapped, at in ((data, key), ({"machine": data, "checks": []}, f"machine.{key}")):
+        Path("machine.json").write_text(json.dumps(wrapped))
+        with pytest.raises(ConfigError) as caught:
+            load_machine("machine.json")
+        (problem,) = caught.value.problems
+        assert f"{at} {reason}" in problem.what
+        assert problem.where == f"flag --machine, machine.json, key {at}"
+
+
+def test_a_key_that_stands_twice_is_refused() -> None:
+    Path("machine.json").write_text('{"version": 1, "cores": 8, "cores": 16}')
+    with pytest.raises(ConfigError, match="has the key 'cores' twice"):
+        load_machine("machine.json")
+
+
+def test_amd_cards_without_an_id_of_their_own_can_be_told_apart() -> None:
+    amd = RECORDINGS["amd_2"]
+    files = {
+        name: re.sub(r"unique_id \d+", "unique_id 0", text) for name, text in amd.files.items()
+    }
+    machine = snapshot(amd._replace(files=files, environ={"CUDA_VISIBLE_DEVICES": "0,1"}))
+    assert [gpu.uuid for gpu in machine.visible_gpus] == ["GPU-XX-1", "GPU-XX-2"]
+    Path("machine.json").write_text(to_json(machine))
+    assert load_machine("machine.json") == machine
+
+
+@pytest.mark.parametrize("digits", [10, 5000])
+def test_a_number_of_thousands_of_digits_is_no_index_and_no_version(digits: int) -> None:
+    machine = Machine(gpus=GPUS, cuda_visible_devices="0," + "9" * digits, driver="9" * digits)
+    assert len(machine.visible_gpus) == 1
+    assert not Torch("9" * digits, cuda="13.0").is_at_least(1)
+
+
+def test_a_missing_snapshot_is_refused() -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_machine("nosuch.json")
+
+
+@pytest.mark.parametrize("word", ["1", "true", "YES", "on"])
+def test_disable_mps_means_yes(word: str) -> None:
+    assert is_on({"DISABLE_MPS": word}, "DISABLE_MPS")
+
+
+@pytest.mark.parametrize("word", ["0", "false", "No", "", "off"])
+def test_zero_false_no_and_nothing_mean_no(word: str) -> None:
+    assert not is_on({"DISABLE_MPS": word}, "DISABLE_MPS")
+    assert not is_on({}, "DISABLE_MPS")
+
+
+def test_a_switch_that_means_neither_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="'maybe', which means neither yes nor no"):
+        is_on({"DISABLE_MPS": "maybe"}, "DISABLE_MPS")
+
+
+def test_the_memory_killers_count_is_read_from_either_cgroup_version(tmp_path: Path) -> None:
+    assert count_memory_kills(f"{tmp_path}/") == 0
+    root = record(tmp_path, proc__self__cgroup="0::/job\n5:memory:/job\n")
+    for folder, text in (
+        ("sys/fs/cgroup/job/memory.events", "low 0\nmax 7\noom 2\noom_kill 3\n"),
+        ("sys/fs/cgroup/memory/job/memory.oom_control", "under_oom 0\noom_kill 2\n"),
+    ):
+        (tmp_path / folder).parent.mkdir(parents=True)
+        (tmp_path / folder).write_text(text)
+    assert count_memory_kills(root) == 3

@@ -1,0 +1,239 @@
+"""Profiles are read strictly, with the line in every message, and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from headway.commands.main import main
+from headway.errors import ConfigError
+from headway.machine.facts import Machine
+from headway.settings.profile import parse_profile, read_profile
+from headway.settings.profile_files import (
+    MAX_BYTES,
+    choose_profile,
+    find_project_profile,
+    user_folder,
+)
+from headway.settings.resolve import profile_layers, resolve
+from headway.settings.table import Settings
+
+
+def read(text: str | bytes) -> Settings:
+    path = Path("profile.yaml")
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return resolve([read_profile(str(path.absolute()), "user profile")], Machine(), {})
+
+
+def test_unquoted_no_and_integers_for_texts_are_understood() -> None:
+    settings = read("mixed_precision: no\nmain_address: 10\nenv: {DEBUG: 1, COLOR: no, B: 0o7}\n")
+    assert settings.mixed_precision == "no"
+    assert settings.main_address == "10"
+    assert settings.env == {"DEBUG": "1", "COLOR": "no", "B": "0o7"}
+
+
+def test_lists_comments_quotes_and_a_byte_order_mark_are_understood() -> None:
+    settings = read("\ufeff# a comment\nversion: 1\ndevices: [1, 3]\nnum_processes: '2'  # two\n")
+    assert str(settings.devices) == "1,3"
+    assert settings.num_processes == 2
+
+
+BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
+    "empty": ("", "empty", None),
+    "only a comment": ("# nothing\n", "empty", None),
+    "a list": ("- device\n- cpu\n", "is a list", 1),
+    "a lone value": ("cpu", "is a lone value", 1),
+    "half a file": ("device: cpu\nenv: {A: 1,", "not YAML", 3),
+    "bad indentation": ("device: cpu\n  devices: 1\n", "not YAML", 2),
+    "an open quote": ("device: 'cpu", "not YAML", 1),
+    "an unknown key": ("device: cpu\ndevcies: 2\n", "did you mean 'devices'", 2),
+    "a wrong type": ("num_processes: four\n", "whole number", 1),
+    "a list for a number": ("num_processes: [1, 2]\n", "list", 1),
+    "a map for a text": ("device:\n  cpu: yes\n", "map", 1),
+    "out of range": ("device: cpu\nmain_port: 70000\n", "from 1 to 65535", 2),
+    "a duplicate key": ("device: cpu\n\ndevice: mps\n", "stands twice; first in line 1", 3),
+    "a duplicate variable": ("env:\n  A: 1\n  A: 2\n", "env.A stands twice", 3),
+    "an unknown nested key": ("env:\n  A:\n    B: 1\n", "too deep", 3),
+    "no value": ("device:\nnum_processes: 2\n", "no value", 1),
+    "a null": ("device: ~\n", "no value", 1),
+    "a hostile tag": ("device: !!python/object/apply:os.system [touch owned]\n", "tags", 1),
+    "a local tag": ("device: !cpu cpu\n", "tags", 1),
+    "an anchor": ("device: &a cpu\n", "anchors", 1),
+    "an alias": ("device: *a\n", "anchors", 1),
+    "a merge key": ("<<: {device: cpu}\n", "no setting", 1),
+    "two documents": ("device: cpu\n---\ndevice: cpu\n", "second document", 2),
+    "a control character": ("device: cpu\nlog_dir: a\0b\n", "not YAML", 2),
+    "no UTF-8": (b"device: cpu\nlog_dir: \xff\n", "not UTF-8", 2),
+    "a newer version": ("version: 99\nworkers: {a: {b: c}}\n", "version 99.*pip install -U", 1),
+    "an older version": ("version: 0\n", "write `version: 1`", 1),
+    "a deep bomb": ("env: " + "[" * 100_000, "too deep", 1),
+    "too large": ("#" * (MAX_BYTES + 1), "larger than 1 MiB", None),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_profile_is_one_error_with_file_line_and_fix(kind: str) -> None:
+    text, reason, line = BROKEN[kind]
+    with pytest.raises(ConfigError, match=f"(?s){reason}") as caught:
+        read(text)
+    (problem,) = caught.value.problems
+    assert "profile.yaml" in problem.where
+    assert problem.fix
+    if line is not None:
+        assert f"line {line}" in problem.where
+    assert not Path("owned").exists()
+
+
+def test_all_duplicates_and_missing_values_are_named_at_once_with_line_and_column() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("device: cpu\ndevices:\nenv: {A: 1, A: 2}\ndevice: mps\n")
+    places = [problem.where.rpartition("yaml, ")[2] for problem in caught.value.problems]
+    assert places == ["line 2, column 9", "line 3, column 13", "line 4, column 1"]
+
+
+@pytest.mark.usefixtures("ordinary_user")
+@pytest.mark.parametrize("words", [["config", "show"], ["config", "list"], ["config", "--yes"]])
+def test_profiles_that_nobody_may_look_for_are_no_missing_ones(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(user_folder())
+    folder.mkdir(parents=True)
+    (folder / "default.yaml").write_text("max_restarts: 3\n")
+    folder.chmod(0o000)
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert "Permission denied" in err
+    assert "fix:  mend the permissions of ~/.config/headway" in err
+    assert main(["launch", "--dry-run", "-m", "this"]) == 2
+    folder.chmod(0o700)
+
+
+def test_a_billion_laughs_are_refused_without_a_laugh() -> None:
+    bomb = "a: &a [x, x]\n" + "".join(
+        f"{key}: &{key} [*{last}, *{last}]\n" for last, key in pairwise("abcdefghijkl")
+    )
+    started = time.process_time()
+    with pytest.raises(ConfigError, match="anchors"):
+        read(bomb)
+    assert time.process_time() - started < 1
+
+
+def test_an_unreadable_profile_is_an_error_with_its_path() -> None:
+    with pytest.raises(ConfigError, match="is no file"):
+        read_profile(str(Path.cwd()), "user profile")
+
+
+def test_a_profile_that_is_a_fifo_is_refused_at_once() -> None:
+    os.mkfifo("fifo.yaml")
+    with pytest.raises(ConfigError, match="is no file"):
+        read_profile("fifo.yaml", "user profile")
+
+
+def test_a_relative_xdg_folder_is_ignored_and_an_empty_home_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home = os.environ["HOME"]
+    assert (
+        choose_profile(None, {"XDG_CONFIG_HOME": "x"}).path
+        == f"{home}/.config/headway/default.yaml"
+    )
+    monkeypatch.setenv("HOME", "")
+    assert os.path.isabs(choose_profile(None, {}).path)
+    assert choose_profile(None, {}).path != "/.config/headway/default.yaml"
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root to chown")
+def test_a_project_profile_of_another_user_is_refused() -> None:
+    Path("headway.yaml").write_text("env: {LD_PRELOAD: /tmp/theirs.so}\n")
+    os.chown("headway.yaml", 12345, 12345)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        find_project_profile(os.getcwd())
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root to chown")
+def test_a_project_profile_of_another_user_is_obeyed_where_it_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("headway.yaml").write_text("max_restarts: 7\n")
+    os.chown("headway.yaml", 12345, 12345)
+    show = ["config", "show"]
+    assert main(show) == 2
+    assert "name it: `--profile ~/work/headway.yaml`" in capsys.readouterr().err
+    assert main(["config", "list"]) == 0
+    assert main([*show, "--profile", "headway.yaml"]) == 0
+    monkeypatch.setenv("HEADWAY_PROFILE", "~/work/headway.yaml")
+    assert main(show) == 0
+    assert capsys.readouterr().out.count("max_restarts                 7") == 2
+
+
+def test_the_flag_beats_the_variable_which_beats_the_selection() -> None:
+    folder = Path(user_folder())
+    folder.mkdir(parents=True)
+    assert choose_profile(None, {}).name == "default"
+    (folder / "selected").write_text("small\n")
+    selected = choose_profile(None, {})
+    assert (selected.name, selected.chosen_by) == ("small", "~/.config/headway/selected")
+    assert choose_profile(None, {"HEADWAY_PROFILE": "gpu4"}).chosen_by.endswith("HEADWAY_PROFILE")
+    chosen = choose_profile("gpu8", {"HEADWAY_PROFILE": "gpu4"})
+    assert chosen.path == str(folder / "gpu8.yaml")
+
+
+@pytest.mark.parametrize("path", ["./a/b.yaml", "b.yaml", "~/b.yml", "/etc/b"])
+def test_a_path_names_a_profile_too(path: str) -> None:
+    assert choose_profile(path).path == os.path.abspath(os.path.expanduser(path))
+
+
+@pytest.mark.parametrize("name", ["", " ", ".hidden", "a b", "-x", "*"])
+def test_what_cannot_be_a_name_is_refused_with_its_origin(name: str) -> None:
+    with pytest.raises(ConfigError, match="environment HEADWAY_PROFILE"):
+        choose_profile(None, {"HEADWAY_PROFILE": name})
+
+
+def test_a_profile_that_was_named_must_exist() -> None:
+    Path(user_folder()).mkdir(parents=True)
+    (Path(user_folder()) / "gpu8.yaml").write_text("device: cuda\n")
+    with pytest.raises(ConfigError, match=r"no profile 'gpu4'; did you mean 'gpu8'\?"):
+        profile_layers({}, profile="gpu4")
+    with pytest.raises(ConfigError, match=r"no profile '\./gpu4.yaml'"):
+        profile_layers({}, profile="./gpu4.yaml")
+    assert profile_layers({}) == []  # nobody named the default
+
+
+def test_a_project_profile_that_is_named_is_read_once() -> None:
+    Path("headway.yaml").write_text("env: {A: 1}\n")
+    (layer,) = profile_layers({}, profile="headway.yaml")
+    assert layer["env"].origin.layer == "project profile"
+
+
+def test_two_profiles_that_are_broken_are_both_reported() -> None:
+    for name in ("one.yaml", "headway.yaml"):
+        Path(name).write_text("device: !tag cpu\n")
+    with pytest.raises(ConfigError) as raised:
+        profile_layers({}, profile="./one.yaml")
+    places = [problem.where for problem in raised.value.problems]
+    assert ["one.yaml" in places[0], "headway.yaml" in places[1]] == [True, True]
+
+
+@pytest.mark.parametrize("home", ["", "/", None])
+def test_a_user_whom_the_system_does_not_know_has_no_profile(
+    home: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
+    assert choose_profile().path == "/.config/headway/default.yaml"
+    assert profile_layers({}) == []
+
+
+def test_a_tab_is_called_a_tab() -> None:
+    with pytest.raises(ConfigError, match="a tab, where only spaces may be") as caught:
+        parse_profile("env:\n\tA: 1\n", "p.yaml", "profile")
+    assert caught.value.problems[0].where == "profile p.yaml, line 2, column 1"
+    assert caught.value.problems[0].fix == "indent by spaces"

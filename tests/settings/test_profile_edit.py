@@ -1,0 +1,294 @@
+"""Profiles are changed at one place and written whole: nothing that somebody wrote is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import ConfigError
+from headway.machine.facts import Machine
+from headway.settings.profile import parse_profile, read_profile
+from headway.settings.profile_edit import (
+    BLANK,
+    change_profile,
+    set_value,
+    unset_value,
+    write_profile,
+)
+from headway.settings.profile_files import MAX_BYTES
+from headway.settings.resolve import resolve
+from headway.settings.table import Raw
+
+TEXT = """\
+# for the big machine
+version: 1
+device: cuda   # eight of them
+devices:
+  - 1
+  - 3
+env:
+  A: 1  # first
+
+  B: 'two words'
+
+log_dir: |
+  logs
+# the end
+"""
+
+
+def values_of(text: str) -> dict[str, Raw]:
+    return {key: entry.raw for key, entry in parse_profile(text, "p", "profile").items()}
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "old", "new"),
+    [
+        ("device", "cpu", "device: cuda   #", "device: cpu   #"),
+        ("devices", "0,2", "devices:\n  - 1\n  - 3\n", 'devices: "0,2"\n'),
+        ("env.A", "x y", "A: 1  # first", 'A: "x y"  # first'),
+        ("env.B", "no", "'two words'", '"no"'),
+        ("env.C", "3", "words'\n", "words'\n  C: 3\n"),
+        ("log_dir", "/tmp/é", "|\n  logs\n", '"/tmp/é"\n'),
+        ("max_restarts", "3", "logs\n", "logs\nmax_restarts: 3\n"),
+        ("env", {"Z": "1"}, "env:\n  A: 1  # first\n\n  B: 'two words'", "# first\nenv: {Z: 1}"),
+    ],
+)
+def test_setting_a_key_changes_that_value_and_nothing_else(
+    key: str, raw: Raw, old: str, new: str
+) -> None:
+    assert set_value(TEXT, key, raw) == TEXT.replace(old, new)
+    dos = TEXT.replace("\n", "\r\n")
+    assert set_value(dos, key, raw) == dos.replace(
+        old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new"),
+    [
+        ("device", "device: cuda   # eight of them\n", ""),
+        ("devices", "devices:\n  - 1\n  - 3\n", ""),
+        ("env.A", "  A: 1  # first\n", ""),
+        ("log_dir", "log_dir: |\n  logs\n", ""),
+    ],
+)
+def test_unsetting_a_key_removes_its_lines_and_nothing_else(key: str, old: str, new: str) -> None:
+    assert unset_value(TEXT, key) == TEXT.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "edited"),
+    [
+        ("{device: cpu}", "max_restarts", "{device: cpu, max_restarts: 1}"),
+        ("device: cpu", "max_restarts", "device: cpu\nmax_restarts: 1\n"),
+        ("env: {}\n", "env.A", "env: {A: 1}\n"),
+        ("env: {A: 0, B: 2}\n", "env.A", "env: {A: 1, B: 2}\n"),
+        ("env: {A: 0}\n", "env.B", "env: {A: 0, B: 1}\n"),
+        ("env: A=0\n", "env.B", "env: {A: 0, B: 1}\n"),
+        ("'device': cpu\n", "device", "'device': 1\n"),
+        (BLANK, "env.A", BLANK + "env: {A: 1}\n"),
+    ],
+)
+def test_flow_style_and_other_spellings_can_be_changed_too(
+    text: str, key: str, edited: str
+) -> None:
+    assert set_value(text, key, "1") == edited
+
+
+def test_the_last_key_leaves_the_version_and_the_last_variable_takes_env_along() -> None:
+    assert unset_value("device: cpu\n", "device") == BLANK
+    assert unset_value("device: cpu\nenv: {A: 1}\n", "env.A") == "device: cpu\n"
+    assert unset_value("{device: cpu, env: {A: 1, B: 2}}", "env.A") == (
+        "{device: cpu, env: {B: 2}}"
+    )
+    assert unset_value("{device: cpu, devices: 1}", "devices") == "{device: cpu}"
+    assert unset_value("env: A=1 B=2\n", "env.A") == "env: {B: 2}\n"
+    for key in ("max_restarts", "env.C", "env.C.D"):
+        with pytest.raises(KeyError):
+            unset_value("env: {A: 1}\n", key)
+
+
+def test_a_text_that_cannot_be_changed_at_one_place_is_refused() -> None:
+    with pytest.raises(ConfigError, match="headway config edit"):
+        set_value("? device\n: cpu\n", "max_restarts", "1")
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn"]), max_size=20)
+
+
+@given(TEXTS.filter(lambda text: text.strip()), st.sampled_from(["log_dir", "env.A", "env.N"]))
+def test_whatever_is_set_is_read_back_and_everything_else_stays(raw: str, key: str) -> None:
+    edited = values_of(set_value(TEXT, key, raw))
+    before = values_of(TEXT)
+    name, _, item = key.partition(".")
+    assert edited.pop(name) == ({**before[name], item: raw} if item else raw)  # type: ignore[dict-item]
+    before.pop(name)
+    assert edited == before
+
+
+def test_what_is_written_is_read_again() -> None:
+    path = Path("new/folder/default.yaml").absolute()
+    values = {"device": "cpu", "mixed_precision": "no", "num_processes": "2"}
+    write_profile(str(path), values, mode=0o600)
+    assert path.read_text().startswith("version: 1\n")
+    assert path.stat().st_mode & 0o777 == 0o600
+    settings = resolve([read_profile(str(path), "user profile")], Machine(), {})
+    assert (settings.device, settings.mixed_precision, settings.num_processes) == ("cpu", "no", 2)
+    assert os.listdir(path.parent) == ["default.yaml"]
+
+
+def test_writing_follows_a_link_and_keeps_the_permissions() -> None:
+    target = Path("real.yaml")
+    target.write_text("device: cpu\n")
+    target.chmod(0o600)
+    Path("link.yaml").symlink_to(target.absolute())
+    write_profile("link.yaml", {"device": "mps"})
+    assert Path("link.yaml").is_symlink()
+    assert "device: mps" in target.read_text()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+def test_a_failing_write_leaves_the_old_profile_and_no_litter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_profile("default.yaml", {"device": "cpu"})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        write_profile("default.yaml", {"device": "mps"})
+    assert "device: cpu" in Path("default.yaml").read_text()
+    assert os.listdir() == ["default.yaml"]
+
+
+@pytest.mark.usefixtures("ordinary_user")
+def test_a_folder_that_may_not_be_written_to_is_a_clear_error() -> None:
+    Path("locked").mkdir(mode=0o500)
+    with pytest.raises(ConfigError, match="cannot be written: Permission denied"):
+        write_profile("locked/default.yaml", {"device": "cpu"})
+
+
+@pytest.mark.usefixtures("ordinary_user")
+def test_a_read_only_profile_is_not_replaced() -> None:
+    write_profile("default.yaml", {"device": "cpu"})
+    Path("default.yaml").chmod(0o444)
+    with pytest.raises(ConfigError, match="is read-only") as caught:
+        change_profile("default.yaml", lambda text: set_value(text, "device", "mps"))
+    assert caught.value.problems[0].fix.startswith("`chmod u+w ")
+    assert "device: cpu" in Path("default.yaml").read_text()
+
+
+def test_a_profile_that_could_not_be_read_again_is_not_written() -> None:
+    write_profile("default.yaml", {"device": "cpu"})
+    huge = {"log_dir": "a" * MAX_BYTES}
+    with pytest.raises(ConfigError, match="would be larger than 1 MiB"):
+        write_profile("default.yaml", huge)
+    assert "device: cpu" in Path("default.yaml").read_text()
+
+
+def test_a_file_where_the_folder_should_be_is_a_clear_error() -> None:
+    Path("folder").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_profile("folder/default.yaml", {"device": "cpu"})
+
+
+WRITER = """
+import sys
+from headway.settings.profile_edit import change_profile, set_value
+path, name, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+while True:
+    number += 1
+    change_profile(path, lambda text: set_value(text, "env." + name, str(number)))
+    print(number, flush=True)
+"""
+
+READER = """
+import sys
+from headway.settings.profile import read_profile
+seen = {}
+while True:
+    numbers = {name: int(text) for name, text in read_profile(sys.argv[1], "p")["env"].raw.items()}
+    assert numbers.keys() == {"A", "B"}, numbers
+    assert all(numbers[name] >= seen.get(name, 0) for name in numbers), (seen, numbers)
+    seen = numbers
+"""
+
+
+def started(script: str, *arguments: str) -> subprocess.Popen[str]:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("kills", [50, pytest.param(500, marks=pytest.mark.long)])
+def test_two_writers_killed_at_random_lose_nothing_that_they_wrote(kills: int) -> None:
+    path = str(Path("default.yaml").absolute())
+    Path(path).write_text("# by hand\nenv:\n  A: 0\n  B: 0\n")
+    done = {"A": 0, "B": 0}
+    writers = {name: started(WRITER, path, name, "0") for name in done}
+    readers = [started(READER, path) for _ in range(2)]
+    try:
+        for kill in range(kills):
+            name = "AB"[kill % 2]
+            writer = writers[name]
+            assert writer.stdout is not None
+            done[name] = int(writer.stdout.readline())
+            time.sleep(random.uniform(0, 0.02))
+            writer.send_signal(signal.SIGKILL)
+            rest = writer.communicate()[0].splitlines()
+            done[name] = int(rest[-1]) if rest and rest[-1] else done[name]
+            number = int(read_profile(path, "p")["env"].raw[name])  # type: ignore[call-overload]
+            assert done[name] <= number <= done[name] + 1
+            writers[name] = started(WRITER, path, name, str(number))
+        assert [reader.poll() for reader in readers] == [None, None]
+    finally:
+        for process in (*writers.values(), *readers):
+            process.kill()
+            process.communicate()
+    assert Path(path).read_text().startswith("# by hand\n")
+    change_profile(path, lambda text: set_value(text, "env.A", "0"))
+    assert os.listdir() == ["default.yaml"]  # neither a lock nor a temporary file of the dead
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["31", "0x1F", "010", "0o17", "1_000", "1e3", "1.50", "0.5", ".inf", "2026-11-21", "./a", "no"],
+)
+def test_every_reader_of_yaml_finds_the_same_text(text: str) -> None:
+    assert str(yaml.safe_load(set_value(BLANK, "env.A", text))["env"]["A"]) == text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "devices:\n  - 0  # the A100\n  # - 1 broken fan\n  - 2  # last\nranks: 0\n",
+            '# the A100\n# - 1 broken fan\ndevices: "0,2"  # last\nranks: 0\n',
+        ),
+        (
+            "ranks: 0\ndevices:  # head\n- 0\n# in\n- 2\n",
+            'ranks: 0\n# head\n# in\ndevices: "0,2"\n',
+        ),
+        ("devices: [0, # x\n  2] # y\n", '# x\ndevices: "0,2" # y\n'),
+        ("{devices: [0, # x\n  2], ranks: 0}\n", '# x\n{devices: "0,2", ranks: 0}\n'),
+        ("device:\tcuda\ndevices:\n- 0\n", 'device:\tcuda\ndevices: "0,2"\n'),
+        ('devices: "0 # no\n  comment"\n', 'devices: "0,2"\n'),
+        ("devices:\r\n- 0 # x\r\n- 1\r\n", '# x\r\ndevices: "0,2"\r\n'),
+    ],
+)
+def test_the_comments_within_a_value_of_several_lines_stay(old: str, new: str) -> None:
+    assert set_value(old, "devices", "0,2") == new

@@ -1,0 +1,181 @@
+"""One order of the sources, with no exception, and an origin for every value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from headway.errors import ConfigError
+from headway.machine.facts import Gpu, Machine
+from headway.settings.profile import Entry
+from headway.settings.resolve import LAYERS, environment_layer, profile_layers, resolve
+from headway.settings.table import TABLE, Origin, Settings
+
+CPU = Machine(cores=8, cores_reason="8 usable cores")
+H100 = Gpu("NVIDIA H100", "GPU-0", 80 * 2**30, (9, 0))
+SERVER = Machine(
+    cores=64,
+    cores_reason="64 usable cores",
+    gpus=tuple(H100._replace(uuid=f"GPU-{i}") for i in range(8)),
+)
+MAC = Machine(system="Darwin", cores=8, mps=True, mps_reason="Apple silicon")
+
+TWO_VALUES = {  # for each setting, two different values that are possible
+    "device": ("cpu", "cuda"),
+    "devices": ("1", "2"),
+    "num_processes": ("2", "3"),
+    "mixed_precision": ("no", "bf16"),
+    "mps_fallback": ("on", "strict"),
+    "gradient_accumulation_steps": ("2", "3"),
+    "threads_per_process": ("2", "3"),
+    "num_machines": ("2", "3"),
+    "machine_rank": ("0", "1"),
+    "main_address": ("a", "b"),
+    "main_port": ("1000", "2000"),
+    "max_restarts": ("1", "2"),
+    "grace_period_s": ("1", "2"),
+    "hang_timeout": ("60", "90"),
+    "ranks": ("0", "0-1"),
+    "debug_rank": ("0", "1"),
+    "start_method": ("fork", "exec"),
+    "log_dir": ("a", "b"),
+    "env": ("A=1", "A=2"),
+}
+
+
+def layer(name: str, **values: str) -> Mapping[str, Entry]:
+    return {key: Entry(raw, Origin(name, f"{name} {key}")) for key, raw in values.items()}
+
+
+def settled(*layers: Mapping[str, Entry], machine: Machine = CPU, **environ: str) -> Settings:
+    return resolve(list(layers), machine, environ)
+
+
+def test_the_table_of_values_names_every_setting() -> None:
+    assert TWO_VALUES.keys() == TABLE.keys()
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(
+    ("weak", "strong"),
+    [
+        pair
+        for i, low in enumerate(LAYERS[2:], 2)
+        for pair in ((low, high) for high in LAYERS[i + 1 :])
+    ],
+)
+def test_the_stronger_source_wins_for_every_setting(name: str, weak: str, strong: str) -> None:
+    first, second = TWO_VALUES[name]
+    settings = settled(layer(weak, **{name: first}), layer(strong, **{name: second}))
+    assert settings.values[name].value == TABLE[name].parse(second)
+    assert settings.origin(name).layer == strong
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_source_beats_default_and_detection(name: str) -> None:
+    for value in TWO_VALUES[name]:
+        settings = settled(layer("user profile", **{name: value}), machine=SERVER)
+        assert settings.values[name].value == TABLE[name].parse(value)
+
+
+def test_flag_beats_profile_and_says_so() -> None:
+    settings = settled(layer("user profile", device="cuda"), layer("flag", device="cpu"))
+    assert settings.device == "cpu"
+    assert settings.origin("device") == Origin("flag", "flag device")
+
+
+def test_every_value_has_an_origin_in_words() -> None:
+    assert all(value.origin.words for value in settled().values.values())
+
+
+@pytest.mark.parametrize(
+    ("machine", "device", "processes"), [(CPU, "cpu", 1), (SERVER, "cuda", 8), (MAC, "mps", 1)]
+)
+def test_the_machine_settles_what_nobody_says(
+    machine: Machine, device: str, processes: int
+) -> None:
+    settings = settled(machine=machine)
+    assert (settings.device, settings.num_processes) == (device, processes)
+    assert settings.origin("device").layer == "detected"
+
+
+def test_auto_in_a_profile_overrides_a_weaker_value_and_names_the_profile() -> None:
+    settings = settled(
+        layer("user profile", num_processes="4"), layer("project profile", num_processes="auto")
+    )
+    assert settings.num_processes == 1
+    assert "project profile num_processes" in settings.origin("num_processes").words
+
+
+def test_processes_follow_the_devices_that_were_selected() -> None:
+    assert settled(layer("flag", devices="1,3,5"), machine=SERVER).num_processes == 3
+    assert settled(layer("flag", device="cpu"), machine=SERVER).num_processes == 1
+
+
+def test_threads_are_the_usable_cores_divided_by_the_processes() -> None:
+    assert settled(layer("flag", num_processes="3")).threads_per_process == 2
+    assert settled(layer("flag", num_processes="64")).threads_per_process == 1
+
+
+def test_explicit_threads_beat_omp_num_threads_which_beats_what_we_compute() -> None:
+    computed = settled(OMP_NUM_THREADS="5,2")
+    assert computed.threads_per_process == 5
+    assert "OMP_NUM_THREADS=5,2" in computed.origin("threads_per_process").words
+    explicit = settled(layer("user profile", threads_per_process="3"), OMP_NUM_THREADS="5")
+    assert explicit.threads_per_process == 3
+    assert settled(OMP_NUM_THREADS="many").threads_per_process == 8
+
+
+def test_env_grows_from_source_to_source_and_each_name_is_overridden_alone() -> None:
+    settings = settled(layer("user profile", env="A=1 B=2"), layer("flag", env="B=3"))
+    assert settings.env == {"A": "1", "B": "3"}
+    assert "user profile" in settings.origin("env").words
+    assert "flag" in settings.origin("env").words
+
+
+def test_all_problems_are_reported_at_once_with_their_places() -> None:
+    with pytest.raises(ConfigError) as caught:
+        settled(
+            layer("user profile", devise="cpu", num_processes="four"),
+            layer("flag", mixed_precision="bf61"),
+        )
+    problems = caught.value.problems
+    assert [problem.where for problem in problems] == [
+        "user profile devise",
+        "user profile num_processes",
+        "flag mixed_precision",
+    ]
+    assert "did you mean 'device'?" in problems[0].what
+    assert "bf16" in problems[2].fix
+
+
+def test_an_unknown_headway_variable_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match=r"HEADWAY_NUM_PROCESES.*did you mean.*NUM_PROCESSES"):
+        resolve([environment_layer({"HEADWAY_NUM_PROCESES": "2"})], CPU, {})
+
+
+def test_the_contract_of_an_outer_launch_is_no_setting_of_an_inner_one() -> None:
+    assert environment_layer(
+        {"HEADWAY_RUN": "{}", "HEADWAY_DEVICE": "cpu", "HOME": "/"}
+    ).keys() == {"device"}
+
+
+def test_the_project_profile_is_found_upward_and_beats_the_user_profile(tmp_path: Path) -> None:
+    config = tmp_path / "config" / "headway"
+    config.mkdir(parents=True)
+    (config / "default.yaml").write_text("device: cuda\nnum_processes: 2\n")
+    project = Path.cwd()
+    (project / "headway.yaml").write_text("device: cpu\n")
+    deep = project / "src" / "deep"
+    deep.mkdir(parents=True)
+    layers = profile_layers({"XDG_CONFIG_HOME": str(tmp_path / "config")}, str(deep))
+    settings = resolve(layers, CPU, {})
+    assert (settings.device, settings.num_processes) == ("cpu", 2)
+    assert settings.origin("device").words.endswith("work/headway.yaml, line 1")
+
+
+def test_the_search_for_a_project_profile_ends_at_home(tmp_path: Path) -> None:
+    (tmp_path / "headway.yaml").write_text("device: cuda\n")  # above HOME
+    assert profile_layers({"XDG_CONFIG_HOME": str(tmp_path)}) == []

@@ -1,0 +1,113 @@
+"""Each setting reads what users write, from any source, and says why it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.machine.devices import DeviceSpec
+from headway.settings.table import AUTO, TABLE, Raw
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "value"),
+    [
+        ("device", "CPU", "cpu"),
+        ("device", "auto", AUTO),
+        ("num_processes", " 4 ", 4),
+        ("num_processes", "Auto", AUTO),
+        ("mixed_precision", "no", "no"),
+        ("mixed_precision", "No", "no"),
+        ("mixed_precision", "false", "no"),
+        ("main_address", "10", "10"),
+        ("main_port", "65535", 65535),
+        ("env", "A=1 B='two words' C=x=y", {"A": "1", "B": "two words", "C": "x=y"}),
+        ("env", ["A=$HOME", "B="], {"A": "$HOME", "B": ""}),
+        ("env", {"A": "1"}, {"A": "1"}),
+        # Lightning's table, and one GPU by its index
+        ("devices", "3", DeviceSpec(first=3)),
+        ("devices", "-1", DeviceSpec()),
+        ("devices", "all", DeviceSpec()),
+        ("devices", ["0"], DeviceSpec(named=(0,))),
+        ("devices", ["1", "3"], DeviceSpec(named=(1, 3))),
+        ("devices", "[1, 3]", DeviceSpec(named=(1, 3))),
+        ("devices", "1, 3", DeviceSpec(named=(1, 3))),
+        ("devices", "3,1", DeviceSpec(named=(3, 1))),
+        ("devices", "1,", DeviceSpec(named=(1,))),
+        # beyond it
+        ("devices", "auto", DeviceSpec()),
+        ("devices", "0-3", DeviceSpec(named=(0, 1, 2, 3))),
+        ("devices", "0-6/2", DeviceSpec(named=(0, 2, 4, 6))),
+        ("devices", "3,0-1", DeviceSpec(named=(3, 0, 1))),
+        ("devices", "^2", DeviceSpec(without=(2,))),
+        ("devices", "0-3,^2", DeviceSpec(named=(0, 1, 2, 3), without=(2,))),
+        ("devices", "GPU-8f6e", DeviceSpec(named=("GPU-8f6e",))),
+        ("devices", "MIG-a1b2,", DeviceSpec(named=("MIG-a1b2",))),
+        ("devices", "MIG-GPU-8f6e/1/0", DeviceSpec(named=("MIG-GPU-8f6e/1/0",))),
+        ("devices", "idle:2", DeviceSpec(idle=2)),
+        ("ranks", "3", (3,)),
+        ("ranks", "0, 3", (0, 3)),
+        ("ranks", "4,0-2", (0, 1, 2, 4)),
+        ("ranks", ["0", "2-3"], (0, 2, 3)),
+        ("ranks", "all", None),
+        ("debug_rank", "0", 0),
+    ],
+)
+def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) -> None:
+    assert TABLE[name].parse(raw) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "reason"),
+    [
+        ("device", "tpu", "one of cpu, cuda, gpu, mps"),
+        ("device", "", "empty"),
+        ("device", ["cpu"], "list"),
+        ("num_processes", "four", "whole number"),
+        ("num_processes", "0", "1 or more"),
+        ("num_processes", "-3", "1 or more"),
+        ("num_processes", "2.0", "whole number"),
+        ("num_processes", "²", "whole number"),
+        ("num_processes", "9" * 5000, "too large"),
+        ("num_processes", {"a": "b"}, "map"),
+        ("main_port", "65536", "from 1 to 65535"),
+        ("max_restarts", "auto", "whole number"),
+        ("env", "A", "NAME=VALUE"),
+        ("env", "=1", "name of a variable"),
+        ("env", "A='", "a quote is not closed"),
+        ("devices", "1,1", "twice"),
+        ("devices", "1,x", "'x'"),
+        ("devices", "9" * 40, "neither a count"),
+        ("devices", "٣", "neither a count"),
+        ("devices", "0", "selects no GPU: for GPU 0 write `0,`"),
+        ("devices", "-2", "neither a count"),
+        ("devices", "3-1", "counts down"),
+        ("devices", "0-3,2", "twice"),
+        ("devices", "idle", "idle:2"),
+        ("devices", "idle:0", "idle:2"),
+        ("devices", "[]", "''"),
+        ("devices", [], "names no GPU"),
+        ("devices", "^", "''"),
+        ("devices", "1.0", "neither a count"),
+        ("devices", "true", "neither a count"),
+        ("devices", {"a": "b"}, "map"),
+        ("ranks", "0,", "neither a rank"),
+        ("ranks", "-1", "neither a rank"),
+        ("ranks", "3-1", "backwards"),
+        ("ranks", {"a": "b"}, "map"),
+    ],
+)
+def test_a_setting_refuses_the_rest_with_the_reason(name: str, raw: Raw, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        TABLE[name].parse(raw)
+
+
+def test_flags_and_variables_are_derived_from_the_names() -> None:
+    row = TABLE["threads_per_process"]
+    assert (row.flag, row.variable) == ("--threads-per-process", "HEADWAY_THREADS_PER_PROCESS")
+
+
+def test_every_setting_has_a_help_and_an_example_that_it_reads_itself() -> None:
+    for name, row in TABLE.items():
+        assert row.help, name
+        value = row.parse(row.example)
+        assert value == row.default or row.default in (None, {})
