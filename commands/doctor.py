@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.tables import print_table
 from headway.errors import HeadwayError
+from headway.launcher.clusters.cluster import cluster_layer
 from headway.machine.apple import how_to_renew_torch
 from headway.machine.facts import Machine
 from headway.machine.host import without_home
@@ -74,7 +75,8 @@ def _look_closer(machine: Machine) -> Iterator[Finding]:
     """Yield what no snapshot can tell."""
     yield _ask_torch(machine)
     try:
-        settings = resolve([*profile_layers(), environment_layer()], machine)
+        layers = [*profile_layers(), environment_layer()]
+        settings = resolve(layers, machine, cluster=cluster_layer(os.environ))
     except HeadwayError as error:
         settings = resolve([], machine)
         for problem in error.problems:

@@ -12,6 +12,7 @@ from headway.commands.flags import OF_OTHER_TOOLS, Parser, flag_layer, look_at_m
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, did_you_mean
+from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
 from headway.machine.detection import detect_machine
@@ -52,14 +53,19 @@ def main(argv: Sequence[str]) -> int:
         flags["device"] = _cpu_flag(flags.get("device"))
     profiles = profile_layers(here, profile=parsed.profile)
     layers: list[Entries] = [*profiles, environment_layer(environ), flags]
+    cluster = cluster_layer(environ)
+
+    def resolved(some: Sequence[Entries]) -> Settings:
+        return resolve(some, machine, environ, cluster)
+
     adaptations: list[str] = []
     if parsed.fit:
         from headway.launcher.planning.fit import fit
 
-        if parsed.machine is None and _wants_idle(resolve(layers, machine, environ)):
+        if parsed.machine is None and _wants_idle(resolved(layers)):
             machine = _with_use(environ)
-        layers, adaptations = fit(layers, machine, lambda some: resolve(some, machine, environ))
-    settings, problems = settle(layers, machine, environ)
+        layers, adaptations = fit(layers, machine, resolved)
+    settings, problems = settle(layers, machine, environ, cluster)
     if _wants_idle(settings):
         if parsed.machine is None:
             machine = _look_for_idle_gpus(settings, problems, parsed, environ)

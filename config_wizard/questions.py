@@ -150,7 +150,11 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
 
 
 def _is_several(facts: Facts, answers: Answers) -> bool:
-    return str(profile_after(facts, answers).get("num_machines", "1")) != "1"
+    return _is_more_than_one(profile_after(facts, answers).get("num_machines", AUTO))
+
+
+def _is_more_than_one(machines: Raw) -> bool:
+    return TABLE["num_machines"].parse(machines) not in (1, AUTO)
 
 
 def _question(name: str, facts: Facts, answers: Answers) -> Question:
@@ -171,7 +175,7 @@ def _help(name: str) -> str:
 
 def is_optional(name: str) -> bool:
     """True for a setting that may be absent."""
-    return name in TABLE and TABLE[name].default in (None, {})
+    return name in _NEEDED or (name in TABLE and TABLE[name].default in (None, {}))
 
 
 def _choices(name: str, facts: Facts, answers: Answers) -> tuple[Choice, ...]:
@@ -354,7 +358,8 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
     for name in _OF_PROCESSES:
         if name not in answers and name not in facts.given and _clash(name, facts, values):
             del values[name]
-    if {**facts.given, **answers}.get("num_machines") == "1":
+    machines = {**facts.given, **answers}.get("num_machines")
+    if machines is not None and not _is_more_than_one(machines):
         for name in _OF_MACHINES:
             if name not in facts.given:
                 values.pop(name, None)

@@ -19,7 +19,7 @@ from headway.machine.detection import detect_machine
 from headway.machine.facts import GpuUse, Machine
 from headway.settings.profile import Entries, Entry, parse_layer, read_layer
 from headway.settings.profile_files import choose_profile, find_project_profile, is_there, shown
-from headway.settings.resolve import settle
+from headway.settings.resolve import NOTHING, settle
 from headway.settings.table import AUTO
 
 SCRIPT = "your_script.py"
@@ -116,7 +116,10 @@ def checked(
 
 
 def plan_for(
-    layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str] = MappingProxyType({})
+    layers: Sequence[Entries],
+    machine: Machine,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    cluster: Entries = NOTHING,
 ) -> LaunchPlan:
     """Return the plan of a launch under these layers alone.
 
@@ -125,7 +128,7 @@ def plan_for(
         MachineError: `machine` cannot do what they ask.
     """
     machine = at_rest(machine)
-    settings, problems = settle(layers, machine, environ)
+    settings, problems = settle(layers, machine, environ, cluster)
     return build_plan(
         settings,
         machine,
@@ -137,11 +140,14 @@ def plan_for(
 
 
 def refusals(
-    layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str] = MappingProxyType({})
+    layers: Sequence[Entries],
+    machine: Machine,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    cluster: Entries = NOTHING,
 ) -> Sequence[Problem]:
     """Return what a launch under these layers alone would refuse."""
     try:
-        plan_for(layers, machine, environ)
+        plan_for(layers, machine, environ, cluster)
     except HeadwayError as error:
         return error.problems
     return []

@@ -12,6 +12,7 @@ from headway.commands.flags import Parser, look_at_machine
 from headway.config_wizard.questions import as_words
 from headway.contract.origin import Layer
 from headway.errors import ConfigError
+from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.describe import printable, settings_table
 from headway.machine.devices import DeviceSpec
 from headway.settings.layers import environment_layer, profile_layers
@@ -38,9 +39,10 @@ def show(argv: Sequence[str]) -> int:
     parsed = parser.parse_flags(argv)
     machine, environ = look_at_machine(parsed, os.environ)
     layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
-    settings = resolve(layers, machine, environ)
+    cluster = cluster_layer(environ)
+    settings = resolve(layers, machine, environ, cluster)
     print(_as_json(settings) if parsed.json else settings_table(settings, parsed.origin))
-    for problem in refusals(layers, machine, environ):
+    for problem in refusals(layers, machine, environ, cluster):
         print(f"headway: note: a launch would be refused: {problem.what}", file=sys.stderr)
     return 0
 

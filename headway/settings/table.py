@@ -271,17 +271,32 @@ class Settings:
         metavar="N",
         of_launch_only=True,
     )
-    num_machines = Setting(Count(1), 1, "machines in this run", metavar="M", of_launch_only=True)
+    num_machines = Setting(
+        Count(1),
+        AUTO,
+        "machines in this run: a number, or auto (what the cluster's variables say, else 1)",
+        metavar="M",
+        of_launch_only=True,
+    )
     machine_rank = Setting(
-        Count(0), 0, "this machine's place among them, from 0", metavar="R", of_launch_only=True
+        Count(0),
+        AUTO,
+        "this machine's place among them, from 0 (auto: what the cluster's variables say, else 0)",
+        metavar="R",
+        of_launch_only=True,
     )
     main_address = Setting[str | None](
-        _host, None, "name or IP address of machine 0", metavar="HOST", of_launch_only=True
+        _host,
+        AUTO,
+        "name or IP address of machine 0 (auto: what the cluster's variables say)",
+        metavar="HOST",
+        of_launch_only=True,
     )
     main_port = Setting[int | None](
         Count(1, 65535),
         AUTO,
-        "port on machine 0 (auto: 29500; on one machine the system chooses)",
+        "port on machine 0 (auto: what the cluster's variables say, else 29500; on one machine the "
+        "system chooses)",
         metavar="PORT",
         of_launch_only=True,
     )
