@@ -18,6 +18,7 @@ from headway.launcher.planning.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer, overruled, profile_layers
+from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, settle
 from headway.settings.table import TABLE, Settings
@@ -115,7 +116,6 @@ def _look_for_idle_gpus(
     settings: Settings, problems: Sequence[Problem], parsed: Namespace, environ: Mapping[str, str]
 ) -> Machine:
     """Return the machine with what its GPUs are busy with; a real launch claims those it takes."""
-    from headway.launcher.planning.checks import contradictions
     from headway.launcher.starting.gpu_claims import claim_idle
 
     def look() -> Machine:
@@ -123,9 +123,9 @@ def _look_for_idle_gpus(
 
     if parsed.dry_run:
         return _with_use(environ)
-    wrong = [*problems, *contradictions(settings)]
-    if wrong:  # to be said before a long wait, not after it
-        raise ConfigError.of(wrong)
+    found = [*problems, *settings_problems(settings)]
+    if found:  # to be said before a long wait, not after it
+        raise ConfigError.of(found)
     wait_s = None if parsed.wait is None else _seconds(parsed.wait)
     return claim_idle(settings, look, wait_s)
 

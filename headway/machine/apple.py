@@ -34,7 +34,11 @@ def with_mps(machine: Machine, environ: Mapping[str, str], source: Source) -> Ma
     machine = machine._replace(
         macos=answers.get("kern.osproductversion", ""), gpus_reason="a Mac has no CUDA"
     )
-    obstacle, fix = _obstacle(machine, answers, environ)
+    if is_on(environ, "DISABLE_MPS"):
+        reason = f"DISABLE_MPS={environ['DISABLE_MPS']} turns it off"
+        fix = "unset DISABLE_MPS"
+        return machine._replace(mps_reason=reason, mps_fix=fix, mps_is_disabled=True)
+    obstacle, fix = _obstacle(machine, answers)
     if obstacle is not None:
         return machine._replace(mps=False, mps_reason=obstacle, mps_fix=fix)
     chip = answers.get("machdep.cpu.brand_string", "chip unknown")
@@ -52,13 +56,9 @@ def ask_sysctl(source: Source) -> dict[str, str]:
     return dict(line.partition(": ")[::2] for line in lines)
 
 
-def _obstacle(
-    machine: Machine, answers: Mapping[str, str], environ: Mapping[str, str]
-) -> tuple[str | None, str]:
+def _obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str | None, str]:
     """Return why MPS cannot be used, and what would help; (None, "") where it can."""
     torch = machine.torch
-    if is_on(environ, "DISABLE_MPS"):
-        return f"DISABLE_MPS={environ['DISABLE_MPS']} turns it off", "unset DISABLE_MPS"
     if machine.architecture != "arm64":
         if answers.get("sysctl.proc_translated") == "1":
             return "this Python is an Intel build, which Rosetta emulates on this Mac", REINSTALL

@@ -125,7 +125,7 @@ class _NvidiaSmi:
             gpus = tuple(map(self._gpu, answers))
         except (OSError, ValueError, KeyError) as error:
             reason = f"there is an NVIDIA driver, but nvidia-smi does not answer: {error}"
-            return {"gpus": (), "gpus_reason": reason}
+            return {"gpus": (), "gpus_reason": reason, "driver_is_silent": True}
         if not gpus:
             return {"gpus": (), "gpus_reason": "the NVIDIA driver knows no GPU"}
         driver = answers[0]["driver_version"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.run import VARIABLE as RUN_VARIABLE
-from headway.errors import ConfigError, Problem, did_you_mean
+from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.machine.facts import Machine, is_on
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
@@ -110,7 +110,7 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
                     value = TABLE[name].parse(entry.raw)
                     values[name] = _merged(values[name], Value(value, entry.origin))
                 except ValueError as error:
-                    problems.append(_impossible(TABLE[name], entry, str(error)))
+                    problems.append(_bad_value(TABLE[name], entry, str(error)))
                     unread.add(name)
     return values, problems, unread
 
@@ -123,7 +123,7 @@ def _merged(old: Value, new: Value) -> Value:
     return new
 
 
-def _impossible(row: Setting[Any], entry: Entry, reason: str) -> Problem:
+def _bad_value(row: Setting[Any], entry: Entry, reason: str) -> Problem:
     raw = entry.raw if isinstance(entry.raw, str) else str(entry.raw)
     written = raw if len(raw) <= 60 else raw[:57] + "..."
     example = did_you_mean(raw, row.choices) or (row.choices or (row.example,))[0]
@@ -134,7 +134,8 @@ def _impossible(row: Setting[Any], entry: Entry, reason: str) -> Problem:
         Layer.CLUSTER: f"correct {entry.origin.variable}, or pass {row.flag} {row.metavar}, "
         "which replaces it",
     }.get(entry.origin.layer, f"write `{row.name}: {example}`")
-    return Problem(f"{row.name} is {written!r}, {reason}", str(entry.origin), fix)
+    what = f"{row.name} is {written!r}, {reason}"
+    return Problem(what, str(entry.origin), fix, code=Code.BAD_VALUE, names=(row.name,))
 
 
 def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
@@ -148,6 +149,8 @@ def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
         what + (f"; did you mean {close!r}?" if close else ""),
         str(origin),
         "correct the name, or remove it; `headway config set --help` lists all settings",
+        code=Code.UNKNOWN_SETTING,
+        names=(name,),
     )
     return problem, known.get(close or "", "")
 

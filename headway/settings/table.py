@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from headway.contract.origin import Origin
-from headway.errors import Problem
+from headway.errors import Code, Problem
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
 
 T = TypeVar("T")
@@ -369,13 +369,23 @@ class Settings:
         """Return where the values of these settings came from, for a message."""
         return "; ".join(f"{name}: {self.origin(name)}" for name in names)
 
-    def problem(self, what: str, fix: str, *names: str) -> list[Problem]:
-        """Return what is wrong with these settings together; nothing where one could not be read,
-        as that has been said and this may follow from it.
+    def are_said(self, *names: str) -> bool:
+        """Return whether somebody set all of these, rather than a default or a detection."""
+        return all(self.origin(name).is_said for name in names)
+
+    def is_overruled(self, name: str, by: str) -> bool:
+        """Return whether the setting `by` was said in a stronger layer than `name`."""
+        return self.origin(name).layer.is_weaker_than(self.origin(by).layer)
+
+    def problem(self, code: Code, what: str, fix: str, *names: str) -> list[Problem]:
+        """Return what is wrong with these settings together, the one to be changed first.
+
+        Nothing where one could not be read: that has been said, and this may follow from it.
         """
-        if any(name in self.unread for name in names):
+        settings = [name.partition(".")[0] for name in names]
+        if any(name in self.unread for name in settings):
             return []
-        return [Problem(what, self.where(*names), fix)]
+        return [Problem(what, self.where(*settings), fix, code=code, names=names)]
 
 
 TABLE: Mapping[str, Setting[Any]] = {

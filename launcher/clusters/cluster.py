@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from headway.contract.origin import Layer, Origin
-from headway.errors import Problem
+from headway.errors import Code, Problem
 from headway.settings.profile import Entries, Entry
 
 Environ = Mapping[str, str]
@@ -71,7 +71,7 @@ def _torchrun_machines(environ: Environ) -> Entries:
     if colon and least != most:
         what = f"{_NNODES} is {text!r}, but the number of machines cannot change during a run"
         fix = f"set {_NNODES} to one number, or pass --num-machines M, which replaces it"
-        faults = (Problem(what, _NNODES, fix),)
+        faults = (Problem(what, _NNODES, fix, code=Code.BAD_VALUE, names=("num_machines",)),)
     return {"num_machines": Entry(least if colon else text, said_by(_NNODES), faults=faults)}
 
 
