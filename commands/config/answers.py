@@ -21,11 +21,12 @@ from headway.config_wizard.questions import (
     YES,
     as_words,
 )
+from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
 from headway.settings.profile import Entry, parse_profile, read_profile
 from headway.settings.profile_edit import write_profile
 from headway.settings.profile_files import read_text, shown, state_folder
-from headway.settings.table import Origin, Raw
+from headway.settings.table import Raw
 
 QUESTIONS = {PLACE: (USER, PROJECT), MORE: (NO, YES)}
 """The answers to questions that are no settings."""
@@ -40,7 +41,9 @@ def read_answers(path: str) -> dict[str, Entry]:
     Raises:
         ConfigError: all that is wrong with it, at once.
     """
-    entries = parse_profile(read_text(path, "file of answers", may_be_pipe=True), path, "answers")
+    entries = parse_profile(
+        read_text(path, "file of answers", may_be_pipe=True), path, Layer.ANSWERS
+    )
     entries.pop("version", None)
     return checked_answers(entries)
 
@@ -109,11 +112,11 @@ def read_kept(path: str) -> tuple[dict[str, Raw], dict[str, Entry]]:
     if not os.path.exists(path):
         return {}, {}
     try:
-        entries = read_profile(path, "answers")
+        entries = read_profile(path, Layer.ANSWERS)
         given = entries.pop(_GIVEN).raw if _GIVEN in entries else {}
         if not isinstance(given, Mapping):
             raise ConfigError(f"{_GIVEN} is no map", where=shown(path), fix="remove the file")
-        origin = Origin("argument", shown(path))
+        origin = Origin(Layer.ANSWERS, reason=shown(path))
         answers = {name: entry.raw for name, entry in checked_answers(entries).items()}
         return answers, checked_answers({name: Entry(raw, origin) for name, raw in given.items()})
     except ConfigError as error:
