@@ -1,4 +1,4 @@
-"""Records that ranks send: what is told arrives as it was, and nothing else is taken for a record."""
+"""Records that ranks send: each arrives as it was told, and nothing else is taken for one."""
 
 from __future__ import annotations
 
