@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
-from headway.commands.flags import OF_OTHER_TOOLS, Parser, flag_layer, look_at_machine, mentioned
+from headway.commands.flags import Parser, flag_layer, look_at_machine
 from headway.commands.tables import escape_unencodable
-from headway.errors import ConfigError, Problem, did_you_mean
+from headway.errors import ConfigError, Problem, WorkerFailed, did_you_mean
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
 from headway.machine.detection import detect_machine
@@ -24,9 +24,10 @@ from headway.settings.resolve import (
     resolve,
     settle,
 )
-from headway.settings.table import TABLE, Origin, Settings
+from headway.settings.table import Origin, Settings
 
 FOREVER = "forever"  # --wait without a number
+_USAGE_ERROR = 2  # the exit code of argparse, click and most others
 
 USAGE = """\
 headway launch [flags] script.py [args of the script]
@@ -38,12 +39,7 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser()
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
-    separated = rest[:1] == ["--"]
-    if separated:
-        rest = rest[1:]
-    program = _program(parsed, rest)
-    if not separated:
-        _refuse_misplaced_flags(program, parser)
+    program = _program(parsed, rest[1:] if rest[:1] == ["--"] else rest)
     if parsed.machine is not None and not parsed.dry_run:
         raise ConfigError(
             f"--machine {parsed.machine} is another machine, on which nothing can be started here",
@@ -96,7 +92,12 @@ def main(argv: Sequence[str]) -> int:
     _announce(plan, is_quiet=parsed.quiet)
     from headway.launcher.run import run
 
-    return run(plan, environ)
+    try:
+        return run(plan, environ)
+    except WorkerFailed as failed:
+        if failed.exit_code == _USAGE_ERROR:
+            failed.note = _misplaced_flags(program, parser)
+        raise
 
 
 def _wants_idle(settings: Settings) -> bool:
@@ -236,51 +237,19 @@ def _similar_file(script: str) -> str | None:
     return close and os.path.join(folder, close)
 
 
-def _refuse_misplaced_flags(program: Program, parser: Parser) -> None:
-    """Stop where a launcher's flag stands after a script that cannot have meant it.
-
-    All that follows the script belongs to it. But a script that neither mentions the flag nor shows
-    a sign of reading arguments would ignore it, and the launcher would seem to have.
-    """
-    misplaced = mentioned(program.args, parser)
-    text = _source(program) if misplaced else None
-    if text is None:
-        return
-    # with argparse and nothing else, an option that is not spelled out would be refused anyway
-    own_parser = "add_argument(" in text and "parse_known" not in text
-    of_launch_only = {row.flag for row in TABLE.values() if row.of_launch_only}
-    for name in misplaced:
-        word = name.removeprefix("--")
-        if own_parser and name in of_launch_only:
-            is_read = name in text or "--" + word.replace("-", "_") in text
-        else:
-            is_read = bool(_READS_ARGUMENTS.search(text)) or word in text
-        if not is_read:
-            became, fix = OF_OTHER_TOOLS.get(name, ("", f"put {name} before the script"))
-            raise ConfigError(
-                f"{name} stands after the script, and {program.name} does not read it"
-                + (f"; it {became}" if became else ""),
-                where="the command line",
-                fix=f"{fix}; if it is the script's own: headway launch [flags] -- "
-                f"{program.name} ...",
-            )
-
-
-_READS_ARGUMENTS = re.compile(
-    r"argv|arg_?pars|\bargs\b|click|fire|typer|tyro|hydra|docopt|absl|cyclopts|\bcli\b",
-    re.IGNORECASE,
-)
-
-
-def _source(program: Program) -> str | None:
-    """Return the program's text where it is a Python file that is easily found."""
-    path = program.name
-    if program.kind == "module":
-        path = os.path.join(*program.name.split(".")) + ".py"
-    if not path.endswith(".py") or not os.path.isfile(path):
-        return None
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
+def _misplaced_flags(program: Program, parser: Parser) -> str:
+    """Return the note for a script that was given flags of `headway launch`; empty if none was."""
+    words = takewhile(lambda word: word != "--", program.args)
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    flags = {*parser.known} - {"--help"}
+    ours = [name for name in dict.fromkeys(names) if name.replace("_", "-") in flags]
+    if not ours:
+        return ""
+    stand, were = ("stands", "was") if len(ours) == 1 else ("stand", "were")
+    return (
+        f"{', '.join(ours)} {stand} after {program.name} and {were} passed to it; "
+        "flags of headway launch go before the script"
+    )
 
 
 def _cpu_flag(device: Entry | None) -> Entry:

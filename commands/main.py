@@ -72,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {problem}", file=sys.stderr)
         if len(error.problems) > _MOST_PROBLEMS:
             print(f"and {len(error.problems) - _MOST_PROBLEMS} more errors", file=sys.stderr)
+        if error.note:
+            print(f"note: {error.note}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("headway: interrupted", file=sys.stderr)
