@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     program = _program(parsed, rest[1:] if rest[:1] == ["--"] else rest)
     if parsed.machine is not None and not parsed.dry_run:
         raise ConfigError(
-            f"--machine {parsed.machine} is another machine, on which nothing can be started here",
+            f"--machine {parsed.machine} describes another machine: nothing can be started there",
             where="the command line",
             fix="add --dry-run to see the plan for it",
         )
@@ -105,7 +105,7 @@ def _wants_idle(settings: Settings) -> bool:
 
 
 def _with_use(environ: Mapping[str, str]) -> Machine:
-    """Return this machine with what its GPUs are busy with, and who has claimed them."""
+    """Return this machine with the current use of its GPUs and the claims on them."""
     from headway.launcher.starting.gpu_claims import with_claims
 
     return with_claims(detect_machine(environ, full=True))
@@ -114,7 +114,7 @@ def _with_use(environ: Mapping[str, str]) -> Machine:
 def _look_for_idle_gpus(
     settings: Settings, problems: Sequence[Problem], parsed: Namespace, environ: Mapping[str, str]
 ) -> Machine:
-    """Return the machine with what its GPUs are busy with; a real launch claims those it takes."""
+    """Return the machine with the current use of its GPUs; a real launch claims those it uses."""
     from headway.launcher.planning.checks import contradictions
     from headway.launcher.starting.gpu_claims import claim_idle
 
@@ -124,7 +124,7 @@ def _look_for_idle_gpus(
     if parsed.dry_run:
         return _with_use(environ)
     wrong = [*problems, *contradictions(settings)]
-    if wrong:  # to be said before a long wait, not after it
+    if wrong:  # before a long wait, not after it
         raise ConfigError.of(wrong)
     wait_s = None if parsed.wait is None else _seconds(parsed.wait)
     return claim_idle(settings, look, wait_s)
@@ -137,7 +137,7 @@ def _seconds(text: str) -> float:
         raise ConfigError(
             f"--wait is {text!r}, which is not a number of seconds",
             where="flag --wait",
-            fix="write --wait=600, or --wait alone to wait as long as it takes",
+            fix="write --wait=600, or --wait alone for no limit",
         )
     return float(text)
 
@@ -157,9 +157,9 @@ def make_parser() -> Parser:
         is_last=True,
         help="run a module, as python -m does",
     )
-    parser.flag("--no-python", help="run a program that is no Python script")
+    parser.flag("--no-python", help="run a program that is not a Python script")
     parser.flag("--cpu", help="the same as --device cpu")
-    parser.flag("--supervise", help="keep the launcher beside a single process, as one rank")
+    parser.flag("--supervise", help="run a single process as one rank under the launcher")
     parser.flag(
         "--in-process", help="run a single process in this interpreter, for an IDE's debugger"
     )
@@ -176,7 +176,7 @@ def make_parser() -> Parser:
         default_value=FOREVER,
         help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
     )
-    parser.flag("--quiet", short="-q", help="do not print the plan's one line at the start")
+    parser.flag("--quiet", short="-q", help="do not print the plan's summary line at the start")
     parser.profile_flag()
     parser.setting_flags()
     return parser
@@ -187,7 +187,7 @@ def _program(parsed: Namespace, rest: list[str]) -> Program:
         return Program(parsed.module, tuple(rest), "module")
     if not rest:
         raise ConfigError(
-            "no script is named", where="the command line", fix="headway launch train.py"
+            "no script given", where="the command line", fix="headway launch train.py"
         )
     script = rest[0]
     if parsed.no_python:
@@ -201,13 +201,13 @@ def _program(parsed: Namespace, rest: list[str]) -> Program:
     if not os.path.exists(script):
         close = _similar_file(script)
         raise ConfigError(
-            f"there is no script {script!r}" + (f"; did you mean {close!r}?" if close else ""),
+            f"script {script!r} not found" + (f"; did you mean {close!r}?" if close else ""),
             where="the command line",
             fix="check the path; a module is run with -m",
         )
     if not os.access(script, os.R_OK):
         raise ConfigError(
-            f"the script {script!r} may not be read by this user",
+            f"no permission to read script {script!r}",
             where="the command line",
             fix=f"chmod u+r {script}",
         )
@@ -220,7 +220,7 @@ def _executable(name: str) -> str:
     path = which(name)
     if path is None:
         raise ConfigError(
-            f"there is no program {name!r} that can be executed",
+            f"executable {name!r} not found",
             where="the command line, and PATH",
             fix="check the name; a Python script needs no --no-python",
         )

@@ -201,7 +201,7 @@ def test_the_launch_path_stays_free_of_slow_imports() -> None:
 
 
 REFUSALS = {
-    "no script": (["--cpu"], "no script is named"),
+    "no script": (["--cpu"], "no script given"),
     "a missing script": (["scirpt.py"], "did you mean 'script.py'"),
     "a directory": (["folder"], "is a directory"),
     "an unknown flag": (["--num-procesess", "2", "script.py"], "did you mean --num-processes"),
@@ -339,7 +339,7 @@ def test_a_removed_working_directory_is_no_reason_for_a_traceback() -> None:
     Path("gone").mkdir()
     done = in_shell(f"cd gone; rmdir ../gone; HEADWAY launch -q {path}; HEADWAY launch x.py")
     assert done.stdout == "ran\n"
-    assert "there is no script 'x.py'" in done.stderr
+    assert "script 'x.py' not found" in done.stderr
     assert "Traceback" not in done.stderr
 
 
