@@ -57,24 +57,19 @@ class Defaults:
 
 
 def interview(
-    facts: Facts,
-    answers: dict[str, str],
-    taken_back: dict[str, str],
-    prompter: Prompter,
-    summary: Callable[[Answers], str],
-) -> None:
-    """Fill `answers` until FINISH is among them.
+    facts: Facts, prompter: Prompter, summary: Callable[[Answers], str]
+) -> dict[str, str]:
+    """Return the answers to all questions, FINISH the last of them.
 
     Args:
         facts: what the questions depend on.
-        answers: empty; after a KeyboardInterrupt it holds all that was answered until then.
-        taken_back: empty; it is filled with the last answers to questions that were left again.
-        prompter: whom to ask.
+        prompter: asks the questions.
         summary: of the answers, shown above the last question.
 
     Raises:
         ConfigError: what was given cannot be, or nobody is there to answer a question again.
     """
+    answers: dict[str, str] = {}
     problems = refusals(facts, answers)
     if problems:
         raise ConfigError.of(problems)
@@ -89,9 +84,10 @@ def interview(
             prompter = Defaults(prompter.say)
             continue
         if reply == BACK_KEY or (question.name, reply) == (FINISH, BACK):
-            facts = _one_back(facts, answers, taken_back, prompter)
+            facts = _one_back(facts, answers, prompter)
         else:
             answers[question.name] = reply
+    return answers
 
 
 def _reply(question: Question, facts: Facts, answers: Answers, prompter: Prompter) -> str:
@@ -162,13 +158,10 @@ def _chosen(question: Question, reply: str) -> str:
     return {"y": YES, "n": NO}.get(word, word) if {YES, NO} <= set(values) else word
 
 
-def _one_back(
-    facts: Facts, answers: dict[str, str], taken_back: dict[str, str], prompter: Prompter
-) -> Facts:
+def _one_back(facts: Facts, answers: dict[str, str], prompter: Prompter) -> Facts:
     """Take the last answer back; it becomes the default when its question comes again."""
     if not answers:
         prompter.say("This is the first question.")
         return facts
     name, answer = answers.popitem()
-    taken_back[name] = answer
     return facts._replace(defaults={**facts.defaults, name: answer})

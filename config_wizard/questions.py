@@ -29,9 +29,6 @@ NONE = "-"
 _ALWAYS = ("device", "num_processes", "mixed_precision")
 """Settings that every profile from here holds, asked or not."""
 
-ALWAYS_ASKED = {*_ALWAYS, PLACE}
-"""Questions that do not hide behind MORE; their answers by an earlier run are offered again."""
-
 _MORE = (
     *("gradient_accumulation_steps", "threads_per_process", "max_restarts", "log_dir", "env"),
     "num_machines",

@@ -9,33 +9,20 @@ import shlex
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NoReturn
 
-from headway.commands.config.answers import keep, kept_path
 from headway.commands.config.check import SCRIPT
 from headway.commands.config.edit import apply
 from headway.commands.config.facts import facts_of, paths_of
 from headway.commands.config.summary import changed, introduction, summary
 from headway.commands.flags import Parser
 from headway.config_wizard.interview import Defaults, Prompter, interview
-from headway.config_wizard.questions import (
-    CANCEL,
-    FINISH,
-    NONE,
-    PLACE,
-    TEST,
-    Answers,
-    Facts,
-    as_words,
-    place_of,
-    profile_after,
-)
+from headway.config_wizard.questions import CANCEL, FINISH, TEST, place_of, profile_after
 from headway.errors import ConfigError
 from headway.settings.profile_files import shown, text_at
-from headway.settings.table import TABLE
 
 
 def make_parser(appendix: str = "") -> Parser:
@@ -81,31 +68,21 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
     facts = facts_of(parsed, paths, unattended)
     prompter: Prompter = Defaults(lambda _: None) if unattended else _prompter()
     prompter.say(introduction(facts))
-    answers: dict[str, str] = {}
-    taken_back: dict[str, str] = {}
     try:
         with _stop_signals_as_interrupts() as seen:
-            interview(facts, answers, taken_back, prompter, partial(summary, facts, paths))
+            answers = interview(facts, prompter, partial(summary, facts, paths))
             if seen:  # a __del__ or a weakref's callback has swallowed the exception
                 raise KeyboardInterrupt
     except (KeyboardInterrupt, OSError) as stop:
         if isinstance(stop, OSError) and not seen:  # a terminal that was closed cannot be tidied
             raise
-        kept = _keep(parsed, facts, paths, {**taken_back, **answers})
         try:
-            print(f"\nnothing was written; {kept}", file=sys.stderr)
+            print("\nnothing was written", file=sys.stderr)
             sys.stdout.flush()
         except OSError:  # nobody is there to read it; the exit code is true all the same
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         return 128 + (seen[0] if seen else signal.SIGINT)
-    except ConfigError:
-        if answers and sys.stdin.isatty():  # then what was given is possible
-            kept = _keep(parsed, facts, paths, {**taken_back, **answers})
-            print(f"headway: note: {kept}", file=sys.stderr)
-        raise
     if answers[FINISH] == CANCEL:
-        if not unattended:
-            _forget(paths, parsed)
         print("nothing was written")
         return 130
     path = paths[place_of(facts, answers)]
@@ -113,19 +90,12 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
         print(f"headway: would write {shown(path)}:", file=sys.stderr)
         print(changed(text_at(path), path, facts, answers), end="")
         return 0
-    try:
-        apply(
-            path,
-            lambda text: changed(text, path, facts, answers),
-            facts.machine,
-            said=profile_after(facts, answers),
-        )
-    except ConfigError:
-        if not unattended:
-            print(f"headway: note: {_keep(parsed, facts, paths, answers)}", file=sys.stderr)
-        raise
-    if not unattended:
-        _forget(paths, parsed)
+    apply(
+        path,
+        lambda text: changed(text, path, facts, answers),
+        facts.machine,
+        said=profile_after(facts, answers),
+    )
     return _next(parsed, and_test=answers[FINISH] == TEST)
 
 
@@ -141,12 +111,6 @@ def _refuse_words(
         where="the command line",
         fix=f"`{shlex.join(['headway', 'config', words[0], *profile, *words[1:]])}`",
     )
-
-
-def _forget(paths: Mapping[str, str], parsed: Namespace) -> None:
-    """Remove the answers kept by an earlier run."""
-    with suppress(OSError):
-        os.unlink(kept_path(paths, parsed.machine))
 
 
 @contextmanager
@@ -199,22 +163,3 @@ def _prompter() -> Prompter:
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown") and os.name != "nt"
     return TerminalPrompter() if is_terminal and not dumb else PlainPrompter()
-
-
-def _keep(parsed: Namespace, facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
-    """Keep the answers for the next run, and return a sentence that says where."""
-    path = kept_path(paths, parsed.machine)
-    all_answers = {**facts.defaults, **answers}
-    command = ["headway", "config", *_same_flags(parsed)]
-    try:
-        if not keep(path, all_answers, facts.given):
-            return f"`{shlex.join(command)}` begins again"
-    except ConfigError:
-        words = [
-            f"--set={name}={as_words(answer)}"
-            for name, answer in {**facts.given, **all_answers}.items()
-            if (name.partition(".")[0] in TABLE or name == PLACE) and answer != NONE
-        ]
-        return f"to go on: {shlex.join([*command, *words])}"
-    kept = shown(path)
-    return f"your answers are kept in {kept}; `{shlex.join(command)}` offers them again"

@@ -1,96 +1,72 @@
-"""`headway config edit`: a draft of a profile in the user's editor, until it is sound."""
+"""`headway config edit`: a copy of the profile in the user's editor; it is checked first."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
-import stat
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 
+from headway.commands.config.check import checked
 from headway.commands.config.edit import apply
 from headway.commands.config.schema import beginning
 from headway.commands.flags import Parser
 from headway.errors import ConfigError
 from headway.machine.detection import detect_machine
-from headway.settings.profile_edit import change_profile
 from headway.settings.profile_files import choose_profile, is_there, read_text, shown, text_at
 from headway.settings.table import TABLE
 
 
 def edit(argv: Sequence[str]) -> int:
-    """Open a draft of the profile in the user's editor; it replaces the profile if it is sound."""
+    """Open a copy of the profile in the user's editor; it replaces the profile once it is valid."""
     parser = Parser("config edit", "Open your profile in $VISUAL or $EDITOR; it is checked first.")
     parser.profile_flag()
-    profile = parser.parse_flags(argv).profile
-    path = choose_profile(profile).path
-    flags = [] if profile is None else ["--profile", profile]
-    again = f"`{shlex.join(['headway', 'config', 'edit', *flags])}`"
+    path = choose_profile(parser.parse_flags(argv).profile).path
     before = text_at(path) or beginning(path) + _commented()
-    folder, name = os.path.split(os.path.realpath(path))
-    draft = os.path.join(folder, f".draft-{name}")
-    base = f"{draft}.base"  # the profile that the draft was made from
-    mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else None
-    _begin(draft, base, before, mode)
-
-    def replace(text: str) -> str:
-        if (text or before) != before:
-            raise ConfigError(
-                "somebody else has changed the profile meanwhile",
-                where=shown(path),
-                fix=f"take over from your draft what is missing: {shown(draft)}",
-            )
-        if not os.path.lexists(draft):
-            raise ConfigError(
-                "the editor has removed the draft, and the profile is as it was",
-                where=shown(draft),
-                fix=f"{again} begins anew",
-            )
-        return read_text(draft, "draft")
-
-    is_done = False
+    draft = _write_draft(path, before)
     try:
-        _open_editor(draft, again)
-        if not is_there(path) and text_at(draft) == before:
+        if not _edit_until_valid(draft):
+            os.unlink(draft)
+            print(f"unchanged: {shown(path)}")
+            return 2
+        text = read_text(draft)
+
+        def replace(now: str) -> str:
+            if (now or before) != before:
+                raise ConfigError(
+                    "the profile has changed since the editor was opened",
+                    where=shown(path),
+                    fix=f"copy your changes from {shown(draft)} to it",
+                )
+            return text
+
+        if text == before and not is_there(path):
             print(f"unchanged: there is still no {shown(path)}")
         else:
-            apply(path, replace, detect_machine(), draft=draft)
-        is_done = True
+            apply(path, replace, detect_machine(), replaces_all=True)
+        os.unlink(draft)
+        return 0
     finally:
-        _tidy_up(draft, base, before, again, is_done)
-    return 0
+        _remove_unless_changed(draft, before)
 
 
-def _tidy_up(draft: str, base: str, before: str, again: str, is_done: bool) -> None:
-    """Remove a draft that is of no use any more; else say that it is kept."""
-    with suppress(OSError, ConfigError):
-        if is_done or text_at(draft) in ("", before):
-            for path in (draft, base):
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-            return
-    print(f"headway: note: {again} opens your draft again", file=sys.stderr)
-
-
-def _begin(draft: str, base: str, before: str, mode: int | None) -> None:
-    """Leave a draft to be opened: that of last time, or a new one where the profile has changed."""
-    if os.path.lexists(draft):
-        if text_at(base) == before:
-            print(f"headway: your draft of last time is opened: {shown(draft)}", file=sys.stderr)
-            return
-        names = (f"{draft}.{number}" for number in itertools.count(1))
-        aside = next(name for name in names if not os.path.lexists(name))
-        kept = read_text(draft)
-        change_profile(aside, lambda _: kept, mode)
-        print(
-            "headway: note: the profile has changed since your draft of last time, which is kept: "
-            f"{shown(aside)}",
-            file=sys.stderr,
-        )
-    change_profile(base, lambda _: before, mode)
-    change_profile(draft, lambda _: before, mode)
+def _write_draft(path: str, text: str) -> str:
+    """Write `text` to a new file beside the profile, which only its owner can read."""
+    folder, name = os.path.split(os.path.realpath(path))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        handle, draft = tempfile.mkstemp(f"-{name}", ".edit-", folder)
+        with open(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(
+            f"no copy of the profile can be written: {error.strerror}",
+            where=shown(folder),
+            fix="make it a folder that you can write to, or set XDG_CONFIG_HOME",
+        ) from None
+    return draft
 
 
 def _commented() -> str:
@@ -100,14 +76,59 @@ def _commented() -> str:
     )
 
 
-def _open_editor(path: str, again: str) -> None:
+def _edit_until_valid(draft: str) -> bool:
+    """Open the editor until the draft is valid; False when the user gives up.
+
+    Raises:
+        ConfigError: the draft is not valid, and there is no terminal to ask on.
+    """
+    while True:
+        _open_editor(draft)
+        if not os.path.exists(draft):
+            raise ConfigError(
+                "the editor has removed the file that it was given",
+                where=shown(draft),
+                fix="`headway config edit`, and save the file in the editor",
+            )
+        try:
+            checked(read_text(draft), draft, detect_machine())
+        except ConfigError as error:
+            if not (sys.stdin.isatty() and sys.stdout.isatty()):
+                raise
+            for problem in error.problems:
+                print(f"error: {problem}", file=sys.stderr)
+            if not _wants_to_edit_again():
+                return False
+        else:
+            return True
+
+
+def _wants_to_edit_again() -> bool:
+    try:
+        reply = input("Edit again? [Y/n] (n discards your changes) ")
+    except EOFError:
+        raise KeyboardInterrupt from None
+    return reply.strip().lower() not in ("n", "no")
+
+
+def _remove_unless_changed(draft: str, before: str) -> None:
+    """Remove a draft that holds nothing of the user's; else say where it is."""
+    with suppress(OSError, ConfigError):
+        if text_at(draft) in ("", before):
+            with suppress(FileNotFoundError):
+                os.unlink(draft)
+            return
+    print(f"headway: note: your changes are in {shown(draft)}", file=sys.stderr)
+
+
+def _open_editor(path: str) -> None:
     import subprocess
 
     named = [os.environ.get(name, "").strip() for name in ("VISUAL", "EDITOR")]
     editor = next(filter(None, named), "vi")
     if not any(named) and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
-            "no editor is named, and there is no terminal for vi",
+            "no editor is set, and there is no terminal for vi",
             where="environment VISUAL, EDITOR",
             fix="`export EDITOR=...`, or change single keys: `headway config set KEY=VALUE`",
         )
@@ -121,7 +142,7 @@ def _open_editor(path: str, again: str) -> None:
         ) from None
     if exit_code:
         raise ConfigError(
-            f"the editor {editor!r} ended with {exit_code}, and the profile is as it was",
+            f"the editor {editor!r} exited with code {exit_code}; the profile is unchanged",
             where=shown(path),
-            fix=f"try again: {again}; or change single keys: `headway config set`",
+            fix="try again, or change single keys: `headway config set KEY=VALUE`",
         )

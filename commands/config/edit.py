@@ -204,7 +204,7 @@ def apply(
     change: Callable[[str], str],
     machine: Machine,
     *,
-    draft: str | None = None,
+    replaces_all: bool = False,
     said: Collection[str] = (),
     origin: Origin | None = None,
 ) -> None:
@@ -214,7 +214,7 @@ def apply(
         path: the profile; it may be missing.
         change: gets the present text, empty where there is none, and returns the new one.
         machine: this one, which may not be able to do what the profile says.
-        draft: the file that holds the new text already, for messages.
+        replaces_all: `change` ignores the present text, which may be invalid.
         said: keys that were asked for, whether or not they change.
         origin: where the values of these come from.
 
@@ -228,15 +228,14 @@ def apply(
     def sound(text: str) -> str:
         nonlocal old
         old = text
-        with suppress(*([ConfigError] if draft else [])):  # a broken one may be mended
+        with suppress(*([ConfigError] if replaces_all else [])):
             before.update({} if is_blank(text) else parse_profile(text, path, Layer.PROFILE))
         edited = change(text)
         origins = dict.fromkeys(said, origin) if origin else {}
         try:
-            checked(edited, draft or path, machine, origins)
+            checked(edited, path, machine, origins)
         except ConfigError as error:
-            problems = error.problems if draft else _placed(error.problems, text, path, machine)
-            raise ConfigError.of(problems) from None
+            raise ConfigError.of(_placed(error.problems, text, path, machine)) from None
         return edited
 
     new = change_profile(path, sound)

@@ -1,31 +1,16 @@
-"""What the questions of `headway config` depend on: the machine, the profiles, earlier answers."""
+"""What the questions of `headway config` depend on: the machine, the profiles, given answers."""
 
 from __future__ import annotations
 
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
-from headway.commands.config.answers import (
-    QUESTIONS,
-    checked_answers,
-    kept_path,
-    read_answers,
-    read_kept,
-)
+from headway.commands.config.answers import QUESTIONS, checked_answers, read_answers
 from headway.commands.config.check import at_rest, refusals
 from headway.commands.config.edit import assignments
 from headway.commands.flags import look_at_machine
-from headway.config_wizard.questions import (
-    ALWAYS_ASKED,
-    LAYER_OF,
-    PLACE,
-    PROJECT,
-    USER,
-    Facts,
-    as_words,
-)
+from headway.config_wizard.questions import LAYER_OF, PLACE, PROJECT, USER, Facts
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
 from headway.machine.facts import Machine
@@ -64,7 +49,7 @@ def facts_of(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> F
     Args:
         parsed: the flags of `headway config`.
         paths: where the profile can be kept, by the name of the place.
-        unattended: nobody is asked, and what an earlier run was told plays no part.
+        unattended: nobody is asked.
 
     Raises:
         ConfigError: a flag, a file of answers, a variable or a profile is wrong.
@@ -91,24 +76,12 @@ def facts_of(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> F
     profiles = {
         place: {key: entry.raw for key, entry in layer.items()} for place, layer in layers.items()
     }
-    kept: dict[str, Raw] = {}
-    if not unattended:
-        kept, kept_given = read_kept(kept_path(paths, parsed.machine))
-        for name in ALWAYS_ASKED & kept_given.keys() - given.keys():  # it may have been a mistake
-            kept[name] = kept_given.pop(name).raw
-        if kept_given.keys() - given.keys():
-            words = " ".join(f"--set {n}={as_words(e.raw)}" for n, e in kept_given.items())
-            print(
-                f"headway: note: set by the last run, and not asked: {words} (--set changes it)",
-                file=sys.stderr,
-            )
-        given = {**kept_given, **given}
     sources = [*layers.values(), given]
     return Facts(
         machine=machine,
         profiles=profiles,
         paths={place: shown(path) for place, path in paths.items()},
-        defaults=kept,
+        defaults={},
         given={name: entry.raw for name, entry in given.items()},
         problems=lambda values: problems_of(values, machine, sources),
         afresh=unattended,

@@ -12,10 +12,8 @@ from headway.commands.config.edit import apply, checked_values, layers_of, set_a
 from headway.commands.config.schema import beginning
 from headway.commands.exchange.accelerate_file import from_accelerate
 from headway.commands.exchange.imported import Imported
-from headway.commands.exchange.shell_lines import Word
 from headway.commands.exchange.text_maps import read_map
-from headway.commands.exchange.torchrun_line import from_torchrun, is_torchrun
-from headway.commands.exchange.torchrun_script import is_shell_line, torchruns_in
+from headway.commands.exchange.torchrun_line import WHERE, from_torchrun, is_torchrun
 from headway.commands.flags import Parser
 from headway.contract.origin import Layer
 from headway.errors import ConfigError, Problem
@@ -23,20 +21,21 @@ from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry, parse_profile
 from headway.settings.profile_edit import unset_value
-from headway.settings.profile_files import choose_profile, is_path, read_text, shown, text_at
+from headway.settings.profile_files import choose_profile, read_text, shown, text_at
 from headway.settings.table import TABLE, Raw
 
-_TORCHRUN = re.compile(r"torchrun|torch\.distributed\.(run|launch)\b", re.IGNORECASE)
-_OF_ACCELERATE = re.compile(r"compute_environment|distributed_type")
+_RUNS_TORCHRUN = re.compile(r"^[^#:\n]*(torchrun|torch\.distributed\.(run|launch))\b", re.MULTILINE)
+"""A line of a script; in a file of Accelerate the word stands in a comment or behind a key."""
+
 _FIX = "`headway config import FILE`, or `headway config import torchrun ...`"
 
 
 def import_file(argv: Sequence[str]) -> int:
-    """Take over what an Accelerate file or a torchrun command line says."""
+    """Write the settings of an Accelerate file or a torchrun command line to the profile."""
     parser = Parser(
         "config import",
-        "Take over what another tool's configuration says: a file that `accelerate config` wrote "
-        "(YAML or JSON), or a torchrun command line, on this line or in a file.",
+        "Write the settings of another tool to your profile: those in a file of "
+        "`accelerate config` (YAML or JSON), or those of the torchrun command line on this line.",
         usage="headway config import [flags] FILE\n"
         "       headway config import [flags] [NAME=VALUE ...] torchrun ...",
     )
@@ -44,20 +43,17 @@ def import_file(argv: Sequence[str]) -> int:
     parser.profile_flag()
     own, words = parser.split(argv)
     parsed = parser.parse_args(own)
-    as_typed = [Word.of(word) for word in words]
-    if not (is_torchrun(as_typed) or is_shell_line(as_typed)):  # whose flags are their own
+    if not is_torchrun(words):  # whose flags are its own
         parsed, words = parser.parse_words(argv)
     machine = detect_machine()
-    found, where = _read(words, machine)
-    imported = found[0]
+    imported, where = _read(words, machine)
     values = _checked(imported, where)
     path = choose_profile(parsed.profile).path
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
-    profile_from_anywhere = ["--profile", path] if profile and is_path(parsed.profile) else profile
 
     def merged(text: str) -> str:
         before = parse_profile(text, path, Layer.PROFILE) if text else {}
-        for name in imported.defaults:
+        for name in imported.reset:
             if name in before and name not in values:
                 text = unset_value(text, name)
         kept = parse_profile(text, path, Layer.PROFILE) if text else {}
@@ -73,57 +69,44 @@ def import_file(argv: Sequence[str]) -> int:
         print(text, end="")
     else:
         apply(path, merged, machine)
-    remarks = sys.stderr if parsed.dry_run else sys.stdout  # a profile alone goes to the one
-    for line in dict.fromkeys(line for one in found for line in one.left):
-        print(f"no counterpart here: {line}", file=remarks)
+    remarks = sys.stderr if parsed.dry_run else sys.stdout  # standard output is the profile then
+    for line in imported.not_imported:
+        print(f"not imported: {line}", file=remarks)
     if not parsed.dry_run:
-        for before, program in dict.fromkeys((one.before, one.launch) for one in found):
-            flags = profile_from_anywhere if before else profile
-            launch = shlex.join(["headway", "launch", *flags])
-            print(f"next: {before}{' '.join([launch, *(program or [SCRIPT])])}")
+        program = imported.program or (SCRIPT,)
+        print(f"next: {shlex.join(['headway', 'launch', *profile, *program])}")
     return 0
 
 
-def _read(words: list[str], machine: Machine) -> tuple[list[Imported], str]:
-    """Return what is to be imported, once for each command that says it, and where it is from."""
-    where = "the torchrun command line"
-    as_typed = [Word.of(word) for word in words]
-    if is_torchrun(as_typed):
-        return [from_torchrun(as_typed, machine, where)], where
-    if is_shell_line(as_typed):
-        found = torchruns_in(shlex.join(words), machine, where)
-        if found:
-            return found, where
+def _read(words: Sequence[str], machine: Machine) -> tuple[Imported, str]:
+    """Return what the words of the command line import, and from where."""
+    if is_torchrun(words):
+        return from_torchrun(words, machine), WHERE
     if not words:
         raise ConfigError(
             "a file or a torchrun command line is needed", where="the command line", fix=_FIX
         )
-    if len(words) != 1:
+    if len(words) > 1:
         raise ConfigError(
             f"{shlex.join(words)!r} is neither one file nor a torchrun command line",
             where="the command line",
             fix=_FIX,
         )
-    found = torchruns_in(words[0], machine, where)
-    if not found:
-        where = shown(words[0])
-        text = read_text(words[0], "configuration", may_be_pipe=True)
-        found = torchruns_in(text, machine, where)
-        if not found and _TORCHRUN.search(text) and not _OF_ACCELERATE.search(text):
-            raise ConfigError(
-                "there is a torchrun in it that cannot be read there",
-                where=where,
-                fix="give that command itself: `headway config import torchrun ...`",
-            )
-        if not found:
-            return [from_accelerate(read_map(text, where), where)], where
-    if any((one.values, one.defaults) != (found[0].values, found[0].defaults) for one in found):
+    if is_torchrun(words[0].split()):
         raise ConfigError(
-            f"there are {len(found)} torchrun commands in it, which say different things",
-            where=where,
-            fix="give the one that is meant: `headway config import torchrun ...`",
+            "the torchrun command line is quoted as one word",
+            where="the command line",
+            fix=f"remove the quotes: `headway config import {words[0]}`",
         )
-    return found, where
+    where = shown(words[0])
+    text = read_text(words[0], "configuration", may_be_pipe=True)
+    if text.startswith("#!") or _RUNS_TORCHRUN.search(text):
+        raise ConfigError(
+            "this is a shell script; headway imports no commands from scripts",
+            where=where,
+            fix="pass the torchrun command itself: `headway config import torchrun ...`",
+        )
+    return from_accelerate(read_map(text, where), where), where
 
 
 def _checked(imported: Imported, where: str) -> dict[str, Raw]:
@@ -133,7 +116,7 @@ def _checked(imported: Imported, where: str) -> dict[str, Raw]:
         ConfigError: impossible values, all at once.
     """
     problems = []
-    for name, theirs in imported.names.items():
+    for name, theirs in imported.their_names.items():
         raw = imported.values[name]
         try:
             TABLE[name].parse(raw)

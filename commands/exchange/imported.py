@@ -19,11 +19,10 @@ ON_ONE_MACHINE = {
 
 
 class Imported(NamedTuple):
-    """What another tool's configuration means here."""
+    """The settings that another tool's configuration stands for."""
 
     values: dict[str, Raw]
-    left: list[str]  # what has no counterpart here, a line for each
-    defaults: tuple[str, ...] = ()  # settings that it leaves at their default, whatever they were
-    names: Mapping[str, str] = MappingProxyType({})  # setting: what it is called there
-    launch: tuple[str, ...] = ()  # what follows `headway launch`, as a shell reads it
-    before: str = ""  # what stands before that: cd src &&
+    not_imported: list[str]  # what has no counterpart here, a line for each
+    reset: tuple[str, ...] = ()  # settings at their default there, to be removed from the profile
+    their_names: Mapping[str, str] = MappingProxyType({})  # setting: what it is called there
+    program: tuple[str, ...] = ()  # what follows `headway launch`

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headway.commands.exchange.imported import OF_SEVERAL, ON_ONE_MACHINE, Imported
-from headway.commands.exchange.shell_lines import Word
 from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, did_you_mean
 from headway.machine.facts import Machine
@@ -39,13 +39,12 @@ _WITH_A_WORD = ("uv", "poetry", "timeout")  # uv run, timeout 60
 _AROUND = ("conda", "mamba", "micromamba", "pixi", "docker", "podman", "apptainer", "singularity")
 """Programs that run torchrun in surroundings of their own, behind any other words."""
 
-_WITHOUT_MEANING = ("exec", "env", "time", "if", "then", "else", "do", "{", "!")  # in front, too
+_IGNORED_IN_FRONT = ("exec", "env", "time")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SEVERAL_WORDS = re.compile(r"""\$(\w+|\{.*\}|\(.*\)|@)|`.*`|"\$(@|\{\w+\[@\]\})\"""", re.DOTALL)
-"""A word that a shell may replace by several."""
+WHERE = "the torchrun command line"
 
 
-def is_torchrun(words: Sequence[Word]) -> bool:
+def is_torchrun(words: Sequence[str]) -> bool:
     """True for the words of a command line that runs torchrun."""
     return _start(words) is not None
 
@@ -57,78 +56,72 @@ class _Start(NamedTuple):
     own: int  # the first word behind its name
 
 
-def _start(words: Sequence[Word]) -> _Start | None:
+def _start(words: Sequence[str]) -> _Start | None:
     has_front = may_be_value = has_around = is_around = False
     for index, word in enumerate(words):
         own = _behind_name(words, index)
         if own and is_around == has_around:
             return _Start(index, own)
-        is_flag = word.text.startswith("-")
-        is_around = is_around or (has_around and word.text in ("run", "exec"))
-        has_around = has_around or word.text in _AROUND
-        if word.text in (*_IN_FRONT, *_WITH_A_WORD, *_WITHOUT_MEANING):
+        is_flag = word.startswith("-")
+        is_around = is_around or (has_around and word in ("run", "exec"))
+        has_around = has_around or word in _AROUND
+        if word in (*_IN_FRONT, *_WITH_A_WORD, *_IGNORED_IN_FRONT):
             has_front = True
-        elif not (variable(word) or has_around or (has_front and (is_flag or may_be_value))):
+        elif not (_variable(word) or has_around or (has_front and (is_flag or may_be_value))):
             return None
-        may_be_value = (is_flag and "=" not in word.text) or word.text in _WITH_A_WORD
+        may_be_value = (is_flag and "=" not in word) or word in _WITH_A_WORD
     return None
 
 
-def _behind_name(words: Sequence[Word], index: int) -> int:
+def _behind_name(words: Sequence[str], index: int) -> int:
     """Return the index behind torchrun's name if it stands at `index`; else 0."""
-    name = words[index].text.rpartition("/")[2]
+    name = words[index].rpartition("/")[2]
     if name == "torchrun":
         return index + 1
     end = index + 1
-    while end < len(words) and words[end].text.startswith("-") and words[end].text != "-m":
-        end += 2 if words[end].text in ("-X", "-W") else 1
-    is_python = name.startswith("python") or not words[index].is_plain
-    module = [word.text for word in words[end : end + 2]]
-    return end + 2 if is_python and module in [["-m", name] for name in _MODULES] else 0
+    while end < len(words) and words[end].startswith("-") and words[end] != "-m":
+        end += 2 if words[end] in ("-X", "-W") else 1
+    is_module = [*words[end : end + 2]] in [["-m", module] for module in _MODULES]
+    return end + 2 if name.startswith("python") and is_module else 0
 
 
-def variable(word: Word) -> str:
+def _variable(word: str) -> str:
     """Return the name of the variable that a word sets; empty for other words."""
-    name, equals, _ = word.text.partition("=")
+    name, equals, _ = word.partition("=")
     return name if equals and NAME.fullmatch(name) else ""
 
 
-def from_torchrun(words: Sequence[Word], machine: Machine, where: str) -> Imported:
+def from_torchrun(words: Sequence[str], machine: Machine) -> Imported:
     """Return what a torchrun command line means here.
 
     Args:
         words: the command line, with the variables that are set before the program.
         machine: this one, for `--nproc-per-node cpu` and `auto`.
-        where: it was found, for messages.
 
     Raises:
-        ConfigError: a flag is none of torchrun's, lacks its value, or has a shell's variable in it.
+        ConfigError: a flag is unknown to torchrun, or lacks its value.
     """
     start = _start(words)
     assert start is not None
     front = words[: start.program]
-    is_old = words[start.own - 1].text == _OLD
-    flags, program = _split(words[start.own :], is_old, where)
-    flags = [*_flags_in(front), *flags]
+    is_old = words[start.own - 1] == _OLD
+    flags, program = _split(words[start.own :], is_old)
+    said = {**_flags_in(front), **flags}
     front = [word for word in front if not _flag_of(word)]
-    said = {flag: word.text for flag, word in flags}
     values: dict[str, Raw] = {"num_processes": "1"}
     names: dict[str, str] = {}
     left = _left_in_front(front, words[start.program + 1 : max(start.own - 2, 0)])
     meanings = [
         *(
-            (word.text, variable(word), _of_variable(*word.text.split("=", 1)))
+            (word, _variable(word), _of_variable(*word.split("=", 1)))
             for word in front
-            if variable(word)
+            if _variable(word)
         ),
         *(
             (f"{flag} {text}".rstrip(), flag, _of_flag(flag, said, machine))
             for flag, text in said.items()
         ),
     ]
-    has_meaning = {name for _, name, meaning in meanings if not isinstance(meaning, str)}
-    taken_over = [(flag, word) for flag, word in flags if flag in has_meaning]
-    _refuse_replaced(filter(variable, front), taken_over, program, where)
     for text, name, meaning in meanings:
         if isinstance(meaning, str):
             left.append(text + (f" ({meaning})" if meaning else ""))
@@ -138,36 +131,36 @@ def from_torchrun(words: Sequence[Word], machine: Machine, where: str) -> Import
     if is_old and "--use-env" not in said:
         left.append("--local-rank for the script (here it is LOCAL_RANK in its environment)")
     options = [flag for flag in said if flag in ("--no-python", "--module")]
-    launch = (*options, *(word.raw for word in program)) if program else ()
+    launch = (*options, *program) if program else ()
     return Imported(values, left, _left_at_default(values, said), names, launch)
 
 
-def _flag_of(word: Word) -> str:
+def _flag_of(word: str) -> str:
     """Return the flag of torchrun that a PET_ variable stands for; empty for other words."""
-    name = variable(word)
+    name = _variable(word)
     flag = "--" + name.removeprefix("PET_").lower().replace("_", "-")
     return flag if name.startswith("PET_") and flag in (*VALUED, *LONE) else ""
 
 
-def _flags_in(front: Sequence[Word]) -> list[tuple[str, Word]]:
-    """Return the flags that variables say; those on the command line come later and beat them."""
-    found = []
+def _flags_in(front: Sequence[str]) -> dict[str, str]:
+    """Return the flags that variables set; those on the command line overrule them."""
+    found = {}
     for word in front:
-        flag, text = _flag_of(word), word.text.partition("=")[2]
+        flag, text = _flag_of(word), word.partition("=")[2]
         if flag in VALUED:
-            found.append((flag, word._replace(text=text)))
+            found[flag] = text
         elif flag and text != "0":
-            found.append((flag, word._replace(text="")))
+            found[flag] = ""
     return found
 
 
-def _left_in_front(front: Sequence[Word], of_python: Sequence[Word]) -> list[str]:
-    is_around = any(word.text in _AROUND for word in front)  # then "env" may be a name
-    words = [word for word in front if is_around or not variable(word)]  # -e NAME=VALUE
-    others = [w.raw for w in words if is_around or w.text not in _WITHOUT_MEANING]
-    flags = [word.raw for word in of_python if word.text != "-u"]  # rank's lines come at once here
-    left = [f"{' '.join(others)} (put it in front of `headway launch`)"] if others else []
-    return [*left, *([f"python {' '.join(flags)}"] if flags else [])]
+def _left_in_front(front: Sequence[str], of_python: Sequence[str]) -> list[str]:
+    is_around = any(word in _AROUND for word in front)  # then "env" may be a name
+    words = [word for word in front if is_around or not _variable(word)]  # -e NAME=VALUE
+    others = [word for word in words if is_around or word not in _IGNORED_IN_FRONT]
+    flags = [word for word in of_python if word != "-u"]  # a rank's output is never delayed here
+    left = [f"{shlex.join(others)} (put it in front of `headway launch`)"] if others else []
+    return [*left, *([f"python {shlex.join(flags)}"] if flags else [])]
 
 
 def _left_at_default(values: Mapping[str, Raw], said: Mapping[str, str]) -> tuple[str, ...]:
@@ -264,52 +257,31 @@ def _endpoint(text: str, said: Mapping[str, str]) -> dict[str, Raw]:
     return {"main_address": found[1], **({"main_port": port} if port else {})}
 
 
-def _refuse_replaced(
-    variables: Iterator[Word],
-    flags: Sequence[tuple[str, Word]],
-    program: Sequence[Word],
-    where: str,
-) -> None:
-    """Refuse what only a running shell could tell: of the script's own words, it need not."""
-    texts = [word.text for word in variables if not word.is_plain]
-    texts += [f"{flag}={word.text}" for flag, word in flags if not word.is_plain]
-    texts += [word.raw for word in program[:1] if _SEVERAL_WORDS.fullmatch(word.raw)]
-    if texts:
-        raise ConfigError(
-            f"{texts[0]} is what a shell would replace, and its value is not known here",
-            where=where,
-            fix="write the value out, or give the command line without quotes around it all",
-        )
-
-
-def _split(
-    words: Sequence[Word], is_old: bool, where: str
-) -> tuple[list[tuple[str, Word]], Sequence[Word]]:
+def _split(words: Sequence[str], is_old: bool) -> tuple[dict[str, str], Sequence[str]]:
     """Return torchrun's flags with their values, and the program that it runs with its words."""
-    flags = []
+    flags = {}
     rest = list(words)
-    while rest and rest[0].text.startswith("-") and rest[0].text != "--":
+    while rest and rest[0].startswith("-") and rest[0] != "--":
         word = rest.pop(0)
-        name, equals, text = word.text.partition("=")
+        name, equals, text = word.partition("=")
         if not name.startswith("--"):  # -t3, -t 3
-            name, text = word.text[:2], word.text[2:].removeprefix("=")
+            name, text = word[:2], word[2:].removeprefix("=")
             equals = text
-        name = _full_name(name, is_old, where)
-        value = word._replace(text=text)
+        name = _full_name(name, is_old)
         if name in VALUED and not equals:
             if not rest:
                 raise ConfigError(
                     f"{name} needs a value, and the command line ends there",
-                    where=where,
+                    where=WHERE,
                     fix="give the command line as it was run",
                 )
-            value = rest.pop(0)
-        flags.append((name, value))
-    return flags, rest[1:] if rest and rest[0].text == "--" else rest
+            text = rest.pop(0)
+        flags[name] = text
+    return flags, rest[1:] if rest and rest[0] == "--" else rest
 
 
-def _full_name(name: str, is_old: bool, where: str) -> str:
-    """Return a flag as torchrun's help spells it; torchrun takes underscores and beginnings."""
+def _full_name(name: str, is_old: bool) -> str:
+    """Return a flag as torchrun's help spells it; torchrun takes underscores and prefixes."""
     if name.startswith("--"):
         name = "--" + name[2:].replace("_", "-")
     name = _SHORT.get(name, name)
@@ -319,7 +291,7 @@ def _full_name(name: str, is_old: bool, where: str) -> str:
         return matches[0]
     close = did_you_mean(name, known)
     raise ConfigError(
-        f"{name} is no flag of torchrun" + (f"; did you mean {close}?" if close else ""),
-        where=where,
+        f"unknown torchrun flag {name}" + (f"; did you mean {close}?" if close else ""),
+        where=WHERE,
         fix="give the command line as it was run",
     )

@@ -126,15 +126,6 @@ def user_folder(environ: Mapping[str, str] = os.environ) -> str:
     return user_config_dir("headway", appauthor=False)
 
 
-def state_folder() -> str:
-    """Return the folder of what this user has begun, whether or not it exists."""
-    if "linux" in sys.platform:
-        return _xdg_folder(os.environ, "XDG_STATE_HOME", ".local/state")
-    from platformdirs import user_state_dir
-
-    return user_state_dir("headway", appauthor=False)
-
-
 def _xdg_folder(environ: Mapping[str, str], variable: str, below_home: str) -> str:
     folder = environ.get(variable, "")
     if not os.path.isabs(folder):  # the XDG specification has relative ones ignored

@@ -79,8 +79,7 @@ def held(
 ) -> tuple[Script, dict[str, Raw]]:
     """Hold one conversation; return the script after it, and the profile."""
     script = script or Script(replies)
-    answers: dict[str, str] = {}
-    interview(facts, answers, {}, script, lambda answers: f"summary of {len(answers)}")
+    answers = interview(facts, script, lambda answers: f"summary of {len(answers)}")
     return script, profile_after(facts, answers)
 
 
@@ -225,7 +224,7 @@ def test_a_wrong_answer_is_refused_at_once_with_the_reason_and_asked_again(
 ) -> None:
     script = Script([*replies, "Ctrl-C"])
     with pytest.raises(KeyboardInterrupt):
-        interview(facts_of(machine), {}, {}, script, lambda _: "")
+        interview(facts_of(machine), script, lambda _: "")
     assert reason in script.said[-1]
     assert script.asked[-1].name == script.asked[-2].name
 
@@ -352,18 +351,9 @@ def test_nobody_asked_and_a_default_that_cannot_be_is_an_error() -> None:
     with pytest.raises(ConfigError, match="nobody says where machine 0 is"):
         interview(
             facts_of(LAPTOP, given={"num_machines": "2"}),
-            {},
-            {},
             Defaults(lambda _: None),
             lambda _: "",
         )
-
-
-def test_ctrl_c_leaves_the_answers_so_far_with_the_caller() -> None:
-    answers: dict[str, str] = {}
-    with pytest.raises(KeyboardInterrupt):
-        interview(facts_of(LAPTOP), answers, {}, Script(["cpu", "2", "Ctrl-C"]), lambda _: "")
-    assert answers == {"device": "cpu", "num_processes": "2"}
 
 
 def test_write_and_test_is_offered_for_this_machine_and_for_no_recorded_one() -> None:

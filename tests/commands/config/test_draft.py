@@ -1,4 +1,4 @@
-"""`headway config edit`: a draft in the user's editor, until it is sound."""
+"""`headway config edit`: a copy of the profile in the user's editor, checked first."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from headway.settings.profile import parse_profile
 from headway.settings.profile_files import choose_profile
 from headway.settings.table import TABLE
 from tests.commands.conftest import PROFILE
+from tests.terminal import Terminal
 
 
 def editor(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
@@ -20,24 +21,59 @@ def editor(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     monkeypatch.setenv("EDITOR", f"sed -i 's/{old}/{new}/'")
 
 
-def test_edit_replaces_the_profile_only_by_a_sound_one_and_keeps_the_draft(
-    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def left_over(folder: Path) -> list[Path]:
+    """Return the copies of a profile that lie beside it."""
+    return [path for path in folder.iterdir() if path.name.startswith(".edit-")]
+
+
+def test_edit_replaces_the_profile_by_a_valid_one(
+    profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    editor(monkeypatch, "cpu", "cqu")
-    assert main(["config", "edit"]) == 2
-    err = capsys.readouterr().err
-    assert "from: profile ~/.config/headway/.draft-default.yaml, line 2" in err
-    assert "`headway config edit` opens your draft again" in err
-    assert profile.read_text() == PROFILE
-    editor(monkeypatch, "cqu", "cuda")
+    editor(monkeypatch, "cpu", "cuda")
     assert main(["config", "edit"]) == 0
-    assert "your draft of last time" in capsys.readouterr().err
     assert profile.read_text() == PROFILE.replace("cpu", "cuda")
     assert os.listdir(profile.parent) == ["default.yaml"]
 
 
+def test_without_a_terminal_an_invalid_profile_is_refused_and_the_text_is_kept(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor(monkeypatch, "cpu", "cqu")
+    assert main(["config", "edit"]) == 2
+    (copy,) = left_over(profile.parent)
+    err = capsys.readouterr().err
+    assert f"from: profile ~/.config/headway/{copy.name}, line 2" in err
+    assert f"your changes are in ~/.config/headway/{copy.name}" in err
+    assert profile.read_text() == PROFILE
+    assert copy.read_text() == PROFILE.replace("cpu", "cqu")
+    assert copy.stat().st_mode & 0o777 == 0o600  # it may hold secrets
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "after"),
+    [
+        ("\r", 0, PROFILE.replace("cpu", "cuda")),  # the second change is valid
+        ("n\r", 2, PROFILE),
+        ("ctrl-c", 130, PROFILE),
+    ],
+)
+def test_on_a_terminal_an_invalid_profile_can_be_edited_again_or_given_up(
+    reply: str, code: int, after: str, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", "sed -i 's/cqu/cuda/; s/cpu/cqu/'")
+    with Terminal("laptop_cpu", "config", "edit") as terminal:
+        terminal.wait_for("Edit again? [Y/n]")
+        assert "device is 'cqu'" in terminal.text
+        terminal.press(reply)
+        assert terminal.exit_code() == code
+        assert ("your changes are in" in terminal.text) == (reply == "ctrl-c")
+    assert profile.read_text() == after
+    assert len(left_over(profile.parent)) == (1 if reply == "ctrl-c" else 0)
+
+
 @pytest.mark.parametrize("broken", ["device: [\n", "device: cpu\ndevice: mps\n", "version: 9\n"])
-def test_edit_mends_a_broken_profile(
+def test_edit_can_fix_a_broken_profile(
     broken: str, profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile.write_text(broken)
@@ -46,12 +82,12 @@ def test_edit_mends_a_broken_profile(
     assert profile.read_text() == "device: cpu\n"
 
 
-def test_an_editor_that_removes_the_draft_changes_nothing(
+def test_an_editor_that_removes_its_file_changes_nothing(
     profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VISUAL", "rm -f")
     assert main(["config", "edit"]) == 2
-    assert "the editor has removed the draft" in capsys.readouterr().err
+    assert "the editor has removed the file" in capsys.readouterr().err
     assert os.listdir(profile.parent) == ["default.yaml"]
     assert profile.read_text() == PROFILE
 
@@ -62,28 +98,17 @@ def test_edit_loses_neither_text_when_somebody_else_writes_meanwhile(
     monkeypatch.setenv("VISUAL", f"sh -c 'echo max_restarts: 2 >> \"$1\"; rm {profile}; "
                        f"echo device: mps > {profile}' -")  # fmt: skip
     assert main(["config", "edit"]) == 2
-    assert "somebody else" in capsys.readouterr().err
     assert profile.read_text() == "device: mps\n"
-    assert "max_restarts: 2" in (profile.parent / ".draft-default.yaml").read_text()
+    (copy,) = left_over(profile.parent)
+    assert "max_restarts: 2" in copy.read_text()
+    err = capsys.readouterr().err
+    assert "the profile has changed since the editor was opened" in err
+    assert f"copy your changes from ~/.config/headway/{copy.name}" in err
 
 
-def test_a_draft_of_a_profile_that_has_changed_since_is_kept_and_replaces_nothing(
-    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    editor(monkeypatch, "cpu", "cqu")
-    assert main(["config", "edit"]) == 2
-    assert main(["config", "set", "max_restarts=4"]) == 0
-    editor(monkeypatch, "cpu", "cuda")
-    assert main(["config", "edit"]) == 0
-    assert "the profile has changed since your draft" in capsys.readouterr().err
-    changed = PROFILE.replace("cpu", "cuda") + "max_restarts: 4\n"
-    assert profile.read_text() == changed
-    aside = profile.parent / ".draft-default.yaml.1"
-    assert aside.read_text() == PROFILE.replace("cpu", "cqu")
-    assert sorted(os.listdir(profile.parent)) == [aside.name, "default.yaml"]
-
-
-@pytest.mark.parametrize(("command", "reason"), [("false", "ended with 1"), ("no-ed", "started")])
+@pytest.mark.parametrize(
+    ("command", "reason"), [("false", "exited with code 1"), ("no-ed", "started")]
+)
 def test_an_editor_that_fails_changes_nothing(
     command: str,
     reason: str,
@@ -116,17 +141,8 @@ def test_without_an_editor_and_a_terminal_nothing_is_opened(
     monkeypatch.setenv("VISUAL", editor_named)
     monkeypatch.delenv("EDITOR", raising=False)
     assert main(["config", "edit"]) == 2
-    assert "no editor is named, and there is no terminal" in capsys.readouterr().err
+    assert "no editor is set, and there is no terminal" in capsys.readouterr().err
     assert os.listdir(profile.parent) == ["default.yaml"]
-
-
-def test_a_draft_of_a_named_profile_is_opened_again_by_its_name(
-    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VISUAL", "sh -c 'echo device: cqu > \"$1\"' -")
-    assert main(["config", "edit", "--profile", "gpu4"]) == 2
-    note = "headway: note: `headway config edit --profile gpu4` opens your draft again"
-    assert note in capsys.readouterr().err
 
 
 def test_a_new_profile_that_is_left_as_it_was_proposed_is_not_written(

@@ -109,7 +109,7 @@ def test_an_accelerate_file_is_taken_over_and_the_rest_is_listed_by_name(
     values, left = MEANING[Path(file).stem]
     assert profile() == values
     lines = capsys.readouterr().out.splitlines()
-    words = [line.split(": ")[1] for line in lines if line.startswith("no counterpart here")]
+    words = [line.split(": ")[1] for line in lines if line.startswith("not imported")]
     assert len(words) == len(set(words))
     assert set(words) == ALWAYS_LEFT | left
 
@@ -142,14 +142,9 @@ def test_a_file_that_cannot_be_taken_over_is_refused(
     text: str, reason: str, capsys: Capture
 ) -> None:
     Path("theirs.yaml").write_text(text)
-    code = main(["config", "import", "theirs.yaml"])
-    streams = capsys.readouterr()
-    assert reason in streams.err + streams.out
-    if reason == "wrote":  # a value without meaning is listed, not lost
-        assert "no counterpart here: num_processes: many" in streams.out
-    else:
-        assert code == 2
-        assert not Path(choose_profile().path).exists()
+    assert main(["config", "import", "theirs.yaml"]) == 2
+    assert reason in capsys.readouterr().err
+    assert not Path(choose_profile().path).exists()
 
 
 @pytest.mark.parametrize(
@@ -228,26 +223,11 @@ def test_a_file_that_cannot_be_taken_over_is_refused(
 def test_a_torchrun_command_line_is_taken_over(
     line: str, values: dict[str, Raw], left: list[str], capsys: Capture
 ) -> None:
-    for words in (shlex.split(line), [line]):
-        assert main(["config", "import", *words]) == 0
-        assert profile() == values
-        out = capsys.readouterr().out.splitlines()
-        prefix = "no counterpart here: "
-        assert [text.removeprefix(prefix) for text in out if prefix in text] == left
-        Path(choose_profile().path).unlink()
-
-
-def test_a_torchrun_command_in_a_script_is_found_and_the_next_command_is_said(
-    capsys: Capture,
-) -> None:
-    Path("run.sh").write_text(
-        "#!/bin/sh\necho 'it's\ncd /work\ntorchrun --nproc-per-node 2 \\\n  -m pkg.train --lr 1\n"
-    )
-    assert main(["config", "import", "--profile", "two", "run.sh"]) == 0
-    out = capsys.readouterr().out
-    assert out.endswith(
-        "next: cd /work && headway launch --profile two --module pkg.train --lr 1\n"
-    )
+    assert main(["config", "import", *shlex.split(line)]) == 0
+    assert profile() == values
+    out = capsys.readouterr().out.splitlines()
+    prefix = "not imported: "
+    assert [text.removeprefix(prefix) for text in out if prefix in text] == left
 
 
 @pytest.mark.parametrize(
@@ -326,7 +306,8 @@ def test_what_is_exported_to_another_tool_is_imported_as_the_same(
     streams = capsys.readouterr()
     Path(choose_profile().path).unlink()
     Path("theirs").write_text(streams.out)
-    assert main(["config", "import", "theirs"]) == 0
+    words = shlex.split(streams.out) if style == "torchrun" else ["theirs"]
+    assert main(["config", "import", *words]) == 0
     after = profile()
     assert after.pop("devices") == ["1", "3"]
     before.pop("devices")
@@ -462,30 +443,7 @@ def test_every_spelling_of_a_value_is_obeyed_and_nothing_is_none(
     assert main(["config", "import", "its.yaml"]) == 0
     steps = {"gradient_accumulation_steps": "4"}
     assert profile() == {"device": "cpu", "mixed_precision": "bf16", **steps}
-    assert "no counterpart" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("torchrun --nproc_per_node=2 'train.py", "no closing quotation"),
-        ("torchrun --nproc_per_node=$GPUS train.py", "--nproc-per-node=$GPUS is what a shell"),
-        ("A=`b` torchrun train.py", "A=`b` is what a shell"),
-    ],
-)
-def test_a_line_that_only_a_shell_could_read_is_refused(
-    line: str, reason: str, capsys: Capture
-) -> None:
-    assert main(["config", "import", line]) == 2
-    assert reason in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("end", [" && echo ok", "; echo", " | tee log", " 2>&1 | tee log", ">log"])
-def test_what_follows_torchrun_in_a_shell_line_is_not_the_scripts(
-    end: str, capsys: Capture
-) -> None:
-    assert main(["config", "import", f"torchrun --nproc_per_node 2 train.py 'a;b'{end}"]) == 0
-    assert capsys.readouterr().out.endswith("next: headway launch train.py 'a;b'\n")
+    assert "not imported" not in capsys.readouterr().out
 
 
 def test_a_dry_import_merges_and_checks_as_the_real_one_and_names_no_next_command(
@@ -502,28 +460,6 @@ def test_a_dry_import_merges_and_checks_as_the_real_one_and_names_no_next_comman
     Path("its.yaml").write_text(IS_ACCELERATE + "gpu_ids: 1\n")
     main(["config", "set", "ranks=0,1"])
     assert main(["config", "import", "--dry-run", "torchrun", "--nproc-per-node", "1", "a.py"]) == 2
-
-
-def test_of_several_torchrun_commands_none_is_taken_silently(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    first = "torchrun --nproc-per-node 2 a.py\n"
-    Path("run.sh").write_text(f"{first}torchrun --nproc_per_node=2 b.py\n")
-    assert main(["config", "import", "run.sh"]) == 0
-    Path("run.sh").write_text(f"{first}torchrun --nproc-per-node 4 a.py\n")
-    assert main(["config", "import", "run.sh"]) == 2
-    err = capsys.readouterr().err
-    assert "there are 2 torchrun commands in it, which say different things\n  from: run" in err
-    assert profile()["num_processes"] == "2"
-
-
-@pytest.mark.parametrize("line", ["--bogus x.py", "--nnodes $N x.py", "--nnodes"])
-def test_a_mistake_in_a_torchrun_line_names_the_file_it_stands_in(
-    line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("run.sh").write_text(f"torchrun {line}\n")
-    assert main(["config", "import", "run.sh"]) == 2
-    assert "\n  from: run.sh\n" in capsys.readouterr().err
 
 
 def test_export_of_a_profile_for_another_machine_says_how_to_name_that(
