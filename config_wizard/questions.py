@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.contract.origin import Layer, Origin
+from headway.contract.precisions import PRECISIONS
 from headway.errors import Problem
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import AUTO, TABLE, Raw, Settings
+from headway.settings.table import AUTO, TABLE, Raw, Settings, Shape
 
 PLACE, MORE, FINISH = "place", "more", "finish"
 """The questions that are no settings: where to keep the profile, ask more?, what to do with it."""
@@ -68,12 +69,6 @@ _HELP = {
     PLACE: "A project's headway.yaml is found from every folder below it, and wins over yours.",
     MORE: f"Asks for {', '.join(_MORE)}; all of them can also be set later.",
     FINISH: "Nothing has been written yet.",
-}
-
-_PRECISIONS = {
-    "no": "fp32 throughout, the most memory",
-    "bf16": "half the memory, with the range of fp32",
-    "fp16": "half the memory; a small range, so gradients are scaled",
 }
 
 
@@ -172,7 +167,9 @@ def _help(name: str) -> str:
 
 def is_optional(name: str) -> bool:
     """True for a setting that may be absent."""
-    return name in _NEEDED or (name in TABLE and TABLE[name].default in (None, {}))
+    if name in _NEEDED:
+        return True
+    return name in TABLE and (TABLE[name].default is None or TABLE[name].shape is Shape.MAP)
 
 
 def _choices(name: str, facts: Facts, answers: Answers) -> tuple[Choice, ...]:
@@ -215,7 +212,7 @@ def _precisions_here(facts: Facts, answers: Answers) -> tuple[Choice, ...]:
     best = "bf16" if device == "cuda" and "bf16" in fits else "no"
     why = "every GPU computes in it" if best == "bf16" else "nothing is rounded"
     return tuple(
-        Choice(name, _PRECISIONS[name] + (f" (recommended: {why})" if name == best else ""))
+        Choice(name, PRECISIONS[name].help + (f" (recommended: {why})" if name == best else ""))
         for name in sorted(fits, key=lambda name: name != best)
     )
 

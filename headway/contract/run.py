@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer, Origin
+from headway.contract.precisions import PRECISIONS
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
 VERSION = 2
-PRECISIONS = ("no", "fp16", "bf16")
+DEVICES = ("cpu", "cuda", "gpu", "mps")  # gpu is cuda, or mps on a Mac
 YES = ("1", "true", "t", "yes", "y", "on")  # what Accelerate takes for true
 ACCELERATE = {  # the variables of `accelerate launch`
     "device": "ACCELERATE_USE_CPU",
@@ -41,7 +42,7 @@ class RunContract(NamedTuple):
     """
 
     device: str  # cpu, cuda or mps; auto under `accelerate launch`
-    mixed_precision: str  # no, fp16 or bf16
+    mixed_precision: str  # a name in PRECISIONS
     gradient_accumulation_steps: int
     origins: Mapping[str, Origin]
     timeouts_suspended: bool = False  # a rank may stand at a debugger's prompt

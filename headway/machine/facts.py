@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from headway.contract.run import YES
 from headway.errors import ConfigError
 
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
@@ -250,7 +251,7 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
         ConfigError: it means neither.
     """
     word = environ.get(name, "").strip().lower()
-    if word in ("1", "true", "t", "yes", "y", "on"):
+    if word in YES:
         return True
     if word in ("", "0", "false", "f", "no", "n", "off"):
         return False

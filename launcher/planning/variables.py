@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headway.contract.origin import Layer, Origin
-from headway.contract.run import RANK_VARIABLES, RunContract, encode
+from headway.contract.run import ACCELERATE, RANK_VARIABLES, RunContract, encode
 from headway.machine.facts import Machine
 from headway.settings.resolve import threads_given_by
 from headway.settings.table import Settings, Value
@@ -68,12 +68,11 @@ def variables_of(
 
 
 def _contract(settings: Settings, supervised: str | None) -> RunContract:
-    told = ("device", "mixed_precision", "gradient_accumulation_steps")
     return RunContract(
         device=settings.device,
         mixed_precision=settings.mixed_precision,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
-        origins={name: settings.origin(name) for name in told},
+        origins={name: settings.origin(name) for name in ACCELERATE},
         timeouts_suspended=supervised is not None and settings.debug_rank is not None,
     )
 
