@@ -8,16 +8,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --editable
 TREE := headway tests examples benchmarks docs
+RUNTIME_TESTS := tests/runtime tests/data tests/precision tests/strategies \
+	tests/distributed/test_runtime_with_ranks.py tests/distributed/test_smoke.py
 FOLDERS := headway launcher commands config_wizard tests examples benchmarks docs
 
-.PHONY: demo test test-long check format lint types clean
+.PHONY: demo test quick test-long lowest check format lint types clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --cov
 	$(BIN)/python tests/other_pythons.py
+
+# no processes: for the loop of daily work
+quick: $(VENV)/.test
+	$(BIN)/python -m pytest --quick --quiet --numprocesses 2
+
+# the runtime's tests with the lowest torch that pyproject.toml declares; a download of some GB
+lowest: $(VENV)-lowest/.test
+	$(VENV)-lowest/bin/python -m pytest $(RUNTIME_TESTS)
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest --long
@@ -44,6 +54,12 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.check: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[test,lint]' --constraint constraints.txt
 	touch $@ $(VENV)/.test $(VENV)/.demo
+
+$(VENV)-lowest/.test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install --quiet --editable '.[test]' \
+		"torch==$$(sed -n 's/^ *"torch>=\(.*\)",/\1/p' pyproject.toml).*"
+	touch $@
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Headway needs Python 3.10 or newer, and none was found" >&2; exit 2; }

@@ -19,7 +19,8 @@ from headway.machine.facts import Machine
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
 from headway.settings.diagnosis import ERROR, OK, SKIPPED, TEMPORARY_FIX, WARNING, Finding, diagnose
-from headway.settings.resolve import environment_layer, profile_layers, resolve
+from headway.settings.layers import environment_layer, profile_layers
+from headway.settings.resolve import resolve
 from headway.settings.table import Settings
 
 LIVE = ("torch runs", "profile", "hostname", "port", "disk")

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
+from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.profile import Entry
-from headway.settings.resolve import Layer
-from headway.settings.table import TABLE, Origin
+from headway.settings.profile import Entries, Entry
+from headway.settings.table import TABLE
 
 OF_OTHER_TOOLS = {  # flags that people bring along: what became of them, what to do
     "--use-mps-device": (
@@ -179,11 +179,11 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def flag_layer(parsed: argparse.Namespace) -> Layer:
+def flag_layer(parsed: argparse.Namespace) -> Entries:
     """Return what the flags of `Parser.setting_flags` say."""
     given = {name: getattr(parsed, name) for name in TABLE if getattr(parsed, name) is not None}
     return {
-        name: Entry(raw, Origin("flag", f"flag {TABLE[name].flag}")) for name, raw in given.items()
+        name: Entry(raw, Origin(Layer.FLAG, flag=TABLE[name].flag)) for name, raw in given.items()
     }
 
 

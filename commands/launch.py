@@ -10,21 +10,16 @@ from collections.abc import Mapping, Sequence
 
 from headway.commands.flags import OF_OTHER_TOOLS, Parser, flag_layer, look_at_machine, mentioned
 from headway.commands.tables import escape_unencodable
+from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.profile import Entry
-from headway.settings.resolve import (
-    Layer,
-    environment_layer,
-    overruled,
-    profile_layers,
-    resolve,
-    settle,
-)
-from headway.settings.table import TABLE, Origin, Settings
+from headway.settings.layers import environment_layer, overruled, profile_layers
+from headway.settings.profile import Entries, Entry
+from headway.settings.resolve import resolve, settle
+from headway.settings.table import TABLE, Settings
 
 FOREVER = "forever"  # --wait without a number
 
@@ -56,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
     profiles = profile_layers(here, profile=parsed.profile)
-    layers: list[Layer] = [*profiles, environment_layer(environ), flags]
+    layers: list[Entries] = [*profiles, environment_layer(environ), flags]
     adaptations: list[str] = []
     if parsed.fit:
         from headway.launcher.planning.fit import fit
@@ -290,7 +285,7 @@ def _cpu_flag(device: Entry | None) -> Entry:
             where="the command line",
             fix="pass one of the two",
         )
-    return Entry("cpu", Origin("flag", "flag --cpu"))
+    return Entry("cpu", Origin(Layer.FLAG, flag="--cpu"))
 
 
 def _announce(plan: LaunchPlan, is_quiet: bool) -> None:

@@ -14,9 +14,9 @@ import psutil
 
 from headway.commands.flags import Parser
 from headway.errors import ConfigError, LaunchError
-from headway.launcher.reporting.watch import handles_quit, mailbox
+from headway.launcher.reporting.watch import handles_quit, stack_pipe
 
-_WITHIN_S = 10.0
+_TIMEOUT_S = 10.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,22 +24,22 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "stack",
         "Print the stacks of all ranks of a running `headway launch`, and which rank is behind. "
-        "The ranks go on; a script that handles SIGQUIT itself gets that signal. "
+        "The ranks keep running; a script that handles SIGQUIT itself gets that signal. "
         "Ctrl-\\ in the launcher's own terminal does the same.",
     )
     parser.add_argument("pid", metavar="PID", help="process id of the launcher, or of a rank")
     launcher = _launcher_of(_process(parser.parse_args(argv).pid))
-    with _box(launcher.pid) as fd:
+    with _answer_pipe(launcher.pid) as fd:
         os.kill(launcher.pid, signal.SIGQUIT)
         text = _read(fd, launcher)
     if not text:
         is_there = launcher.is_running()
         raise LaunchError(
-            f"the launcher did not answer within {_WITHIN_S:.0f} s"
+            f"the launcher did not answer within {_TIMEOUT_S:.0f} s"
             if is_there
             else "the launcher ended before it answered",
             where=f"process {launcher.pid}",
-            fix="look at its own output: it prints the stacks there as well",
+            fix="look at its own output, where it prints the stacks too",
         )
     print(text, end="")
     return 0
@@ -50,14 +50,14 @@ def _process(text: str) -> psutil.Process:
         return psutil.Process(int(text))
     except (ValueError, psutil.NoSuchProcess):
         raise ConfigError(
-            f"{text!r} is not the id of a process that runs",
+            f"{text!r} is not the id of a running process",
             where="the command line",
             fix="`pgrep -af headway` lists launchers",
         ) from None
 
 
 def _launcher_of(process: psutil.Process) -> psutil.Process:
-    """Return the launcher that `process` is, that it works for, or that it has started."""
+    """Return the launcher: `process` itself, one of its parents, or one of its children."""
     for one in (process, *process.parents(), *process.children(recursive=True)):
         with suppress(psutil.Error):
             if _is_launch(one.cmdline()) and handles_quit(one.pid):
@@ -66,7 +66,7 @@ def _launcher_of(process: psutil.Process) -> psutil.Process:
         f"process {process.pid} belongs to no launch that would show stacks on SIGQUIT",
         where=f"its name is {process.name()!r}; a single process that was not started with "
         "--supervise has no launcher",
-        fix="name the launcher or a rank of a running `headway launch`",
+        fix="pass the id of the launcher or of a rank of a running `headway launch`",
     )
 
 
@@ -79,20 +79,20 @@ def _is_launch(command: Sequence[str]) -> bool:
 
 
 @contextmanager
-def _box(pid: int) -> Iterator[int]:
-    """Make the pipe that the launcher writes its answer into, and remove it again."""
-    path = mailbox(pid)
+def _answer_pipe(pid: int) -> Iterator[int]:
+    """Make the pipe that the launcher writes its answer into, and remove it afterwards."""
+    path = stack_pipe(pid)
     folder = os.path.dirname(path)
-    deadline = time.monotonic() + _WITHIN_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while os.path.exists(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)  # somebody else is asking
+        time.sleep(0.1)  # another `headway stack` is asking
     try:
         os.mkdir(folder, mode=0o700)
         os.mkfifo(path, mode=0o600)
     except OSError as error:
         raise LaunchError(
-            f"{folder} cannot be made: {error.strerror}",
-            where="the folder for temporary files",
+            f"cannot create {folder}: {error.strerror}",
+            where="the directory for temporary files",
             fix=f"if no other `headway stack {pid}` runs, remove {folder}",
         ) from None
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -105,9 +105,9 @@ def _box(pid: int) -> Iterator[int]:
 
 
 def _read(fd: int, writer: psutil.Process) -> str:
-    """Return what is written into the pipe, up to its end."""
+    """Return what `writer` writes into the pipe, up to its end."""
     data = b""
-    deadline = time.monotonic() + _WITHIN_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while (left_s := deadline - time.monotonic()) > 0 and writer.is_running():
         select.select([fd], [], [], left_s)
         with suppress(BlockingIOError):
@@ -115,5 +115,5 @@ def _read(fd: int, writer: psutil.Process) -> str:
             if not part and data:
                 break
             data += part
-        time.sleep(0.01)  # before the writer comes, the pipe seems to be at its end
+        time.sleep(0.01)  # until the writer opens the pipe, reads return its end
     return data.decode(errors="replace")

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from headway.contract.origin import Layer, Origin
 from headway.errors import Problem
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import AUTO, TABLE, Origin, Raw, Settings
+from headway.settings.table import AUTO, TABLE, Raw, Settings
 
 PLACE, MORE, FINISH = "place", "more", "finish"
 """The questions that are no settings: where to keep the profile, ask more?, what to do with it."""
 
 USER, PROJECT = "user", "project"
+LAYER_OF = {USER: Layer.USER_PROFILE, PROJECT: Layer.PROJECT_PROFILE}
 WRITE, TEST, BACK, CANCEL = "write", "write and test", "back", "cancel"
 YES, NO = "yes", "no"
 NONE = "-"
@@ -287,12 +289,12 @@ def _best_processes(facts: Facts, answers: Answers) -> tuple[str, str]:
     if device == "cpu":
         return "1", "one uses all cores, several share them"
     settings = _resolved({"device": device, **_gpus(facts, answers)}, facts)
-    reason = settings.origin("num_processes").words.removeprefix("detected: ")
+    reason = settings.origin("num_processes").reason
     return str(settings.num_processes), reason
 
 
 def _resolved(values: Mapping[str, Raw], facts: Facts) -> Settings:
-    origin = Origin("user profile", "the answers")
+    origin = Origin(Layer.ANSWERS)
     layer = {name: Entry(raw, origin) for name, raw in values.items()}
     return resolve([layer], facts.machine, {})
 

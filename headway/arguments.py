@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from headway.contract.origin import DEFAULT, Layer
 from headway.contract.run import PRECISIONS, RunContract
 from headway.errors import UsageError, did_you_mean
 
 CALL = "the script's Accelerator(...)"
-QUIET_ORIGINS = ("default", "detected")  # nobody's wish: beating one is not worth a line
 NO_LAUNCHER = RunContract("auto", "no", 1, origins={})
 SUPPORTED = (
     "device_placement",
@@ -95,7 +95,9 @@ def agree(
         device=holds.device,
         mixed_precision=holds.mixed_precision,
         gradient_accumulation_steps=holds.gradient_accumulation_steps,
-        precision_from=CALL if mixed_precision else said.origins.get("mixed_precision", CALL),
+        precision_from=str(said.origins.get("mixed_precision", CALL))
+        if mixed_precision is None
+        else CALL,
         notes=tuple(note for note in notes if note is not None),
     )
 
@@ -153,14 +155,14 @@ def _device(cpu: bool, device: str | None) -> str | None:
 
 
 def _note(run: RunContract, name: str, argument: str) -> str | None:
-    origin = run.origins.get(name, "the launcher")
+    origin = run.origins.get(name, DEFAULT)
     said = getattr(run, name)
-    if name in run.flags:
+    if origin.layer is Layer.FLAG:
         raise UsageError(
             f"Accelerator({argument}) contradicts {name} {said!r} of the command line",
             where=f"{CALL}, and {origin}",
             fix="remove the argument from the script, or the flag from the command line",
         )
-    if origin.startswith(QUIET_ORIGINS):
-        return None
+    if not origin.is_said:
+        return None  # beating nobody's wish is not worth a line
     return f"headway: Accelerator({argument}) beats {name} {said!r} ({origin})"

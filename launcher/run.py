@@ -1,6 +1,4 @@
-"""Carries a plan out: one process replaces the launcher, or runs in it; several run under the
-agent.
-"""
+"""Runs a plan: one process replaces the launcher or runs inside it; several run under the agent."""
 
 from __future__ import annotations
 
@@ -36,14 +34,14 @@ def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
         replace_with_script(plan, environment)
     from headway.launcher.starting.starter import Starter
 
-    starter = Starter(plan, environment)  # its server imports torch while we do
+    starter = Starter(plan, environment)  # the fork server imports torch in parallel
     try:
-        # not by the handler itself: a second signal would come in the midst of that import
+        # not in the handler: a second signal would interrupt that import
         from headway.launcher.reporting.watch import say
 
         signal.signal(signal.SIGQUIT, lambda *_: say("no rank has started yet"))
 
-        with _interrupts_leave_at_once(starter):
+        with _interrupts_exit_at_once(starter):
             from headway.launcher.starting.agent import supervise
 
         return supervise(plan, starter, colored=wants_color(environ))
@@ -52,12 +50,10 @@ def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
 
 
 @contextmanager
-def _interrupts_leave_at_once(starter: Starter) -> Iterator[None]:
-    """Let Ctrl-C end the launcher by no exception: numpy and torch swallow it amid their imports,
-    or abort.
-    """
+def _interrupts_exit_at_once(starter: Starter) -> Iterator[None]:
+    """Exit on Ctrl-C without an exception, which numpy and torch swallow during their imports."""
 
-    def leave(*_: object) -> None:
+    def end(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         starter.close()
         print("headway: interrupted", file=sys.stderr, flush=True)
@@ -65,7 +61,7 @@ def _interrupts_leave_at_once(starter: Starter) -> Iterator[None]:
 
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:
-        signal.signal(signal.SIGINT, leave)
+        signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:
@@ -73,7 +69,7 @@ def _interrupts_leave_at_once(starter: Starter) -> Iterator[None]:
 
 
 def wants_color(environ: Mapping[str, str]) -> bool:
-    """Obey no-color.org, and a terminal that knows no escape sequences."""
+    """Return whether a terminal may be coloured: no-color.org, and TERM."""
     return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
@@ -89,14 +85,14 @@ def changed(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:
-    """Become the script's Python: its pid, terminal, stdin, signals and exit code are then its own.
+    """Replace this process by the script's Python; pid, terminal, stdin and exit code are its own.
 
     Raises:
         LaunchError: the system refuses to run it.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and exec would hand that on
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, which exec would pass on
         number = getattr(signal, name, None)
         if number is not None:
             signal.signal(number, signal.SIG_DFL)
@@ -113,7 +109,7 @@ def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     """Run the script in this interpreter, where an IDE's debugger sees it.
 
     Raises:
-        SystemExit: the script's own, or 1 after an unhandled exception has been shown.
+        SystemExit: the script's own, or the exit code after an unhandled exception was shown.
     """
     import atexit
 
@@ -123,7 +119,7 @@ def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
         del os.environ[name]
     os.environ.update(environment)
     if not worker.is_path_safe():
-        del sys.path[0]  # where Python found `headway`; the script's own comes in its place
-    atexit.register(worker.last_of_all)
+        del sys.path[0]  # where Python found `headway`; the script's folder takes its place
+    atexit.register(worker.finish_process)
     program = plan.program
     worker.run_program(program.kind, program.name, program.args)

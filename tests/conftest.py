@@ -23,15 +23,37 @@ _STEERING = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long forms too")
+    parser.addoption(
+        "--quick", action="store_true", help="leave out the tests that start processes"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        slow = [item for item in items if {"processes", "distributed", "long"} & {*item.keywords}]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
     if config.getoption("--long"):
         return
     skip = pytest.mark.skip(reason="the long form; runs with --long")
     for item in items:
         if "long" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_in_quick_tests(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Under --quick, fail a test that starts a process and is not marked so."""
+    is_on = bool(request.config.getoption("--quick"))
+
+    def refuse(event: str, arguments: tuple[object, ...]) -> None:
+        if is_on and event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.forkpty"):
+            raise AssertionError(f"{event} in a quick test: mark it with pytest.mark.processes")
+
+    if is_on:
+        sys.addaudithook(refuse)
+    yield
+    is_on = False
 
 
 @pytest.fixture(scope="session", autouse=True)

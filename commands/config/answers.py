@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from headway.commands.config.edit import checked_entries
 from headway.config_wizard.questions import MORE, NO, PLACE, PROJECT, USER, YES
+from headway.contract.origin import Layer
 from headway.errors import Problem
 from headway.settings.profile import Entry, parse_profile
 from headway.settings.profile_files import read_text
@@ -20,7 +21,9 @@ def read_answers(path: str) -> dict[str, Entry]:
     Raises:
         ConfigError: all that is wrong with it, at once.
     """
-    entries = parse_profile(read_text(path, "file of answers", may_be_pipe=True), path, "answers")
+    entries = parse_profile(
+        read_text(path, "file of answers", may_be_pipe=True), path, Layer.ANSWERS
+    )
     entries.pop("version", None)
     return checked_answers(entries)
 

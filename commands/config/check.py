@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headway.commands.flags import Parser
+from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, HeadwayError, Problem
 from headway.launcher.planning.checks import contradictions
 from headway.launcher.planning.plan import LaunchPlan, build_plan
@@ -16,10 +17,10 @@ from headway.launcher.planning.program import Program
 from headway.launcher.planning.supervision import contradictions_of_ranks
 from headway.machine.detection import detect_machine
 from headway.machine.facts import GpuUse, Machine
-from headway.settings.profile import Entry, parse_layer, read_layer
+from headway.settings.profile import Entries, Entry, parse_layer, read_layer
 from headway.settings.profile_files import choose_profile, find_project_profile, is_there, shown
-from headway.settings.resolve import Layer, settle
-from headway.settings.table import AUTO, Origin
+from headway.settings.resolve import settle
+from headway.settings.table import AUTO
 
 SCRIPT = "your_script.py"
 
@@ -61,7 +62,7 @@ def _files_in_use(profile: str | None) -> list[str]:
 def _is_sound(paths: Sequence[str], machine: Machine) -> bool:
     """Print what is wrong with these profiles together, or that nothing is."""
     try:
-        problems = mistakes([read_layer(path, "profile") for path in paths], machine)
+        problems = mistakes([read_layer(path, Layer.PROFILE) for path in paths], machine)
     except HeadwayError as error:
         problems = error.problems
     for problem in problems:
@@ -71,7 +72,7 @@ def _is_sound(paths: Sequence[str], machine: Machine) -> bool:
     return not problems
 
 
-def mistakes(layers: Sequence[Layer], machine: Machine) -> Sequence[Problem]:
+def mistakes(layers: Sequence[Entries], machine: Machine) -> Sequence[Problem]:
     """Return what is wrong with these profiles together on every machine.
 
     Args:
@@ -80,10 +81,13 @@ def mistakes(layers: Sequence[Layer], machine: Machine) -> Sequence[Problem]:
     """
     devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
     if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # most is possible on CUDA
-        layers = [*layers, {"device": Entry("cuda", Origin("default", "a machine with GPUs"))}]
+        gpus = Origin(Layer.DEFAULT, reason="a machine with GPUs")
+        layers = [*layers, {"device": Entry("cuda", gpus)}]
     settings, problems = settle(layers, machine, {})
     problems += contradictions(settings)
-    if settings.origin("num_processes").layer != "detected":  # else another machine has more ranks
+    if (
+        settings.origin("num_processes").layer is not Layer.DETECTED
+    ):  # else another machine has more ranks
         problems += contradictions_of_ranks(settings)
     return problems
 
@@ -102,7 +106,7 @@ def checked(
     Raises:
         ConfigError: anything that is wrong with it on every machine.
     """
-    entries = parse_layer(text, path, "profile")
+    entries = parse_layer(text, path, Layer.PROFILE)
     for name in origins.keys() & entries.keys():
         entries[name] = entries[name]._replace(origin=origins[name])
     problems = mistakes([entries], machine)
@@ -112,7 +116,7 @@ def checked(
 
 
 def plan_for(
-    layers: Sequence[Layer], machine: Machine, environ: Mapping[str, str] = MappingProxyType({})
+    layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str] = MappingProxyType({})
 ) -> LaunchPlan:
     """Return the plan of a launch under these layers alone.
 
@@ -133,7 +137,7 @@ def plan_for(
 
 
 def refusals(
-    layers: Sequence[Layer], machine: Machine, environ: Mapping[str, str] = MappingProxyType({})
+    layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str] = MappingProxyType({})
 ) -> Sequence[Problem]:
     """Return what a launch under these layers alone would refuse."""
     try:

@@ -11,10 +11,12 @@ from functools import reduce
 from headway.commands.config.check import checked, refusals
 from headway.commands.config.schema import begun, write_schema
 from headway.commands.flags import Parser
+from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.profile import Entry, parse_profile, read_profile
+from headway.settings.layers import environment_layer, overruled
+from headway.settings.profile import Entries, Entry, parse_profile, read_profile
 from headway.settings.profile_edit import change_profile, is_blank, set_value, unset_value, written
 from headway.settings.profile_files import (
     DEFAULT_NAME,
@@ -25,8 +27,8 @@ from headway.settings.profile_files import (
     selection_path,
     shown,
 )
-from headway.settings.resolve import Layer, environment_layer, overruled, typed
-from headway.settings.table import TABLE, Origin, Raw, Settings
+from headway.settings.resolve import typed
+from headway.settings.table import TABLE, Raw, Settings
 
 
 def set_keys(argv: Sequence[str]) -> int:
@@ -49,7 +51,7 @@ def set_keys(argv: Sequence[str]) -> int:
         lambda text: set_all(begun(text, path), values),
         detect_machine(),
         said=[key.partition(".")[0] for key in values],
-        origin=Origin("assignment", "the command line"),
+        origin=Origin(Layer.ASSIGNMENT, reason="the command line"),
     )
     return 0
 
@@ -91,7 +93,7 @@ def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
             Problem(f"{key} is set twice: env sets all variables", where, "keep one of the two")
             for key in twice
         ]
-    origin = Origin("assignment", where)
+    origin = Origin(Layer.ASSIGNMENT, reason=where)
     return checked_entries({key: Entry(raw, origin) for key, raw in values.items()}, problems)
 
 
@@ -110,7 +112,7 @@ def checked_values(values: Mapping[str, Raw], where: str) -> dict[str, Raw]:
     Raises:
         ConfigError: unknown keys and impossible values, all at once.
     """
-    origin = Origin("argument", where)
+    origin = Origin(Layer.IMPORTED, reason=where)
     return checked_entries({key: Entry(raw, origin) for key, raw in values.items()})
 
 
@@ -142,7 +144,7 @@ def checked_entries(
     }
 
 
-def layer_of(key: str, entry: Entry) -> Layer:
+def layer_of(key: str, entry: Entry) -> Entries:
     """Return a layer that holds one entry; `env.NAME` is one variable."""
     name, _, item = key.partition(".")
     if name != "env" or not item:
@@ -150,9 +152,9 @@ def layer_of(key: str, entry: Entry) -> Layer:
     return {name: entry._replace(raw={item: str(entry.raw)})}
 
 
-def layers_of(values: Mapping[str, Raw], where: str) -> list[Layer]:
+def layers_of(values: Mapping[str, Raw], where: str) -> list[Entries]:
     """Return a layer for each of `values`; `env.NAME` is one variable."""
-    origin = Origin("argument", where)
+    origin = Origin(Layer.IMPORTED, reason=where)
     return [layer_of(key, Entry(raw, origin)) for key, raw in values.items()]
 
 
@@ -176,7 +178,7 @@ def unset_keys(argv: Sequence[str]) -> int:
 def _without(text: str, keys: Sequence[str]) -> str:
     """Return the profile `text` without these keys; all that cannot be removed is named at once."""
     where, problems = "the command line", []
-    known = [key for key in parse_profile(text, "the profile", "profile") if key != "version"]
+    known = [key for key in parse_profile(text, "the profile", Layer.PROFILE) if key != "version"]
     for key in keys:
         try:
             if key == "version":
@@ -228,7 +230,7 @@ def apply(
         nonlocal old
         old = text
         with suppress(*([ConfigError] if replaces_all else [])):
-            before.update({} if is_blank(text) else parse_profile(text, path, "profile"))
+            before.update({} if is_blank(text) else parse_profile(text, path, Layer.PROFILE))
         edited = change(text)
         origins = dict.fromkeys(said, origin) if origin else {}
         try:
@@ -277,7 +279,7 @@ def differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list
     return lines
 
 
-def _set_elsewhere(keys: Sequence[str], layers: Sequence[Layer]) -> list[str]:
+def _set_elsewhere(keys: Sequence[str], layers: Sequence[Entries]) -> list[str]:
     """Return a sentence for each key that one of `layers` sets, by the strongest that does."""
     still = {}
     for layer in layers:
@@ -310,7 +312,7 @@ def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
     return entries[key].raw if key in entries else None
 
 
-def _place_of(path: str) -> tuple[str, list[Layer], list[Layer]]:
+def _place_of(path: str) -> tuple[Layer, list[Entries], list[Entries]]:
     """Return which layer of a launch here the profile at `path` is, the weaker ones, the stronger.
 
     Raises:
@@ -320,14 +322,14 @@ def _place_of(path: str) -> tuple[str, list[Layer], list[Layer]]:
     environment = environment_layer()
     typed([environment])
     if project is None:
-        return "user profile", [], [environment]
+        return Layer.USER_PROFILE, [], [environment]
     if os.path.realpath(project) != os.path.realpath(path):
-        stronger = [read_profile(project, "project profile"), environment]
-        return "user profile", [], stronger
+        stronger = [read_profile(project, Layer.PROJECT_PROFILE), environment]
+        return Layer.USER_PROFILE, [], stronger
     user = choose_profile().path
     is_other = is_there(user) and os.path.realpath(user) != os.path.realpath(path)
-    weaker: list[Layer] = [read_profile(user, "user profile")] if is_other else []
-    return "project profile", weaker, [environment]
+    weaker: list[Entries] = [read_profile(user, Layer.USER_PROFILE)] if is_other else []
+    return Layer.PROJECT_PROFILE, weaker, [environment]
 
 
 def use(argv: Sequence[str]) -> int:
@@ -346,7 +348,7 @@ def use(argv: Sequence[str]) -> int:
         _forget(selection)
     else:
         chosen.must_exist()
-        read_profile(chosen.path, "user profile")
+        read_profile(chosen.path, Layer.USER_PROFILE)
         name = chosen.path if is_path(chosen.name) else chosen.name
         change_profile(selection, lambda _: f"{name}\n")
     print(f"in use from now on: {shown(chosen.path)}")

@@ -10,10 +10,12 @@ from headway.commands.config.answers import QUESTIONS, checked_answers, read_ans
 from headway.commands.config.check import at_rest, refusals
 from headway.commands.config.edit import assignments
 from headway.commands.flags import look_at_machine
-from headway.config_wizard.questions import PLACE, PROJECT, USER, Facts
+from headway.config_wizard.questions import LAYER_OF, PLACE, PROJECT, USER, Facts
+from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
 from headway.machine.facts import Machine
-from headway.settings.profile import Entry, read_profile
+from headway.settings.layers import environment_layer
+from headway.settings.profile import Entries, Entry, read_profile
 from headway.settings.profile_files import (
     PROJECT_FILE,
     choose_profile,
@@ -21,10 +23,10 @@ from headway.settings.profile_files import (
     is_there,
     shown,
 )
-from headway.settings.resolve import Layer, environment_layer, typed
-from headway.settings.table import Origin, Raw
+from headway.settings.resolve import typed
+from headway.settings.table import Raw
 
-_ANSWERED = Origin("user profile", "your answers")
+_ANSWERED = Origin(Layer.ANSWERS, reason="your answers")
 
 
 def paths_of(profile: str | None) -> dict[str, str]:
@@ -66,7 +68,7 @@ def facts_of(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> F
     if unattended:
         given.setdefault(PLACE, Entry(USER, _ANSWERED))
     layers = {
-        place: read_profile(path, f"{place} profile") if is_there(path) else {}
+        place: read_profile(path, LAYER_OF[place]) if is_there(path) else {}
         for place, path in paths.items()
     }
     for layer in layers.values():
@@ -91,14 +93,14 @@ def _set_by_flag(words: Sequence[str]) -> dict[str, Entry]:
     """Return what --set says of settings, and of the questions that are none."""
     questions = {name: raw for name, _, raw in (word.partition("=") for word in words)}
     settings = [word for word in words if word.partition("=")[0] not in QUESTIONS]
-    origin = Origin("assignment", "flag --set")
+    origin = Origin(Layer.ASSIGNMENT, flag="--set")
     entries = {name: Entry(questions[name], origin) for name in QUESTIONS & questions.keys()}
     values = assignments(settings, "flag --set")
     return checked_answers(entries) | {name: Entry(raw, origin) for name, raw in values.items()}
 
 
 def problems_of(
-    values: Mapping[str, Raw], machine: Machine, sources: Sequence[Layer] = ()
+    values: Mapping[str, Raw], machine: Machine, sources: Sequence[Entries] = ()
 ) -> Sequence[Problem]:
     """Return what a launch would refuse; what stands in one of `sources` is said to be there."""
     there = {(name, str(entry.raw)): entry for layer in sources for name, entry in layer.items()}
@@ -106,9 +108,9 @@ def problems_of(
     for name, entry in _layer(values).items():
         said = there.get((name, str(entry.raw)), entry).origin
         # all of it will stand in one file, where nothing gives way to anything
-        layer[name] = entry._replace(origin=said._replace(layer=_ANSWERED.layer))
+        layer[name] = entry._replace(origin=Origin(Layer.ANSWERS, reason=str(said)))
     return refusals([layer], machine)
 
 
-def _layer(values: Mapping[str, Raw]) -> Layer:
+def _layer(values: Mapping[str, Raw]) -> Entries:
     return {name: Entry(raw, _ANSWERED) for name, raw in values.items()}

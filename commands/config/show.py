@@ -11,9 +11,11 @@ from headway.commands.config.check import refusals
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.tables import print_table
 from headway.config_wizard.questions import as_words
+from headway.contract.origin import Layer
 from headway.errors import ConfigError
 from headway.launcher.planning.describe import printable, settings_table
 from headway.machine.devices import DeviceSpec
+from headway.settings.layers import environment_layer, profile_layers
 from headway.settings.profile import read_profile
 from headway.settings.profile_files import (
     choose_profile,
@@ -23,7 +25,7 @@ from headway.settings.profile_files import (
     shown,
     user_folder,
 )
-from headway.settings.resolve import environment_layer, profile_layers, resolve, typed
+from headway.settings.resolve import resolve, typed
 from headway.settings.table import Settings
 
 
@@ -50,8 +52,8 @@ def _as_json(settings: Settings) -> str:
         {
             name: {
                 "value": str(value) if isinstance(value, DeviceSpec) else value,
-                "layer": origin.layer,
-                "origin": origin.words,
+                "layer": origin.layer.label,
+                "origin": origin.brief,
             }
             for name, (value, origin) in settings.values.items()
         },
@@ -96,7 +98,7 @@ def _outline(path: str) -> str:
     if not is_there(path):
         return "not written yet: `headway config`"
     try:
-        entries = read_profile(path, "profile")
+        entries = read_profile(path, Layer.PROFILE)
         typed([entries])
     except ConfigError as error:
         return f"broken: {error.problems[0].what}"

@@ -9,6 +9,7 @@ from headway.commands.config.check import plan_for
 from headway.commands.config.edit import flat, set_all
 from headway.commands.config.schema import beginning
 from headway.config_wizard.questions import (
+    LAYER_OF,
     PROJECT,
     USER,
     Answers,
@@ -17,12 +18,12 @@ from headway.config_wizard.questions import (
     place_of,
     profile_after,
 )
+from headway.contract.origin import Layer, Origin
 from headway.errors import HeadwayError
-from headway.settings.profile import Entry, parse_profile
+from headway.settings.profile import Entries, Entry, parse_profile
 from headway.settings.profile_edit import unset_value
 from headway.settings.profile_files import text_at
-from headway.settings.resolve import Layer
-from headway.settings.table import TABLE, Origin, Raw
+from headway.settings.table import TABLE, Raw
 
 
 def introduction(facts: Facts) -> str:
@@ -58,11 +59,11 @@ def summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
     return "\n".join(lines)
 
 
-def _layers(facts: Facts, place: str, values: Mapping[str, Raw]) -> list[Layer]:
+def _layers(facts: Facts, place: str, values: Mapping[str, Raw]) -> list[Entries]:
     """Return the profiles that a launch would find, with `values` at their place."""
     return [
         {
-            name: Entry(raw, Origin(f"{where} profile", f"{where} profile {facts.paths[where]}"))
+            name: Entry(raw, Origin(LAYER_OF[where], facts.paths[where]))
             for name, raw in (values if where == place else facts.profiles[where]).items()
         }
         for where in (USER, PROJECT)
@@ -75,7 +76,7 @@ def changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
     before = flat(facts.profiles[place_of(facts, answers)]) if text else {}
     after = flat(profile_after(facts, answers))
     text = text or beginning(path)
-    now = flat({key: entry.raw for key, entry in parse_profile(text, path, "profile").items()})
+    now = flat({key: entry.raw for key, entry in parse_profile(text, path, Layer.PROFILE).items()})
     different = {
         k: raw
         for k, raw in after.items()

@@ -15,7 +15,8 @@ from headway.errors import ConfigError, MachineError
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program
 from headway.machine.facts import Machine
-from headway.settings.resolve import environment_layer, profile_layers, resolve
+from headway.settings.layers import environment_layer, profile_layers
+from headway.settings.resolve import resolve
 from headway.settings.table import TABLE, Settings
 
 FORMATS = ("torchrun", "env", "sh", "accelerate")

@@ -15,13 +15,13 @@ from headway.commands.exchange.imported import Imported
 from headway.commands.exchange.text_maps import read_map
 from headway.commands.exchange.torchrun_line import WHERE, from_torchrun, is_torchrun
 from headway.commands.flags import Parser
+from headway.contract.origin import Layer
 from headway.errors import ConfigError, Problem
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.profile import Entry, parse_profile
+from headway.settings.profile import Entries, Entry, parse_profile
 from headway.settings.profile_edit import unset_value
 from headway.settings.profile_files import choose_profile, read_text, shown, text_at
-from headway.settings.resolve import Layer
 from headway.settings.table import TABLE, Raw
 
 _RUNS_TORCHRUN = re.compile(r"^[^#:\n]*(torchrun|torch\.distributed\.(run|launch))\b", re.MULTILINE)
@@ -52,11 +52,11 @@ def import_file(argv: Sequence[str]) -> int:
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
 
     def merged(text: str) -> str:
-        before = parse_profile(text, path, "profile") if text else {}
+        before = parse_profile(text, path, Layer.PROFILE) if text else {}
         for name in imported.reset:
             if name in before and name not in values:
                 text = unset_value(text, name)
-        kept = parse_profile(text, path, "profile") if text else {}
+        kept = parse_profile(text, path, Layer.PROFILE) if text else {}
         kept.pop("version", None)
         problems = _contradictions(kept, layers_of(values, where), machine, profile)
         if problems:
@@ -129,7 +129,7 @@ def _checked(imported: Imported, where: str) -> dict[str, Raw]:
 
 
 def _contradictions(
-    before: Mapping[str, Entry], values: Sequence[Layer], machine: Machine, profile: Sequence[str]
+    before: Mapping[str, Entry], values: Sequence[Entries], machine: Machine, profile: Sequence[str]
 ) -> list[Problem]:
     """Return what is wrong with the values on top of the profile.
 
@@ -145,9 +145,9 @@ def _contradictions(
     return problems
 
 
-def _without_one(layer: Mapping[str, Entry]) -> list[tuple[str, Layer]]:
+def _without_one(layer: Mapping[str, Entry]) -> list[tuple[str, Entries]]:
     """Return each key of a profile, and the profile without it; env.NAME is one variable."""
-    found: list[tuple[str, Layer]] = []
+    found: list[tuple[str, Entries]] = []
     for key, entry in layer.items():
         if key == "env" and isinstance(entry.raw, Mapping):
             for name in entry.raw:

@@ -1,6 +1,7 @@
-"""What a worker process tells its launcher: records, one JSON line each, up the status channel.
+"""What a rank tells its launcher: typed records, one JSON line each, through the status channel.
 
-Without a launcher nobody listens, and telling costs next to nothing.
+Without a launcher nothing is sent, and telling costs next to nothing. The records are NamedTuples:
+ranks import this module before the user's script, and `dataclasses` would bring `inspect` along.
 """
 
 from __future__ import annotations
@@ -8,11 +9,88 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from functools import cache
+from types import UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+VERSION = 1
 _BEAT_EVERY_S = 1.0
+_LONGEST_LINE = 2**24  # bytes; what is longer is no record
+
+
+class Frame(NamedTuple):
+    """One call of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+class Collective(NamedTuple):
+    """A collective operation that a rank has entered."""
+
+    number: int  # torch's sequence number in its process group
+    name: str
+    input_sizes: str
+    is_done: bool
+
+
+class Group(NamedTuple):
+    """A process group as one of its ranks sees it."""
+
+    name: str
+    ranks: tuple[int, ...] | None  # global ranks of the members; None where torch forgot them
+    collectives: tuple[Collective, ...]  # the last ones, the oldest first
+
+    @property
+    def last_entered(self) -> int:
+        """The sequence number of the last collective that the rank has entered; 0 for none."""
+        return max((one.number for one in self.collectives), default=0)
+
+    @property
+    def waits_for(self) -> int | None:
+        """The sequence number of the first collective that is not done; None: all are."""
+        return min((one.number for one in self.collectives if not one.is_done), default=None)
+
+    def collective(self, number: int) -> Collective | None:
+        """Return the collective with this sequence number."""
+        found = [one for one in self.collectives if one.number == number]
+        return found[-1] if found else None
+
+
+class Progress(NamedTuple):
+    """How far a training has come."""
+
+    step: int = 0  # optimizer steps done
+    phase: str = "script"  # what the runtime is doing; script: the user's own code
+
+
+class Ready(NamedTuple):
+    """The rank is about to run the script, and prints its stacks on SIGQUIT."""
+
+
+class AnswersQuestions(NamedTuple):
+    """From now on the rank sends an `Answer` for whatever comes down the status channel."""
+
+
+class Heartbeat(NamedTuple):
+    """The runtime makes progress; sent at most once a second."""
+
+    progress: Progress
+
+
+class Answer(NamedTuple):
+    """Where the rank is."""
+
+    groups: tuple[Group, ...]
+    progress: Progress
+    main_stack: tuple[Frame, ...]  # of the main thread, the most recent call last
+    shows_stacks: bool  # on SIGQUIT: the script has not taken that signal
 
 
 class Crash(NamedTuple):
@@ -24,13 +102,42 @@ class Crash(NamedTuple):
     traceback: str  # as Python prints it, without the launcher's frames
     is_from_torch: bool = False  # it was raised in a file of torch's
     code: int = 1  # what the process is about to end with; negative for a signal
+    groups: tuple[Group, ...] = ()
 
 
-class Progress(NamedTuple):
-    """How far a training has come."""
+class End(NamedTuple):
+    """A rank's program came to its own end; one that calls os._exit does not say so."""
 
-    step: int = 0  # optimizer steps done
-    phase: str = "script"  # what the runtime is doing; script: the user's own code
+    time: float  # seconds since the epoch
+    code: int  # what the process is about to end with
+    message: str = ""  # the text of sys.exit("text")
+    exited_at: Frame | None = None  # the call of sys.exit; None: the end of the script
+    groups: tuple[Group, ...] = ()
+
+
+class Started(NamedTuple):
+    """The fork server has started a rank."""
+
+    pid: int
+
+
+class Ended(NamedTuple):
+    """A rank's process has ended; told by the fork server."""
+
+    pid: int
+    code: int  # negative for a signal, as `subprocess` gives it
+    time: float  # seconds since the epoch
+
+
+Record = Ready | AnswersQuestions | Heartbeat | Answer | Crash | End | Started | Ended
+
+_RECORDS = {kind.__name__: kind for kind in get_args(Record)}
+
+
+class Refused(NamedTuple):
+    """A line that is no record: a script may write to any descriptor."""
+
+    reason: str
 
 
 class _Channel:
@@ -71,8 +178,8 @@ def is_heard() -> bool:
     return _Channel.fd is not None
 
 
-def tell(**record: object) -> None:
-    """Send one record, if anybody listens."""
+def tell(record: Record) -> None:
+    """Send one record, if a launcher listens."""
     if is_heard():
         assert _Channel.fd is not None
         with suppress(OSError):  # the launcher is gone
@@ -95,7 +202,7 @@ def beat(step: int | None = None, phase: str | None = None) -> None:
     now = time.monotonic()
     if now - _Channel.told_at > _BEAT_EVERY_S:
         _Channel.told_at = now
-        tell(beat=True, progress=_Channel.progress)
+        tell(Heartbeat(_Channel.progress))
 
 
 @contextmanager
@@ -109,12 +216,57 @@ def in_phase(name: str) -> Iterator[None]:
         beat(phase=before)
 
 
-def encode_record(record: Mapping[str, object]) -> bytes:
-    """Return a record as the line that goes up the status channel."""
-    return json.dumps(record).encode() + b"\n"
+def encode_record(record: Record) -> bytes:
+    """Return a record as the line that goes through the status channel."""
+    fields = {"record": type(record).__name__, "version": VERSION, **record._asdict()}
+    return json.dumps(fields).encode() + b"\n"
 
 
-def decode_records(data: bytes) -> tuple[list[dict[str, Any]], bytes]:
-    """Return the records in what has come up a status channel, and the unfinished rest."""
+def decode_records(data: bytes) -> tuple[list[Record | Refused], bytes]:
+    """Return the records in what has come through a status channel, and the unfinished rest."""
     *lines, rest = data.split(b"\n")
-    return [json.loads(line) for line in lines], rest
+    records = [decode_record(line) for line in lines]
+    if len(rest) > _LONGEST_LINE:
+        records.append(Refused("the line does not end"))
+        rest = b""
+    return records, rest
+
+
+def decode_record(line: bytes) -> Record | Refused:
+    """Return the record that a line holds; strict: each field must be there, of its own type."""
+    try:
+        fields = json.loads(line)
+        if type(fields) is not dict:
+            return Refused("it is no JSON object")
+        kind, version = _RECORDS.get(str(fields.pop("record", ""))), fields.pop("version", None)
+        if kind is None or version != VERSION:
+            return Refused(f"it is no record of version {VERSION}")
+        record: Record = _read_fields(kind, fields)
+        return record
+    except (ValueError, TypeError, RecursionError) as error:
+        return Refused(str(error))
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _read_fields(kind: Any, fields: dict[str, Any]) -> Any:
+    types = _types(kind)
+    if fields.keys() != types.keys():
+        raise TypeError(f"{kind.__name__} has the fields {', '.join(types) or 'none'}")
+    return kind(**{name: _read(types[name], value) for name, value in fields.items()})
+
+
+def _read(expected: Any, value: Any) -> Any:
+    """Return a value that JSON gave as the type that a field declares."""
+    if get_origin(expected) in (UnionType, Union):  # X | None
+        return None if value is None else _read(get_args(expected)[0], value)
+    if get_origin(expected) is tuple and type(value) is list:
+        return tuple(_read(get_args(expected)[0], one) for one in value)
+    if hasattr(expected, "_fields") and type(value) is list:  # a NamedTuple in a record
+        return _read_fields(expected, dict(zip(expected._fields, value, strict=True)))
+    if type(value) is not expected:
+        raise TypeError(f"{type(value).__name__} is not {expected}")
+    return value

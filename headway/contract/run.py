@@ -12,10 +12,11 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
-VERSION = 1
+VERSION = 2
 PRECISIONS = ("no", "fp16", "bf16")
 YES = ("1", "true", "t", "yes", "y", "on")  # what Accelerate takes for true
 ACCELERATE = {  # the variables of `accelerate launch`
@@ -26,17 +27,15 @@ ACCELERATE = {  # the variables of `accelerate launch`
 
 
 class RunContract(NamedTuple):
-    """The resolved settings that the runtime in the script obeys.
+    """The resolved settings that the runtime in the script obeys, and where each came from.
 
-    `origins` says for each of them where the value came from; `flags` names those that were typed
-    on the command line, which code in the script may not contradict.
+    Code in the script may not contradict one that was typed on the command line.
     """
 
     device: str  # cpu, cuda or mps; auto under `accelerate launch`
     mixed_precision: str  # no, fp16 or bf16
     gradient_accumulation_steps: int
-    origins: Mapping[str, str]
-    flags: tuple[str, ...] = ()
+    origins: Mapping[str, Origin]
     timeouts_suspended: bool = False  # a rank may stand at a debugger's prompt
 
 
@@ -51,7 +50,14 @@ class Ranks(NamedTuple):
 
 def encode(run: RunContract) -> str:
     """Return the value of `HEADWAY_RUN` for `run`."""
-    return json.dumps({"version": VERSION, **run._asdict()}, separators=(",", ":"))
+    origins = {name: _fields(origin) for name, origin in run.origins.items()}
+    fields = {"version": VERSION, **run._asdict(), "origins": origins}
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def _fields(origin: Origin) -> dict[str, object]:
+    details = {name: value for name, value in origin._asdict().items() if value or value == 0}
+    return {**details, "layer": origin.layer.name}
 
 
 def decode(text: str) -> RunContract:
@@ -64,7 +70,10 @@ def decode(text: str) -> RunContract:
         fields = json.loads(text)
         version = fields.pop("version")
         if version == VERSION:
-            fields["flags"] = tuple(fields["flags"])
+            fields["origins"] = {
+                name: Origin(**{**details, "layer": Layer[details["layer"]]})
+                for name, details in fields["origins"].items()
+            }
             return RunContract(**fields)
     except (ValueError, TypeError, KeyError, AttributeError):
         version = None
@@ -105,7 +114,7 @@ def _read_accelerate(environ: Mapping[str, str]) -> RunContract | None:
         mixed_precision=precision,
         gradient_accumulation_steps=_number(environ, ACCELERATE["gradient_accumulation_steps"], 1),
         origins={
-            name: f"environment {ACCELERATE[name]}" if name in said else "default"
+            name: Origin(Layer.ENVIRONMENT, variable=said[name]) if name in said else DEFAULT
             for name in ACCELERATE
         },
     )

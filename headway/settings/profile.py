@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from headway._version import __version__
+from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
 from headway.settings.profile_files import read_text, shown
-from headway.settings.table import Origin, Raw
+from headway.settings.table import Raw
 
 VERSION = 1
 _NULLS = ("", "~", "null", "Null", "NULL")
@@ -38,12 +39,16 @@ class Entry(NamedTuple):
     faults: tuple[Problem, ...] = ()  # why the value cannot be relied on; `resolve` reports them
 
 
-def read_profile(path: str, layer: str) -> dict[str, Entry]:
+Entries = Mapping[str, Entry]
+"""A layer: what one source says, by the names of settings."""
+
+
+def read_profile(path: str, layer: Layer) -> dict[str, Entry]:
     """Return the entries of the profile at `path`, by key; whether a key exists is not asked here.
 
     Args:
         path: a YAML file.
-        layer: `user profile` or `project profile`, for the origin of each value.
+        layer: for the origin of each value.
 
     Raises:
         ConfigError: unreadable, no YAML, not a flat map, an alias, a tag, a newer version; a
@@ -54,14 +59,14 @@ def read_profile(path: str, layer: str) -> dict[str, Entry]:
     return entries
 
 
-def read_layer(path: str, layer: str) -> dict[str, Entry]:
+def read_layer(path: str, layer: Layer) -> dict[str, Entry]:
     """Return what `read_profile` does, for `resolve`: faults of single keys are left to it, so that
     they are reported together with all else that is wrong.
     """
     return parse_layer(read_text(path), path, layer)
 
 
-def parse_layer(text: str, path: str, layer: str) -> dict[str, Entry]:
+def parse_layer(text: str, path: str, layer: Layer) -> dict[str, Entry]:
     """Return what `read_layer` does, of a profile's `text`; `path` is for messages."""
     entries = _Reader(path, layer).read(text)
     version = entries.pop("version", None)
@@ -70,7 +75,7 @@ def parse_layer(text: str, path: str, layer: str) -> dict[str, Entry]:
     return entries
 
 
-def parse_profile(text: str, path: str, layer: str) -> dict[str, Entry]:
+def parse_profile(text: str, path: str, layer: Layer) -> dict[str, Entry]:
     """Return the entries of a profile's `text`, the version included; `path` is for messages."""
     reader = _Reader(path, layer)
     entries = reader.read(text)
@@ -89,10 +94,10 @@ def yaml_loader() -> Any:
 class _Reader:
     """Turns the parser's events into entries; knows the file's name for its messages."""
 
-    def __init__(self, path: str, layer: str) -> None:
+    def __init__(self, path: str, layer: Layer) -> None:
         self.path = path
         self.layer = layer
-        self.noun = "the file of answers" if layer == "answers" else "the profile"
+        self.noun = "the file of answers" if layer is Layer.ANSWERS else "the profile"
         self.faults: list[tuple[str, Problem]] = []  # with the key of the profile
         self.key = ""  # the one that is being read
         self.end = 0  # of the value read last
@@ -122,14 +127,14 @@ class _Reader:
             problem = "a tab, where only spaces may be" if is_tab else error.problem
             raise ConfigError(
                 f"{self.noun} is not YAML: {problem or error.context}",
-                where=self._place(mark),
+                where=str(self._origin(mark)),
                 fix="indent by spaces" if is_tab else "write one `key: value` on each line",
             ) from None
         except yaml.YAMLError as error:  # a character that YAML forbids; it has no mark
             line = text.count("\n", 0, getattr(error, "position", 0)) + 1
             raise ConfigError(
                 f"{self.noun} is not YAML: {str(error).splitlines()[0]}",
-                where=f"{self.layer} {shown(self.path)}, line {line}",
+                where=str(Origin(self.layer, shown(self.path), line)),
                 fix="remove that character",
             ) from None
         for key, fault in self.faults:
@@ -149,12 +154,10 @@ class _Reader:
             self.key = key
             raw, mark = self._value(key, event)
             if key in entries:
-                first = entries[key].origin.words.split(", ")[-1]
-                self._note(f"{key!r} stands twice; first in {first}", event, "keep one of the two")
+                what = f"{key!r} stands twice; first in line {entries[key].origin.line}"
+                self._note(what, event, "keep one of the two")
                 continue
-            words = f"{self.layer} {shown(self.path)}, line {event.start_mark.line + 1}"
-            origin = Origin(self.layer, words, event.start_mark.column + 1)
-            entries[key] = Entry(raw, origin, mark)
+            entries[key] = Entry(raw, self._origin(event.start_mark), mark)
             if key == "version":
                 self._check_version(raw, event)
         return entries
@@ -235,13 +238,13 @@ class _Reader:
 
     def _error(self, what: str, event: Any, fix: str) -> ConfigError:
         """Return the error that ends the reading, together with what was noted before."""
-        place = self._place(None if event is None else event.start_mark)
+        place = str(self._origin(None if event is None else event.start_mark))
         return ConfigError.of([*(fault for _, fault in self.faults), Problem(what, place, fix)])
 
     def _note(self, what: str, event: Any, fix: str) -> None:
         """Note a problem that the rest of the file can still be read after."""
-        self.faults.append((self.key, Problem(what, self._place(event.start_mark), fix)))
+        self.faults.append((self.key, Problem(what, str(self._origin(event.start_mark)), fix)))
 
-    def _place(self, mark: Any) -> str:
-        place = f"{self.layer} {shown(self.path)}"
-        return f"{place}, line {mark.line + 1}, column {mark.column + 1}" if mark else place
+    def _origin(self, mark: Any) -> Origin:
+        origin = Origin(self.layer, shown(self.path))
+        return origin._replace(line=mark.line + 1, column=mark.column + 1) if mark else origin

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from headway.contract.origin import Layer
 from headway.errors import ConfigError
 from headway.settings.profile import VERSION, Mark, parse_profile, yaml_loader
 from headway.settings.profile_files import MAX_BYTES, read_text, shown
@@ -100,7 +101,7 @@ def _variables(raw: Raw | None) -> dict[str, str]:
 
 
 def _read(text: str) -> tuple[dict[str, Raw], dict[str, Mark]]:
-    entries = parse_profile(text, "the profile", "profile")
+    entries = parse_profile(text, "the profile", Layer.PROFILE)
     marks = {name: entry.mark for name, entry in entries.items() if entry.mark is not None}
     return {name: entry.raw for name, entry in entries.items()}, marks
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
+from headway.contract.origin import Origin
 from headway.errors import Problem
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
 
@@ -21,17 +22,6 @@ Raw = str | Sequence[str] | Mapping[str, str]
 
 AUTO = "auto"
 """Written by the user, or the default: let Headway work the value out from the machine."""
-
-
-class Origin(NamedTuple):
-    """Where a value came from: the layer, and the words for a person."""
-
-    layer: str  # one of resolve.LAYERS
-    words: str
-    column: int | None = None  # of the key in its file, where there is one
-
-    def __str__(self) -> str:
-        return self.words if self.column is None else f"{self.words}, column {self.column}"
 
 
 class Value(NamedTuple):

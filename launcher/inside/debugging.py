@@ -1,7 +1,7 @@
-"""What `--debug-rank` needs around breakpoint(): a terminal that is the rank's, and patience.
+"""What `--debug-rank` needs for breakpoint(): the terminal, and process groups without a timeout.
 
-The rank reads and writes the launcher's terminal itself. It is in a session of its own, so that
-Ctrl-C reaches the launcher alone, which sends it on.
+The rank reads and writes the launcher's terminal directly. It is in a session of its own, so that
+Ctrl-C reaches only the launcher, which forwards it.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-_TWICE_S = 1.0
-_PATIENCE = timedelta(weeks=3)  # in milliseconds it fits into the 32 bits that poll(2) takes
+_DOUBLE_PRESS_S = 1.0
+_NO_TIMEOUT = timedelta(weeks=3)  # in milliseconds it fits into the 32 bits that poll(2) takes
 
 
 class CtrlC:
-    """Tells the first Ctrl-C, which is the debugged rank's, from a second one within a second."""
+    """Distinguishes a first Ctrl-C, meant for the debugged rank, from a second within a second."""
 
     def __init__(self) -> None:
         self._pressed_at = float("-inf")
 
     def is_second(self) -> bool:
-        """Note that it was pressed, and return whether it was shortly before, too."""
+        """Register one press; return whether another one came shortly before."""
         before, self._pressed_at = self._pressed_at, time.monotonic()
-        return self._pressed_at - before < _TWICE_S
+        return self._pressed_at - before < _DOUBLE_PRESS_S
 
 
 @contextmanager
 def lent_terminal() -> Iterator[None]:
-    """Leave the terminal to a rank, and put back the modes that one killed at a prompt leaves.
+    """Leave the terminal to a rank, and restore its modes, also after a rank killed at a prompt.
 
-    Ctrl-Z does nothing meanwhile: it would stop the launcher, while the rank reads on.
+    Ctrl-Z is ignored meanwhile: it would stop the launcher while the rank goes on reading.
     """
     if not os.isatty(0):
         yield
@@ -41,7 +41,7 @@ def lent_terminal() -> Iterator[None]:
     import termios
 
     modes = termios.tcgetattr(0)
-    # setting the modes would stop a launcher in the background
+    # without SIGTTOU, a launcher in the background would be stopped when it sets the modes
     ignored = (signal.SIGTSTP, signal.SIGTTOU)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
     try:
@@ -53,11 +53,13 @@ def lent_terminal() -> Iterator[None]:
 
 
 def suspend_timeouts() -> None:
-    """Let this rank wait for one that stands at a prompt: its process groups get no timeout.
+    """Give this rank's process groups no timeout, so that they wait for a rank at a prompt.
 
-    Those that the script gives to init_process_group and new_group itself stay in force.
+    Timeouts that the script passes to init_process_group and new_group itself stay in force.
+    Relies on two private names of torch, which hold the timeouts that it uses by default.
     """
     from torch.distributed import distributed_c10d
 
-    # what torch looks up when it is given none
-    vars(distributed_c10d).update(default_pg_timeout=_PATIENCE, default_pg_nccl_timeout=_PATIENCE)
+    vars(distributed_c10d).update(
+        default_pg_timeout=_NO_TIMEOUT, default_pg_nccl_timeout=_NO_TIMEOUT
+    )

@@ -1,8 +1,9 @@
-"""Hands the script the torch that the server imported, as if it were imported only now.
+"""Gives the script the torch that the fork server imported, as if the script imported it itself.
 
-Until then no module of torch's or numpy's is in `sys.modules`, and none of their warning filters is
-set. What torch and OpenMP read from the environment they have read already: a script that changes
-such a variable before its own `import torch`, which works under plain python, is told so.
+Until its `import torch`, no module of torch or numpy is in `sys.modules`, and none of their warning
+filters is set. torch and OpenMP have read their environment variables already: if the script
+changes such a variable before its own `import torch`, which works under plain python, a note says
+so.
 """
 
 from __future__ import annotations
@@ -27,47 +28,46 @@ READ_AT_IMPORT = (
     *("TORCH_CUDA_SANITIZER", "PYTORCH_JIT", "PYTORCH_ENABLE_MPS_FALLBACK"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
 )
-"""Beginnings of the names that `import torch` reads, as a noting `getenv` has shown."""
+"""Prefixes of the variables that `import torch` reads, as found by logging calls of getenv."""
 
-
-_filters: dict[str, list[tuple[Any, ...]]] = {}  # by package, those that come with its import
+_filters: dict[str, list[tuple[Any, ...]]] = {}  # by package: those that its import sets
 
 
 @contextmanager
-def noting_filters() -> Iterator[None]:
-    """Note the warning filters that an import of torch sets, its own and numpy's; unset them."""
+def recorded_filters() -> Iterator[None]:
+    """Record the warning filters that an import of torch sets, its own and numpy's; unset them."""
     before = list(warnings.filters)
     known = before[:]
 
-    def note(package: str) -> None:
+    def record(package: str) -> None:
         new = [one for one in warnings.filters if not any(one is other for other in known)]
         _filters[package] = new
         known.extend(new)
 
-    numpy = AfterImport("numpy", lambda _: note("numpy"))
+    numpy = AfterImport("numpy", lambda _: record("numpy"))
     sys.meta_path.insert(0, numpy)
     yield
     with suppress(ValueError):  # torch has imported numpy
         sys.meta_path.remove(numpy)
-    note("torch")
-    warnings.resetwarnings()  # also makes Python forget what it has decided by them
+    record("torch")
+    warnings.resetwarnings()  # also clears Python's cache of decisions
     warnings.filters[:] = before  # type: ignore[index]
 
 
 def hand_out_torch() -> None:
-    """Take torch, and numpy with it, out of `sys.modules` until the script imports them."""
+    """Remove torch and numpy from `sys.modules` until the script imports them."""
     imports = [name for name in _filters if name != "torch"]
-    tell = functools.partial(_tell_changes, _read_at_import(os.environ))
-    sys.meta_path[:0] = [*map(_Preloaded, imports), _Preloaded("torch", imports, tell)]
+    warn = functools.partial(_warn_of_changes, _read_at_import(os.environ))
+    sys.meta_path[:0] = [*map(_Preloaded, imports), _Preloaded("torch", imports, warn)]
 
 
 class _Preloaded:
-    """Finds and loads a package by giving the modules of it that there are.
+    """Import hook that finds and loads a package from the modules that the fork server imported.
 
     Args:
         package: its name.
-        imports: the packages handed out likewise that it imports before it sets a filter.
-        then: is called at the end of the import.
+        imports: other preloaded packages, which it imports before it sets a filter.
+        then: called at the end of the import.
     """
 
     def __init__(
@@ -96,19 +96,19 @@ class _Preloaded:
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec
-        with suppress(ValueError):  # the script may have taken it out itself
+        with suppress(ValueError):  # the script may have removed it
             sys.meta_path.remove(self)
         for name, one in self._modules.items():
-            sys.modules.setdefault(name, one)  # the script may have put a stand-in there
+            sys.modules.setdefault(name, one)  # the script may have put a mock there
         for name in self._imports:
-            with suppress(ImportError):  # the script may forbid it; torch does without
+            with suppress(ImportError):  # the script may block it; torch works without
                 importlib.import_module(name)
         _set_filters(_filters[self._package])
         self._then()
 
 
 def _set_filters(filters: Sequence[tuple[Any, ...]]) -> None:
-    """Set them as the package does, by the public function, which knows where they belong."""
+    """Set them as the package does."""
     for action, message, category, module, line in reversed(filters):
         warnings.filterwarnings(
             action,
@@ -119,8 +119,8 @@ def _set_filters(filters: Sequence[tuple[Any, ...]]) -> None:
         )
 
 
-def _tell_changes(variables: Mapping[str, str]) -> None:
-    """Say which variables that torch has read are no longer as they were in `variables`."""
+def _warn_of_changes(variables: Mapping[str, str]) -> None:
+    """Print which variables that torch has read have changed since they were `variables`."""
     now = _read_at_import(os.environ)
     changed = [name for name in sorted({*now, *variables}) if now.get(name) != variables.get(name)]
     if changed and os.environ.get("LOCAL_RANK") == "0":

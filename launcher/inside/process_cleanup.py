@@ -1,4 +1,4 @@
-"""Ways to make sure that no process outlives its launcher."""
+"""Makes sure that no process outlives its launcher."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
-_LAST_WORDS_S = 2.0  # what a program has left behind gets to end itself
+_MIN_GRACE_S = 2.0
 
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies; end at once if it has died already.
 
-    It is cleared on fork, so that every process asks for itself. Elsewhere than on Linux this does
-    nothing. Source: prctl(2), PR_SET_PDEATHSIG.
+    A fork clears this, so every process calls it. Linux only; elsewhere it does nothing.
+    Source: prctl(2), PR_SET_PDEATHSIG.
     """
     if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) and os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever below this process loses its own.
+    """Become the parent of descendants whose own parent ends.
 
-    Elsewhere than on Linux this does nothing. Source: prctl(2), PR_SET_CHILD_SUBREAPER.
+    Linux only; elsewhere it does nothing. Source: prctl(2), PR_SET_CHILD_SUBREAPER.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -44,11 +44,11 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def end_descendants(grace_s: float) -> None:
-    """End all processes below this one: TERM, `grace_s` (at least two) seconds, KILL."""
+    """End all descendants: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds."""
     import psutil
 
     me = psutil.Process()
-    deadline = time.monotonic() + max(grace_s, _LAST_WORDS_S)
+    deadline = time.monotonic() + max(grace_s, _MIN_GRACE_S)
     asked: set[int] = set()
     while below := [one for one in me.children(recursive=True) if _runs(one)]:
         late = time.monotonic() > deadline

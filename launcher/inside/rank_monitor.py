@@ -1,8 +1,8 @@
-"""In a rank: what it says about itself when asked, also while the script is deep in C++.
+"""In a rank's process: answers the launcher's questions, also while the script is inside C++ code.
 
 Python's faulthandler writes all stacks on SIGQUIT, and when the process crashes, without help from
-the interpreter. A thread that begins with the process group tells, when asked, which collectives
-this rank has entered: torch's flight recorder knows. No torch is imported here.
+the interpreter. A thread that starts with the first process group answers which collectives this
+rank has entered, as torch's flight recorder has them. No torch is imported here.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 from headway.contract import records
 from headway.contract.process_groups import keep_groups_apart
+from headway.contract.records import Answer, AnswersQuestions, Collective, Frame, Group, Ready
 
 _C10D = "torch.distributed.distributed_c10d"
-_LAST_OPERATIONS = 16  # of each group, that are told
-_OUR_DESCRIPTORS = 8  # are at most so many below the limit
-
+_MAX_COLLECTIVES = 16  # of each group, in an answer
+_NUM_RESERVED_FDS = 8  # at the upper end of the allowed range
 
 _MAIN_THREAD = threading.main_thread().ident or 0
 
 
-def stand_by(channel: int, stacks: int) -> None:
-    """Be ready to say where this process is.
+def start(channel: int, stacks: int) -> None:
+    """Open the status channel, print stacks on SIGQUIT, and answer from the first group on.
 
     Args:
-        channel: the status channel; whatever comes down it is a question.
+        channel: the status channel; anything that arrives on it is a question.
         stacks: the pipe that stacks are written to.
     """
-    # out of the way of a script that closes what it does not know, and opens files of its own
-    channel, stacks = _high(channel), _high(stacks)
+    # a script may close low descriptors that it did not open, and reuse their numbers
+    channel, stacks = _move_to_high_number(channel), _move_to_high_number(stacks)
     records.open_channel(channel)
     if not faulthandler.is_enabled():
         faulthandler.enable(stacks)
     faulthandler.register(signal.SIGQUIT, stacks, all_threads=True)
-    records.tell(shows_stacks=True)
-    answer = functools.partial(_answer_from_the_first_group_on, channel)
+    records.tell(Ready())
+    hook = functools.partial(_answer_after_first_group, channel)
     if _C10D in sys.modules:
-        answer(sys.modules[_C10D])
+        hook(sys.modules[_C10D])
     else:
-        sys.meta_path.insert(0, AfterImport(_C10D, answer))
+        sys.meta_path.insert(0, AfterImport(_C10D, hook))
 
 
-def _high(fd: int) -> int:
-    """Return `fd` under a number that few programs come to use, and none by chance early on."""
+def _move_to_high_number(fd: int) -> int:
+    """Return a duplicate of `fd` near the limit of open files, and close `fd`."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(limit, 65536) - _OUR_DESCRIPTORS)
+        moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(limit, 65536) - _NUM_RESERVED_FDS)
     except OSError:
         return fd
     os.close(fd)
@@ -67,7 +67,7 @@ def _high(fd: int) -> int:
 
 
 class AfterImport:
-    """Calls a function with one module, once that has been imported; then it is gone."""
+    """Import hook that calls a function with one module after its import, and removes itself."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -76,7 +76,7 @@ class AfterImport:
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> Any:
         if name != self._name:
             return None
-        with suppress(ValueError):  # the script may have taken it out itself
+        with suppress(ValueError):  # the script may have removed it
             sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         loader: Any = spec and spec.loader
@@ -84,19 +84,19 @@ class AfterImport:
             return spec
         execute = loader.exec_module
 
-        def execute_and_tell(module: ModuleType) -> None:
+        def execute_and_call(module: ModuleType) -> None:
             execute(module)
             self._then(module)
 
-        loader.exec_module = execute_and_tell
+        loader.exec_module = execute_and_call
         return spec
 
 
-def _answer_from_the_first_group_on(channel: int, c10d: ModuleType) -> None:
-    """Start to answer when the script makes its first process group, which starts threads anyway.
+def _answer_after_first_group(channel: int, c10d: ModuleType) -> None:
+    """Start the answering thread when the script makes its first process group.
 
-    Before that, a script finds only its own threads; `threading` never knows the one that answers.
-    Relies on a private name of torch's: all process groups are made by `_new_process_group_helper`.
+    Before that a script finds no thread but its own; `threading` does not list this one.
+    Relies on a private name of torch: `_new_process_group_helper` makes every process group.
     """
     keep_groups_apart(c10d)
     make = c10d._new_process_group_helper
@@ -104,78 +104,79 @@ def _answer_from_the_first_group_on(channel: int, c10d: ModuleType) -> None:
     @functools.wraps(make)
     def make_and_answer(*args: Any, **kwargs: Any) -> Any:
         c10d._new_process_group_helper = make  # type: ignore[attr-defined]
-        _thread.start_new_thread(_answer, (channel,))
-        records.tell(answers=True)
+        _thread.start_new_thread(_answer_questions, (channel,))
+        records.tell(AnswersQuestions())
         return make(*args, **kwargs)
 
     c10d._new_process_group_helper = make_and_answer  # type: ignore[attr-defined]
 
 
-def _answer(channel: int) -> None:
+def _answer_questions(channel: int) -> None:
     with suppress(OSError):
-        while records.is_heard() and os.read(channel, 4096):  # nothing: the launcher is gone
+        while records.is_heard() and os.read(channel, 4096):  # b"": the launcher is gone
             records.tell(
-                groups=collectives(),
-                progress=records.progress(),
-                shows_stacks=signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL,
-                main=_main_stack(),
+                Answer(
+                    groups=read_groups(),
+                    progress=records.progress(),
+                    main_stack=_main_stack(),
+                    shows_stacks=signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL,
+                )
             )
 
 
-def _main_stack() -> list[tuple[str, int, str]]:
-    """Return file, line and function of the main thread's calls, the most recent one last."""
+def _main_stack() -> tuple[Frame, ...]:
+    """Return the main thread's calls, the most recent one last."""
     frame = sys._current_frames().get(_MAIN_THREAD)
-    calls: list[tuple[str, int, str]] = []
+    calls: list[Frame] = []
     while frame is not None:
-        calls.insert(0, (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        calls.insert(0, Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
-    return calls
+    return tuple(calls)
 
 
-def collectives() -> list[dict[str, Any]]:
-    """Return this rank's process groups, each with the last collectives that it has entered.
-
-    Returns:
-        For each group its `name`, the `ranks` in it (None where torch has forgotten them), and
-        `operations`: [sequence number, name, input sizes, whether it is done], oldest first.
-    """
-    ranks = _ranks_by_group()
-    operations: dict[str, list[list[Any]]] = {name: [] for name in ranks}
-    for entry in _flight_records():
-        if not entry["is_p2p"]:
-            number, is_done = entry["collective_seq_id"], entry["retired"]
-            name = entry["profiling_name"].rpartition(":")[2]
-            group, _ = entry["process_group"]
-            those = operations.setdefault(group, [])
-            if those and number < those[-1][0]:  # it was destroyed, and another has its name
-                those.clear()
-            those.append([number, name, entry["input_sizes"], is_done])
-    return [
-        {"name": group, "ranks": ranks.get(group), "operations": those[-_LAST_OPERATIONS:]}
-        for group, those in operations.items()
-    ]
+def read_groups() -> tuple[Group, ...]:
+    """Return this rank's process groups, each with the last collectives that it has entered."""
+    members = _members_by_group()
+    entered: dict[str, list[Collective]] = {name: [] for name in members}
+    for group, collective in _flight_records():
+        those = entered.setdefault(group, [])
+        if those and collective.number < those[-1].number:  # another group reuses the name
+            those.clear()
+        those.append(collective)
+    return tuple(
+        Group(name, members.get(name), tuple(those[-_MAX_COLLECTIVES:]))
+        for name, those in entered.items()
+    )
 
 
-def _flight_records() -> list[dict[str, Any]]:
-    """Return what torch's flight recorders hold, oldest first; nothing where they are off.
+def _flight_records() -> Iterator[tuple[str, Collective]]:
+    """Yield the group and the collective of each entry of torch's flight recorders, oldest first.
 
-    They are private in torch, and documented as its debugging aid. NCCL has one of its own.
+    Nothing where they are off. They are private in torch, and documented as its debugging aid; NCCL
+    has one of its own.
     """
     module = sys.modules.get("torch._C._distributed_c10d")
-    entries: list[dict[str, Any]] = []
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(module, name, None)
-        if dump is not None:
-            entries += json.loads(dump()).get("entries", [])
-    return entries
+        for entry in json.loads(dump()).get("entries", []) if dump is not None else ():
+            if not entry["is_p2p"]:
+                yield (
+                    entry["process_group"][0],
+                    Collective(
+                        number=entry["collective_seq_id"],
+                        name=entry["profiling_name"].rpartition(":")[2],
+                        input_sizes=", ".join(map(str, entry["input_sizes"])),
+                        is_done=entry["retired"],
+                    ),
+                )
 
 
-def _ranks_by_group() -> dict[str, list[int]]:
+def _members_by_group() -> dict[str, tuple[int, ...]]:
     """Return the global ranks in each group that this process is a member of; private in torch."""
     c10d = sys.modules.get(_C10D)
     known = {} if c10d is None else c10d._world.pg_group_ranks
     return {
-        group.group_name: sorted(ranks)
+        group.group_name: tuple(sorted(ranks))
         for group, ranks in list(known.items())
-        if not isinstance(group, int)  # a mark for: not a member
+        if not isinstance(group, int)  # GroupMember.NON_GROUP_MEMBER
     }

@@ -1,7 +1,7 @@
-"""What a rank's process does around the user's script: become `__main__`, tell how it ended.
+"""Runs the user's script as `__main__` in a rank's process, and reports how it ended.
 
-The script must not be able to tell that it was started here rather than by `python script.py`. The
-same code runs in a process forked from the server and in a fresh interpreter.
+The script must not notice a difference from `python script.py`. The same code runs in a process
+forked from the fork server and in a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from types import TracebackType
 from typing import NoReturn
 
 from headway.contract import process_groups, records
-from headway.contract.records import Crash
+from headway.contract.records import Crash, End, Frame
 from headway.contract.run import read_run
 from headway.errors import HeadwayError
 from headway.launcher.inside import rank_monitor
 from headway.launcher.inside.process_cleanup import die_with_parent
-from headway.launcher.reporting.failures import is_of_communication
+from headway.launcher.reporting.reasons import is_of_communication
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""Blocked while a rank's process is made: none is lost, and none meets a handler that is not its
-own."""
+"""Blocked while a rank's process is made, so that none is lost or reaches the parent's handler."""
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 _LAUNCHER = os.path.join(_PACKAGE, "launcher") + os.sep
 
 
-_BOOT = """\
+_BOOTSTRAP = """\
 import sys
 if sys.path[:1] == [""]: del sys.path[0]
 from headway.launcher.{module} import main
@@ -44,22 +43,23 @@ main()
 """
 
 
-def boot(module: str) -> str:
-    """Return what `python -c` needs to run `main` of a module of the launcher's.
+def bootstrap_code(module: str) -> str:
+    """Return the code that `python -c` runs to call `main` of a module of the launcher.
 
-    With -c, Python puts the working directory first, where a user's file could shadow any module.
+    With -c, Python puts the working directory first on sys.path, where a user's file could shadow
+    any module.
     """
-    return _BOOT.format(module=module)
+    return _BOOTSTRAP.format(module=module)
 
 
 def main() -> None:
-    """Run the program in this fresh interpreter, as the words say that the server wrote."""
+    """Run the program in this fresh interpreter, as the fork server's command line says."""
     server, channel, stacks, kind, name, *args = sys.argv[1:]
     die_with_parent(int(server))
     for fd in (channel, stacks):
         os.set_inheritable(int(fd), False)
-    atexit.register(last_of_all)
-    rank_monitor.stand_by(int(channel), int(stacks))
+    atexit.register(finish_process)
+    rank_monitor.start(int(channel), int(stacks))
     run_program(kind, name, args, blocked=STOP_SIGNALS)
 
 
@@ -72,10 +72,10 @@ def run_program(
         kind: `script` or `module`.
         name: the script's path, or the module's name.
         args: the program's own arguments.
-        blocked: signals that may come from now on.
+        blocked: signals to unblock just before the program starts.
 
     Raises:
-        SystemExit: the script's own, or 1 after an unhandled exception has been shown.
+        SystemExit: the script's own, or the exit code after an unhandled exception was shown.
     """
     run = read_run()
     if run is not None and run.timeouts_suspended:
@@ -94,11 +94,11 @@ def run_program(
         else:
             _run_file(name, main)
     except SystemExit as stop:
-        _tell_end(stop)
+        _report_end(stop)
         raise
-    except BaseException as error:  # noqa: BLE001  it is shown, reported and obeyed
-        _fail(error)
-    _tell_end(None)
+    except BaseException as error:  # noqa: BLE001  it is shown and reported, and ends the process
+        _report_crash(error)
+    _report_end(None)
 
 
 def _run_file(path: str, main: types.ModuleType) -> None:
@@ -126,8 +126,9 @@ def _run_container(path: str) -> None:
 
 
 def run_module_as_main(name: str, alter_argv: bool) -> None:
-    """Do what `python -m` does. The one use of runpy's private function: its public ones put a
-    temporary module in the place of `__main__`.
+    """Do what `python -m` does.
+
+    Relies on a private function of runpy: its public ones replace `__main__` only temporarily.
     """
     import runpy
 
@@ -135,7 +136,7 @@ def run_module_as_main(name: str, alter_argv: bool) -> None:
 
 
 def is_path_safe() -> bool:
-    """True where Python was told to put no folder of the program's first (-P, -I)."""
+    """Return whether Python was told not to put the program's folder on sys.path (-P, -I)."""
     return bool(getattr(sys.flags, "safe_path", False))
 
 
@@ -144,27 +145,26 @@ def _is_source(path: str) -> bool:
         return b"\0" not in file.read(512)
 
 
-def _tell_end(stop: SystemExit | None) -> None:
-    """Say that the program came to its own end: a rank that left by os._exit never says so."""
-    code, reason, place = 0, "", "at the end of the script"
+def _report_end(stop: SystemExit | None) -> None:
+    """Report that the program came to its own end; one that calls os._exit never gets here."""
+    code, message, exited_at = 0, "", None
     if stop is not None:
         code = stop.code & 255 if isinstance(stop.code, int) else int(stop.code is not None)
-        reason = stop.code[:2000] if isinstance(stop.code, str) else ""
+        message = stop.code[:2000] if isinstance(stop.code, str) else ""
         frame = traceback.extract_tb(stop.__traceback__)[-1]
-        place = f"by sys.exit at {frame.filename}:{frame.lineno} in {frame.name}"
-    groups = rank_monitor.collectives()
-    records.tell(end=time.time(), code=code, reason=reason, place=place, groups=groups)
+        exited_at = Frame(frame.filename, frame.lineno or 0, frame.name)
+    records.tell(End(time.time(), code, message, exited_at, rank_monitor.read_groups()))
 
 
-def _fail(error: BaseException) -> NoReturn:
-    """Report an unhandled exception upward, show it as Python would, and end as Python would.
+def _report_crash(error: BaseException) -> NoReturn:
+    """Report an unhandled exception to the launcher, show it as Python would, and end likewise.
 
-    What is the user's to mend (HeadwayError) is shown without our frames, and keeps its exit code.
-    An interrupt is not shown: whoever pressed Ctrl-C knows.
+    A HeadwayError is a mistake of the user's: it is shown without our frames, and keeps its exit
+    code. A KeyboardInterrupt is not shown.
     """
     shown = error.__traceback__ = _without_our_frames(error.__traceback__)
     ours = isinstance(error, HeadwayError)
-    lines = _in_short(error) if ours else traceback.format_exception(type(error), error, shown)
+    lines = _format_briefly(error) if ours else traceback.format_exception(error)
     code = error.exit_code if isinstance(error, HeadwayError) else 1
     crash = Crash(
         time=time.time(),
@@ -173,14 +173,15 @@ def _fail(error: BaseException) -> NoReturn:
         traceback="".join(lines)[-20000:],
         is_from_torch=_is_from_torch(error.__traceback__),
         code=-signal.SIGINT if isinstance(error, KeyboardInterrupt) else code,
+        groups=rank_monitor.read_groups(),
     )
-    records.tell(crash=crash._asdict(), groups=rank_monitor.collectives())
+    records.tell(crash)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     if isinstance(error, KeyboardInterrupt):
-        die_of_interrupt_at_the_end()
+        _end_by_sigint_at_exit()
     elif ours:
         sys.stderr.writelines(lines)
-    elif not (records.is_heard() and is_of_communication(crash) and _has_usual_hook()):
+    elif not (records.is_heard() and is_of_communication(crash) and _has_default_excepthook()):
         sys.excepthook(type(error), error, shown)
     sys.exit(code)
 
@@ -190,29 +191,29 @@ def _is_from_torch(trace: TracebackType | None) -> bool:
     return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("torch.")
 
 
-def _has_usual_hook() -> bool:
-    """True where an exception would be shown in the usual way, or in torch's, which adds the rank.
+def _has_default_excepthook() -> bool:
+    """Return whether sys.excepthook is Python's, or torch's, which adds the rank.
 
-    One that only says that another rank is gone is then left to the launcher, which shows it once.
+    An error that only says that another rank is gone is then left to the launcher's one report.
     """
     module = sys.excepthook.__module__ or ""
     return module == "sys" or module.startswith("torch.")
 
 
-def _in_short(error: BaseException) -> list[str]:
-    """Return the script's frames and the error's own three lines."""
+def _format_briefly(error: BaseException) -> list[str]:
+    """Return the script's frames and the error's own lines."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
     return [*traceback.format_list(theirs), f"{type(error).__name__}: {error}\n"]
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out the calls before the script's, and those that stand between torch's."""
+    """Remove the launcher's calls: those before the script, and our wrappers of torch functions."""
     while trace is not None and _is_before_the_script(trace):
         trace = trace.tb_next
     kept = trace
     while kept is not None:
-        while kept.tb_next is not None and _is_between_torchs(kept.tb_next):
+        while kept.tb_next is not None and _is_our_wrapper(kept.tb_next):
             kept.tb_next = kept.tb_next.tb_next
         kept = kept.tb_next
     return trace
@@ -223,24 +224,24 @@ def _is_before_the_script(trace: TracebackType) -> bool:
     return file.startswith((_LAUNCHER, "<frozen runpy"))
 
 
-def _is_between_torchs(trace: TracebackType) -> bool:
+def _is_our_wrapper(trace: TracebackType) -> bool:
     return trace.tb_frame.f_code.co_filename in (rank_monitor.__file__, process_groups.__file__)
 
 
-def die_of_interrupt_at_the_end() -> None:
-    """Make this process end by SIGINT itself, after everything else, as Python does."""
-    global _dies_of_interrupt
-    _dies_of_interrupt = True
+def _end_by_sigint_at_exit() -> None:
+    """Have `finish_process` end this process by SIGINT, as Python does after KeyboardInterrupt."""
+    global _ends_by_sigint
+    _ends_by_sigint = True
 
 
-_dies_of_interrupt = False
+_ends_by_sigint = False
 
 
-def last_of_all() -> None:
-    """Registered with atexit before anything else, and so run after everything else."""
+def finish_process() -> None:
+    """Exit handler that runs last: it must be the first one that is registered with atexit."""
     if "torch.distributed" in sys.modules:
-        time.sleep(0.02)  # gloo's threads drop their last works; see headway.world
-    if _dies_of_interrupt:
+        time.sleep(0.02)  # gloo's threads release their last works; see headway.world
+    if _ends_by_sigint:
         sys.stdout.flush()
         sys.stderr.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.contract.origin import Layer
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import Problem
 from headway.launcher.planning.variables import RANK_VARIABLES, SETTING_OF, counts_fastest_first
 from headway.machine.devices import ALL, DeviceSpec, Selection
 from headway.machine.facts import Gpu, Machine
-from headway.settings.resolve import LAYERS
 from headway.settings.table import Settings
 
 
@@ -27,7 +27,7 @@ def contradictions(settings: Settings) -> list[Problem]:
     is_only_one = device == "mps" and settings.devices.first == 1
     selects_gpus = settings.devices != ALL and not is_only_one
     if device != "cuda" and selects_gpus and not _is_overruled(settings, "devices", "device"):
-        is_detected = settings.origin("device").layer == "detected"
+        is_detected = settings.origin("device").layer is Layer.DETECTED
         problems += settings.problem(
             f"devices is {str(settings.devices)!r}, but it selects GPUs, and device is {device!r}",
             "leave devices out; for several CPU ranks set num_processes"
@@ -45,7 +45,7 @@ def contradictions(settings: Settings) -> list[Problem]:
             "devices",
             "num_processes",
         )
-    if settings.origin("device").layer != "detected":
+    if settings.origin("device").layer is not Layer.DETECTED:
         problems += _several_on_mps(settings)
     problems += _contradictions_of_machines(settings)
     for name in settings.env:
@@ -112,7 +112,7 @@ def _impossible_on_mps(settings: Settings, machine: Machine) -> list[Problem]:
             "device",
         )
     problems = []
-    if settings.origin("device").layer == "detected":
+    if settings.origin("device").layer is Layer.DETECTED:
         problems += _several_on_mps(settings)
     from headway.machine.apple import why_no_precision
 
@@ -260,7 +260,7 @@ def _unused_gpus(settings: Settings, machine: Machine) -> list[str]:
     """Say why a machine with GPUs computes on its CPU though nobody asked for that."""
     device, reason = machine.best_device()
     origin = settings.origin("device")
-    is_detected = origin.layer == "detected" and reason in origin.words
+    is_detected = origin.layer is Layer.DETECTED and not origin.variable
     if not machine.gpus or device != "cpu" or not is_detected:
         return []
     from headway.settings.diagnosis import how_to_use_gpus
@@ -283,7 +283,7 @@ def _without_effect(settings: Settings, supervised: str | None) -> list[str]:
     return [
         f"{name} has no effect {place} ({settings.origin(name)})"
         for name, place in where.items()
-        if settings.origin(name).layer in ("flag", "environment") or name == "devices"
+        if settings.origin(name).is_for_this_launch or name == "devices"
     ]
 
 
@@ -291,7 +291,7 @@ def _about_gpus(settings: Settings, machine: Machine) -> list[str]:
     devices = settings.devices
     selection = devices.select(machine.visible_gpus)
     said = []
-    if settings.origin("devices").layer in ("flag", "environment") and devices.first is not None:
+    if settings.origin("devices").is_for_this_launch and devices.first is not None:
         said.append(f"devices {devices} = {devices.reading()}")
     if devices.idle is not None:
         said.append(f"devices {devices} = GPU {', '.join(map(str, selection.indices))}")
@@ -319,12 +319,10 @@ def _about_gpus(settings: Settings, machine: Machine) -> list[str]:
 
 def _said(settings: Settings, *names: str) -> bool:
     """True when somebody set all of these, rather than a default or a detection."""
-    return all(settings.origin(name).layer not in ("default", "detected") for name in names)
+    return all(settings.origin(name).is_said for name in names)
 
 
 def _is_overruled(settings: Settings, name: str, by: str) -> bool:
     """True when the setting `by` was said in a stronger layer than `name`, which contradicts it."""
     weaker, stronger = settings.origin(name).layer, settings.origin(by).layer
-    if not _said(settings, name) or not {weaker, stronger} <= set(LAYERS):  # a file on its own
-        return False
-    return LAYERS.index(weaker) < LAYERS.index(stronger)
+    return weaker.is_weaker_than(stronger)

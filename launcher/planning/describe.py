@@ -41,7 +41,7 @@ def settings_table(settings: Settings, with_origin: bool = True) -> str:
     rows = []
     for name in TABLE:
         value, origin = settings.values[name]
-        rows.append((name, _shown(value), origin.words if with_origin else ""))
+        rows.append((name, _shown(value), origin.brief if with_origin else ""))
     return "\n".join(_columns(rows))
 
 
@@ -74,9 +74,9 @@ def _port(plan: LaunchPlan) -> tuple[str, str]:
     if plan.supervised is None:
         return "none", "one process has no group"
     if plan.is_one_machine:
-        return f"a free one on {LOOPBACK}", plan.settings.origin("main_port").words
+        return f"a free one on {LOOPBACK}", plan.settings.origin("main_port").brief
     address = f"{plan.settings.main_address}:{plan.settings.main_port}"
-    return address, plan.settings.origin("main_address").words
+    return address, plan.settings.origin("main_address").brief
 
 
 def _shown(value: object) -> str:
@@ -97,8 +97,8 @@ def _counted(number: int, one: str, many: str) -> str:
 
 def _changed(name: str, change: Value) -> tuple[str, str, str]:
     if change.value is None:
-        return f"- {name}", "", change.origin.words
-    return f"+ {name}", change.value, change.origin.words
+        return f"- {name}", "", change.origin.brief
+    return f"+ {name}", change.value, change.origin.brief
 
 
 def _columns(rows: list[tuple[str, str, str]]) -> list[str]:

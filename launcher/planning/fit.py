@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headway.contract.origin import Layer, Origin
 from headway.launcher.planning.checks import impossible_here
 from headway.machine.facts import Machine
-from headway.settings.profile import Entry
-from headway.settings.resolve import Layer
-from headway.settings.table import Origin, Settings
+from headway.settings.profile import Entries, Entry
+from headway.settings.table import Settings
 
 
 def fit(
-    layers: list[Layer], machine: Machine, settle: Callable[[list[Layer]], Settings]
-) -> tuple[list[Layer], list[str]]:
+    layers: list[Entries], machine: Machine, settle: Callable[[list[Entries]], Settings]
+) -> tuple[list[Entries], list[str]]:
     """Return the layers with one on top that adapts them to `machine`, and what it changes.
 
     What was typed as a flag for this launch is not touched: it is obeyed or refused.
@@ -30,8 +30,8 @@ def fit(
         *(("mixed_precision", "fp16"), ("mixed_precision", "no")),
     ):
         settings = settle([*layers, fitted])
-        if settings.origin(name).layer in ("default", "flag") or not _is_amiss(
-            name, settings, machine
+        if settings.origin(name).layer in (Layer.DEFAULT, Layer.FLAG) or not _is_amiss(
+            name, settings, machine, fitted
         ):
             continue
         if name == "devices" and settings.device == "cuda" and settings.devices.idle is not None:
@@ -39,7 +39,8 @@ def fit(
             if not idle:
                 continue  # refused, or waited for
             raw = f"idle:{idle}"
-        fitted[name] = Entry(raw, Origin("detected", f"--fit, instead of {before.origin(name)}"))
+        reason = f"instead of {before.origin(name)}"
+        fitted[name] = Entry(raw, Origin(Layer.DETECTED, flag="--fit", reason=reason))
     after = settle([*layers, fitted])
     changes = [
         f"--fit: {name} {before.values[name].value} -> {after.values[name].value} "
@@ -50,7 +51,7 @@ def fit(
     return [*layers, fitted], changes
 
 
-def _is_amiss(name: str, settings: Settings, machine: Machine) -> bool:
+def _is_amiss(name: str, settings: Settings, machine: Machine, fitted: Entries) -> bool:
     """Return whether this machine cannot do what the setting `name` asks."""
     device = settings.device
     if name == "device":
@@ -59,7 +60,7 @@ def _is_amiss(name: str, settings: Settings, machine: Machine) -> bool:
         wrong = settings.devices.select(machine.visible_gpus).wrong
         return device != "cuda" or bool(wrong)
     if name == "num_processes":
-        was_gpus = device == "cpu" and "--fit" in settings.origin("device").words
+        was_gpus = device == "cpu" and "device" in fitted
         return was_gpus or _says(f"{name} is", settings, machine)
     return _says(f"{name} is", settings, machine) or (
         device == "cpu" and settings.mixed_precision == "fp16"

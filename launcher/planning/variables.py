@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract, encode
 from headway.machine.facts import Machine
 from headway.settings.resolve import threads_given_by
-from headway.settings.table import Origin, Settings, Value
+from headway.settings.table import Settings, Value
 
 RANK_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -48,18 +49,16 @@ def variables_of(
     """
     device = settings.device
     changes = {
-        "HEADWAY_RUN": Value(
-            encode(_contract(settings, supervised)), Origin("default", "the launcher")
-        ),
+        "HEADWAY_RUN": _ours(encode(_contract(settings, supervised)), "the launcher"),
         "ACCELERATE_USE_CPU": _from(settings, "device", str(device == "cpu").lower()),
         "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
     }
-    if settings.origin("gradient_accumulation_steps").layer != "default":
+    if settings.origin("gradient_accumulation_steps").layer is not Layer.DEFAULT:
         # to Accelerate it beats what the script itself says
         steps = _from(settings, "gradient_accumulation_steps")
         changes["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = steps
     threads = threads_given_by(settings.env) or threads_given_by(environ)
-    if threads is None or settings.origin("threads_per_process").layer != "detected":
+    if threads is None or settings.origin("threads_per_process").layer is not Layer.DETECTED:
         changes["OMP_NUM_THREADS"] = _from(settings, "threads_per_process")
     if device == "mps":
         # torch reads it once, as a number, when its library loads; other text would crash it
@@ -69,13 +68,13 @@ def variables_of(
         changes["CUDA_VISIBLE_DEVICES"] = _from(settings, "device", "")
     if gpus:
         changes |= _gpu_mask(settings, machine, gpus)
-    stale = Origin("default", "of another launch around this one")
-    changes |= {name: Value(None, stale) for name in RANK_VARIABLES if name in environ}
+    stale = _ours(None, "of another launch around this one")
+    changes |= {name: stale for name in RANK_VARIABLES if name in environ}
     if supervised is not None and not environ.get("PYTHONUNBUFFERED"):
-        changes["PYTHONUNBUFFERED"] = Value("1", Origin("default", "output passes through pipes"))
+        changes["PYTHONUNBUFFERED"] = _ours("1", "output passes through pipes")
     if settings.num_processes * settings.num_machines > 1 and not environ.get(_FLIGHT_RECORDER):
-        recorder = Origin("default", "each rank remembers its last collectives, should it hang")
-        changes[_FLIGHT_RECORDER] = Value("2000", recorder)
+        reason = "each rank remembers its last collectives, should it hang"
+        changes[_FLIGHT_RECORDER] = _ours("2000", reason)
     if supervised is not None and _is_local(settings):
         changes |= _loopback_interfaces(settings, machine, environ)
     if settings.debug_rank is not None and device == "cuda":
@@ -92,10 +91,14 @@ def _contract(settings: Settings, supervised: str | None) -> RunContract:
         device=settings.device,
         mixed_precision=settings.mixed_precision,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
-        origins={name: settings.origin(name).words for name in told},
-        flags=tuple(name for name in told if settings.origin(name).layer == "flag"),
+        origins={name: settings.origin(name) for name in told},
         timeouts_suspended=supervised is not None and settings.debug_rank is not None,
     )
+
+
+def _ours(value: str | None, reason: str) -> Value:
+    """Return the value of a variable that no setting decides."""
+    return Value(value, Origin(Layer.DEFAULT, reason=reason))
 
 
 def _from(settings: Settings, name: str, value: str | None = None) -> Value:
@@ -112,8 +115,8 @@ def _gpu_mask(settings: Settings, machine: Machine, gpus: tuple[int, ...]) -> di
             settings, "devices", _mask(gpus, machine, by_uuid=has_slices)
         )
     if counts_fastest_first(machine) and machine.cuda_visible_devices is None:
-        order = Origin("default", "several models of GPU: counted as nvidia-smi counts them")
-        changes["CUDA_DEVICE_ORDER"] = Value("PCI_BUS_ID", order)
+        reason = "several models of GPU: counted as nvidia-smi counts them"
+        changes["CUDA_DEVICE_ORDER"] = _ours("PCI_BUS_ID", reason)
     return changes
 
 
@@ -147,5 +150,5 @@ def _loopback_interfaces(
 ) -> dict[str, Value]:
     interface = "lo0" if machine.system == "Darwin" else "lo"
     names = ["GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if settings.device == "cuda" else [])]
-    local = Value(interface, Origin("default", "all ranks are on this machine"))
+    local = _ours(interface, "all ranks are on this machine")
     return {name: local for name in names if name not in environ}

@@ -1,9 +1,9 @@
-"""The ranks' lines on the launcher's own stdout and stderr: prefixed, coloured, folded, never torn.
+"""Shows the ranks' lines on the launcher's stdout and stderr: prefixed, coloured, merged, whole.
 
 On a terminal, a line that several ranks write within a tenth of a second is shown once, with all of
-them in front: `[0, 2-3] loading data`. A line waits for that at most so long, and no longer than
-until every rank has written it or a later one. Each rank's stdout stays in order, and its stderr;
-between the two, which come through pipes of their own, a line may move by that tenth of a second.
+them in its prefix: `[0, 2-3] loading data`. A line is held for at most that long, and only until
+every rank has written it or a later one. The order of each rank's stdout is kept, and that of its
+stderr; between the two, which are separate pipes, a line may move by that tenth of a second.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import NamedTuple, TextIO
 
 from headway.launcher.reporting.failures import ranges
 
-_FOLD_S = 0.1
-_MOST_HELD = 1000  # lines
+_MERGE_S = 0.1
+_MAX_HELD = 1000  # lines
 _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # SGR codes; red is for errors
 _NEVER = float("inf")
 
@@ -49,25 +49,25 @@ class Console:
         self._count = 0
 
     def begin(self, ranks: Iterable[int]) -> None:
-        """Say which ranks are going to write: none is held that all of them have written."""
+        """Set which ranks will write: a line that all of them have written is held no longer."""
         self._newest = {
             (rank, target): 0 for rank in ranks if self.shows(rank) for target in (1, 2)
         }
 
     def shows(self, rank: int) -> bool:
-        """True for a rank that is not filtered out."""
+        """Return whether the output of this rank is shown."""
         return self._ranks is None or rank in self._ranks
 
     def is_terminal(self, target: int) -> bool:
         return self._sinks[target].is_terminal
 
     def has_no_reader(self, target: int) -> bool:
-        """True when the reader is gone; the ranks hear of it, as they would without a launcher."""
+        """Return whether the reader is gone; the ranks then get SIGPIPE, as without a launcher."""
         return self._sinks[target].has_no_reader
 
     @property
     def has_lost_output(self) -> bool:
-        """True when something could not be written, to a full disk for one."""
+        """Whether some output could not be written, for example to a full disk."""
         return any(sink.has_lost_output for sink in self._sinks.values())
 
     @property
@@ -76,7 +76,7 @@ class Console:
         return self._held[0].due if self._held else _NEVER
 
     def write_line(self, rank: int, target: int, text: bytes) -> None:
-        """Show a line, or the rest of one, perhaps a moment later and together with others."""
+        """Show a line, or the rest of one; it may be held for a moment to be merged."""
         sink = self._sinks[target]
         if not self._prefixed or not sink.is_terminal or sink.cursor.owner == (rank, target):
             self._show([rank], target, text)
@@ -84,29 +84,29 @@ class Console:
         line = self._same_line(rank, target, text)
         if line is None:
             self._count += 1
-            line = _Line(self._count, time.monotonic() + _FOLD_S, target, text, [])
+            line = _Line(self._count, time.monotonic() + _MERGE_S, target, text, [])
             self._held.append(line)
         line.ranks.append(rank)
         self._newest[rank, target] = line.number
-        while self._held and (self._is_complete(self._held[0]) or len(self._held) > _MOST_HELD):
+        while self._held and (self._is_complete(self._held[0]) or len(self._held) > _MAX_HELD):
             self._show_oldest()
 
     def write_piece(self, rank: int, target: int, text: bytes) -> None:
-        """Show at once what may go on later: a progress bar, a question, a very long line."""
+        """Show an unfinished line at once: a progress bar, a prompt, a very long line."""
         self._show_through(max(self._newest.get((rank, either), 0) for either in (1, 2)))
         self._show([rank], target, text)
 
     def show_due(self, now: float) -> None:
-        """Show what has waited long enough."""
+        """Show the lines that have been held long enough."""
         while self._held and self._held[0].due <= now:
             self._show_oldest()
 
     def close(self) -> None:
-        """Show all that waits."""
+        """Show all lines that are held."""
         self._show_through(self._count)
 
     def _same_line(self, rank: int, target: int, text: bytes) -> _Line | None:
-        """Return the oldest held line that is the same and comes after the rank's newest one."""
+        """Return the oldest held line with this text that comes after the rank's newest one."""
         found = None
         for line in reversed(self._held):
             if line.number <= self._newest[rank, target]:
@@ -116,7 +116,7 @@ class Console:
         return found
 
     def _is_complete(self, line: _Line) -> bool:
-        """True when no rank can join it: each has written it, or a later one."""
+        """Return whether each rank has written this line, or a later one."""
         return all(
             newest >= line.number
             for (_, target), newest in self._newest.items()
@@ -137,9 +137,9 @@ class Console:
 
 
 class _Line(NamedTuple):
-    """A line that waits for other ranks to write it too."""
+    """A line that is held until other ranks write it too."""
 
-    number: int  # lines in the order in which they came
+    number: int  # in the order in which the lines came
     due: float
     target: int
     text: bytes
@@ -147,7 +147,7 @@ class _Line(NamedTuple):
 
 
 class _Cursor:
-    """Knows in whose unfinished line a terminal's cursor stands: (rank, 1 or 2)."""
+    """Which rank and stream (1 or 2) wrote the unfinished line that a terminal's cursor is in."""
 
     owner: tuple[int, int] | None = None
 
@@ -177,7 +177,7 @@ class _Sink:
         before = self.cursor.owner
         if before != owner:
             piece = prefix + piece.removeprefix(b"\r")
-        if prefix:  # a bar is drawn anew from the line's beginning
+        if prefix:  # a progress bar is redrawn from the beginning of the line
             piece = re.sub(rb"\r(?!\n|$)", b"\r" + prefix, piece)
         if before is not None and before[0] != owner[0]:
             piece = b"\n" + piece
@@ -189,19 +189,19 @@ class _Sink:
             self._give_up()
         except OSError as error:
             self._give_up()
-            complain(f"the ranks' output could not be written: {error.strerror}; it is lost")
+            warn(f"the ranks' output could not be written: {error.strerror}; it is lost")
             self.has_lost_output = True
 
     def _give_up(self) -> None:
-        """Write nowhere from now on; what Python still holds for this stream may go there too."""
+        """Discard all further output, also what Python has buffered for this stream."""
         self.is_closed = True
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._fd)
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._fd)
+        os.close(null)
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`, also where the other end takes it in parts or is set not to block."""
+    """Write all of `data`, also where writes are partial or non-blocking."""
     while data:
         try:
             data = data[os.write(fd, data) :]
@@ -209,7 +209,7 @@ def write_all(fd: int, data: bytes) -> None:
             select.select([], [fd], [])
 
 
-def complain(line: str) -> None:
-    """Say a line of the launcher's own, where that is still possible."""
+def warn(line: str) -> None:
+    """Print a line of the launcher's own, where that is still possible."""
     with suppress(OSError):
         os.write(2, f"headway: {line}\n".encode())

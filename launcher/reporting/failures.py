@@ -7,31 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.contract.records import Crash
+from headway.launcher.reporting.foreign_messages import (
+    COMMUNICATION,
+    COMMUNICATION_ERRORS,
+    contains,
+)
+from headway.launcher.reporting.reasons import (
+    Evidence,
+    Reason,
+    describe_cause,
+    find_reason,
+    is_of_communication,
+)
 
 STOPPED_AND_SAVED = 75
 """A rank's exit code for: stopped by request, state saved, run me again. No failure."""
 
-_COMMUNICATION = (
-    *("/gloo/", "Gloo ", "NCCL error", "NCCL communicator", "WorkNCCL"),
-    *("monitoredBarrier", "Connection closed by peer"),
-)
-_FOUND_DEAD_WITHIN_S = 5.0  # on a machine that is busy
-_MOST_LINES = 12  # of a failed rank's last output
-_MEMORY_ADVICE = (
-    "the device's memory is full: make the batch smaller (and gradient_accumulation_steps larger, "
-    "so that an optimizer step sees as many samples as before)"
-)
-_PYTORCH_ISSUES = "https://github.com/pytorch/pytorch/issues"
-_NO_NCCL = ("doesn't have NCCL built in", "ProcessGroupNCCL is only supported with GPUs")
-_NCCL_ADVICE = (
-    "NCCL needs NVIDIA GPUs, and a torch that is built for them: on CPUs use "
-    'init_process_group("gloo")'
-)
-_MPS_LACKS_IT = (
-    "let the CPU compute this operator: --mps-fallback on; it can be asked for at "
-    f"{_PYTORCH_ISSUES}"
-)
-_MPS_FAILED = f"try --cpu; where only MPS fails, report it to PyTorch: {_PYTORCH_ISSUES}"
+_FOUND_DEAD_WITHIN_S = 5.0  # on a busy machine
+_MAX_LINES = 12  # of a failed rank's last output
 
 
 class RankExit(NamedTuple):
@@ -42,9 +35,9 @@ class RankExit(NamedTuple):
     code: int
     time: float  # when its program failed or ended, in seconds since the epoch
     was_stopping: bool  # it ended after the launcher had begun to stop the ranks
-    crash: Crash | None = None  # the exception that nobody handled
-    reason: str = ""  # the text of sys.exit("text")
-    left_silently: bool = True  # neither an end nor an exception: os._exit, or a signal
+    crash: Crash | None = None  # the exception that nothing handled
+    message: str = ""  # the text of sys.exit("text")
+    left_silently: bool = True  # reported neither an end nor an exception: os._exit, or a signal
 
     @property
     def is_failure(self) -> bool:
@@ -52,42 +45,41 @@ class RankExit(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The root of a failed run, and what it took with it."""
+    """The first failure of a run, and what it did to the other ranks."""
 
     first: RankExit
-    alike: tuple[int, ...]  # ranks that failed by themselves in the same way
-    apart: tuple[RankExit, ...]  # ranks that failed by themselves in another way
+    same: tuple[int, ...]  # ranks that failed by themselves in the same way
+    different: tuple[RankExit, ...]  # ranks that failed by themselves in another way
     victims: tuple[int, ...]  # ranks that failed or were stopped because of it
     world_size: int
-    evidence: str  # what else is known: the kernel's memory killer
-    last_lines: tuple[str, ...]  # of the first rank's output
-    parted: tuple[str, ...] = ()  # who kept the failed rank waiting, and where they all were
+    memory_kills: int = 0  # by the kernel's OOM killer during the run
+    last_lines: tuple[str, ...] = ()  # of the first rank's output
+    divergence: tuple[str, ...] = ()  # it failed in communication: how the ranks diverged
+
+    @property
+    def evidence(self) -> Evidence:
+        first = self.first
+        return Evidence(first.code, first.crash, first.message, self.memory_kills, self.divergence)
+
+    @property
+    def reason(self) -> Reason:
+        return find_reason(self.evidence)
 
     @property
     def cause(self) -> str:
         """One sentence: which rank failed, and of what."""
-        first = self.first
-        if self.parted:
-            return self.parted[0]
-        whose = f"rank {first.rank}" + (f" of {self.world_size}" if self.world_size > 1 else "")
-        if first.crash is not None:
-            return f"{whose} failed with {first.crash.kind}"
-        if first.code == 0:
-            return f"{whose} left by os._exit(0) while the others went on"
-        if first.code < 0:
-            return f"{whose} was ended by {signal_name(-first.code)}{self.evidence}"
-        reason = f": {first.reason}" if first.reason else ""
-        return f"{whose} ended with exit code {first.code}{reason}"
+        of = f" of {self.world_size}" if self.world_size > 1 else ""
+        return describe_cause(self.reason, self.evidence, f"rank {self.first.rank}{of}")
 
     @property
     def aftermath(self) -> str:
         """What the other ranks did, in a few words."""
         words = ""
-        if self.parted and self.first.crash is not None:
+        if self.divergence and self.first.crash is not None:
             return f"; rank {self.first.rank} then failed with {self.first.crash.kind}"
-        if self.alike:
-            words += f"; so did {named(self.alike)}"
-        for end in self.apart:
+        if self.same:
+            words += f"; so did {named(self.same)}"
+        for end in self.different:
             words += f"; rank {end.rank} failed with {end.crash.kind if end.crash else end.code}"
         if self.victims:
             words += f"; {named(self.victims)} stopped after rank {self.first.rank} failed"
@@ -97,30 +89,13 @@ class Failure(NamedTuple):
     def details(self) -> str:
         """The failed rank's traceback, or its last lines where there is none."""
         if self.first.crash is not None:
-            return "\n".join([self.first.crash.traceback.rstrip(), *self.parted[1:]])
-        return "\n".join(self.last_lines[-_MOST_LINES:])
+            return "\n".join([self.first.crash.traceback.rstrip(), *self.divergence[1:]])
+        return "\n".join(self.last_lines[-_MAX_LINES:])
 
     @property
     def fix(self) -> str:
         """What to do next."""
-        crash = self.first.crash
-        if self.parted:
-            return "have every rank enter the same collectives in the same order"
-        if crash is not None and is_out_of_memory(crash):
-            return _MEMORY_ADVICE
-        if crash is not None and "not currently implemented for the MPS device" in crash.message:
-            return _MPS_LACKS_IT
-        if crash is not None and "MPS" in crash.message:
-            return _MPS_FAILED
-        if crash is not None and any(words in crash.message for words in _NO_NCCL):
-            return _NCCL_ADVICE
-        if "memory killer" in self.evidence:
-            return "use less memory on this machine: fewer processes, loader workers or samples"
-        if self.first.code == -signal.SIGSEGV:
-            return "the stack above names the native code; a mismatched wheel is the usual cause"
-        if self.first.code == 0:
-            return "let every rank end by itself, or by sys.exit()"
-        return "mend the script where the traceback points" if crash else "see its output above"
+        return self.reason.fix
 
     @property
     def exit_code(self) -> int:
@@ -129,27 +104,29 @@ class Failure(NamedTuple):
 
     def as_json(self) -> Mapping[str, object]:
         """Return the report for programs."""
+        crash = {} if self.first.crash is None else self.first.crash._asdict()
+        crash.pop("groups", None)
         return {
+            "reason": self.reason.name,
             "cause": self.cause,
             "rank": self.first.rank,
             "pid": self.first.pid,
             "exit_code": self.exit_code,
             "time": self.first.time,
-            "exception": None if self.first.crash is None else self.first.crash._asdict(),
+            "exception": crash or None,
             "victims": list(self.victims),
             "last_lines": list(self.last_lines),
-            "parted": list(self.parted),
+            "divergence": list(self.divergence),
             "fix": self.fix,
         }
 
     def is_repeat_of(self, earlier: object) -> bool:
-        """True when the same exception came at the same place again, so that retrying is vain."""
+        """Return whether the same exception came at the same place before: a retry is useless."""
         if not isinstance(earlier, Failure):
             return False
         if self.first.crash is None or earlier.first.crash is None:
             return False
-        ours, theirs = self.first.crash, earlier.first.crash
-        return ours.traceback == theirs.traceback
+        return self.first.crash.traceback == earlier.first.crash.traceback
 
 
 def find_failure(
@@ -157,23 +134,23 @@ def find_failure(
     *,
     ranks: Sequence[int],
     world_size: int,
-    evidence: str = "",
+    memory_kills: int = 0,
     last_lines: Mapping[int, Sequence[str]] | None = None,
-    parted: Sequence[str] = (),
+    divergence: Sequence[str] = (),
 ) -> Failure | None:
     """Return the first failure among `exits`, or None when no rank failed.
 
-    A rank that left silently (os._exit, a signal) is to blame if it left before another one failed
-    on the connection that it dropped. Exceptions of that kind may be noted a moment before its
-    process is found dead. An abort is no silent death: that is how gloo's victims die.
+    A rank that left silently (os._exit, a signal) is the first one if it left before another failed
+    on the connection that it dropped. Such an exception may be reported a moment before the silent
+    rank's process is found dead. An abort does not count as silent: gloo's victims end by it.
 
     Args:
         exits: how this machine's ranks ended.
         ranks: all ranks of this machine.
         world_size: ranks on all machines.
-        evidence: of the kernel's memory killer.
+        memory_kills: how often the kernel's OOM killer acted during the run.
         last_lines: by rank, the end of its output.
-        parted: how the ranks' ways parted; told where the first failure is one of communication.
+        divergence: how the ranks diverged; shown where the first failure is one of communication.
     """
     ended = sorted(exits, key=lambda end: end.time)
     failures = [end for end in ended if end.is_failure]
@@ -187,67 +164,44 @@ def find_failure(
             first = end
             break
     fine = {end.rank for end in ended if end.code == 0 and not end.was_stopping}
-    alike = {end.rank for end in own if end is not first and _is_alike(end, first)}
-    apart = [
+    same = {end.rank for end in own if end is not first and _is_same(end, first)}
+    different = [
         end
         for end in own
         if end is not first
-        and end.rank not in alike
+        and end.rank not in same
         and end.crash is not None
         and not _may_be_a_victim(end)
     ]
-    others = sorted({*ranks} - fine - {first.rank} - {end.rank for end in apart})
+    others = sorted({*ranks} - fine - {first.rank} - {end.rank for end in different})
     return Failure(
         first=first,
-        alike=tuple(rank for rank in others if rank in alike),
-        apart=tuple(apart),
-        victims=tuple(rank for rank in others if rank not in alike),
+        same=tuple(rank for rank in others if rank in same),
+        different=tuple(different),
+        victims=tuple(rank for rank in others if rank not in same),
         world_size=world_size,
-        evidence=evidence if first.code == -signal.SIGKILL else "",
+        memory_kills=memory_kills,
         last_lines=tuple((last_lines or {}).get(first.rank, ())),
-        parted=tuple(parted) if first.crash and is_of_communication(first.crash) else (),
+        divergence=tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
     )
 
 
 def _may_be_a_victim(end: RankExit) -> bool:
-    """True where a rank may have failed because another one left; the script may have wrapped the
-    error in one of its own.
+    """Return whether a rank may have failed because another one left; the script may have wrapped
+    the error in one of its own.
     """
     if end.crash is None:
         return end.left_silently
-    words = (*_COMMUNICATION, "DistBackendError", "DistNetworkError", "DistStoreError")
-    return any(word in end.crash.traceback for word in words)
+    return contains(end.crash.traceback, (*COMMUNICATION, *COMMUNICATION_ERRORS))
 
 
-def _is_alike(end: RankExit, first: RankExit) -> bool:
+def _is_same(end: RankExit, first: RankExit) -> bool:
     if end.was_stopping:
         return False
     if end.crash is None or first.crash is None:
         return end.crash is first.crash and end.code == first.code > 0
     # not by the exit code: it may have been stopped on its way out
     return (end.crash.kind, end.crash.message) == (first.crash.kind, first.crash.message)
-
-
-def is_out_of_memory(crash: Crash) -> bool:
-    """True for torch's errors of a full device: CUDA's class, and the words of MPS and the CPU."""
-    words = ("out of memory", "can't allocate memory")
-    return crash.kind == "OutOfMemoryError" or any(word in crash.message for word in words)
-
-
-def is_of_communication(crash: Crash) -> bool:
-    """True for an error of gloo's or NCCL's, whose cause is what another rank does."""
-    if crash.kind in ("DistBackendError", "DistNetworkError", "DistStoreError"):
-        return True
-    is_torchs = crash.kind == "RuntimeError" and crash.is_from_torch
-    return is_torchs and any(word in crash.message for word in _COMMUNICATION)
-
-
-def signal_name(number: int) -> str:
-    """Return SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def shell_code(code: int) -> int:

@@ -1,7 +1,8 @@
-"""The ranks' output: read from pipes as it comes, kept in logs and tails, shown on the console.
+"""Reads the ranks' output from pipes; keeps it in logs and tails, and shows it on the console.
 
 One thread waits for all pipes at once; nothing is polled. On a terminal a progress bar stays a bar:
-a carriage return ends a piece too, and a piece that stands still is shown before its line is done.
+a carriage return ends a piece too, and a piece that stops growing is shown before its line is
+complete.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
 
-from headway.launcher.reporting.console import Console, complain, write_all
+from headway.launcher.reporting.console import Console, warn, write_all
 
 _IDLE_S = 0.1  # an unfinished line is shown on a terminal after this
-_DRAIN_S = 1.0  # what a dead rank's grandchildren may still write is waited for no longer
-_TAIL_LINES = 40  # of a rank, kept for the report of its failure
-_LONGEST = 2**20  # bytes of one line that are kept together
+_DRAIN_S = 1.0  # the longest wait for what a dead rank's children may still write
+_TAIL_LINES = 40  # kept of each rank, for the report of a failure
+_LONGEST = 2**20  # bytes; a longer line is shown in pieces
 _NEVER = float("inf")
 
 
@@ -43,17 +44,17 @@ class Output:
         self._added: list[_Stream] = []
         self._tails: dict[int, deque[bytes]] = {}
         self._deadline = _NEVER
-        self.heard_at = 0.0  # when a rank last wrote anything, on the monotonic clock
+        self.last_output_at = 0.0  # on the monotonic clock
         self._thread = threading.Thread(target=self._pump, name="headway-output", daemon=True)
         self._thread.start()
 
     def begin(self, attempt: int, ranks: Collection[int]) -> None:
-        """Say which ranks will be added, in which attempt."""
+        """Set which ranks will be added, in which attempt."""
         self._attempt = attempt
         self._console.begin(ranks)
 
     def add(self, rank: int, pipes: dict[int, int]) -> None:
-        """Read a new rank's pipes, {1: fd of stdout, 2: fd of stderr}; closes them in the end."""
+        """Read a new rank's pipes, {1: fd of stdout, 2: fd of stderr}; closes them at their end."""
         log = None
         if self._folder is not None and pipes:
             log = _Log(open(self._log_of(rank), "wb", buffering=0), len(pipes))  # noqa: SIM115  closed with its last stream
@@ -62,12 +63,13 @@ class Output:
             self._added.append(_Stream(fd, rank, target, self._console, log, tail))
         self._wake()
 
-    def note(self, rank: int, text: str) -> None:
-        """Add to what is kept of a rank that has ended, and show nothing."""
-        self._tails[rank].extend(line.encode() for line in text.splitlines())
+    def keep(self, rank: int, text: str) -> None:
+        """Add to the log and the tail of a rank that has ended, and show nothing."""
+        data = text.encode(errors="backslashreplace")
+        self._tails[rank].extend(data.splitlines())
         if self._folder is not None:
-            with suppress(OSError), open(self._log_of(rank), "a", encoding="utf-8") as log:
-                log.write(text)
+            with suppress(OSError), open(self._log_of(rank), "ab") as log:
+                log.write(data)
 
     def _log_of(self, rank: int) -> str:
         assert self._folder is not None
@@ -79,7 +81,7 @@ class Output:
 
     @property
     def has_lost_output(self) -> bool:
-        """True when something could not be written, to a full disk for one."""
+        """Return whether some output could not be written, for example to a full disk."""
         return self._console.has_lost_output
 
     def close(self) -> None:
@@ -101,7 +103,7 @@ class Output:
                 if key.data is None:
                     os.read(self._wake_read, 4096)
                     continue
-                self.heard_at = time.monotonic()
+                self.last_output_at = time.monotonic()
                 if not key.data.read():
                     self._selector.unregister(key.fd)
                     streams.discard(key.data)
@@ -121,7 +123,7 @@ class Output:
         self._console.close()
 
     def _wait_s(self, streams: set[_Stream]) -> float | None:
-        """Return how long nothing has to be done unless a rank writes; None is for ever."""
+        """Return how long there is nothing to do unless a rank writes; None: no limit."""
         due = min(self._deadline, self._console.due, *(stream.due for stream in streams))
         return None if due == _NEVER else max(0, due - time.monotonic())
 
@@ -141,7 +143,7 @@ class _Log:
             write_all(self._file.fileno(), data)
         except OSError as error:
             self._is_full = True
-            complain(f"{self._file.name} is cut short: {error.strerror}")
+            warn(f"{self._file.name} is cut short: {error.strerror}")
 
     def release(self) -> None:
         self._users -= 1
@@ -174,22 +176,22 @@ class _Stream:
 
     @property
     def due(self) -> float:
-        """When an unfinished line is to be shown."""
+        """When an unfinished line has to be shown, on the monotonic clock."""
         return self._read_at + _IDLE_S if self._rest and self._is_live else _NEVER
 
     def read_rest(self) -> None:
-        """Take what stands in the pipe, without waiting for more."""
+        """Read what is in the pipe, without waiting for more."""
         os.set_blocking(self.fd, False)
         with suppress(BlockingIOError):
             while self.read():
                 pass
 
     def read(self) -> bool:
-        """Take what there is; False at the end, or when nobody reads the launcher's output."""
+        """Read what is there; False at the end, or when the launcher's output has no reader."""
         try:
             data = os.read(self.fd, 65536)
         except OSError as error:
-            if error.errno != errno.EIO:  # a terminal's way to say that its other end is closed
+            if error.errno != errno.EIO:  # the other end of the pseudo-terminal is closed
                 raise
             return False
         if not data or (self._is_shown and self._console.has_no_reader(self._target)):
@@ -218,13 +220,13 @@ class _Stream:
             self._console.write_line(self._rank, self._target, line + b"\n")
 
     def show_unfinished(self) -> None:
-        """Show what stands there of a line that may go on."""
+        """Show the beginning of a line that may go on."""
         if self._is_shown:
             self._console.write_piece(self._rank, self._target, self._rest)
         self._rest = b""
 
     def finish(self) -> None:
-        """Show an unfinished last line, and give the pipe and the log back."""
+        """Show an unfinished last line, and close the pipe and the log."""
         if self._rest:
             self._show_line(self._rest)
             self._rest = b""

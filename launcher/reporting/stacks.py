@@ -1,4 +1,4 @@
-"""Stacks and tracebacks in what Python writes: whose calls they are, and where they stand. Pure."""
+"""Parses the stacks and tracebacks that Python prints; separates the user's frames. Pure."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 from itertools import dropwhile
-from typing import NamedTuple
 
-_OURS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+from headway.contract.records import Frame
+from headway.launcher.reporting.foreign_messages import (
+    CODE_OF_DASH_C,
+    CRASHED_THREAD,
+    FATAL_ERROR,
+    JOINING_THREADS,
+    STACK_FRAME,
+    STACK_HEADER,
+    STACKS_TRUNCATED,
+)
+
+_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 _LIBRARIES = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    _OURS + os.sep,
+    _PACKAGE + os.sep,
     "<frozen",
 )
-_LAUNCHER = os.path.join(_OURS, "launcher") + os.sep
-_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<function>.*)')
-
-
-class Frame(NamedTuple):
-    """One call of a stack."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+_PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_LAUNCHER = os.path.join(_PACKAGE, "launcher") + os.sep
+_FRAME = re.compile(STACK_FRAME)
 
 
 Stack = tuple[Frame, ...]
@@ -36,65 +36,67 @@ Stack = tuple[Frame, ...]
 
 
 def users_frame(stack: Stack) -> Frame | None:
-    """Return the most recent call in a file that belongs to no library, else the last one."""
-    theirs = [frame for frame in stack if not frame.file.startswith(_LIBRARIES)]
-    return theirs[-1] if theirs else stack[-1] if stack else None
+    """Return the most recent call in a file outside of all libraries, else the last one."""
+    users = [frame for frame in stack if not _is_in_library(frame.file)]
+    return users[-1] if users else stack[-1] if stack else None
+
+
+def _is_in_library(file: str) -> bool:
+    # a user's site-packages, or one named in a .pth file, is in none of this Python's own folders
+    return file.startswith(_LIBRARIES) or any(folder in file for folder in _PACKAGE_FOLDERS)
 
 
 def parse_stacks(text: str) -> tuple[Stack, ...]:
     """Return the stacks in what faulthandler has written, the main thread's first.
 
-    Left out are the calls of Headway's that come before the script's, and a thread of Headway's.
+    Headway's calls before the script, and Headway's own thread, are left out.
     Source: Python's library reference, faulthandler: threads from the newest to the oldest, calls
     from the most recent one on.
     """
     stacks: list[list[Frame]] = []
     for line in text.splitlines():
-        if "(most recent call first)" in line:
+        if STACK_HEADER in line:
             stacks.append([])
         elif stacks and (frame := _frame(line)) is not None:
             stacks[-1].insert(0, frame)
-    theirs = [
-        the_scripts_own(stack)
+    users = [
+        without_launcher_frames(stack)
         for stack in reversed(stacks)
-        if stack and not _is_our_thread(stack[0])
+        if stack and not stack[0].file.startswith(_LAUNCHER)  # the thread of rank_monitor
     ]
-    return tuple(stack for stack in theirs if stack)
+    return tuple(stack for stack in users if stack)
 
 
-def the_scripts_own(stack: Iterable[Frame]) -> Stack:
-    """Return the calls without those of Headway's that come before the script's."""
+def without_launcher_frames(stack: Iterable[Frame]) -> Stack:
+    """Return the calls without those of the launcher before the script."""
     return tuple(dropwhile(_is_before_the_script, stack))
 
 
-def _is_our_thread(first: Frame) -> bool:
-    return first.file.startswith(_LAUNCHER) and first.function == "_answer"
+def is_truncated(text: str) -> bool:
+    """Return whether faulthandler left threads out, as it does after 100."""
+    return STACKS_TRUNCATED in text
 
 
-def is_cut(text: str) -> bool:
-    """Return whether faulthandler left threads out: after 100 it writes three dots alone."""
-    return "\n...\n" in text
-
-
-def is_whole(text: str) -> bool:
-    """Return whether stacks end with the main thread's first call, which is always Headway's."""
-    return text.endswith("\n") and '"<string>"' in text.splitlines()[-1]
+def is_complete(text: str) -> bool:
+    """Return whether stacks end with the main thread's first call, the bootstrap code."""
+    return text.endswith("\n") and f'"{CODE_OF_DASH_C}"' in text.splitlines()[-1]
 
 
 def waits_for_threads(stacks: Sequence[Stack]) -> bool:
-    """True where the script is at its end, and Python waits for its threads that are no daemons."""
+    """Return whether the script is at its end, and Python joins its non-daemon threads."""
+    file, function = JOINING_THREADS
     main = stacks[0] if stacks else ()
-    return any(one.function == "_shutdown" and one.file.endswith("threading.py") for one in main)
+    return any(one.function == function and one.file.endswith(file) for one in main)
 
 
 def describe_crash(text: str) -> list[str]:
     """Return the stack of the thread that crashed, if faulthandler has written one."""
-    _, _, report = text.rpartition("Fatal Python error: ")
-    _, found, stack = report.partition("Current thread")
+    _, _, report = text.rpartition(FATAL_ERROR)
+    _, found, stack = report.partition(CRASHED_THREAD)
     stacks = parse_stacks(found + stack.partition("\n\n")[0])
     if not stacks:
         return []
-    return [f"{report.splitlines()[0]}, most recent call last:", *lines_of(stacks[0])]
+    return [f"{report.splitlines()[0]}, most recent call last:", *format_stack(stacks[0])]
 
 
 def parse_traceback(text: str) -> Stack:
@@ -111,11 +113,11 @@ def _frame(line: str) -> Frame | None:
 
 
 def _is_before_the_script(frame: Frame) -> bool:
-    return frame.file.startswith((_LAUNCHER, "<string>", "<frozen runpy"))
+    return frame.file.startswith((_LAUNCHER, CODE_OF_DASH_C, "<frozen runpy"))
 
 
-def lines_of(stack: Stack) -> Iterable[str]:
-    """Yield the lines of a stack as Python prints it, with those of its source."""
+def format_stack(stack: Stack) -> Iterable[str]:
+    """Yield the lines of a stack as Python prints it, with the source lines."""
     for frame in stack:
         yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
         source = linecache.getline(frame.file, frame.line).strip()

@@ -1,4 +1,4 @@
-"""Listens to what the ranks say about themselves, and asks them when the run seems to hang."""
+"""Reads the records that the ranks send, and asks where they are when the run seems to hang."""
 
 from __future__ import annotations
 
@@ -12,26 +12,37 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
-from headway.contract.records import Progress, decode_records
+from headway.contract.records import (
+    Answer,
+    AnswersQuestions,
+    Crash,
+    End,
+    Group,
+    Heartbeat,
+    Progress,
+    Ready,
+    Record,
+    Refused,
+    decode_records,
+)
 from headway.launcher.reporting import hang
-from headway.launcher.reporting.hang import Group, Hang, Statement
+from headway.launcher.reporting.foreign_messages import CAUGHT_SIGNALS, STATE, STOPPED_STATES
+from headway.launcher.reporting.hang import Exit, Hang, NoStack, RankStatus
 from headway.launcher.reporting.stacks import (
-    Frame,
     Stack,
     describe_crash,
-    is_cut,
-    is_whole,
+    is_complete,
+    is_truncated,
     parse_stacks,
     parse_traceback,
-    the_scripts_own,
     waits_for_threads,
+    without_launcher_frames,
 )
 
-_ANSWER_WITHIN_S = 1.0  # to the question for collectives, and then to that for stacks
-_AWAY_S = 1.0  # who waits so much longer than asked to was stopped, and so may the ranks have been
-_QUIET_S = 0.5  # stacks that have not grown for so long are whole, whatever they end with
+_ANSWER_WITHIN_S = 1.0  # for the collectives, and then again for the stacks
+_SUSPENDED_S = 1.0  # a select() that took so much too long: this process was stopped (Ctrl-Z)
+_QUIET_S = 0.5  # stacks that have not grown for so long are complete, whatever they end with
 _POLL_S = 0.02
 _ASK_EVERY_S = 10.0  # at most, for the collectives of ranks under `hang_timeout`
 
@@ -40,14 +51,14 @@ class Watch:
     """One thread that reads the ranks' status channels and stacks until `close`.
 
     Args:
-        hang_timeout_s: without progress for so long the run counts as hanging; None: for ever.
-        heard_at: says when a rank last wrote any output, on the monotonic clock.
+        hang_timeout_s: the run hangs after so long without progress; None: never.
+        last_output_at: returns when a rank last wrote any output, on the monotonic clock.
     """
 
-    def __init__(self, hang_timeout_s: int | None, heard_at: Callable[[], float]) -> None:
-        self.hang: Hang | None = None  # set once, when `hang_timeout_s` is over
+    def __init__(self, hang_timeout_s: int | None, last_output_at: Callable[[], float]) -> None:
+        self.hang: Hang | None = None  # set once, after `hang_timeout_s`
         self._timeout_s = hang_timeout_s
-        self._heard_at = heard_at
+        self._last_output_at = last_output_at
         self._ranks: dict[int, _Rank] = {}  # of this attempt
         self._progress_at = time.monotonic()
         self._lock = threading.RLock()
@@ -69,7 +80,7 @@ class Watch:
             self._progress_at = time.monotonic()
 
     def add(self, rank: int, pid: int, channel: int, stacks: int) -> None:
-        """Listen to a new rank's channel and pipe of stacks; both are closed in the end."""
+        """Read a new rank's channel and pipe of stacks; both are closed when it ends."""
         with self._lock:
             self._ranks[rank] = _Rank(rank, pid, channel, stacks)
             self._progress_at = time.monotonic()
@@ -78,10 +89,10 @@ class Watch:
                 self._selector.register(fd, selectors.EVENT_READ)
         self._wake()
 
-    def end(self, rank: int, code: int) -> list[dict[str, Any]]:
-        """Stop listening to a rank whose process has ended; return how it said that it would.
+    def end(self, rank: int, code: int) -> list[Crash | End]:
+        """Close the channel of a rank whose process has ended; return how it reported its end.
 
-        What it has said about its collectives stays, to be compared with the others'.
+        The collectives that it reported stay, to be compared with the others'.
         """
         with self._lock:
             ended = self._ranks.get(rank)
@@ -93,15 +104,15 @@ class Watch:
                 for fd in ended.fds:
                     self._forget(fd)
                     os.close(fd)
-            return ended.last_words
+            return ended.ends
 
     def crash_stack(self, rank: int) -> list[str]:
-        """Return where the process of a rank crashed, as far as faulthandler could tell."""
+        """Return where the process of a rank crashed, if faulthandler wrote it."""
         known = self._ranks.get(rank)
         return describe_crash(known.text) if known else []
 
     def begin_to_stop(self) -> None:
-        """Ranks that are being stopped make no progress, and need none."""
+        """Look for no hang any more: ranks that are being stopped make no progress."""
         self._is_stopping = True
 
     def ask(self) -> None:
@@ -109,10 +120,10 @@ class Watch:
         self._is_asked = True
         self._wake()
 
-    def statements(self) -> list[Statement]:
-        """Ask the living ranks where they are, and return what is known of all of this machine's.
+    def statuses(self) -> list[RankStatus]:
+        """Ask the running ranks where they are; return what is known of all on this machine.
 
-        Takes up to two seconds, if a rank cannot answer.
+        Takes up to two seconds if a rank cannot answer.
         """
         with self._lock:
             ranks = [one for _, one in sorted(self._ranks.items())]
@@ -124,7 +135,7 @@ class Watch:
                     time.sleep(_POLL_S)
                     for one in ranks:
                         one.read()
-            return [one.statement for one in ranks]
+            return [one.status for one in ranks]
 
     def close(self) -> None:
         """End the thread."""
@@ -139,7 +150,7 @@ class Watch:
         os.write(self._wake_write, b"\0")
 
     def _forget(self, fd: int) -> None:
-        with suppress(KeyError):  # it was closed by the rank before
+        with suppress(KeyError):  # the rank closed its end before
             self._selector.unregister(fd)
 
     def _listen(self) -> None:
@@ -147,7 +158,7 @@ class Watch:
         while not self._is_closing:
             began = time.monotonic()
             ready = self._selector.select(every_s)
-            if every_s is not None and time.monotonic() > began + every_s + _AWAY_S:
+            if every_s is not None and time.monotonic() > began + every_s + _SUSPENDED_S:
                 self._progress_at = time.monotonic()
             with self._lock:
                 if any(key.fd == self._wake_read for key, _ in ready):
@@ -165,39 +176,40 @@ class Watch:
             self._look_for_a_hang()
 
     def _report(self) -> None:
-        statements = self.statements()
-        say(f"stacks of {len(statements)} ranks\n{hang.describe(statements)}")
+        statuses = self.statuses()
+        say(f"stacks of {len(statuses)} ranks\n{hang.describe(statuses)}")
 
     def _look_for_a_hang(self) -> None:
         if self._timeout_s is None or self.hang is not None or not self._ranks:
             return
         if not self._has_stood_still(self._timeout_s):
             return
-        statements = self.statements()
-        if self._has_stood_still(self._timeout_s):  # also while it was asked
-            say(f"no progress for {self._timeout_s} s{hang.describe_stacks(statements)}")
-            self.hang = Hang(tuple(statements), self._timeout_s)
+        statuses = self.statuses()
+        if self._has_stood_still(self._timeout_s):  # also while the ranks were asked
+            say(f"no progress for {self._timeout_s} s{hang.describe_stacks(statuses)}")
+            self.hang = Hang(tuple(statuses), self._timeout_s)
 
     def _has_stood_still(self, for_s: float) -> bool:
-        since = max(self._progress_at, self._heard_at())
+        since = max(self._progress_at, self._last_output_at())
         return not self._is_stopping and time.monotonic() - since >= for_s
 
 
 class _Rank:
-    """One rank, as far as it has spoken."""
+    """One rank and what it has sent."""
 
     def __init__(self, rank: int, pid: int, channel: int, stacks: int) -> None:
         self.fds = (channel, stacks)
         self.closed: set[int] = set()  # of these, by the rank
         self.code: int | None = None  # of its process, once that has ended
-        self.last_words: list[dict[str, Any]] = []  # its crash, or its end
+        self.ends: list[Crash | End] = []  # as it reported them
         self.text = ""  # what faulthandler wrote
         self._rank = rank
         self._pid = pid
         self._rest = b""
-        self._shows_stacks: bool | None = None  # None: it has not said so
-        self._main: Stack = ()  # the main thread's calls
-        self._answers = False
+        self._shows_stacks: bool | None = None  # on SIGQUIT; None: not reported yet
+        self._main_stack: Stack = ()  # of the main thread
+        self._answers_questions = False
+        self._has_refused = False  # a line on its channel
         self._groups: tuple[Group, ...] | None = None
         self._progress: Progress | None = None
         self._awaits_groups = False
@@ -205,20 +217,20 @@ class _Rank:
         self._grew_at = 0.0  # the text
 
     def read(self) -> bool:
-        """Take what has come; True where that is progress."""
+        """Read what has come; return whether it shows progress."""
         if self.code is not None:
             return False
-        lines = self._rest + self._take(self.fds[0])
-        written = self._take(self.fds[1])
+        lines = self._rest + self._read_available(self.fds[0])
+        written = self._read_available(self.fds[1])
         if written:
             self.text += written.decode(errors="replace")
             self._grew_at = time.monotonic()
         records, self._rest = decode_records(lines)
-        signs = [self._is_progress(record) for record in records]
-        return any(signs)
+        progresses = [self._take_in(record) for record in records]
+        return any(progresses)
 
-    def _take(self, fd: int) -> bytes:
-        """Return what stands in a pipe or socket, without waiting for more."""
+    def _read_available(self, fd: int) -> bytes:
+        """Return what is in a pipe or socket, without waiting for more."""
         data = b""
         with suppress(BlockingIOError, ConnectionResetError):
             while part := os.read(fd, 65536):
@@ -226,23 +238,41 @@ class _Rank:
             self.closed.add(fd)
         return data
 
-    def _is_progress(self, record: dict[str, Any]) -> bool:
-        """Note what a record says."""
-        self._shows_stacks = record.get("shows_stacks", self._shows_stacks)
-        self._main = tuple(Frame(*call) for call in record.get("main", self._main))
-        self._answers |= "answers" in record
-        if "crash" in record or "end" in record:
-            self.last_words.append(record)
-        if tuple(record.get("progress", Progress())) != Progress():
-            self._progress = Progress(*record["progress"])
-        groups_before = self._groups
-        if "groups" in record:
-            self._groups = tuple(Group.read(one) for one in record["groups"])
+    def _take_in(self, record: Record | Refused) -> bool:
+        """Keep what a record says; return whether it shows progress."""
+        if isinstance(record, Refused):
+            if not self._has_refused:
+                say(
+                    f"note: rank {self._rank} wrote to the launcher's status channel what is no "
+                    f"record ({record.reason}); it is ignored"
+                )
+            self._has_refused = True
+            return False
+        if isinstance(record, Ready):
+            self._shows_stacks = True
+        elif isinstance(record, AnswersQuestions):
+            self._answers_questions = True
+        elif isinstance(record, Heartbeat):
+            self._progress = record.progress
+            return True
+        elif isinstance(record, Answer):
+            self._shows_stacks, self._main_stack = record.shows_stacks, record.main_stack
+            if record.progress != Progress():  # the script uses an Accelerator
+                self._progress = record.progress
             self._awaits_groups = False
-        return "beat" in record or self._groups != groups_before
+            return self._note_groups(record.groups)
+        elif isinstance(record, (Crash, End)):
+            self.ends.append(record)
+            return self._note_groups(record.groups)
+        return False
+
+    def _note_groups(self, groups: tuple[Group, ...]) -> bool:
+        """Keep a rank's groups; return whether they have changed."""
+        before, self._groups = self._groups, groups
+        return groups != before
 
     def ask_for_groups(self) -> None:
-        if self.code is None and self._answers and not self._awaits_groups:
+        if self.code is None and self._answers_questions and not self._awaits_groups:
             with suppress(OSError):
                 os.write(self.fds[0], b"?")
                 self._awaits_groups = True
@@ -260,60 +290,70 @@ class _Rank:
         if self.code is not None:
             return False
         is_quiet = self.text and time.monotonic() - self._grew_at > _QUIET_S
-        has_stacks = is_quiet or is_whole(self.text)
+        has_stacks = is_quiet or is_complete(self.text)
         return self._awaits_groups or (self._awaits_stacks and not has_stacks)
 
     @property
-    def statement(self) -> Statement:
-        told = Statement(self._rank, groups=self._groups, progress=self._progress)
+    def status(self) -> RankStatus:
+        status = RankStatus(self._rank, groups=self._groups, progress=self._progress)
         stacks = parse_stacks(self.text) if self.code is None else ()
-        if self.code is None and (waits_for_threads(stacks) or not self._is_leaving):
-            if is_cut(self.text):
-                stacks = (the_scripts_own(self._main), *stacks)
-            return told._replace(stacks=stacks, silence=self._silence)
-        crashes = [record["crash"] for record in self.last_words if "crash" in record]
-        if not crashes:
-            return told._replace(end=self._end)
-        return told._replace(
-            stacks=(parse_traceback(crashes[0]["traceback"]),),
-            groups=self._groups and tuple(group.after_crash() for group in self._groups),
+        if self.code is None and (waits_for_threads(stacks) or not self._is_ending):
+            if is_truncated(self.text):
+                stacks = (without_launcher_frames(self._main_stack), *stacks)
+            return status._replace(stacks=stacks, no_stack=self._no_stack)
+        crash = next((one for one in self.ends if isinstance(one, Crash)), None)
+        if crash is None:
+            return status._replace(exit=self._exit)
+        return status._replace(
+            stacks=(parse_traceback(crash.traceback),),
+            groups=self._groups and tuple(map(_before_crash, self._groups)),
         )
 
     @property
-    def _silence(self) -> str:
+    def _no_stack(self) -> NoStack | None:
         if self._shows_stacks is None:
-            return "the program is no Python, or has only just begun"
+            return NoStack.NOT_PYTHON
         if not self._shows_stacks or not handles_quit(self._pid):
-            return "the script handles SIGQUIT itself"
-        is_stopped = _status_of(self._pid).get("State", "").startswith(("T", "t"))
-        return "its process is stopped" if is_stopped else ""
+            return NoStack.SIGQUIT_IN_USE
+        is_stopped = _status_of(self._pid).get(STATE, "").startswith(STOPPED_STATES)
+        return NoStack.STOPPED if is_stopped else None
 
     @property
-    def _is_leaving(self) -> bool:
-        """True where its script is at its end and the process is not, and it waits for nobody."""
+    def _is_ending(self) -> bool:
+        """Return whether the script has ended and its process has not, and no collective is open.
+
+        Threads of the script may still be in one.
+        """
         waits = any(group.waits_for is not None for group in self._groups or ())
-        return not waits and any("end" in record for record in self.last_words)
+        return not waits and any(isinstance(one, End) for one in self.ends)
 
     @property
-    def _end(self) -> str:
-        place = "".join(record.get("place", "") for record in self.last_words)
-        codes = [record["code"] for record in self.last_words if "end" in record]
-        code = codes[0] if self.code is None else self.code
-        return f"exit code {code}{place and ', '}{place}"
+    def _exit(self) -> Exit:
+        end = next((one for one in self.ends if isinstance(one, End)), None)
+        if end is None:
+            return Exit(self.code or 0)
+        return Exit(end.code if self.code is None else self.code, True, end.exited_at)
+
+
+def _before_crash(group: Group) -> Group:
+    """Return a group as it was before: torch marks a collective that failed as done."""
+    return group._replace(
+        collectives=tuple(one._replace(is_done=False) for one in group.collectives[-1:])
+    )
 
 
 def handles_quit(pid: int) -> bool:
     """Return whether a process has a handler for SIGQUIT, which ends it otherwise.
 
-    Source: proc(5), SigCgt in /proc/pid/status. Elsewhere than on Linux the answer is yes.
+    Known on Linux only; elsewhere the answer is yes.
     """
     if sys.platform != "linux":
         return True
-    return bool(int(_status_of(pid).get("SigCgt", "0"), 16) >> (signal.SIGQUIT - 1) & 1)
+    return bool(int(_status_of(pid).get(CAUGHT_SIGNALS, "0"), 16) >> (signal.SIGQUIT - 1) & 1)
 
 
 def _status_of(pid: int) -> dict[str, str]:
-    """Return what Linux tells of a process; nothing where it is gone, and elsewhere."""
+    """Return the rows of /proc/PID/status; none where the process is gone, or without Linux."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             rows = [line.split(":", 1) for line in file]
@@ -322,22 +362,22 @@ def _status_of(pid: int) -> dict[str, str]:
     return {row[0]: row[1].strip() for row in rows}
 
 
-def mailbox(pid: int) -> str:
+def stack_pipe(pid: int) -> str:
     """Return the pipe through which `headway stack` gets what the launcher `pid` prints."""
     return os.path.join(tempfile.gettempdir(), f"headway-stack-{pid}", "report")
 
 
 def say(text: str) -> None:
-    """Print, and hand a copy to whoever asked from another terminal."""
+    """Print a line on stderr, and into the pipe of a `headway stack` that waits for it."""
     line = f"headway: {text}\n"
     with suppress(OSError):
         sys.stderr.write(line)
         sys.stderr.flush()
     with suppress(OSError):
-        box = mailbox(os.getpid())
-        found = os.lstat(box)
+        path = stack_pipe(os.getpid())
+        found = os.lstat(path)
         if stat.S_ISFIFO(found.st_mode) and found.st_uid == os.getuid():
-            fd = os.open(box, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             os.set_blocking(fd, True)
-            with open(fd, "w", encoding="utf-8") as file:
+            with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(line)

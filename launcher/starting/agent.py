@@ -1,5 +1,5 @@
-"""Runs a plan's ranks under torch's elastic agent: rendezvous, monitoring and restarts are torch's,
-starting and stopping the processes is ours (`ranks.py`).
+"""Runs a plan's ranks under torch's elastic agent: monitoring and restarts are torch's; starting
+and stopping the processes is done in `ranks.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
 from headway.launcher.planning.supervision import refuse_missing_ranks
 from headway.launcher.reporting.console import Console
 from headway.launcher.reporting.failures import STOPPED_AND_SAVED, Failure, RankExit, find_failure
-from headway.launcher.reporting.hang import Hang, blame
+from headway.launcher.reporting.hang import Hang, explain_divergence
 from headway.launcher.reporting.output import Output
 from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.ranks import NoLogs, RankProcesses
@@ -37,13 +37,13 @@ from headway.launcher.starting.starter import Starter
 from headway.machine.cgroups import count_memory_kills
 from headway.settings.profile_files import shown
 
-# what torch's agent logs about a stop is said here in one line of our own
+# torch's agent logs a traceback for a stop signal; Headway prints one line
 _torch_log = logging.getLogger("torch.distributed.elastic")
 _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
-_PASSED_ON = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that has the terminal
+_FORWARDED = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that has the terminal
 _ENDED_BY_INTERRUPT = 130
 
 
@@ -53,12 +53,12 @@ def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
     Args:
         plan: the launch.
         starter: starts the ranks.
-        colored: a terminal may be given colours.
+        colored: prefixes may be coloured on a terminal.
 
     Raises:
         WorkerFailed: a rank failed; the error's exit code is the rank's.
         LaunchError: the ranks could not be started, or another machine failed.
-        ConfigError: a rank is to be shown that no machine has.
+        ConfigError: `ranks` names a rank that no machine has.
     """
     settings = plan.settings
     folder = _log_folder(plan)
@@ -69,7 +69,7 @@ def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
         ranks=() if is_debugged else settings.ranks,
     )
     output = Output(console, folder=folder)
-    watch = Watch(None if is_debugged else settings.hang_timeout, lambda: output.heard_at)
+    watch = Watch(None if is_debugged else settings.hang_timeout, lambda: output.last_output_at)
     handler = _rendezvous_handler(plan)
     agent = Agent(plan, starter, handler, output, watch)
     stopped_by = None
@@ -78,7 +78,7 @@ def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
             agent.run()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
-    except _InVain:
+    except _FailsAgain:
         pass
     except ConfigError:
         handler.announce_failure()
@@ -92,15 +92,16 @@ def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
     return _exit_code(agent, stopped_by, folder)
 
 
-class _InVain(Exception):
-    """The same exception came twice at the same place: no restart will help."""
+class _FailsAgain(Exception):
+    """The run failed in the same way as before: no restart will help."""
 
 
 class Agent(LocalElasticAgent):
-    """torch's agent with our ranks. This class is all that leans on torch's private names:
-    `_start_workers(worker_group)` is called after each rendezvous and returns the pids,
-    `_restart_workers(worker_group)` before one that follows a failure, and `_pcontext` is the
-    context that torch polls and closes.
+    """torch's agent with our ranks.
+
+    The only class that relies on these private names of torch: `_start_workers(worker_group)` is
+    called after each rendezvous and returns the pids, `_restart_workers(worker_group)` before one
+    that follows a failure, and `_pcontext` is the context that torch polls and closes.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Agent(LocalElasticAgent):
             rdzv_handler=handler,
             entrypoint=plan.program.name,
             max_restarts=plan.settings.max_restarts,
-            monitor_interval=0.001,  # the ranks wait for the next end by themselves
+            monitor_interval=0.001,  # RankProcesses waits for the next end itself
         )
         super().__init__(spec, NoLogs(), shutdown_timeout=plan.settings.grace_period_s)
         self._plan = plan
@@ -132,26 +133,26 @@ class Agent(LocalElasticAgent):
 
     @property
     def exits(self) -> list[RankExit]:
-        """How the ranks of the last attempt ended, in that order."""
+        """How the ranks of the last attempt ended, the first one first."""
         return list(self._ranks.exits.values()) if self._ranks else []
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks this machine is to have."""
+        """How many ranks run on this machine."""
         return self._plan.settings.num_processes
 
     @property
     def is_stopping(self) -> bool:
-        """True once the ranks have been asked to stop."""
+        """Whether the ranks have been asked to stop."""
         return self._ranks is not None and self._ranks.is_stopping
 
     def hurry(self) -> None:
-        """Grant the ranks that are being stopped no more grace."""
+        """End the grace period of ranks that are being stopped."""
         if self._ranks:
             self._ranks.hurry()
 
-    def passes_on_interrupt(self) -> bool:
-        """Let a Ctrl-C be the debugged rank's, but not a second one, which also ends all grace."""
+    def forwards_interrupt(self) -> bool:
+        """Send a first Ctrl-C to the debugged rank; a second one ends the run at once."""
         if self._ranks is None or self._plan.settings.debug_rank is None:
             return False
         if self._ctrl_c.is_second():
@@ -163,7 +164,7 @@ class Agent(LocalElasticAgent):
         refuse_missing_ranks(self._plan.settings, worker_group.workers[0].world_size)
         attempt = self._handler.round
         if attempt > 0:
-            self._say_restart(attempt)
+            self._print_restart(attempt)
         envs = {
             worker.local_rank: _rank_environment(worker_group, worker, attempt)
             for worker in worker_group.workers
@@ -175,7 +176,7 @@ class Agent(LocalElasticAgent):
             self.output,
             self.watch,
             attempt,
-            tells_its_end=self._plan.program.kind != "program",
+            reports_its_end=self._plan.program.kind != "program",
             debug_rank=self._plan.settings.debug_rank,
         )
         self._ranks.start()
@@ -190,35 +191,34 @@ class Agent(LocalElasticAgent):
         """Return how the last attempt failed on this machine, None if it did not."""
         if self.watch.hang is not None:
             return self.watch.hang
-        kills = count_memory_kills() - self._kills_before
         return find_failure(
             self.exits,
             ranks=[worker.global_rank for worker in self._worker_group.workers],
             world_size=self._worker_group.workers[0].world_size,
-            evidence=f" (the kernel's memory killer struck {kills} times)" if kills else "",
+            memory_kills=count_memory_kills() - self._kills_before,
             last_lines={
                 end.rank: self.watch.crash_stack(end.rank) or self.output.tail(end.rank)
                 for end in self.exits
             },
-            parted=blame(self._ranks.statements) if self._ranks else (),
+            divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
         )
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._stop_workers(worker_group)
         failure = self.find_failure()
         if failure is not None and failure.is_repeat_of(self._last_failure):
-            raise _InVain
+            raise _FailsAgain
         self._last_failure = failure
         super()._restart_workers(worker_group)
 
-    def _say_restart(self, attempt: int) -> None:
+    def _print_restart(self, attempt: int) -> None:
         failure = self._last_failure
         cause = "another machine lost its ranks" if failure is None else failure.cause
         _say(f"{cause}; restart {attempt}")
 
 
 def _rank_environment(group: WorkerGroup, worker: Any, attempt: int) -> dict[str, str]:
-    """Return torch's variables for one rank, under the names that torchrun sets too."""
+    """Return the variables for one rank that torchrun sets too."""
     return {
         "RANK": str(worker.global_rank),
         "LOCAL_RANK": str(worker.local_rank),
@@ -231,7 +231,7 @@ def _rank_environment(group: WorkerGroup, worker: Any, attempt: int) -> dict[str
         "ROLE_WORLD_SIZE": str(worker.role_world_size),
         "MASTER_ADDR": str(group.master_addr),
         "MASTER_PORT": str(group.master_port),
-        # all machines agree on the round, so the ranks of one attempt meet under the same keys
+        # all machines count rounds alike, so the ranks of one attempt use the same store keys
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(group.spec.max_restarts),
         "TORCHELASTIC_RUN_ID": group.spec.rdzv_handler.get_run_id(),
@@ -270,24 +270,26 @@ def _log_folder(plan: LaunchPlan) -> str | None:
         raise LaunchError(
             f"log_dir {log_dir!r} cannot be written to: {error.strerror}",
             where=str(plan.settings.origin("log_dir")),
-            fix="name a folder that you may write to",
+            fix="pass a folder that you can write to",
         ) from None
     return folder
 
 
 @contextmanager
 def _signals(agent: Agent) -> Iterator[None]:
-    r"""Turn the first stop signal into torch's SignalException and let a second one end all grace;
-    print stacks on SIGQUIT, which is what the terminal's Ctrl-\ sends; send others on to the ranks.
-    A SIGHUP that is ignored already (nohup) stays so.
+    r"""Handle the launcher's signals.
+
+    The first stop signal raises torch's SignalException, a second one ends the grace period;
+    SIGQUIT (Ctrl-\) prints stacks; others are forwarded to the ranks. An ignored SIGHUP (nohup)
+    stays ignored.
     """
     seen: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
-        if number == signal.SIGINT and not seen and agent.passes_on_interrupt():
+        if number == signal.SIGINT and not seen and agent.forwards_interrupt():
             return
         seen.append(number)
-        if len(seen) > 1 and agent.is_stopping:  # else the first was swallowed somewhere
+        if len(seen) > 1 and agent.is_stopping:  # else some code swallowed the first exception
             agent.hurry()
         else:
             raise SignalException(f"stopped by signal {number}", signal.Signals(number))
@@ -299,19 +301,19 @@ def _signals(agent: Agent) -> Iterator[None]:
         agent.watch.ask()
 
     before = {}
-    handlers = ((_STOP_SIGNALS, stop), (_PASSED_ON, forward), (("SIGQUIT",), show_stacks))
+    handlers = ((_STOP_SIGNALS, stop), (_FORWARDED, forward), (("SIGQUIT",), show_stacks))
     for names, handler in handlers:
         for name in names:
             number = getattr(signal, name, None)
             if number is None:
                 continue
-            # SIGQUIT is also ignored by what a script's shell starts with &, to no purpose here
+            # a shell script starts background jobs with SIGQUIT ignored
             if name == "SIGQUIT" or signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, old in before.items():  # the run is being stopped: no signal stops it better
+        for number, old in before.items():  # a run that is being stopped ignores stop signals
             signal.signal(number, signal.SIG_IGN if seen else old)
 
 
@@ -346,5 +348,5 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
 
 
 def _say(line: str) -> None:
-    with suppress(OSError):  # the terminal may be what ended the run
+    with suppress(OSError):  # the terminal may be gone
         print(f"headway: {line}", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 """Takes idle GPUs so that no other launch on this machine takes the same: one lock file per GPU.
 
-A lock belongs to an open file: the kernel releases it when the launch has ended, however it ended.
-A script that replaces the launcher inherits it. Who chooses holds the lock of the folder, so that
-of two launches at the same moment one chooses first and the other sees what is left.
+A lock belongs to an open file: the kernel releases it when the launch has ended, in whatever way.
+A script that replaces the launcher inherits it. A launch holds the folder's lock while it chooses,
+so that two launches never choose at the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway.machine.facts import Gpu, Machine
 from headway.settings.table import Settings
 
 FOLDER = "/tmp/headway-gpus"
-"""The same for all users, and whatever TMPDIR says: claims must meet."""
+"""The same for all users and any TMPDIR: all launches must see the same files."""
 
 POLL_S = 2.0
 
@@ -31,19 +31,19 @@ def claim_idle(
 ) -> Machine:
     """Claim the GPUs that `settings.devices` selects, and return the machine they were chosen on.
 
-    Where too few are idle and waiting does not help, nothing is claimed: the plan will say why.
+    If too few are idle and waiting does not help, nothing is claimed: the plan reports why.
 
     Args:
         settings: resolved, with `devices: idle:N`.
         look: returns the machine as it is now, with what each GPU is busy with.
-        wait_s: how long to look again for GPUs that become idle; None for not at all.
+        wait_s: how long to wait for GPUs that become idle; None: not at all.
         folder: where the lock files are.
 
     Raises:
         MachineError: the lock files cannot be written.
     """
     began = time.monotonic()
-    told = False
+    has_said = False
     while True:
         with _turn(folder):
             machine = with_claims(look(), folder)
@@ -52,17 +52,17 @@ def claim_idle(
                 for index in selection.indices[: settings.num_processes]:
                     _take(machine.visible_gpus[index], folder)
                 return machine
-        is_vain = not settings.devices.may_become_idle(machine.visible_gpus)
-        if wait_s is None or is_vain or time.monotonic() - began >= wait_s:
+        can_wait = settings.devices.may_become_idle(machine.visible_gpus)
+        if wait_s is None or not can_wait or time.monotonic() - began >= wait_s:
             return machine
-        if not told:
+        if not has_said:
             print(f"headway: waiting: {'; '.join(selection.wrong)}", file=sys.stderr, flush=True)
-            told = True
+            has_said = True
         time.sleep(min(POLL_S, max(0.0, began + wait_s - time.monotonic())))
 
 
 def with_claims(machine: Machine, folder: str = FOLDER) -> Machine:
-    """Return the machine with those GPUs marked that another launch has claimed."""
+    """Return the machine with the GPUs marked that another launch has claimed."""
     return machine._replace(
         gpus=tuple(
             gpu._replace(
@@ -82,7 +82,7 @@ def _claimed_by(uuid: str, folder: str) -> str:
     path = _path(uuid, folder)
     try:
         with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # who only looks disturbs nobody
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: looking claims nothing
     except FileNotFoundError:
         return ""
     except BlockingIOError:
@@ -119,7 +119,7 @@ def _turn(folder: str) -> Iterator[None]:
     try:
         os.makedirs(folder, exist_ok=True)
         if os.stat(folder).st_uid == os.getuid():
-            os.chmod(folder, 0o1777)  # all users' claims meet here
+            os.chmod(folder, 0o1777)  # for all users
         lock = _open(_path("turn", folder))
     except OSError as error:
         raise _unusable(_path("turn", folder), error) from None
@@ -142,25 +142,25 @@ def _open(path: str) -> int:
     except FileNotFoundError:
         lock = os.open(path, flags | os.O_CREAT, 0o644)
     if os.fstat(lock).st_uid == os.getuid():
-        os.fchmod(lock, 0o644)  # a strict umask would shut the others out
+        os.fchmod(lock, 0o644)  # a strict umask would lock out other users
     return lock
 
 
 def _unusable(path: str, error: OSError) -> MachineError:
-    """Return why a lock cannot be had, with who can change that."""
+    """Return the error for a lock that cannot be taken, with who can fix it."""
     folder = os.path.dirname(path)
-    culprit, fix = folder, f"`chmod 1777 {folder}`"
+    path_at_fault, fix = folder, f"`chmod 1777 {folder}`"
     if not os.path.lexists(folder):
-        fix = f"`mkdir -m 1777 {folder}`, as a user who may"
+        fix = f"`mkdir -m 1777 {folder}`, as a user with the right to"
     elif not os.path.isdir(folder):
         fix = f"`rm {folder}`"
     elif os.path.lexists(path):
-        culprit, fix = path, f"`rm {path}`" if os.path.islink(path) else f"`chmod 644 {path}`"
+        path_at_fault, fix = path, f"`rm {path}`" if os.path.islink(path) else f"`chmod 644 {path}`"
     owner = ""
-    if os.path.lexists(culprit) and (uid := os.lstat(culprit).st_uid) != os.getuid():
+    if os.path.lexists(path_at_fault) and (uid := os.lstat(path_at_fault).st_uid) != os.getuid():
         owner, fix = f" of {_user(uid)}", f"ask {_user(uid)} for {fix}"
     return MachineError(
-        f"idle GPUs cannot be claimed: {culprit}{owner}: {error.strerror}",
+        f"idle GPUs cannot be claimed: {path_at_fault}{owner}: {error.strerror}",
         where="devices: idle:N takes a lock file for each GPU",
         fix=f"{fix}; or name the GPUs: --devices 0,1",
     )

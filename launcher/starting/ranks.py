@@ -1,7 +1,7 @@
 """The process context that torch's agent drives: the ranks of one machine in one attempt.
 
-A subclass of torch's public `PContext`, so that the agent stays torch's while the processes, their
-pipes and their end are ours. torch's log files, tailing threads and signal handlers are not used.
+A subclass of torch's public `PContext`: the agent is torch's; the processes, their pipes and their
+end are handled here. torch's log files, tailing threads and signal handlers are not used.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from torch.distributed.elastic.multiprocessing.api import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from headway.contract.records import Crash
+from headway.contract.records import Crash, Ended
 from headway.launcher.reporting import hang
-from headway.launcher.reporting.failures import RankExit, is_of_communication
-from headway.launcher.reporting.hang import Statement
+from headway.launcher.reporting.failures import RankExit
+from headway.launcher.reporting.hang import RankStatus
 from headway.launcher.reporting.output import Output
+from headway.launcher.reporting.reasons import is_of_communication
 from headway.launcher.reporting.watch import Watch
-from headway.launcher.starting.starter import Ended, Starter, cannot_start
+from headway.launcher.starting.starter import Starter, cannot_start
 
-_NOTICE_OTHERS_S = 0.25  # while no rank ends here, look at the other machines, and for a hang
+_CHECK_EVERY_S = 0.25  # for other machines and for a hang, while no rank ends here
 _VICTIM_GRACE_S = 5  # for ranks that stop because another one failed
 
 
@@ -41,9 +42,9 @@ class RankProcesses(PContext):
         starter: starts the processes and reports their ends.
         envs: by local rank, the variables that differ from rank to rank; RANK is among them.
         output: reads what the ranks write.
-        watch: reads what they say about themselves.
+        watch: reads the records that they send.
         attempt: 0, and one more for each restart.
-        tells_its_end: the program is Python, and says when it comes to its own end.
+        reports_its_end: the program is Python, and sends a record when it comes to its end.
         debug_rank: the rank that has the launcher's own terminal.
     """
 
@@ -54,7 +55,7 @@ class RankProcesses(PContext):
         output: Output,
         watch: Watch,
         attempt: int,
-        tells_its_end: bool,
+        reports_its_end: bool,
         debug_rank: int | None,
     ) -> None:
         super().__init__(
@@ -68,12 +69,12 @@ class RankProcesses(PContext):
         self._output = output
         self._watch = watch
         self._attempt = attempt
-        self._tells_its_end = tells_its_end
+        self._reports_its_end = reports_its_end
         self._debug_rank = debug_rank
         self._local_ranks: dict[int, int] = {}  # by pid
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
-        self.statements: list[Statement] = []  # where all were when communication failed
+        self.statuses: list[RankStatus] = []  # where all ranks were when communication failed
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
 
     def start(self) -> None:
@@ -124,33 +125,30 @@ class RankProcesses(PContext):
             code=ended.code,
             time=ended.time,
             was_stopping=ended.time > self._stopped_at,
-            left_silently=self._tells_its_end,
+            left_silently=self._reports_its_end,
         )
         for record in self._watch.end(rank, ended.code):
-            if "crash" in record:
-                crash = Crash(**record["crash"])
-                if is_of_communication(crash):  # the rank has not shown it
-                    self._output.note(rank, crash.traceback)
-                end = end._replace(crash=crash)
-                failed_with, at = crash.code, crash.time
+            if isinstance(record, Crash):
+                if is_of_communication(record):  # the rank has not shown it
+                    self._output.keep(rank, record.traceback)
+                end = end._replace(crash=record)
             else:
-                end = end._replace(reason=record["reason"])
-                failed_with, at = record["code"], record["end"]
-            end = end._replace(time=at, left_silently=False)
-            if failed_with:
-                end = end._replace(was_stopping=at > self._stopped_at)
-                if at < self._stopped_at < ended.time:  # it was on its way out
-                    end = end._replace(code=failed_with)
+                end = end._replace(message=record.message)
+            end = end._replace(time=record.time, left_silently=False)
+            if record.code:
+                end = end._replace(was_stopping=record.time > self._stopped_at)
+                if record.time < self._stopped_at < ended.time:  # stopped while it was ending
+                    end = end._replace(code=record.code)
         return end
 
     def _poll(self) -> RunProcsResult | None:
-        self._collect(timeout_s=_NOTICE_OTHERS_S if self._alive() else 0)
+        self._collect(timeout_s=_CHECK_EVERY_S if self._alive() else 0)
         failures = {
             local_rank: ProcessFailure(local_rank, end.pid, end.code, error_file="")
             for local_rank, end in self.exits.items()
             if end.is_failure
         }
-        if self._watch.hang is not None:  # torch wants a process to blame
+        if self._watch.hang is not None:  # torch expects a process that failed
             failures = {
                 local_rank: ProcessFailure(local_rank, pid, hang.EXIT_CODE, error_file="")
                 for local_rank, pid in self.pids().items()
@@ -170,7 +168,7 @@ class RankProcesses(PContext):
         if self._stopped_at == float("inf"):
             self._watch.begin_to_stop()
             if any(end.crash and is_of_communication(end.crash) for end in failed):
-                self.statements = self._watch.statements()  # now, while the others still run
+                self.statuses = self._watch.statuses()  # now, while the others still run
             self._stopped_at = time.time()
             self.forward(death_sig)
         self._kill_at = min(self._kill_at, time.monotonic() + timeout)
@@ -188,7 +186,7 @@ class RankProcesses(PContext):
         return self._stopped_at != float("inf")
 
     def hurry(self) -> None:
-        """Grant no more grace; may be called from a signal handler while `close` waits."""
+        """End the grace period; may be called from a signal handler while `close` waits."""
         self._kill_at = 0
         self._starter.woken.put(None)
 
@@ -214,7 +212,7 @@ class RankProcesses(PContext):
 
 
 class _Streams:
-    """The descriptors of a new rank: five that it gets, and those that the launcher reads.
+    """The descriptors of a new rank: `theirs`, five that it gets, and those the launcher reads.
 
     Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does. A rank that
     is debugged has the launcher's own three streams instead, and rank 0 is then like any other.
@@ -250,7 +248,7 @@ class _Streams:
 
         reading, writing = self._keep(*pty.openpty())
         modes = termios.tcgetattr(writing)
-        modes[1] &= ~termios.OPOST  # the launcher's own terminal does that
+        modes[1] &= ~termios.OPOST  # the launcher's own terminal does this
         termios.tcsetattr(writing, termios.TCSANOW, modes)
         with suppress(termios.error, AttributeError):
             rows, columns = termios.tcgetwinsize(1)

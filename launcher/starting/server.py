@@ -1,10 +1,10 @@
-"""The process between the launcher and its ranks: starts them, and sees that none is left.
+"""The fork server, a process between the launcher and its ranks: starts them, and leaves none.
 
-It is started before the launcher's own imports and works beside them. To fork ranks it imports
-torch once; it then has one thread of Python, no CUDA context, and a session of its own. Requests
-and answers are JSON over a socket; a request carries the rank's stdin, stdout, stderr, status
-channel and pipe of stacks. When the launcher is gone, whatever became of it, everything below this
-process is ended.
+It starts before the launcher's own imports and runs in parallel with them. To fork ranks it imports
+torch once; it then has one Python thread, no CUDA context, and a session of its own. Requests
+are JSON over a socket, answers are records; a request carries the rank's stdin, stdout, stderr,
+status channel and pipe of stacks. When the launcher has ended, in whatever way, all processes below
+this one are ended.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from headway.contract.records import Ended, Record, Started, encode_record
 from headway.launcher.inside import preloaded, rank_monitor, worker
 from headway.launcher.inside.process_cleanup import adopt_orphans, die_with_parent, end_descendants
 from headway.launcher.planning.program import interpreter
 
 
 class Job(NamedTuple):
-    """What all ranks of the run have in common, as the words of the command line say it."""
+    """What all ranks of the run share, as this process's command line says it."""
 
-    method: str  # fork, exec, or program for what is no Python
+    method: str  # fork, exec; program: not a Python script
     grace_s: float
     kind: str  # script or module
     name: str
@@ -43,18 +44,18 @@ class Job(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """A rank that was asked for."""
+    """A request for one rank."""
 
     env: dict[str, str]
     fds: list[int]  # stdin, stdout, stderr, status channel, stacks
 
 
 def main() -> None:
-    """Serve until the launcher is gone; in a forked rank, run the program and return."""
+    """Serve until the launcher has ended; in a forked rank, run the program and return."""
     fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
     job = Job(method, float(grace_s), kind, name, args)
-    atexit.register(worker.last_of_all)
-    for number in worker.STOP_SIGNALS:  # the launcher says when; exec takes the handlers back
+    atexit.register(worker.finish_process)
+    for number in worker.STOP_SIGNALS:  # the launcher stops this process; exec resets handlers
         signal.signal(number, lambda *_: None)
     server = socket.socket(fileno=int(fd))
     server.set_inheritable(False)
@@ -63,16 +64,16 @@ def main() -> None:
         _warm_up()
     rank = _serve(server, job)
     if rank is None:
-        os._exit(0)  # Python would spend a quarter of a second on taking torch apart
+        os._exit(0)  # without a quarter of a second for the finalization of torch
     set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
-    rank_monitor.stand_by(*rank.fds[3:])
+    rank_monitor.start(*rank.fds[3:])
     preloaded.hand_out_torch()
     worker.run_program(kind, name, args, blocked=worker.STOP_SIGNALS)
 
 
 def _warm_up() -> None:
-    """Import what every training script imports, and keep it out of the collector's way."""
-    with preloaded.noting_filters():
+    """Import what every training script imports, and exempt it from garbage collection."""
+    with preloaded.recorded_filters():
         import torch.distributed
 
     assert torch
@@ -81,7 +82,7 @@ def _warm_up() -> None:
 
 
 def _serve(server: socket.socket, job: Job) -> Rank | None:
-    """Answer requests; return None when the launcher is gone, in a forked rank that rank."""
+    """Answer requests; return None when the launcher has ended, and the rank in a forked rank."""
     selector = selectors.DefaultSelector()
     selector.register(server, selectors.EVENT_READ)
     ranks: dict[int, int] = {}  # by pid, a descriptor that can be read when the rank has ended
@@ -92,7 +93,7 @@ def _serve(server: socket.socket, job: Job) -> Rank | None:
                 pid, fd = key.data, key.fd
                 selector.unregister(fd)
                 del ranks[pid]
-                _answer(server, ended=pid, code=_reap(pid, fd), time=time.time())
+                _answer(server, Ended(pid, _reap(pid, fd), time.time()))
                 continue
             rank = _receive(server)
             if rank is None:
@@ -110,7 +111,7 @@ def _serve(server: socket.socket, job: Job) -> Rank | None:
                 os.close(fd)
             ranks[pid] = _watch(pid)
             selector.register(ranks[pid], selectors.EVENT_READ, pid)
-            _answer(server, started=pid)
+            _answer(server, Started(pid))
 
 
 def _receive(server: socket.socket) -> Rank | None:
@@ -127,14 +128,14 @@ def _receive(server: socket.socket) -> Rank | None:
     return Rank(json.loads(message), list(fds)) if message else None
 
 
-def _answer(server: socket.socket, **facts: Any) -> None:
-    with suppress(OSError):  # the launcher is gone; the next request is the end of the stream
-        server.sendall(json.dumps(facts).encode() + b"\n")
+def _answer(server: socket.socket, record: Record) -> None:
+    with suppress(OSError):  # the launcher has ended; the next request is the end of the stream
+        server.sendall(encode_record(record))
 
 
 @contextmanager
 def _stop_signals_blocked() -> Iterator[None]:
-    """Let stop signals wait while a process is made; in a forked one they wait on."""
+    """Block stop signals while a process is made; in a forked one they stay blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOP_SIGNALS)
     here = os.getpid()
     try:
@@ -146,7 +147,7 @@ def _stop_signals_blocked() -> Iterator[None]:
 
 def _fork() -> int:
     with warnings.catch_warnings(), _stop_signals_blocked():
-        # OpenBLAS's idle pool counts as threads; it copes
+        # Python warns of OpenBLAS's idle thread pool, which survives a fork
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
@@ -157,7 +158,7 @@ def _start_fresh(job: Job, rank: Rank) -> int:
     is_ours = job.method == "exec"
     if is_ours:
         told = [str(os.getpid()), *map(str, ours), job.kind, *command]
-        command = [*interpreter(), "-c", worker.boot("inside.worker"), *told]
+        command = [*interpreter(), "-c", worker.bootstrap_code("inside.worker"), *told]
     try:
         with _stop_signals_blocked() if is_ours else nullcontext():
             process = subprocess.Popen(
@@ -172,11 +173,11 @@ def _start_fresh(job: Job, rank: Rank) -> int:
     except OSError as error:
         os.write(stderr, f"{job.name}: {error.strerror}\n".encode())
         return _fork() or os._exit(127)  # as a shell would
-    process.returncode = 0  # it is reaped here, not by the object
+    process.returncode = 0  # it is reaped in _reap, not by Popen
     return process.pid
 
 
-_codes: dict[int, int] = {}  # by pid, where there are no pidfds
+_statuses: dict[int, int] = {}  # by pid, where the system has no pidfds
 
 
 def _watch(pid: int) -> int:
@@ -186,7 +187,7 @@ def _watch(pid: int) -> int:
     reading, writing = os.pipe()
 
     def wait() -> None:
-        _codes[pid] = os.waitpid(pid, 0)[1]
+        _statuses[pid] = os.waitpid(pid, 0)[1]
         os.close(writing)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -195,12 +196,12 @@ def _watch(pid: int) -> int:
 
 def _reap(pid: int, fd: int) -> int:
     os.close(fd)
-    status = _codes.pop(pid) if pid in _codes else os.waitpid(pid, 0)[1]
+    status = _statuses.pop(pid) if pid in _statuses else os.waitpid(pid, 0)[1]
     return os.waitstatus_to_exitcode(status)
 
 
 def _become_rank(server_pid: int, rank: Rank) -> None:
-    """Give the forked process what a fresh interpreter for this rank would have."""
+    """Set the forked process up as a fresh interpreter for this rank would be."""
     die_with_parent(server_pid)
     os.setsid()
     for target, fd in enumerate(rank.fds[:3]):
@@ -211,11 +212,11 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
         is_interrupt = number == signal.SIGINT
         signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
     _reopen_streams()
-    _draw_new_seeds()
+    _reseed()
 
 
-def _draw_new_seeds() -> None:
-    """Seed anew what a fresh process seeds by chance; Python's own `random` sees to itself."""
+def _reseed() -> None:
+    """Reseed the generators that a fresh process seeds at random; `random` does so after a fork."""
     import torch
 
     torch.default_generator.seed()
@@ -224,7 +225,7 @@ def _draw_new_seeds() -> None:
 
 
 def _reopen_streams() -> None:
-    """Open Python's three streams anew, with the buffering that they have in a fresh process."""
+    """Reopen Python's three standard streams with the buffering that a fresh process gives them."""
     assert isinstance(sys.stdout, io.TextIOWrapper)
     unbuffered = sys.stdout.write_through  # by -u or PYTHONUNBUFFERED
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
@@ -245,7 +246,7 @@ def _reopen_streams() -> None:
 
 
 def set_title(title: str) -> None:
-    """Write `title` over this process's arguments, where `ps` reads them. Linux only.
+    """Overwrite this process's arguments with `title`, which `ps` then shows. Linux only.
 
     Source: proc(5), /proc/pid/stat fields 48 and 49 (arg_start, arg_end).
     """

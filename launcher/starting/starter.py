@@ -1,6 +1,6 @@
-"""The launcher's side of `server.py`: asks it for ranks, hears how they end.
+"""The launcher's side of `server.py`: asks it to start ranks, and reads which have ended.
 
-No torch here, so that the server can be started before the launcher's own slow imports.
+Imports no torch, so that the server can be started before the launcher's own slow imports.
 """
 
 from __future__ import annotations
@@ -16,32 +16,25 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
+from headway.contract.records import Ended, Started, decode_record
 from headway.errors import LaunchError
 from headway.launcher.inside.process_cleanup import adopt_orphans, end_descendants
-from headway.launcher.inside.worker import boot
+from headway.launcher.inside.worker import bootstrap_code
 from headway.launcher.planning.plan import LaunchPlan
 
-_TITLE_ROOM = "-" * 60  # an argument that the ranks' titles are written over
-
-
-class Ended(NamedTuple):
-    """A rank's process has ended; `code` is negative for a signal, as `subprocess` gives it."""
-
-    pid: int
-    code: int
-    time: float  # seconds since the epoch
+_TITLE_ROOM = "-" * 60  # an argument that the ranks' process titles overwrite
 
 
 class Starter:
-    """Starts ranks, notes their ends in `ends`, and wakes whoever waits for `woken`.
+    """Starts ranks, keeps how they ended in `ends`, and wakes a thread that waits for `woken`.
 
-    The ends are not in the queue: a signal's exception could lose what was just taken off it.
+    The ends are not in the queue: an exception from a signal handler could lose one that was just
+    taken out.
 
     Args:
         plan: how the ranks start.
-        environ: what they have in common; set before the server imports torch.
+        environ: variables that all ranks share; set before the server imports torch.
     """
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str]) -> None:
@@ -62,7 +55,7 @@ class Starter:
         ]
         try:
             self._server = subprocess.Popen(
-                [*unbuffered(plan.python, environ), "-c", boot("starting.server"), *told],
+                [*unbuffered(plan.python, environ), "-c", bootstrap_code("starting.server"), *told],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -101,28 +94,28 @@ class Starter:
         return pid
 
     def close(self) -> None:
-        """Have the server end whatever the ranks have left, and wait until it has."""
+        """Have the server end all processes that are left of the ranks, and wait until it has."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-        if self._server.wait() != 0:  # it was killed, and what was below it is ours now
+        if self._server.wait() != 0:  # it was killed, and this process adopted its children
             end_descendants(0)
         self._reader.join()
         self._socket.close()
 
     def _read(self) -> None:
         alive: set[int] = set()
-        with suppress(OSError), self._socket.makefile("r", encoding="utf-8") as answers:
+        with suppress(OSError), self._socket.makefile("rb") as answers:
             for line in answers:
-                fact = json.loads(line)
-                if "started" in fact:
-                    alive.add(fact["started"])
-                    self.ends.pop(fact["started"], None)  # the system uses numbers again
-                    self._started.put(fact["started"])
-                else:
-                    alive.discard(fact["ended"])
-                    self._note(Ended(fact["ended"], fact["code"], fact["time"]))
+                record = decode_record(line)
+                if isinstance(record, Started):
+                    alive.add(record.pid)
+                    self.ends.pop(record.pid, None)  # the system reuses process ids
+                    self._started.put(record.pid)
+                elif isinstance(record, Ended):
+                    alive.discard(record.pid)
+                    self._note(record)
         self._started.put(None)
-        for pid in alive:  # the server died, and with it all ranks
+        for pid in alive:  # the server died, and all ranks with it
             self._note(Ended(pid, -signal.SIGKILL, time.time()))
 
     def _note(self, end: Ended) -> None:
@@ -131,13 +124,13 @@ class Starter:
 
 
 def unbuffered(python: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Say by a flag what PYTHONUNBUFFERED says, where Python is told to read no such variable."""
-    is_deaf = "-E" in python or "-I" in python
-    return [*python, *(["-u"] if is_deaf and environ.get("PYTHONUNBUFFERED") else [])]
+    """Replace PYTHONUNBUFFERED by -u where Python is told to ignore its variables (-E, -I)."""
+    ignores_variables = "-E" in python or "-I" in python
+    return [*python, *(["-u"] if ignores_variables and environ.get("PYTHONUNBUFFERED") else [])]
 
 
 def cannot_start(error: OSError) -> LaunchError:
-    """Return the error that says why the system refuses to start a process."""
+    """Return the error for an operating system that refuses to start a process."""
     fixes = {
         errno.E2BIG: "shorten the arguments or the environment",
         errno.EMFILE: "raise the number of open files: `ulimit -n 4096`",

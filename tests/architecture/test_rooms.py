@@ -30,7 +30,7 @@ TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
 
 READ_ENVIRON = {
     # what a setting, the launcher or the machine says
-    *("settings.resolve", "contract.run", "machine.detection"),
+    *("settings.layers", "settings.resolve", "contract.run", "machine.detection"),
     # profiles lie below a folder that a variable names; a subcommand hands the environment on
     *("settings.profile_files", "commands.launch", "commands.config.show", "commands.doctor"),
     *("commands.env", "commands.exchange.export_settings", "commands.config.facts"),

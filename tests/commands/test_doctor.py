@@ -22,7 +22,8 @@ from headway.machine.devices import parse_devices
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
 from headway.settings.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
-from headway.settings.resolve import environment_layer, resolve
+from headway.settings.layers import environment_layer
+from headway.settings.resolve import resolve
 from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, changed, mac
 from tests.machines.recorded import torch as version_file
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
+from headway.contract.origin import Layer
 from headway.settings.profile import read_profile
 from headway.settings.profile_files import choose_profile
 from headway.settings.table import Raw
@@ -22,7 +23,7 @@ from tests.terminal import Terminal  # noqa: E402  needs the two above
 
 
 def profile() -> dict[str, Raw]:
-    entries = read_profile(choose_profile().path, "user profile")
+    entries = read_profile(choose_profile().path, Layer.USER_PROFILE)
     return {name: entry.raw for name, entry in entries.items()}
 
 

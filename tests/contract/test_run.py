@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.run import Ranks, RunContract, decode, encode, read_ranks, read_run
 from headway.errors import LaunchError, UsageError
 
-RUN = RunContract("cpu", "bf16", 4, {"device": "flag --cpu"}, ("device",))
+ORIGINS = {
+    "device": Origin(Layer.FLAG, flag="--cpu"),
+    "mixed_precision": Origin(Layer.USER_PROFILE, "~/default.yaml", 3, 1),
+}
+RUN = RunContract("cpu", "bf16", 4, ORIGINS)
 
 
 def test_a_contract_survives_the_way_through_the_environment() -> None:
@@ -19,7 +24,7 @@ def test_without_a_launcher_there_is_no_contract_and_there_are_no_ranks() -> Non
     assert read_ranks({}) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "7", '{"version":1}', '{"version":99}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "7", '{"version":2}', '{"version":99}'])
 def test_a_contract_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(LaunchError, match="HEADWAY_RUN"):
         decode(text)
@@ -34,12 +39,14 @@ def test_accelerate_s_variables_are_read_where_ours_is_missing() -> None:
     run = read_run(environ)
     assert run is not None
     assert run[:3] == ("cpu", "bf16", 4)
-    assert run.origins["mixed_precision"] == "environment ACCELERATE_MIXED_PRECISION"
+    assert run.origins["mixed_precision"] == Origin(
+        Layer.ENVIRONMENT, variable="ACCELERATE_MIXED_PRECISION"
+    )
     assert read_run({**environ, "HEADWAY_RUN": encode(RUN)}) == RUN
     some = read_run({"ACCELERATE_USE_CPU": "false"})
     assert some is not None
     assert some[:3] == ("auto", "no", 1)
-    assert some.origins["mixed_precision"] == "default"
+    assert some.origins["mixed_precision"] == DEFAULT
 
 
 @pytest.mark.parametrize(

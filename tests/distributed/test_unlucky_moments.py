@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from headway.contract.records import End, Ended
 from headway.launcher.reporting.watch import Watch, handles_quit
-from headway.launcher.starting.starter import Ended
 from tests.distributed.launching import environment, launch, script, start
 
 pytestmark = [
@@ -47,8 +47,8 @@ def test_a_launcher_that_is_asked_for_stacks_all_the_time_starts_all_the_same() 
 IN_AN_IMPORT = """
 import os, signal
 from types import SimpleNamespace
-from headway.launcher.run import _interrupts_leave_at_once
-with _interrupts_leave_at_once(SimpleNamespace(close=lambda: print("closed", flush=True))):
+from headway.launcher.run import _interrupts_exit_at_once
+with _interrupts_exit_at_once(SimpleNamespace(close=lambda: print("closed", flush=True))):
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:  # as the C code of numpy and torch does
@@ -143,7 +143,7 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
 
     calls = iter([KeyboardInterrupt, None])
 
-    def end(rank: int, code: int) -> list[dict[str, Any]]:
+    def end(rank: int, code: int) -> list[End]:
         stop = next(calls)
         if stop is not None:
             raise stop  # what a signal's handler raises
@@ -154,7 +154,7 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
     nothing: Any = None
     envs = {0: {"RANK": "0"}}
     ranks = RankProcesses(
-        starter, envs, nothing, watch, attempt=0, tells_its_end=True, debug_rank=None
+        starter, envs, nothing, watch, attempt=0, reports_its_end=True, debug_rank=None
     )
     ranks._local_ranks[7] = 0
     starter.woken.put(None)

@@ -1,4 +1,4 @@
-"""What the README tells people to type runs, and its eight lines train."""
+"""What README and guides tell people to type runs, and the README's eight lines train."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from tests.distributed.launching import launch, script
 from tests.docs.test_screens import ROOT, screens
 
 README = (ROOT / "README.md").read_text()
+LISTS = [README.replace("```console", "```sh"), *(page.read_text() for page in screens.PAGES)]
 COMMANDS = [
     line[2:].partition("   #")[0].strip()
-    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    for text in LISTS
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     for line in block.splitlines()
     if line.startswith("$ headway ")
 ]
@@ -40,11 +42,15 @@ def stage(tmp_path: Path) -> Path:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_readme_does_what_it_is_there_for(command: str, stage: Path) -> None:
+def test_a_command_of_the_readme_and_the_guides_does_what_it_is_there_for(
+    command: str, stage: Path
+) -> None:
     words = shlex.split(command)
     for sign, added in WHAT_A_TEST_ADDS.items():
         if sign in command:
             words[2:2] = shlex.split(added)
+    if "unset" in words:
+        screens.run("headway config set num_processes=2", stage)
     printed = screens.run(shlex.join(words), stage)
     assert printed.strip()
     assert "Traceback" not in printed

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headway.contract.origin import Layer, Origin
 from headway.launcher.planning.variables import variables_of
 from headway.machine.devices import ALL, DeviceSpec, Name, parse_devices
 from headway.machine.facts import EXCLUSIVE, PROHIBITED, Gpu, GpuUse, Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import Origin
 
 IDLE = GpuUse(4 * 2**20, 0, ())
 
@@ -177,7 +177,7 @@ def test_a_selection_goes_through_an_existing_mask_and_never_around_it(
     wanted: list[Name] = data.draw(
         st.lists(st.integers(0, len(visible) - 1), min_size=1, unique=True)
     )
-    entry = Entry([str(name) for name in wanted], Origin("flag", "flag --devices"))
+    entry = Entry([str(name) for name in wanted], Origin(Layer.FLAG, flag="--devices"))
     chosen = resolve([{"devices": entry}], machine, {})
     selected = chosen.devices.select(visible).indices
     changes = variables_of(chosen, machine, selected, None, {})

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator
+from headway.contract.origin import Layer, Origin
 from headway.contract.run import VARIABLE, RunContract, encode
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.utils import DistributedType, send_to_device, set_seed
@@ -329,7 +330,7 @@ def test_launcher_s_settings_hold_in_the_script(monkeypatch: pytest.MonkeyPatch)
 def test_argument_that_beats_the_profile_is_announced_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    origins = {"mixed_precision": "profile default.yaml, line 2"}
+    origins = {"mixed_precision": Origin(Layer.USER_PROFILE, "default.yaml", 2)}
     run = RunContract("cpu", "bf16", 1, origins=origins)
     monkeypatch.setenv(VARIABLE, encode(run))
     assert Accelerator(mixed_precision="no").mixed_precision == "no"

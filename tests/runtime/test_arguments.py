@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from headway.arguments import agree, refuse_foreign
+from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract
 from headway.errors import UsageError
 
-PROFILE = "profile ~/.config/headway/default.yaml, line 7"
+PROFILE = Origin(Layer.USER_PROFILE, "~/.config/headway/default.yaml", 7)
 RUN = RunContract(
     device="cuda",
     mixed_precision="fp16",
     gradient_accumulation_steps=4,
     origins={
-        "device": "detected",
+        "device": Origin(Layer.DETECTED, reason="one GPU"),
         "mixed_precision": PROFILE,
-        "gradient_accumulation_steps": "--gradient-accumulation-steps",
+        "gradient_accumulation_steps": Origin(Layer.FLAG, flag="--gradient-accumulation-steps"),
     },
-    flags=("gradient_accumulation_steps",),
 )
 
 
@@ -31,7 +31,7 @@ def test_without_launcher_and_arguments_the_defaults_hold() -> None:
 def test_launcher_s_settings_hold_where_the_script_says_nothing() -> None:
     agreed = agree(RUN)
     assert agreed[:3] == ("cuda", "fp16", 4)
-    assert agreed.precision_from == PROFILE
+    assert agreed.precision_from == str(PROFILE)
     assert agreed.notes == ()
 
 
@@ -61,7 +61,7 @@ def test_argument_that_contradicts_a_flag_is_refused_naming_both() -> None:
 
 
 def test_cpu_that_contradicts_a_flag_is_refused() -> None:
-    typed = RUN._replace(flags=("device",), origins={"device": "--device cuda"})
+    typed = RUN._replace(origins={"device": Origin(Layer.FLAG, flag="--device")})
     with pytest.raises(UsageError, match=r"cpu=True.*contradicts device 'cuda'"):
         agree(typed, cpu=True)
 

@@ -6,6 +6,7 @@ import pytest
 
 from headway import placement
 from headway.arguments import agree
+from headway.contract.origin import Layer, Origin
 from headway.contract.run import Ranks, RunContract
 from headway.errors import MachineError, UsageError
 from headway.machine.facts import Machine
@@ -76,11 +77,11 @@ def test_under_a_launcher_the_script_must_agree_with_what_was_started() -> None:
         gpu_named_by(2, "cuda", ranks)
 
 
-PROFILE = "profile ~/.config/headway/default.yaml, line 2"
+PROFILE = Origin(Layer.USER_PROFILE, "~/.config/headway/default.yaml", 2)
 
 
-def run(device: str, *flags: str) -> RunContract:
-    return RunContract(device, "no", 1, origins={"device": PROFILE}, flags=flags)
+def run(device: str, origin: Origin = PROFILE) -> RunContract:
+    return RunContract(device, "no", 1, origins={"device": origin})
 
 
 def test_the_scripts_device_beats_a_profile_aloud_and_may_not_contradict_a_flag() -> None:
@@ -88,7 +89,7 @@ def test_the_scripts_device_beats_a_profile_aloud_and_may_not_contradict_a_flag(
     assert agreed.device == "cpu"
     assert agreed.notes == (f"headway: Accelerator(device='cpu') beats device 'cuda' ({PROFILE})",)
     with pytest.raises(UsageError, match="contradicts device 'cuda' of the command line"):
-        agree(run("cuda", "device"), device="cpu")
+        agree(run("cuda", Origin(Layer.FLAG, flag="--device")), device="cpu")
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
@@ -99,7 +100,7 @@ def test_gpu_is_what_the_launcher_found(device: str) -> None:
 
 
 def test_auto_in_the_script_leaves_it_to_the_launcher() -> None:
-    assert agree(run("cpu", "device"), device="auto").device == "cpu"
+    assert agree(run("cpu", Origin(Layer.FLAG, flag="--device")), device="auto").device == "cpu"
 
 
 def test_a_device_that_does_not_exist_and_two_that_contradict_are_refused() -> None:

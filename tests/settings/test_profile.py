@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
+from headway.contract.origin import Layer
 from headway.errors import ConfigError
 from headway.machine.facts import Machine
+from headway.settings.layers import profile_layers
 from headway.settings.profile import parse_profile, read_profile
 from headway.settings.profile_files import (
     MAX_BYTES,
@@ -19,14 +21,14 @@ from headway.settings.profile_files import (
     find_project_profile,
     user_folder,
 )
-from headway.settings.resolve import profile_layers, resolve
+from headway.settings.resolve import resolve
 from headway.settings.table import Settings
 
 
 def read(text: str | bytes) -> Settings:
     path = Path("profile.yaml")
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return resolve([read_profile(str(path.absolute()), "user profile")], Machine(), {})
+    return resolve([read_profile(str(path.absolute()), Layer.USER_PROFILE)], Machine(), {})
 
 
 def test_unquoted_no_and_integers_for_texts_are_understood() -> None:
@@ -124,13 +126,13 @@ def test_a_billion_laughs_are_refused_without_a_laugh() -> None:
 
 def test_an_unreadable_profile_is_an_error_with_its_path() -> None:
     with pytest.raises(ConfigError, match="is no file"):
-        read_profile(str(Path.cwd()), "user profile")
+        read_profile(str(Path.cwd()), Layer.USER_PROFILE)
 
 
 def test_a_profile_that_is_a_fifo_is_refused_at_once() -> None:
     os.mkfifo("fifo.yaml")
     with pytest.raises(ConfigError, match="is no file"):
-        read_profile("fifo.yaml", "user profile")
+        read_profile("fifo.yaml", Layer.USER_PROFILE)
 
 
 def test_a_relative_xdg_folder_is_ignored_and_an_empty_home_looked_up(
@@ -206,7 +208,7 @@ def test_a_profile_that_was_named_must_exist() -> None:
 def test_a_project_profile_that_is_named_is_read_once() -> None:
     Path("headway.yaml").write_text("env: {A: 1}\n")
     (layer,) = profile_layers({}, profile="headway.yaml")
-    assert layer["env"].origin.layer == "project profile"
+    assert layer["env"].origin.layer is Layer.PROJECT_PROFILE
 
 
 def test_two_profiles_that_are_broken_are_both_reported() -> None:
@@ -234,6 +236,6 @@ def test_a_user_whom_the_system_does_not_know_has_no_profile(
 
 def test_a_tab_is_called_a_tab() -> None:
     with pytest.raises(ConfigError, match="a tab, where only spaces may be") as caught:
-        parse_profile("env:\n\tA: 1\n", "p.yaml", "profile")
+        parse_profile("env:\n\tA: 1\n", "p.yaml", Layer.PROFILE)
     assert caught.value.problems[0].where == "profile p.yaml, line 2, column 1"
     assert caught.value.problems[0].fix == "indent by spaces"

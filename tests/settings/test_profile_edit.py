@@ -16,6 +16,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.contract.origin import Layer
 from headway.errors import ConfigError
 from headway.machine.facts import Machine
 from headway.settings.profile import parse_profile, read_profile
@@ -49,7 +50,7 @@ log_dir: |
 
 
 def values_of(text: str) -> dict[str, Raw]:
-    return {key: entry.raw for key, entry in parse_profile(text, "p", "profile").items()}
+    return {key: entry.raw for key, entry in parse_profile(text, "p", Layer.PROFILE).items()}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_what_is_written_is_read_again() -> None:
     write_profile(str(path), values, mode=0o600)
     assert path.read_text().startswith("version: 1\n")
     assert path.stat().st_mode & 0o777 == 0o600
-    settings = resolve([read_profile(str(path), "user profile")], Machine(), {})
+    settings = resolve([read_profile(str(path), Layer.USER_PROFILE)], Machine(), {})
     assert (settings.device, settings.mixed_precision, settings.num_processes) == ("cpu", "no", 2)
     assert os.listdir(path.parent) == ["default.yaml"]
 
@@ -251,7 +252,7 @@ def test_two_writers_killed_at_random_lose_nothing_that_they_wrote(kills: int) -
             writer.send_signal(signal.SIGKILL)
             rest = writer.communicate()[0].splitlines()
             done[name] = int(rest[-1]) if rest and rest[-1] else done[name]
-            number = int(read_profile(path, "p")["env"].raw[name])  # type: ignore[call-overload]
+            number = int(read_profile(path, Layer.PROFILE)["env"].raw[name])  # type: ignore[call-overload]
             assert done[name] <= number <= done[name] + 1
             writers[name] = started(WRITER, path, name, str(number))
         assert [reader.poll() for reader in readers] == [None, None]

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError
 from headway.machine.facts import Gpu, Machine
+from headway.settings.layers import environment_layer, profile_layers
 from headway.settings.profile import Entry
-from headway.settings.resolve import LAYERS, environment_layer, profile_layers, resolve
-from headway.settings.table import TABLE, Origin, Settings
+from headway.settings.resolve import resolve
+from headway.settings.table import TABLE, Settings
 
 CPU = Machine(cores=8, cores_reason="8 usable cores")
 H100 = Gpu("NVIDIA H100", "GPU-0", 80 * 2**30, (9, 0))
@@ -22,6 +24,7 @@ SERVER = Machine(
 )
 MAC = Machine(system="Darwin", cores=8, mps=True, mps_reason="Apple silicon")
 
+LAUNCH_LAYERS = [layer for layer in Layer if Layer.DETECTED < layer <= Layer.FLAG]
 TWO_VALUES = {  # for each setting, two different values that are possible
     "device": ("cpu", "cuda"),
     "devices": ("1", "2"),
@@ -45,8 +48,10 @@ TWO_VALUES = {  # for each setting, two different values that are possible
 }
 
 
-def layer(name: str, **values: str) -> Mapping[str, Entry]:
-    return {key: Entry(raw, Origin(name, f"{name} {key}")) for key, raw in values.items()}
+def layer(name: Layer, **values: str) -> Mapping[str, Entry]:
+    return {
+        key: Entry(raw, Origin(name, reason=f"{name.label} {key}")) for key, raw in values.items()
+    }
 
 
 def settled(*layers: Mapping[str, Entry], machine: Machine = CPU, **environ: str) -> Settings:
@@ -62,11 +67,11 @@ def test_the_table_of_values_names_every_setting() -> None:
     ("weak", "strong"),
     [
         pair
-        for i, low in enumerate(LAYERS[2:], 2)
-        for pair in ((low, high) for high in LAYERS[i + 1 :])
+        for i, low in enumerate(LAUNCH_LAYERS)
+        for pair in ((low, high) for high in LAUNCH_LAYERS[i + 1 :])
     ],
 )
-def test_the_stronger_source_wins_for_every_setting(name: str, weak: str, strong: str) -> None:
+def test_the_stronger_source_wins_for_every_setting(name: str, weak: Layer, strong: Layer) -> None:
     first, second = TWO_VALUES[name]
     settings = settled(layer(weak, **{name: first}), layer(strong, **{name: second}))
     assert settings.values[name].value == TABLE[name].parse(second)
@@ -76,18 +81,18 @@ def test_the_stronger_source_wins_for_every_setting(name: str, weak: str, strong
 @pytest.mark.parametrize("name", TABLE)
 def test_every_source_beats_default_and_detection(name: str) -> None:
     for value in TWO_VALUES[name]:
-        settings = settled(layer("user profile", **{name: value}), machine=SERVER)
+        settings = settled(layer(Layer.USER_PROFILE, **{name: value}), machine=SERVER)
         assert settings.values[name].value == TABLE[name].parse(value)
 
 
 def test_flag_beats_profile_and_says_so() -> None:
-    settings = settled(layer("user profile", device="cuda"), layer("flag", device="cpu"))
+    settings = settled(layer(Layer.USER_PROFILE, device="cuda"), layer(Layer.FLAG, device="cpu"))
     assert settings.device == "cpu"
-    assert settings.origin("device") == Origin("flag", "flag device")
+    assert settings.origin("device") == Origin(Layer.FLAG, reason="flag device")
 
 
 def test_every_value_has_an_origin_in_words() -> None:
-    assert all(value.origin.words for value in settled().values.values())
+    assert all(value.origin.brief for value in settled().values.values())
 
 
 @pytest.mark.parametrize(
@@ -98,48 +103,49 @@ def test_the_machine_settles_what_nobody_says(
 ) -> None:
     settings = settled(machine=machine)
     assert (settings.device, settings.num_processes) == (device, processes)
-    assert settings.origin("device").layer == "detected"
+    assert settings.origin("device").layer is Layer.DETECTED
 
 
 def test_auto_in_a_profile_overrides_a_weaker_value_and_names_the_profile() -> None:
     settings = settled(
-        layer("user profile", num_processes="4"), layer("project profile", num_processes="auto")
+        layer(Layer.USER_PROFILE, num_processes="4"),
+        layer(Layer.PROJECT_PROFILE, num_processes="auto"),
     )
     assert settings.num_processes == 1
-    assert "project profile num_processes" in settings.origin("num_processes").words
+    assert "project profile num_processes" in settings.origin("num_processes").brief
 
 
 def test_processes_follow_the_devices_that_were_selected() -> None:
-    assert settled(layer("flag", devices="1,3,5"), machine=SERVER).num_processes == 3
-    assert settled(layer("flag", device="cpu"), machine=SERVER).num_processes == 1
+    assert settled(layer(Layer.FLAG, devices="1,3,5"), machine=SERVER).num_processes == 3
+    assert settled(layer(Layer.FLAG, device="cpu"), machine=SERVER).num_processes == 1
 
 
 def test_threads_are_the_usable_cores_divided_by_the_processes() -> None:
-    assert settled(layer("flag", num_processes="3")).threads_per_process == 2
-    assert settled(layer("flag", num_processes="64")).threads_per_process == 1
+    assert settled(layer(Layer.FLAG, num_processes="3")).threads_per_process == 2
+    assert settled(layer(Layer.FLAG, num_processes="64")).threads_per_process == 1
 
 
 def test_explicit_threads_beat_omp_num_threads_which_beats_what_we_compute() -> None:
     computed = settled(OMP_NUM_THREADS="5,2")
     assert computed.threads_per_process == 5
-    assert "OMP_NUM_THREADS=5,2" in computed.origin("threads_per_process").words
-    explicit = settled(layer("user profile", threads_per_process="3"), OMP_NUM_THREADS="5")
+    assert "OMP_NUM_THREADS=5,2" in computed.origin("threads_per_process").brief
+    explicit = settled(layer(Layer.USER_PROFILE, threads_per_process="3"), OMP_NUM_THREADS="5")
     assert explicit.threads_per_process == 3
     assert settled(OMP_NUM_THREADS="many").threads_per_process == 8
 
 
 def test_env_grows_from_source_to_source_and_each_name_is_overridden_alone() -> None:
-    settings = settled(layer("user profile", env="A=1 B=2"), layer("flag", env="B=3"))
+    settings = settled(layer(Layer.USER_PROFILE, env="A=1 B=2"), layer(Layer.FLAG, env="B=3"))
     assert settings.env == {"A": "1", "B": "3"}
-    assert "user profile" in settings.origin("env").words
-    assert "flag" in settings.origin("env").words
+    assert "user profile" in settings.origin("env").brief
+    assert "flag" in settings.origin("env").brief
 
 
 def test_all_problems_are_reported_at_once_with_their_places() -> None:
     with pytest.raises(ConfigError) as caught:
         settled(
-            layer("user profile", devise="cpu", num_processes="four"),
-            layer("flag", mixed_precision="bf61"),
+            layer(Layer.USER_PROFILE, devise="cpu", num_processes="four"),
+            layer(Layer.FLAG, mixed_precision="bf61"),
         )
     problems = caught.value.problems
     assert [problem.where for problem in problems] == [
@@ -173,7 +179,7 @@ def test_the_project_profile_is_found_upward_and_beats_the_user_profile(tmp_path
     layers = profile_layers({"XDG_CONFIG_HOME": str(tmp_path / "config")}, str(deep))
     settings = resolve(layers, CPU, {})
     assert (settings.device, settings.num_processes) == ("cpu", 2)
-    assert settings.origin("device").words.endswith("work/headway.yaml, line 1")
+    assert settings.origin("device").brief.endswith("work/headway.yaml, line 1")
 
 
 def test_the_search_for_a_project_profile_ends_at_home(tmp_path: Path) -> None:

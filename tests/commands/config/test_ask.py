@@ -15,6 +15,7 @@ import pytest
 from headway.commands import flags, test
 from headway.commands.main import main
 from headway.config_wizard.questions import TEST
+from headway.contract.origin import Layer
 from headway.machine.facts import Machine
 from headway.settings.profile import read_profile
 from headway.settings.profile_files import choose_profile
@@ -27,7 +28,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def profile(path: str | None = None) -> dict[str, Raw]:
-    entries = read_profile(path or choose_profile().path, "user profile")
+    entries = read_profile(path or choose_profile().path, Layer.USER_PROFILE)
     return {name: entry.raw for name, entry in entries.items()}
 
 

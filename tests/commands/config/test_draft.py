@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
+from headway.contract.origin import Layer
 from headway.settings.profile import parse_profile
 from headway.settings.profile_files import choose_profile
 from headway.settings.table import TABLE
@@ -126,7 +127,7 @@ def test_edit_offers_every_setting_in_a_new_profile(monkeypatch: pytest.MonkeyPa
     editor(monkeypatch, "# max_restarts: 0 ", "max_restarts: 3 ")
     assert main(["config", "edit", "--profile", "new"]) == 0
     text = Path(choose_profile("new").path).read_text()
-    assert parse_profile(text, "", "")["max_restarts"].raw == "3"
+    assert parse_profile(text, "", Layer.PROFILE)["max_restarts"].raw == "3"
     assert all(f"{name}: " in text for name in TABLE if name != "env")
 
 

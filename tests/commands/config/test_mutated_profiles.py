@@ -12,6 +12,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from headway.contract.origin import Layer
 from headway.errors import ConfigError
 from headway.settings.profile import parse_profile
 from tests.commands.running import run
@@ -75,7 +76,7 @@ def test_a_mutated_profile_is_refused_with_its_place_or_means_what_it_says(text:
             assert "\n  fix:  " in said
             return
         before = meaning(text)
-        entries = parse_profile(text.removeprefix("\ufeff"), path, "profile")
+        entries = parse_profile(text.removeprefix("\ufeff"), path, Layer.PROFILE)
         assert {name: entry.raw for name, entry in entries.items()} == before
         code, said = run("config", "set", "--profile", path, "max_restarts=7", "env.NEW=x y")
         after = meaning(Path(path).read_bytes().decode())
@@ -100,5 +101,5 @@ def test_the_unmutated_profile_is_sound() -> None:
 def test_every_beginning_of_a_profile_is_refused_or_means_what_it_says(text: str) -> None:
     for length in range(len(text)):
         with contextlib.suppress(ConfigError):
-            entries = parse_profile(text[:length], "p", "profile")
+            entries = parse_profile(text[:length], "p", Layer.PROFILE)
             assert {name: entry.raw for name, entry in entries.items()} == meaning(text[:length])

@@ -10,9 +10,11 @@ import yaml
 
 from headway.commands.exchange.torchrun_line import LONE, VALUED
 from headway.commands.main import main
+from headway.contract.origin import Layer
+from headway.settings.layers import environment_layer, profile_layers
 from headway.settings.profile import read_profile
 from headway.settings.profile_files import choose_profile
-from headway.settings.resolve import environment_layer, profile_layers, resolve
+from headway.settings.resolve import resolve
 from headway.settings.table import Raw, Settings
 from tests.commands.exchange.accelerate_files import FOLDER, KINDS
 from tests.machines.recorded import FOLDER as MACHINES
@@ -22,7 +24,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def profile() -> dict[str, Raw]:
-    entries = read_profile(choose_profile().path, "user profile")
+    entries = read_profile(choose_profile().path, Layer.USER_PROFILE)
     return {name: entry.raw for name, entry in entries.items()}
 
 

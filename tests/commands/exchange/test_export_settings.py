@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
+from headway.settings.layers import environment_layer
 from headway.settings.profile_files import choose_profile
-from headway.settings.resolve import environment_layer, resolve
+from headway.settings.resolve import resolve
 from tests.commands.exchange.test_convert import Capture, export, in_profile, profile
 from tests.machines.recorded import load
 

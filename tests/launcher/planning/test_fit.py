@@ -6,25 +6,31 @@ from typing import Any
 
 import pytest
 
+from headway.contract.origin import Layer, Origin
 from headway.errors import MachineError
 from headway.launcher.planning.fit import fit
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
-from headway.settings.profile import Entry
-from headway.settings.resolve import Layer, resolve
-from headway.settings.table import Origin, Settings
+from headway.settings.profile import Entries, Entry
+from headway.settings.resolve import resolve
+from headway.settings.table import Settings
 from tests.machines.recorded import FOLDER
 
 
-def fitted(machine: str, layer: str = "user profile", **values: Any) -> tuple[LaunchPlan, str]:
+def fitted(
+    machine: str, layer: Layer = Layer.USER_PROFILE, **values: Any
+) -> tuple[LaunchPlan, str]:
     there: Machine = load_machine(str(FOLDER / f"{machine}.json"))
-    layers: list[Layer] = [
-        {name: Entry(raw, Origin(layer, f"{layer} {name}")) for name, raw in values.items()}
+    layers: list[Entries] = [
+        {
+            name: Entry(raw, Origin(layer, reason=f"{layer.label} {name}"))
+            for name, raw in values.items()
+        }
     ]
 
-    def settle(some: list[Layer]) -> Settings:
+    def settle(some: list[Entries]) -> Settings:
         return resolve(some, there, {})
 
     layers, changes = fit(layers, there, settle)
@@ -32,7 +38,7 @@ def fitted(machine: str, layer: str = "user profile", **values: Any) -> tuple[La
     return plan, "\n".join(changes)
 
 
-EIGHT_GPUS = {"device": "cuda", "num_processes": "8", "mixed_precision": "bf16"}
+EIGHT_GPUS: dict[str, Any] = {"device": "cuda", "num_processes": "8", "mixed_precision": "bf16"}
 
 
 def test_a_profile_of_eight_gpus_becomes_one_process_on_a_laptop() -> None:
@@ -40,7 +46,7 @@ def test_a_profile_of_eight_gpus_becomes_one_process_on_a_laptop() -> None:
     assert (plan.settings.device, plan.settings.num_processes) == ("cpu", 1)
     assert "device cuda -> cpu (user profile device; no NVIDIA driver" in changes
     assert "num_processes 8 -> 1" in changes
-    assert "--fit, instead of user profile device" in plan.settings.origin("device").words
+    assert "flag --fit (instead of user profile device)" in str(plan.settings.origin("device"))
 
 
 def test_it_becomes_four_processes_on_four_gpus() -> None:
@@ -100,4 +106,4 @@ def test_where_no_gpu_is_idle_none_that_is_busy_is_taken() -> None:
 
 def test_what_was_typed_is_refused_and_not_adapted() -> None:
     with pytest.raises(MachineError, match="device is 'cuda'"):
-        fitted("laptop_cpu", "flag", device="cuda")
+        fitted("laptop_cpu", Layer.FLAG, device="cuda")

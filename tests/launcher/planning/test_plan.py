@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headway.commands.stack import _is_launch
+from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.launcher.planning.describe import describe, summary
 from headway.launcher.planning.plan import LaunchPlan, build_plan
@@ -18,7 +19,7 @@ from headway.launcher.starting.starter import unbuffered
 from headway.machine.facts import Gpu, Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import TABLE, Origin, Raw
+from headway.settings.table import TABLE, Raw
 
 H100 = Gpu("NVIDIA H100", "GPU-h", 80 * 2**30, (9, 0))
 T4 = Gpu("Tesla T4", "GPU-t", 16 * 2**30, (7, 5))
@@ -32,7 +33,7 @@ def plan(
     machine: Machine = LAPTOP,
     environ: Mapping[str, str] | None = None,
     *,
-    layer: str = "flag",
+    layer: Layer = Layer.FLAG,
     program: Program = SCRIPT,
     supervise: bool = False,
     in_process: bool = False,
@@ -40,7 +41,7 @@ def plan(
     **values: Any,
 ) -> LaunchPlan:
     entries = {
-        name: Entry(raw, Origin(layer, f"{layer} {TABLE[name].flag}"))
+        name: Entry(raw, Origin(layer, reason=f"{layer.label} {TABLE[name].flag}"))
         for name, raw in values.items()
     }
     environ = environ or {}
@@ -125,7 +126,7 @@ def test_a_prompt_after_the_script_is_for_one_process() -> None:
     ],
 )
 def test_what_needs_a_launcher_keeps_one(why: str, values: dict[str, Any]) -> None:
-    assert plan(layer="flag", **values).supervised == why
+    assert plan(layer=Layer.FLAG, **values).supervised == why
     assert plan(supervise=True).supervised == "--supervise"
 
 
@@ -155,8 +156,11 @@ def test_scripts_written_for_accelerate_see_the_same_settings() -> None:
 def test_the_contract_says_what_was_typed_and_where_the_rest_came_from() -> None:
     run = json.loads(set_by(plan(mixed_precision="bf16"))["HEADWAY_RUN"] or "")
     assert run["mixed_precision"] == "bf16"
-    assert run["flags"] == ["mixed_precision"]
-    assert run["origins"]["device"].startswith("detected: ")
+    assert run["origins"]["mixed_precision"] == {
+        "layer": "FLAG",
+        "reason": "flag --mixed-precision",
+    }
+    assert run["origins"]["device"]["layer"] == "DETECTED"
 
 
 def test_threads_are_set_unless_the_users_variable_says_them() -> None:
@@ -303,7 +307,7 @@ REFUSED: dict[str, tuple[Machine, dict[str, Any], type[HeadwayError], str]] = {
 def test_what_cannot_be_honoured_is_refused_with_reason_place_and_fix(case: str) -> None:
     machine, values, kind, reason = REFUSED[case]
     with pytest.raises(kind, match=reason) as caught:
-        plan(machine, layer="project profile", **values)
+        plan(machine, layer=Layer.PROJECT_PROFILE, **values)
     for problem in caught.value.problems:
         assert problem.where
         assert problem.fix
@@ -354,7 +358,7 @@ def test_cpu_ranks_on_a_mac_are_fine() -> None:
 
 def test_a_flag_without_effect_gets_a_note_and_a_profiles_default_none() -> None:
     assert "main_port has no effect on one machine" in plan(main_port="1234").notes[0]
-    assert plan(layer="user profile", main_port="1234").notes == ()
+    assert plan(layer=Layer.USER_PROFILE, main_port="1234").notes == ()
 
 
 def test_the_description_shows_every_setting_with_its_origin_and_every_change() -> None:
@@ -362,7 +366,7 @@ def test_the_description_shows_every_setting_with_its_origin_and_every_change() 
     text = describe(launch)
     for name in TABLE:
         (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
-        assert launch.settings.origin(name).words in line
+        assert launch.settings.origin(name).brief in line
     for name in launch.environment:
         assert f" {name} " in text
     assert "- RANK" in text

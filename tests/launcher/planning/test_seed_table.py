@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headway.contract.origin import Layer, Origin
 from headway.contract.records import Crash
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.launcher.planning.describe import describe
@@ -23,17 +24,21 @@ from headway.machine.facts import is_on
 from headway.machine.snapshot import load_machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import TABLE, Origin
+from headway.settings.table import TABLE
 from tests.machines.recorded import FOLDER, Recorded, Recording, mac
 
 
 def planned(
-    machine: str, environ: Mapping[str, str] | None = None, *, layer: str = "flag", **values: Any
+    machine: str,
+    environ: Mapping[str, str] | None = None,
+    *,
+    layer: Layer = Layer.FLAG,
+    **values: Any,
 ) -> LaunchPlan:
     """Return the plan for a recorded machine."""
     there = load_machine(str(FOLDER / f"{machine}.json"))
     entries = {
-        name: Entry(raw, Origin(layer, f"{layer} {TABLE[name].flag}"))
+        name: Entry(raw, Origin(layer, reason=f"{layer.label} {TABLE[name].flag}"))
         for name, raw in values.items()
     }
     settings = resolve([entries], there, environ or {})
@@ -72,7 +77,7 @@ def test_gpus_are_used_without_any_flag(machine: str, gpus: int) -> None:
 def test_an_empty_mask_disables_gpus_and_is_the_origin(machine: str, reason: str) -> None:
     plan = planned(machine)
     assert plan.settings.device == "cpu"
-    assert reason in plan.settings.origin("device").words
+    assert reason in plan.settings.origin("device").brief
     refused = refusal(machine, device="cuda")
     assert "device is 'cuda'" in refused
     assert reason in refused
@@ -97,9 +102,9 @@ def test_a_mask_of_uuids_is_counted_through() -> None:
         ("3,1", (3, 1)),
     ],
 )
-@pytest.mark.parametrize("layer", ["flag", "environment", "project profile"])
+@pytest.mark.parametrize("layer", [Layer.FLAG, Layer.ENVIRONMENT, Layer.PROJECT_PROFILE])
 def test_lightnings_table_holds_from_every_source(
-    devices: Any, gpus: tuple[int, ...], layer: str
+    devices: Any, gpus: tuple[int, ...], layer: Layer
 ) -> None:
     assert planned("gpu_8_h100", devices=devices, layer=layer).gpus == gpus
 
@@ -175,7 +180,7 @@ def test_several_models_are_counted_as_nvidia_smi_counts_them() -> None:
 )
 def test_a_torch_that_does_not_fit_the_gpus_is_named(machine: str, reason: str) -> None:
     assert reason in refusal(machine, device="cuda")
-    assert reason in planned(machine).settings.origin("device").words
+    assert reason in planned(machine).settings.origin("device").brief
 
 
 @pytest.mark.parametrize(
@@ -200,7 +205,7 @@ def test_gpus_that_are_not_used_get_a_note_unless_the_cpu_was_asked_for(
 def test_a_mask_that_cuda_cuts_short_is_named() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "1,9,2"}
     cut = load_machine(str(FOLDER / "gpu_4.json"))._replace(cuda_visible_devices="1,9,2")
-    entries = {"devices": Entry("2", Origin("flag", "flag --devices"))}
+    entries = {"devices": Entry("2", Origin(Layer.FLAG, flag="--devices"))}
     script = Program("train.py")
     plan = build_plan(resolve([], cut, environ), cut, script, python=["python"], environ=environ)
     assert any("CUDA_VISIBLE_DEVICES=1,9,2 names a GPU that is not there" in n for n in plan.notes)
@@ -218,20 +223,20 @@ def test_several_mig_slices_are_refused_however_they_are_asked_for(devices: str)
 
 @pytest.mark.parametrize("machine", ["cpu_torch_on_gpu_box", "mac_m2", "laptop_cpu"])
 @pytest.mark.parametrize(
-    ("stronger", "weaker"), [("flag", "environment"), ("flag", "user profile")]
+    ("stronger", "weaker"), [(Layer.FLAG, Layer.ENVIRONMENT), (Layer.FLAG, Layer.USER_PROFILE)]
 )
 def test_a_device_that_is_asked_for_opts_out_of_the_devices_of_a_weaker_layer(
-    machine: str, stronger: str, weaker: str
+    machine: str, stronger: Layer, weaker: Layer
 ) -> None:
     there = load_machine(str(FOLDER / f"{machine}.json"))
     layers = [
-        {"devices": Entry("2", Origin(weaker, f"{weaker} devices"))},
-        {"device": Entry("cpu", Origin(stronger, f"{stronger} --cpu"))},
+        {"devices": Entry("2", Origin(weaker, flag="--devices"))},
+        {"device": Entry("cpu", Origin(stronger, flag="--cpu"))},
     ]
     settings = resolve(list(layers), there, {})
     plan = build_plan(settings, there, Program("a.py"), python=["python"], environ={})
     assert plan.notes == (
-        f"devices has no effect on cpu, which {stronger} --cpu asks for ({weaker} devices)",
+        "devices has no effect on cpu, which flag --cpu asks for (flag --devices)",
     )
     assert "it selects GPUs" in refusal(machine, ConfigError, device="cpu", devices="2")
 
@@ -282,10 +287,10 @@ def test_waiting_is_suggested_only_where_it_can_help(
 
 
 def test_more_gpus_than_there_are_is_refused_with_both_facts() -> None:
-    refused = refusal("laptop_cpu", layer="user profile", device="cuda", num_processes="8")
+    refused = refusal("laptop_cpu", layer=Layer.USER_PROFILE, device="cuda", num_processes="8")
     assert "device is 'cuda' for 8 processes" in refused
     assert "no NVIDIA driver" in refused
-    assert "num_processes is 8" in refusal("gpu_4", layer="user profile", num_processes="8")
+    assert "num_processes is 8" in refusal("gpu_4", layer=Layer.USER_PROFILE, num_processes="8")
 
 
 # ------------------------------------------------------------------ Apple silicon (all of them)
@@ -312,17 +317,17 @@ def test_a_switch_that_means_nothing_is_an_error() -> None:
     ("environ", "values", "origin"),
     [
         ({}, {"device": "cpu"}, "flag --device"),
-        ({}, {"device": "cpu", "layer": "user profile"}, "user profile --device"),
-        ({}, {"device": "cpu", "layer": "environment"}, "environment --device"),
+        ({}, {"device": "cpu", "layer": Layer.USER_PROFILE}, "user profile --device"),
+        ({}, {"device": "cpu", "layer": Layer.ENVIRONMENT}, "environment --device"),
         ({"ACCELERATE_USE_CPU": "1"}, {}, "environment ACCELERATE_USE_CPU=1"),
     ],
 )
 def test_each_way_to_opt_out_of_mps_gives_cpu_and_its_origin(
-    environ: dict[str, str], values: dict[str, str], origin: str
+    environ: dict[str, str], values: dict[str, Any], origin: str
 ) -> None:
     plan = planned("mac_m2", environ, **values)
     assert plan.settings.device == "cpu"
-    assert origin in plan.settings.origin("device").words
+    assert origin in plan.settings.origin("device").brief
     assert planned("mac_m2", {"ACCELERATE_USE_CPU": "0"}).settings.device == "mps"
 
 
@@ -334,7 +339,7 @@ def test_an_outer_launchs_variable_is_no_opt_out_for_an_inner_one() -> None:
 def test_disable_mps_opts_out_and_an_explicit_mps_is_refused_with_it() -> None:
     plan = planned("mac_disable_mps")
     assert plan.settings.device == "cpu"
-    assert "DISABLE_MPS=1" in plan.settings.origin("device").words
+    assert "DISABLE_MPS=1" in plan.settings.origin("device").brief
     assert "fix:  unset DISABLE_MPS" in refusal("mac_disable_mps", device="mps")
 
 
@@ -350,7 +355,7 @@ def test_disable_mps_opts_out_and_an_explicit_mps_is_refused_with_it() -> None:
     ],
 )
 def test_the_fallback_is_in_the_environment_as_a_number(
-    environ: dict[str, str], values: dict[str, str], value: str
+    environ: dict[str, str], values: dict[str, Any], value: str
 ) -> None:
     changes = variables(planned("mac_m2", environ, **values))
     assert changes["PYTORCH_ENABLE_MPS_FALLBACK"] == value
@@ -452,7 +457,7 @@ def test_precision_on_mps_depends_on_the_versions_of_torch_and_macos(
     from tests.machines.recorded import torch as version_file
 
     machine = detect_machine({}, Recorded(mac(macos, torch=version_file(torch))))
-    entry = Entry(precision, Origin("flag", "flag --mixed-precision"))
+    entry = Entry(precision, Origin(Layer.FLAG, flag="--mixed-precision"))
     settings = resolve([{"mixed_precision": entry}], machine, {})
     try:
         build_plan(settings, machine, Program("a.py"), python=["python"], environ={})

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
 
-from headway.contract.records import Crash
+from headway.contract.records import Crash, Group
 from headway.launcher.reporting.failures import (
     Failure,
     RankExit,
     find_failure,
-    is_of_communication,
     ranges,
 )
+from headway.launcher.reporting.reasons import REASONS, is_of_communication
 
 BOOM = Crash(2.0, "ValueError", "boom", "Traceback ...\nValueError: boom\n")
 LOST = "Connection closed by peer"
@@ -95,7 +96,7 @@ def test_a_rank_that_came_to_its_end_is_not_blamed() -> None:
     ("end", "words", "code"),
     [
         (ended(1, 3, 1), "ended with exit code 3", 3),
-        (ended(1, 1, 1, reason="no data"), "ended with exit code 1: no data", 1),
+        (ended(1, 1, 1, message="no data"), "ended with exit code 1: no data", 1),
         (ended(1, -signal.SIGSEGV, 1), "was ended by SIGSEGV", 139),
         (ended(1, -signal.SIGKILL, 1), "was ended by SIGKILL", 137),
     ],
@@ -107,10 +108,11 @@ def test_each_kind_of_end_has_its_words_and_its_code(end: RankExit, words: str, 
 
 
 def test_the_memory_killer_is_named_only_for_a_kill() -> None:
-    evidence = " (the kernel's memory killer struck 1 times)"
-    assert failure(ended(1, -9, 1), evidence=evidence).cause.endswith(evidence)
-    assert "fewer processes" in failure(ended(1, -9, 1), evidence=evidence).fix
-    assert "memory killer" not in failure(ended(1, 3, 1), evidence=evidence).cause
+    killed = failure(ended(1, -9, 1), memory_kills=2)
+    assert killed.cause.endswith("SIGKILL (OOM kills by the kernel during the run: 2)")
+    assert "fewer processes" in killed.fix
+    assert "OOM" not in failure(ended(1, 3, 1), memory_kills=2).cause
+    assert "OOM" not in failure(ended(1, -9, 1)).cause
 
 
 def test_a_full_device_gets_advice() -> None:
@@ -148,3 +150,13 @@ def test_ranks_that_failed_alike_are_no_victims() -> None:
 
 def test_ranks_are_written_as_ranges() -> None:
     assert ranges([7, 0, 2, 3, 4]) == "0, 2-4, 7"
+
+
+def test_a_report_for_programs_names_the_reason_by_a_word_that_no_wording_changes() -> None:
+    full = BOOM._replace(kind="OutOfMemoryError", groups=(Group("0", (0, 1), ()),))
+    report = failure(ended(1, 1, 1, crash=full)).as_json()
+    assert report["reason"] == "device_out_of_memory"
+    assert json.dumps(report)
+    assert "groups" not in str(report["exception"])
+    names = [reason.name for reason in REASONS]
+    assert len({*names}) == len(names)

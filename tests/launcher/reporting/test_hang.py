@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.contract.records import Progress
-from headway.launcher.reporting.hang import Group, Hang, Statement, blame, describe, explain
+from headway.contract.records import Collective, Frame, Group, Progress
+from headway.launcher.reporting.hang import (
+    Exit,
+    Hang,
+    NoStack,
+    RankStatus,
+    describe,
+    explain,
+    explain_divergence,
+)
 from headway.launcher.reporting.stacks import (
-    Frame,
     describe_crash,
-    is_cut,
-    is_whole,
+    is_complete,
+    is_truncated,
     parse_stacks,
     parse_traceback,
     users_frame,
@@ -28,15 +35,15 @@ def group(*operations: str, open: int = 0, name: str = "0", ranks: tuple[int, ..
         name,
         ranks,
         tuple(
-            (number + 1, *operation.partition("/")[::2], number < done)
+            Collective(number + 1, *operation.partition("/")[::2], number < done)
             for number, operation in enumerate(operations)
         ),
     )
 
 
-def ranks(*groups: Group | None, place: tuple[Frame, ...] = TRAIN) -> list[Statement]:
+def ranks(*groups: Group | None, place: tuple[Frame, ...] = TRAIN) -> list[RankStatus]:
     return [
-        Statement(rank, stacks=(place,), groups=None if one is None else (one,))
+        RankStatus(rank, stacks=(place,), groups=None if one is None else (one,))
         for rank, one in enumerate(groups)
     ]
 
@@ -61,7 +68,7 @@ def test_ranks_that_ran_ahead_wait_for_the_first_open_collective() -> None:
 def test_a_rank_that_left_is_named_with_its_way_out() -> None:
     inside = group("all_reduce", "all_reduce", open=1)
     told = ranks(inside, group("all_reduce"), inside, inside)
-    told[1] = Statement(1, "exit code 0, at the end of the script", groups=told[1].groups)
+    told[1] = RankStatus(1, Exit(0, True), groups=told[1].groups)
     assert explain(told)[0] == (
         "rank 1 left (exit code 0, at the end of the script) before all_reduce #2"
     )
@@ -69,7 +76,7 @@ def test_a_rank_that_left_is_named_with_its_way_out() -> None:
 
 def test_a_rank_that_left_without_a_word_is_missed_too() -> None:
     told = ranks(group("all_reduce", open=1), None)
-    told[1] = Statement(1, "exit code 0")
+    told[1] = RankStatus(1, Exit(0))
     assert explain(told)[0] == "rank 1 left (exit code 0) before all_reduce #1"
 
 
@@ -82,16 +89,16 @@ def test_different_collectives_are_told_apart_by_name_and_by_size() -> None:
     larger = group("all_reduce/[8]", open=1)
     assert "rank 1 all_reduce #1 of [8]" in explain(ranks(reduce, larger, reduce, reduce))[0]
     gathers = (group("gather/[4]", open=1), group("gather/[8]", open=1))
-    assert blame(ranks(*gathers)) == []  # sizes may differ there
+    assert explain_divergence(ranks(*gathers)) == []  # sizes may differ there
 
 
 def test_the_rank_that_waits_for_nobody_is_named_first() -> None:
     pair = group("all_gather", open=1, name="1", ranks=(0, 1))
     world_open, world = group("all_reduce", open=1), group()
     told = [
-        Statement(0, groups=(world, pair)),
-        Statement(1, groups=(world, group(name="1", ranks=(0, 1)))),
-        Statement(2, groups=(world_open,)),
+        RankStatus(0, groups=(world, pair)),
+        RankStatus(1, groups=(world, group(name="1", ranks=(0, 1)))),
+        RankStatus(2, groups=(world_open,)),
     ]
     lines = explain(told)
     assert lines[0].startswith("rank 1 is behind, and did not enter all_gather #1 of group 1")
@@ -101,20 +108,20 @@ def test_the_rank_that_waits_for_nobody_is_named_first() -> None:
 def test_all_in_the_same_collective_blames_nobody() -> None:
     inside = group("all_reduce", open=1)
     assert explain(ranks(inside, inside))[0] == "no rank is known to be behind the others"
-    assert blame(ranks(inside, inside)) == []
+    assert explain_divergence(ranks(inside, inside)) == []
 
 
 def test_a_rank_that_never_formed_the_group_is_seen_on_the_stacks() -> None:
     forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
-    told = [Statement(0, stacks=(forming,)), Statement(1, stacks=(SLEEP,))]
-    assert explain(told)[0].startswith("rank 1 did not enter init_process_group")
-    on_its_way_out = [told[0], Statement(1, stacks=((),))]
-    assert blame(on_its_way_out) == []
+    told = [RankStatus(0, stacks=(forming,)), RankStatus(1, stacks=(SLEEP,))]
+    assert explain(told)[0].startswith("rank 1 is behind, and did not enter init_process_group")
+    on_its_way_out = [told[0], RankStatus(1, stacks=((),))]
+    assert explain_divergence(on_its_way_out) == []
 
 
 def test_steps_are_compared_where_nothing_else_is_known() -> None:
     told = [
-        Statement(rank, stacks=(TRAIN,), progress=Progress(step, "data"))
+        RankStatus(rank, stacks=(TRAIN,), progress=Progress(step, "data"))
         for rank, step in enumerate((7, 5, 7))
     ]
     assert explain(told)[0] == (
@@ -128,7 +135,7 @@ def test_equal_stacks_are_shown_once() -> None:
     text = describe(told)
     assert text.count("ranks 0-1, 3, most recent call last:") == 1
     assert text.count('File "/w/train.py", line 12, in main') == 1
-    assert "no stack" in describe([Statement(0)])
+    assert "no stack" in describe([RankStatus(0)])
 
 
 def test_stacks_are_read_as_faulthandler_writes_them() -> None:
@@ -136,7 +143,7 @@ def test_stacks_are_read_as_faulthandler_writes_them() -> None:
     text = (
         "Thread 0x00 (most recent call first):\n"
         '  File "/lib/json/encoder.py", line 1 in encode\n'
-        f'  File "{ours}", line 1 in _answer\n\n'
+        f'  File "{ours}", line 1 in _answer_questions\n\n'
         "Thread 0x01 (most recent call first):\n"
         '  File "/lib/threading.py", line 9 in wait\n\n'
         "Current thread 0x02 (most recent call first):\n"
@@ -144,9 +151,9 @@ def test_stacks_are_read_as_faulthandler_writes_them() -> None:
         '  File "/w/train.py", line 3 in <module>\n'
         '  File "<string>", line 4 in <module>\n'
     )
-    assert is_whole(text)
-    assert not is_whole(text[:-5])
-    assert not is_whole("")
+    assert is_complete(text)
+    assert not is_complete(text[:-5])
+    assert not is_complete("")
     assert parse_stacks(text) == (TRAIN, (Frame("/lib/threading.py", 9, "wait"),))
     crash = describe_crash(
         f"Fatal Python error: Segmentation fault\n\n{text}\nExtension modules: a"
@@ -158,21 +165,21 @@ def test_stacks_are_read_as_faulthandler_writes_them() -> None:
 
 def test_stacks_that_are_cut_short_are_known_by_their_dots() -> None:
     text = 'Thread 0x01 (most recent call first):\n  File "/w/a.py", line 1 in f\n\n...\n'
-    assert is_cut(text)
-    assert not is_cut(text.replace("...\n", ""))
+    assert is_truncated(text)
+    assert not is_truncated(text.replace("...\n", ""))
 
 
 def test_equal_threads_are_shown_once_with_their_number() -> None:
-    text = describe([Statement(0, stacks=(TRAIN, SLEEP, SLEEP, SLEEP))])
+    text = describe([RankStatus(0, stacks=(TRAIN, SLEEP, SLEEP, SLEEP))])
     assert text.count("another 3 threads:") == 1
     assert text.count("line 12") == 1
 
 
 def test_why_there_is_no_stack_is_said() -> None:
     told = [
-        Statement(0),
-        Statement(1, silence="its process is stopped"),
-        Statement(2, "exit code 0"),
+        RankStatus(0),
+        RankStatus(1, no_stack=NoStack.STOPPED),
+        RankStatus(2, Exit(0)),
     ]
     assert "no stack: it did not answer" in describe(told)
     assert "no stack: its process is stopped" in describe(told)
@@ -182,8 +189,8 @@ def test_why_there_is_no_stack_is_said() -> None:
 def test_a_rank_that_left_before_the_group_was_formed_is_said_to_have_left() -> None:
     forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
     told = [
-        Statement(0, stacks=(forming,)),
-        Statement(1, "exit code 0, by sys.exit at x.py:3 in f"),
+        RankStatus(0, stacks=(forming,)),
+        RankStatus(1, Exit(0, True, Frame("x.py", 3, "f"))),
     ]
     assert explain(told)[0] == (
         "rank 1 left (exit code 0, by sys.exit at x.py:3 in f) before init_process_group"
@@ -199,6 +206,8 @@ def test_the_users_frame_is_in_no_library() -> None:
     library = Frame(users_frame.__code__.co_filename, 1, "f")
     assert users_frame((*TRAIN, library)) == TRAIN[-1]
     assert users_frame((library,)) == library
+    of_user = Frame("/home/u/.local/lib/python3/site-packages/torch/x.py", 1, "f")
+    assert users_frame((*TRAIN, of_user)) == TRAIN[-1]
     assert users_frame(()) is None
 
 
@@ -207,7 +216,7 @@ def test_a_hang_is_a_failure_of_its_own_code_and_comes_back_only_in_the_same_way
     hang = Hang(tuple(ranks(inside, group())), 30)
     assert hang.cause.startswith("no progress for 30 s: rank 1 is behind")
     assert hang.exit_code == 124
-    assert hang.as_json()["explanation"] == explain(hang.statements)
+    assert hang.as_json()["explanation"] == explain(hang.statuses)
     assert hang.is_repeat_of(Hang(tuple(ranks(inside, group())), 30))
     assert not hang.is_repeat_of(Hang(tuple(ranks(group(), inside)), 30))
     assert not hang.is_repeat_of(None)

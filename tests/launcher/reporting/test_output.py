@@ -74,7 +74,7 @@ class Ranks:
 def patient() -> Iterator[None]:
     """Let lines wait long, so that only what comes at once can come."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(console, "_FOLD_S", 60)
+        patch.setattr(console, "_MERGE_S", 60)
         yield
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from headway.contract.origin import Layer, Origin
 from headway.errors import MachineError
 from headway.launcher.starting.gpu_claims import claim_idle, with_claims
 from headway.machine.facts import Gpu, GpuUse, Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import Origin, Settings
+from headway.settings.table import Settings
 
 IDLE = GpuUse(0, 0, ())
 FOUR = Machine(gpus=tuple(Gpu("H100", f"GPU-{i}", 2**36, (9, 0), use=IDLE) for i in range(4)))
@@ -36,7 +37,7 @@ sys.stdin.read()  # until the test has seen what all have
 
 
 def asking_for(devices: str) -> Settings:
-    return resolve([{"devices": Entry(devices, Origin("flag", "flag --devices"))}], FOUR, {})
+    return resolve([{"devices": Entry(devices, Origin(Layer.FLAG, flag="--devices"))}], FOUR, {})
 
 
 def start(folder: Path, devices: str, wait_s: float = 0) -> subprocess.Popen[str]:
@@ -139,7 +140,7 @@ def test_nobody_waits_for_gpus_that_never_become_idle(
 
 def test_only_what_is_used_is_claimed(tmp_path: Path) -> None:
     slices = FOUR._replace(gpus=tuple(gpu._replace(slice_of="GPU-x") for gpu in FOUR.gpus))
-    entry = Entry("idle:2", Origin("flag", "flag --devices"))
+    entry = Entry("idle:2", Origin(Layer.FLAG, flag="--devices"))
     settings = resolve([{"devices": entry}], slices, {})
     locks = tmp_path / "locks"
     claim_idle(settings, lambda: slices, None, str(locks))

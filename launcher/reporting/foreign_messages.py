@@ -1,0 +1,65 @@
+"""The texts of other programs that the launcher recognizes, each with where it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Text(NamedTuple):
+    """Part of what another program prints."""
+
+    text: str
+    source: str  # the program, its version, and the place in it
+
+
+OUT_OF_MEMORY_ERROR = Text("OutOfMemoryError", "torch 2.13.0, torch.OutOfMemoryError")
+OUT_OF_MEMORY = (
+    Text("out of memory", "torch 2.13.0, c10/cuda/CUDACachingAllocator.cpp and MPSAllocator.mm"),
+    Text("can't allocate memory", "torch 2.13.0, c10/core/impl/alloc_cpu.cpp"),
+)
+MPS = (Text("MPS", "torch 2.13.0, aten/src/ATen/mps"),)
+NOT_ON_MPS = (
+    Text("not currently implemented for the MPS device", "torch 2.13.0, mps/MPSFallback.mm"),
+)
+NO_NCCL = (
+    Text("doesn't have NCCL built in", "torch 2.13.0, distributed/distributed_c10d.py"),
+    Text("ProcessGroupNCCL is only supported with GPUs", "torch 2.13.0, ProcessGroupNCCL.cpp"),
+)
+COMMUNICATION_ERRORS = (
+    Text("DistBackendError", "torch 2.13.0, torch.distributed.DistBackendError"),
+    Text("DistNetworkError", "torch 2.13.0, torch.distributed.DistNetworkError"),
+    Text("DistStoreError", "torch 2.13.0, torch.distributed.DistStoreError"),
+)
+COMMUNICATION = (
+    Text("/gloo/", "gloo in torch 2.13.0, which puts its source file first"),
+    Text("Gloo ", "torch 2.13.0, ProcessGroupGloo.cpp: Gloo connectFullMesh failed with"),
+    Text("NCCL error", "torch 2.13.0, NCCLUtils.hpp"),
+    Text("NCCL communicator", "torch 2.13.0, ProcessGroupNCCL.cpp"),
+    Text("WorkNCCL", "torch 2.13.0, ProcessGroupNCCL.cpp"),
+    Text("monitoredBarrier", "torch 2.13.0, ProcessGroupGloo.cpp"),
+    Text("Connection closed by peer", "gloo in torch 2.13.0, transport/tcp/pair.cc"),
+)
+EQUAL_SIZE_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "allreduce")
+"""Names in torch 2.13.0's flight recorder of collectives with inputs of one size on all ranks."""
+
+# Python 3.11, Python/traceback.c and Modules/faulthandler.c
+STACK_HEADER = "(most recent call first)"  # of each thread
+STACK_FRAME = r'  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<function>.*)'  # no comma there
+STACKS_TRUNCATED = "\n...\n"  # after 100 threads
+FATAL_ERROR = "Fatal Python error: "
+CRASHED_THREAD = "Current thread"
+CODE_OF_DASH_C = "<string>"  # the file name of what `python -c` runs
+
+# Python 3.11, Lib/threading.py: what the main thread calls at the end, to join the others
+JOINING_THREADS = ("threading.py", "_shutdown")
+
+# Linux, proc(5): fields of /proc/PID/status
+CAUGHT_SIGNALS = "SigCgt"
+STATE = "State"
+STOPPED_STATES = ("T", "t")
+
+
+def contains(message: str, texts: Iterable[Text]) -> bool:
+    """Return whether one of `texts` is part of a message."""
+    return any(one.text in message for one in texts)

@@ -1,0 +1,164 @@
+"""Why a run failed: a table of reasons; the first one that holds is reported. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headway.contract.records import Crash
+from headway.launcher.reporting.foreign_messages import (
+    COMMUNICATION,
+    COMMUNICATION_ERRORS,
+    MPS,
+    NO_NCCL,
+    NOT_ON_MPS,
+    OUT_OF_MEMORY,
+    OUT_OF_MEMORY_ERROR,
+    contains,
+)
+
+_PYTORCH_ISSUES = "https://github.com/pytorch/pytorch/issues"
+
+
+class Evidence(NamedTuple):
+    """What is known of the rank that failed first."""
+
+    code: int  # of its process; negative for a signal
+    crash: Crash | None = None  # the exception that nothing handled
+    message: str = ""  # the text of sys.exit("text")
+    memory_kills: int = 0  # by the kernel's OOM killer during the run
+    divergence: tuple[str, ...] = ()  # where it failed in communication: how the ranks diverged
+
+
+class Reason(NamedTuple):
+    """One reason why a run fails.
+
+    `cause` is one sentence with fields: {rank} (as "rank 1 of 4"), {exception}, {signal}, {code},
+    {message}, {memory_kills} and {divergence}.
+    """
+
+    name: str  # in failure.json
+    holds: Callable[[Evidence], bool]
+    cause: str
+    fix: str
+
+
+_EXCEPTION = "{rank} failed with {exception}"
+
+REASONS = (
+    Reason(
+        "ranks_diverged",
+        lambda seen: bool(seen.divergence),
+        "{divergence}",
+        "have every rank enter the same collectives in the same order",
+    ),
+    Reason(
+        "device_out_of_memory",
+        lambda seen: seen.crash is not None and is_out_of_memory(seen.crash),
+        _EXCEPTION,
+        "the device's memory is full: make the batch smaller (and gradient_accumulation_steps "
+        "larger, so that an optimizer step sees as many samples as before)",
+    ),
+    Reason(
+        "operator_not_on_mps",
+        lambda seen: seen.crash is not None and contains(seen.crash.message, NOT_ON_MPS),
+        _EXCEPTION,
+        "let the CPU compute this operator: --mps-fallback on; it can be requested at "
+        f"{_PYTORCH_ISSUES}",
+    ),
+    Reason(
+        "mps_failed",
+        lambda seen: seen.crash is not None and contains(seen.crash.message, MPS),
+        _EXCEPTION,
+        f"try --cpu; if only MPS fails, report it to PyTorch: {_PYTORCH_ISSUES}",
+    ),
+    Reason(
+        "no_nccl",
+        lambda seen: seen.crash is not None and contains(seen.crash.message, NO_NCCL),
+        _EXCEPTION,
+        "NCCL needs NVIDIA GPUs, and a torch that is built for them: on CPUs use "
+        'init_process_group("gloo")',
+    ),
+    Reason(
+        "exception",
+        lambda seen: seen.crash is not None,
+        _EXCEPTION,
+        "fix the script at the line the traceback points to",
+    ),
+    Reason(
+        "left_without_exit",
+        lambda seen: seen.code == 0,
+        "{rank} left by os._exit(0) while the others went on",
+        "let every rank run to its end, or call sys.exit()",
+    ),
+    Reason(
+        "killed_for_memory",
+        lambda seen: seen.code == -signal.SIGKILL and seen.memory_kills > 0,
+        "{rank} was ended by {signal} (OOM kills by the kernel during the run: {memory_kills})",
+        "use less memory on this machine: fewer processes, loader workers or samples",
+    ),
+    Reason(
+        "segmentation_fault",
+        lambda seen: seen.code == -signal.SIGSEGV,
+        "{rank} was ended by {signal}",
+        "the stack above names the native code; a mismatched wheel is the usual cause",
+    ),
+    Reason(
+        "signal",
+        lambda seen: seen.code < 0,
+        "{rank} was ended by {signal}",
+        "see its output above",
+    ),
+    Reason(
+        "exit_message",
+        lambda seen: bool(seen.message),
+        "{rank} ended with exit code {code}: {message}",
+        "see its output above",
+    ),
+    Reason(
+        "exit_code",
+        lambda seen: True,
+        "{rank} ended with exit code {code}",
+        "see its output above",
+    ),
+)
+
+
+def find_reason(evidence: Evidence) -> Reason:
+    """Return the first reason that holds; the last one always does."""
+    return next(reason for reason in REASONS if reason.holds(evidence))
+
+
+def describe_cause(reason: Reason, evidence: Evidence, rank: str) -> str:
+    """Return the sentence that says why the run failed."""
+    return reason.cause.format(
+        rank=rank,
+        exception=evidence.crash and evidence.crash.kind,
+        signal=signal_name(-evidence.code),
+        code=evidence.code,
+        message=evidence.message,
+        memory_kills=evidence.memory_kills,
+        divergence="".join(evidence.divergence[:1]),
+    )
+
+
+def is_out_of_memory(crash: Crash) -> bool:
+    """Return whether a device was full: torch's class on CUDA, its messages for MPS and the CPU."""
+    return crash.kind == OUT_OF_MEMORY_ERROR.text or contains(crash.message, OUT_OF_MEMORY)
+
+
+def is_of_communication(crash: Crash) -> bool:
+    """Return whether it is an error of gloo or NCCL, which may be due to what another rank does."""
+    if crash.kind in [one.text for one in COMMUNICATION_ERRORS]:
+        return True
+    is_torchs = crash.kind == "RuntimeError" and crash.is_from_torch
+    return is_torchs and contains(crash.message, COMMUNICATION)
+
+
+def signal_name(number: int) -> str:
+    """Return SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

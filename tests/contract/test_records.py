@@ -1,0 +1,107 @@
+"""Records that ranks send: each arrives as it was told, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+
+from headway.contract.records import (
+    Answer,
+    AnswersQuestions,
+    Collective,
+    Crash,
+    End,
+    Ended,
+    Frame,
+    Group,
+    Heartbeat,
+    Progress,
+    Ready,
+    Record,
+    Refused,
+    Started,
+    decode_record,
+    decode_records,
+    encode_record,
+)
+
+GROUPS = (
+    Group("0", (0, 1), (Collective(1, "all_reduce", "[4]", True),)),
+    Group("1", None, ()),
+)
+PLACE = Frame("/w/train.py", 3, "main")
+RECORDS: list[Any] = [
+    Ready(),
+    AnswersQuestions(),
+    Heartbeat(Progress(3, "data")),
+    Answer(GROUPS, Progress(), (PLACE, PLACE), True),
+    Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
+    End(2.0, 0),
+    End(2.0, 3, "no data", PLACE, GROUPS),
+    Started(7),
+    Ended(7, -9, 1.0),
+]
+
+
+def test_every_kind_of_record_arrives_as_it_was_told() -> None:
+    assert {type(record) for record in RECORDS} == {*get_args(Record)}
+    lines = b"".join(map(encode_record, RECORDS))
+    assert lines.count(b"\n") == len(RECORDS)
+    assert decode_records(lines) == (RECORDS, b"")
+
+
+def test_a_record_that_has_come_in_part_waits_for_its_rest() -> None:
+    line = encode_record(Started(7))
+    assert decode_records(line[:9]) == ([], line[:9])
+    assert decode_records(line + line[:9]) == ([Started(7)], line[:9])
+
+
+def changed(record: Record, /, **fields: object) -> bytes:
+    return json.dumps({**json.loads(encode_record(record)), **fields}).encode()
+
+
+def without(record: Record, field: str) -> bytes:
+    fields = json.loads(encode_record(record))
+    del fields[field]
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"hello",
+        b"\xff\xfe\x00",
+        b"7",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b"1" * 10_000,
+        changed(Ready(), record="Unknown"),
+        changed(Ready(), record=["Ready"]),
+        changed(Ready(), version=2),
+        without(Ready(), "version"),
+        changed(Ready(), more=1),
+        without(Started(7), "pid"),
+        changed(Started(7), pid="7"),
+        changed(Started(7), pid=True),
+        changed(Started(7), pid=None),
+        changed(End(2.0, 0), time=2),
+        changed(Heartbeat(Progress()), progress=[1]),
+        changed(Heartbeat(Progress()), progress=[1, "data", 2]),
+        changed(Heartbeat(Progress()), progress={"step": 1, "phase": "data"}),
+        changed(End(2.0, 0), exited_at="x.py:3"),
+        changed(End(2.0, 0), groups=[["0", [0, "1"], []]]),
+        changed(End(2.0, 0), groups=None),
+    ],
+)
+def test_what_is_no_record_is_refused_and_raises_nothing(line: bytes) -> None:
+    assert isinstance(decode_record(line), Refused)
+
+
+def test_a_line_without_an_end_is_given_up() -> None:
+    records, rest = decode_records(b"x" * (2**24 + 1))
+    assert [type(record) for record in records] == [Refused]
+    assert rest == b""
