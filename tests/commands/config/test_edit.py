@@ -424,7 +424,7 @@ def test_list_marks_a_profile_whose_values_cannot_be(
 
 def test_export_asks_for_its_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "export"]) == 2
-    assert "--format is needed: one of torchrun, env" in capsys.readouterr().err
+    assert "--format is required: one of torchrun, env" in capsys.readouterr().err
 
 
 def test_what_the_file_had_before_is_wrong_where_it_stands(
