@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from headway.contract.origin import Layer, Origin
@@ -213,13 +212,3 @@ def look_at_machine(
             file=sys.stderr,
         )
     return machine, machine.host.variables if machine.host else {}
-
-
-def mentioned(words: Iterable[str], parser: Parser) -> list[str]:
-    """Return those of a script's own arguments that are also flags of a launcher, ours or not."""
-    words = takewhile(lambda word: word != "--", words)
-    spelled = (
-        "--" + word[2:].partition("=")[0].replace("_", "-") for word in words if word[:2] == "--"
-    )
-    of_launchers = {*parser.known, *OF_OTHER_TOOLS} - {"--help"}
-    return [name for name in spelled if name in of_launchers]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
-from headway.commands.flags import OF_OTHER_TOOLS, Parser, flag_layer, look_at_machine, mentioned
+from headway.commands.flags import Parser, flag_layer, look_at_machine
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
-from headway.errors import ConfigError, Problem, did_you_mean
+from headway.errors import ConfigError, Problem, WorkerFailed, did_you_mean
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
 from headway.machine.detection import detect_machine
@@ -19,9 +19,10 @@ from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer, overruled, profile_layers
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, settle
-from headway.settings.table import TABLE, Settings
+from headway.settings.table import Settings
 
 FOREVER = "forever"  # --wait without a number
+_USAGE_ERROR = 2  # the exit code of argparse, click and most others
 
 USAGE = """\
 headway launch [flags] script.py [args of the script]
@@ -33,15 +34,10 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser()
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
-    separated = rest[:1] == ["--"]
-    if separated:
-        rest = rest[1:]
-    program = _program(parsed, rest)
-    if not separated:
-        _refuse_misplaced_flags(program, parser)
+    program = _program(parsed, rest[1:] if rest[:1] == ["--"] else rest)
     if parsed.machine is not None and not parsed.dry_run:
         raise ConfigError(
-            f"--machine {parsed.machine} is another machine, on which nothing can be started here",
+            f"--machine {parsed.machine} describes another machine: nothing can be started there",
             where="the command line",
             fix="add --dry-run to see the plan for it",
         )
@@ -91,7 +87,12 @@ def main(argv: Sequence[str]) -> int:
     _announce(plan, is_quiet=parsed.quiet)
     from headway.launcher.run import run
 
-    return run(plan, environ)
+    try:
+        return run(plan, environ)
+    except WorkerFailed as failed:
+        if failed.exit_code == _USAGE_ERROR:
+            failed.note = _misplaced_flags(program, parser)
+        raise
 
 
 def _wants_idle(settings: Settings) -> bool:
@@ -99,7 +100,7 @@ def _wants_idle(settings: Settings) -> bool:
 
 
 def _with_use(environ: Mapping[str, str]) -> Machine:
-    """Return this machine with what its GPUs are busy with, and who has claimed them."""
+    """Return this machine with the current use of its GPUs and the claims on them."""
     from headway.launcher.starting.gpu_claims import with_claims
 
     return with_claims(detect_machine(environ, full=True))
@@ -108,7 +109,7 @@ def _with_use(environ: Mapping[str, str]) -> Machine:
 def _look_for_idle_gpus(
     settings: Settings, problems: Sequence[Problem], parsed: Namespace, environ: Mapping[str, str]
 ) -> Machine:
-    """Return the machine with what its GPUs are busy with; a real launch claims those it takes."""
+    """Return the machine with the current use of its GPUs; a real launch claims those it uses."""
     from headway.launcher.planning.checks import contradictions
     from headway.launcher.starting.gpu_claims import claim_idle
 
@@ -118,7 +119,7 @@ def _look_for_idle_gpus(
     if parsed.dry_run:
         return _with_use(environ)
     wrong = [*problems, *contradictions(settings)]
-    if wrong:  # to be said before a long wait, not after it
+    if wrong:  # before a long wait, not after it
         raise ConfigError.of(wrong)
     wait_s = None if parsed.wait is None else _seconds(parsed.wait)
     return claim_idle(settings, look, wait_s)
@@ -131,7 +132,7 @@ def _seconds(text: str) -> float:
         raise ConfigError(
             f"--wait is {text!r}, which is not a number of seconds",
             where="flag --wait",
-            fix="write --wait=600, or --wait alone to wait as long as it takes",
+            fix="write --wait=600, or --wait alone for no limit",
         )
     return float(text)
 
@@ -151,9 +152,9 @@ def make_parser() -> Parser:
         is_last=True,
         help="run a module, as python -m does",
     )
-    parser.flag("--no-python", help="run a program that is no Python script")
+    parser.flag("--no-python", help="run a program that is not a Python script")
     parser.flag("--cpu", help="the same as --device cpu")
-    parser.flag("--supervise", help="keep the launcher beside a single process, as one rank")
+    parser.flag("--supervise", help="run a single process as one rank under the launcher")
     parser.flag(
         "--in-process", help="run a single process in this interpreter, for an IDE's debugger"
     )
@@ -170,7 +171,7 @@ def make_parser() -> Parser:
         default_value=FOREVER,
         help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
     )
-    parser.flag("--quiet", short="-q", help="do not print the plan's one line at the start")
+    parser.flag("--quiet", short="-q", help="do not print the plan's summary line at the start")
     parser.profile_flag()
     parser.setting_flags()
     return parser
@@ -181,7 +182,7 @@ def _program(parsed: Namespace, rest: list[str]) -> Program:
         return Program(parsed.module, tuple(rest), "module")
     if not rest:
         raise ConfigError(
-            "no script is named", where="the command line", fix="headway launch train.py"
+            "no script given", where="the command line", fix="headway launch train.py"
         )
     script = rest[0]
     if parsed.no_python:
@@ -195,13 +196,13 @@ def _program(parsed: Namespace, rest: list[str]) -> Program:
     if not os.path.exists(script):
         close = _similar_file(script)
         raise ConfigError(
-            f"there is no script {script!r}" + (f"; did you mean {close!r}?" if close else ""),
+            f"script {script!r} not found" + (f"; did you mean {close!r}?" if close else ""),
             where="the command line",
             fix="check the path; a module is run with -m",
         )
     if not os.access(script, os.R_OK):
         raise ConfigError(
-            f"the script {script!r} may not be read by this user",
+            f"no permission to read script {script!r}",
             where="the command line",
             fix=f"chmod u+r {script}",
         )
@@ -214,7 +215,7 @@ def _executable(name: str) -> str:
     path = which(name)
     if path is None:
         raise ConfigError(
-            f"there is no program {name!r} that can be executed",
+            f"executable {name!r} not found",
             where="the command line, and PATH",
             fix="check the name; a Python script needs no --no-python",
         )
@@ -231,51 +232,19 @@ def _similar_file(script: str) -> str | None:
     return close and os.path.join(folder, close)
 
 
-def _refuse_misplaced_flags(program: Program, parser: Parser) -> None:
-    """Stop where a launcher's flag stands after a script that cannot have meant it.
-
-    All that follows the script belongs to it. But a script that neither mentions the flag nor shows
-    a sign of reading arguments would ignore it, and the launcher would seem to have.
-    """
-    misplaced = mentioned(program.args, parser)
-    text = _source(program) if misplaced else None
-    if text is None:
-        return
-    # with argparse and nothing else, an option that is not spelled out would be refused anyway
-    own_parser = "add_argument(" in text and "parse_known" not in text
-    of_launch_only = {row.flag for row in TABLE.values() if row.of_launch_only}
-    for name in misplaced:
-        word = name.removeprefix("--")
-        if own_parser and name in of_launch_only:
-            is_read = name in text or "--" + word.replace("-", "_") in text
-        else:
-            is_read = bool(_READS_ARGUMENTS.search(text)) or word in text
-        if not is_read:
-            became, fix = OF_OTHER_TOOLS.get(name, ("", f"put {name} before the script"))
-            raise ConfigError(
-                f"{name} stands after the script, and {program.name} does not read it"
-                + (f"; it {became}" if became else ""),
-                where="the command line",
-                fix=f"{fix}; if it is the script's own: headway launch [flags] -- "
-                f"{program.name} ...",
-            )
-
-
-_READS_ARGUMENTS = re.compile(
-    r"argv|arg_?pars|\bargs\b|click|fire|typer|tyro|hydra|docopt|absl|cyclopts|\bcli\b",
-    re.IGNORECASE,
-)
-
-
-def _source(program: Program) -> str | None:
-    """Return the program's text where it is a Python file that is easily found."""
-    path = program.name
-    if program.kind == "module":
-        path = os.path.join(*program.name.split(".")) + ".py"
-    if not path.endswith(".py") or not os.path.isfile(path):
-        return None
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
+def _misplaced_flags(program: Program, parser: Parser) -> str:
+    """Return the note for a script that was given flags of `headway launch`; empty if none was."""
+    words = takewhile(lambda word: word != "--", program.args)
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    flags = {*parser.known} - {"--help"}
+    ours = [name for name in dict.fromkeys(names) if name.replace("_", "-") in flags]
+    if not ours:
+        return ""
+    stand, were = ("stands", "was") if len(ours) == 1 else ("stand", "were")
+    return (
+        f"{', '.join(ours)} {stand} after {program.name} and {were} passed to it; "
+        "flags of headway launch go before the script"
+    )
 
 
 def _cpu_flag(device: Entry | None) -> Entry:

@@ -23,10 +23,10 @@ _MOST_PROBLEMS = 50  # shown at once: more than there are settings
 
 COMMANDS = {
     "config": "ask about this machine and write its profile; show, change and check profiles",
-    "doctor": "say what is wrong with this machine, and how to mend it",
+    "doctor": "report what is wrong with this machine, and how to fix it",
     "env": "print the facts about this machine, ready to paste into an issue",
     "launch": "run a training script in one or many processes",
-    "stack": "print where all ranks of a running launch are, and which one is behind",
+    "stack": "print the stacks of all ranks of a running launch, and which rank is behind",
     "test": "check this machine by a training of a few seconds, on all ranks of the plan",
 }
 
@@ -46,13 +46,13 @@ commands:
 def run_command() -> NoReturn:
     """Run this process's command line and end the process with its exit code.
 
-    A launcher that has stayed beside its ranks has torch in it, which takes a third of a second to
-    be taken apart; nobody waits for that.
+    A launcher that supervised ranks has imported torch, whose finalization takes a third of a
+    second; it is skipped.
     """
     exit_code = main()
     if "headway.launcher.starting.agent" in sys.modules:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):  # the terminal is gone; the exit code is true all the same
+            with suppress(OSError):  # the terminal is gone; the exit code still counts
                 stream.flush()
         os._exit(exit_code)
     sys.exit(exit_code)
@@ -72,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {problem}", file=sys.stderr)
         if len(error.problems) > _MOST_PROBLEMS:
             print(f"and {len(error.problems) - _MOST_PROBLEMS} more errors", file=sys.stderr)
+        if error.note:
+            print(f"note: {error.note}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("headway: interrupted", file=sys.stderr)
@@ -79,16 +81,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  what is left may go there
-        if error.errno != errno.EPIPE:  # a reader such as `head` may stop when it likes
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for what is still buffered
+        if error.errno != errno.EPIPE:  # a reader such as `head` may stop at any time
             print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
 
 
 def _open_closed_streams() -> None:
-    """Put the null device where a standard stream was closed (`>&-`), as if nobody read it.
+    """Open the null device where a standard stream was closed (`>&-`).
 
-    It is not inherited by a script that replaces the launcher: that one finds the stream closed.
+    A script that replaces the launcher does not inherit it: it finds the stream closed.
     """
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -110,13 +112,13 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         close = did_you_mean(name, COMMANDS)
         raise ConfigError(
-            f"{name!r} is no command of headway" + (f"; did you mean {close!r}?" if close else ""),
+            f"unknown command {name!r}" + (f"; did you mean {close!r}?" if close else ""),
             where="the command line",
             fix="`headway --help` lists the commands"
             if not name.endswith(".py")
             else f"`headway launch {name}`",
         )
-    if name != "launch":  # whose script may be given this very stream
+    if name != "launch":  # its script may inherit the stream
         escape_unencodable()
     module = "config_subcommands" if name == "config" else name
     exit_code: int = import_module(f"headway.commands.{module}").main(words[1:])

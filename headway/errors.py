@@ -42,6 +42,7 @@ class HeadwayError(Exception):
     """
 
     exit_code: int = 1
+    note: str = ""  # one more line, after the problems
 
     def __init__(self, what: str, *, where: str, fix: str) -> None:
         self.problems: tuple[Problem, ...] = (Problem(what, where, fix),)

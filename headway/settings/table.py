@@ -40,7 +40,6 @@ class Setting(Generic[T]):
         help: one line for `--help` and the documentation.
         metavar: how the value is written in `--help`.
         choices: the values that are possible, where they can be counted.
-        of_launch_only: no training script is likely to have an option of this name.
         needs_launcher: a value other than the default keeps a launcher beside the script.
     """
 
@@ -54,7 +53,6 @@ class Setting(Generic[T]):
         *,
         metavar: str = "",
         choices: tuple[str, ...] = (),
-        of_launch_only: bool = False,
         needs_launcher: bool = False,
     ) -> None:
         self.kind = parse
@@ -62,7 +60,6 @@ class Setting(Generic[T]):
         self.help = help
         self.metavar = metavar or ("{" + ",".join(choices) + "}" if choices else "")
         self.choices = choices
-        self.of_launch_only = of_launch_only
         self.needs_launcher = needs_launcher
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -246,7 +243,6 @@ class Settings:
         AUTO,
         "processes on this machine: a number, or auto (one for each GPU, else one)",
         metavar="N",
-        of_launch_only=True,
     )
     mixed_precision = Setting(
         # false and off are how YAML tools write the unquoted `no` back
@@ -269,28 +265,23 @@ class Settings:
         AUTO,
         "CPU threads of each process: a number, or auto (usable cores / processes)",
         metavar="N",
-        of_launch_only=True,
     )
-    num_machines = Setting(Count(1), 1, "machines in this run", metavar="M", of_launch_only=True)
-    machine_rank = Setting(
-        Count(0), 0, "this machine's place among them, from 0", metavar="R", of_launch_only=True
-    )
+    num_machines = Setting(Count(1), 1, "machines in this run", metavar="M")
+    machine_rank = Setting(Count(0), 0, "this machine's place among them, from 0", metavar="R")
     main_address = Setting[str | None](
-        _host, None, "name or IP address of machine 0", metavar="HOST", of_launch_only=True
+        _host, None, "name or IP address of machine 0", metavar="HOST"
     )
     main_port = Setting[int | None](
         Count(1, 65535),
         AUTO,
         "port on machine 0 (auto: 29500; on one machine the system chooses)",
         metavar="PORT",
-        of_launch_only=True,
     )
     max_restarts = Setting(
         Count(0),
         0,
         "how often all processes are started again after a failure",
         metavar="N",
-        of_launch_only=True,
         needs_launcher=True,
     )
     grace_period_s = Setting(
@@ -298,14 +289,12 @@ class Settings:
         30,
         "seconds that ranks get to stop, counted from the stop signal",
         metavar="S",
-        of_launch_only=True,
     )
     hang_timeout = Setting[int | None](
         Count(1),
         None,
         "seconds without any progress of the ranks after which the run is ended, with all stacks",
         metavar="S",
-        of_launch_only=True,
         needs_launcher=True,
     )
     log_dir = Setting[str | None](
@@ -328,14 +317,12 @@ class Settings:
         "default timeouts are suspended, but not those that the script itself gives. Ctrl-C "
         "interrupts the rank; twice within a second, it ends the run",
         metavar="R",
-        of_launch_only=True,
     )
     start_method = Setting(
         _choice("fork", "exec"),
         AUTO,
         "how ranks start: forked from one warm process, or each a fresh interpreter (exec)",
         choices=("auto", "fork", "exec"),
-        of_launch_only=True,
     )
     env = Setting[dict[str, str]](
         _variables, {}, "extra environment variable for the script", metavar="NAME=VALUE"

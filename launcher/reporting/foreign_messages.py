@@ -1,4 +1,8 @@
-"""The texts of other programs that the launcher recognizes, each with where it was read."""
+"""The texts of other programs that the launcher recognizes, each with where it was read.
+
+Those of "torch 2.13.0" are in its CPU build for Linux; those of NCCL, CUDA and MPS, which that
+build does not hold, were read in torch's source files.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,16 @@ class Text(NamedTuple):
 
 OUT_OF_MEMORY_ERROR = Text("OutOfMemoryError", "torch 2.13.0, torch.OutOfMemoryError")
 OUT_OF_MEMORY = (
-    Text("out of memory", "torch 2.13.0, c10/cuda/CUDACachingAllocator.cpp and MPSAllocator.mm"),
-    Text("can't allocate memory", "torch 2.13.0, c10/core/impl/alloc_cpu.cpp"),
+    Text("out of memory", "torch sources, CUDACachingAllocator.cpp and MPSAllocator.mm"),
+    Text("can't allocate memory", "torch 2.13.0, libc10.so (alloc_cpu.cpp)"),
 )
-MPS = (Text("MPS", "torch 2.13.0, aten/src/ATen/mps"),)
+MPS = (Text("MPS", "torch sources, aten/src/ATen/mps"),)
 NOT_ON_MPS = (
-    Text("not currently implemented for the MPS device", "torch 2.13.0, mps/MPSFallback.mm"),
+    Text("not currently implemented for the MPS device", "torch sources, MPSFallback.mm"),
 )
 NO_NCCL = (
     Text("doesn't have NCCL built in", "torch 2.13.0, distributed/distributed_c10d.py"),
-    Text("ProcessGroupNCCL is only supported with GPUs", "torch 2.13.0, ProcessGroupNCCL.cpp"),
+    Text("ProcessGroupNCCL is only supported with GPUs", "torch sources, ProcessGroupNCCL.cpp"),
 )
 COMMUNICATION_ERRORS = (
     Text("DistBackendError", "torch 2.13.0, torch.distributed.DistBackendError"),
@@ -34,9 +38,9 @@ COMMUNICATION_ERRORS = (
 COMMUNICATION = (
     Text("/gloo/", "gloo in torch 2.13.0, which puts its source file first"),
     Text("Gloo ", "torch 2.13.0, ProcessGroupGloo.cpp: Gloo connectFullMesh failed with"),
-    Text("NCCL error", "torch 2.13.0, NCCLUtils.hpp"),
-    Text("NCCL communicator", "torch 2.13.0, ProcessGroupNCCL.cpp"),
-    Text("WorkNCCL", "torch 2.13.0, ProcessGroupNCCL.cpp"),
+    Text("NCCL error", "torch sources, NCCLUtils.hpp"),
+    Text("NCCL communicator", "torch sources, ProcessGroupNCCL.cpp"),
+    Text("WorkNCCL", "torch sources, ProcessGroupNCCL.cpp"),
     Text("monitoredBarrier", "torch 2.13.0, ProcessGroupGloo.cpp"),
     Text("Connection closed by peer", "gloo in torch 2.13.0, transport/tcp/pair.cc"),
 )

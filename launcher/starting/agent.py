@@ -120,7 +120,7 @@ class Agent(LocalElasticAgent):
             max_restarts=plan.settings.max_restarts,
             monitor_interval=0.001,  # RankProcesses waits for the next end itself
         )
-        super().__init__(spec, NoLogs(), shutdown_timeout=plan.settings.grace_period_s)
+        super().__init__(spec, NoLogs())
         self._plan = plan
         self._starter = starter
         self._handler = handler
@@ -178,6 +178,7 @@ class Agent(LocalElasticAgent):
             attempt,
             reports_its_end=self._plan.program.kind != "program",
             debug_rank=self._plan.settings.debug_rank,
+            grace_s=self._plan.settings.grace_period_s,
         )
         self._ranks.start()
         return self._ranks.pids()

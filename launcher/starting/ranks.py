@@ -46,6 +46,8 @@ class RankProcesses(PContext):
         attempt: 0, and one more for each restart.
         reports_its_end: the program is Python, and sends a record when it comes to its end.
         debug_rank: the rank that has the launcher's own terminal.
+        grace_s: how long ranks that are asked to stop may take; the agent of torch 2.11 has no
+            such argument to pass on.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class RankProcesses(PContext):
         attempt: int,
         reports_its_end: bool,
         debug_rank: int | None,
+        grace_s: float,
     ) -> None:
         super().__init__(
             name="headway",
@@ -71,6 +74,7 @@ class RankProcesses(PContext):
         self._attempt = attempt
         self._reports_its_end = reports_its_end
         self._debug_rank = debug_rank
+        self._grace_s = grace_s
         self._local_ranks: dict[int, int] = {}  # by pid
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
@@ -159,19 +163,20 @@ class RankProcesses(PContext):
             return RunProcsResult(return_values=dict.fromkeys(self.exits))
         return None
 
-    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+    def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
         """Ask the living ranks to stop, wait, then end whatever is left in their sessions."""
         self._collect()
+        grace_s = self._grace_s
         failed = [end for end in self.exits.values() if end.is_failure]
         if failed or self._watch.hang is not None:
-            timeout = min(timeout, _VICTIM_GRACE_S)
+            grace_s = min(grace_s, _VICTIM_GRACE_S)
         if self._stopped_at == float("inf"):
             self._watch.begin_to_stop()
             if any(end.crash and is_of_communication(end.crash) for end in failed):
                 self.statuses = self._watch.statuses()  # now, while the others still run
             self._stopped_at = time.time()
             self.forward(death_sig)
-        self._kill_at = min(self._kill_at, time.monotonic() + timeout)
+        self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
         while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
             self._collect(timeout_s=left_s)
         for pid in self._local_ranks:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from headway.contract.records import Collective, Group
 from tests.distributed.launching import HEADWAY, environment, launch, script, start
 
 TRAIN = """
@@ -325,7 +326,7 @@ def test_a_segmentation_fault_shows_its_stack() -> None:
     assert f'File "{Path.cwd() / "train.py"}", line 3, in <module>' in done.stderr
 
 
-def test_torchs_private_names_that_a_rank_answers_with_are_there() -> None:
+def test_torchs_private_names_that_a_rank_relies_on_are_there() -> None:
     import torch.distributed.distributed_c10d as c10d
     from torch._C import _distributed_c10d
 
@@ -333,3 +334,27 @@ def test_torchs_private_names_that_a_rank_answers_with_are_there() -> None:
     assert isinstance(c10d._world.pg_group_ranks, dict)
     dump: Any = _distributed_c10d
     assert "version" in json.loads(dump._dump_fr_trace_json())
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):  # --debug-rank replaces them
+        assert name in vars(c10d)
+
+
+READ_GROUPS = """
+import torch, torch.distributed as dist
+from headway.launcher.inside.rank_monitor import read_groups
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(4))
+print(read_groups())
+dist.destroy_process_group()
+"""
+
+
+def test_torchs_flight_recorder_has_the_fields_that_are_read() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READ_GROUPS],
+        env=environment(TORCH_FR_BUFFER_SIZE="100"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    collective = Collective(1, "all_reduce", "[4]", True)
+    assert done.stdout.strip() == str((Group("0", (0,), (collective,)),)), done.stderr

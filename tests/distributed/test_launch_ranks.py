@@ -533,7 +533,7 @@ def test_a_reader_that_goes_away_ends_the_launch_without_a_traceback() -> None:
     assert "headway/" not in done.stderr  # no frame of ours
 
 
-def test_torchs_private_names_that_the_agent_leans_on_are_there() -> None:
+def test_torchs_private_names_that_the_agent_relies_on_are_there() -> None:
     import inspect
 
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent

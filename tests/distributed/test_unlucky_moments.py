@@ -154,7 +154,7 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
     nothing: Any = None
     envs = {0: {"RANK": "0"}}
     ranks = RankProcesses(
-        starter, envs, nothing, watch, attempt=0, reports_its_end=True, debug_rank=None
+        starter, envs, nothing, watch, attempt=0, reports_its_end=True, debug_rank=None, grace_s=30
     )
     ranks._local_ranks[7] = 0
     starter.woken.put(None)

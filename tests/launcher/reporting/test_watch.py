@@ -1,0 +1,76 @@
+"""The status channel of a rank: a script may write anything to it, and the launcher goes on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from headway.contract.records import (
+    End,
+    Frame,
+    Group,
+    Heartbeat,
+    Progress,
+    Record,
+    encode_record,
+)
+from headway.launcher.reporting.hang import Exit
+from headway.launcher.reporting.watch import Watch
+
+
+class Rank:
+    """One rank's end of its channel, and the launcher's watch over it."""
+
+    def __init__(self) -> None:
+        self.watch = Watch(None, lambda: 0.0)
+        ours, self.channel = socket.socketpair()
+        reading, self.stacks = os.pipe()
+        self.watch.begin_attempt()
+        self.watch.add(0, os.getpid(), ours.detach(), reading)
+
+    def tell(self, *records: Record) -> None:
+        self.channel.sendall(b"".join(map(encode_record, records)))
+
+    def close(self) -> None:
+        self.watch.end(0, 0)
+        self.watch.close()
+        self.channel.close()
+        os.close(self.stacks)
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    made = Rank()
+    yield made
+    made.close()
+
+
+def test_garbage_on_the_channel_is_said_once_and_what_comes_after_it_is_read(
+    rank: Rank, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rank.channel.sendall(b"hello\n\xff\xfe\n[]\n" + b"[" * 100_000 + b"\n")
+    rank.tell(Heartbeat(Progress(3, "data")))
+    deadline = time.monotonic() + 20
+    while rank.watch.statuses()[0].progress != Progress(3, "data"):
+        assert time.monotonic() < deadline
+    assert capfd.readouterr().err.count("rank 0 wrote to the launcher's status channel") == 1
+
+
+def test_how_a_rank_left_is_what_it_reported_and_the_code_of_its_process(rank: Rank) -> None:
+    place = Frame("train.py", 3, "main")
+    end = End(1.0, 0, "", place, (Group("0", (0,), ()),))
+    rank.tell(end)
+    assert rank.watch.end(0, 5) == [end]
+    (status,) = rank.watch.statuses()
+    assert status.exit == Exit(5, True, place)
+    assert str(status.exit) == "exit code 5, by sys.exit at train.py:3 in main"
+    assert status.groups == end.groups
+
+
+def test_a_rank_that_left_without_a_word_has_only_its_code(rank: Rank) -> None:
+    assert rank.watch.end(0, -9) == []
+    assert str(rank.watch.statuses()[0].exit) == "exit code -9"
