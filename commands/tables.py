@@ -1,4 +1,4 @@
-"""Tables of text: drawn by rich on a terminal, plain columns elsewhere."""
+"""Tables of text on standard output, by rich; it is imported only where a table is printed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red", "skipped": "dim"}
+_UNLIMITED = 10**6  # columns
 
 
 def escape_unencodable() -> None:
@@ -16,30 +17,31 @@ def escape_unencodable() -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows to standard output; a status in the first column has its colour on a terminal.
+    """Print rows to standard output.
+
+    On a terminal they have a head, wrap at its width, and a status in the first column has its
+    colour; elsewhere there are neither head nor colours, and no cell is wrapped or cut.
 
     Args:
         head: the columns' names.
-        rows: the cells; only those of the last column may have several lines.
+        rows: the cells, which may have several lines.
     """
-    if sys.stdout.isatty():
-        _print_rich(head, rows)
-        return
-    columns = range(len(head) - 1)
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in columns]
-    margin = " " * sum(width + 2 for width in widths)
-    for row in rows:
-        cells = "".join(f"{row[column]:<{widths[column]}}  " for column in columns)
-        print((cells + row[-1].replace("\n", "\n" + margin)).rstrip())
-
-
-def _print_rich(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*head, box=SIMPLE, pad_edge=False)
+    is_terminal = sys.stdout.isatty()
+    table = Table(box=SIMPLE if is_terminal else None, pad_edge=False, show_header=is_terminal)
+    for name in head:
+        table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(Text(row[0], COLOURS.get(row[0], "")), *map(Text, row[1:]))
-    Console().print(table)
+    if is_terminal:
+        Console().print(table)
+        return
+    console = Console(color_system=None, width=_UNLIMITED)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())

@@ -57,6 +57,7 @@ def set_keys(argv: Sequence[str]) -> int:
 
 
 def _all_settings() -> str:
+    """Return the settings for --help, which is too quick for rich's import."""
     lines = (f"  {row.name:<29}{row.help}\n" for row in TABLE.values())
     return f"\nkeys:\n{''.join(lines)}"
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from headway.commands.config.check import refusals
 from headway.commands.flags import Parser, look_at_machine
+from headway.commands.tables import print_table
 from headway.config_wizard.questions import as_words
 from headway.contract.origin import Layer
 from headway.errors import ConfigError
@@ -41,6 +42,7 @@ def show(argv: Sequence[str]) -> int:
     layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
     cluster = cluster_layer(environ)
     settings = resolve(layers, machine, environ, cluster)
+    # in plain columns: rich would take 80 ms, more than all the rest
     print(_as_json(settings) if parsed.json else settings_table(settings, parsed.origin))
     for problem in refusals(layers, machine, environ, cluster):
         print(f"headway: note: a launch would be refused: {problem.what}", file=sys.stderr)
@@ -84,9 +86,12 @@ def list_profiles(argv: Sequence[str]) -> int:
         print(f"headway: note: {error.problems[0].what}", file=sys.stderr)
     if project not in (None, chosen.path):
         rows.append(("(project)", project))
-    for name, path in rows:
-        star = "*" if path in (chosen.path, project) else " "
-        print(printable(f"{star} {name:<12} {shown(path):<40} {_outline(path)}".rstrip()))
+    stars = ["*" if path in (chosen.path, project) else "" for _, path in rows]
+    cells = [(name, shown(path), _outline(path)) for name, path in rows]
+    print_table(
+        ("", "profile", "file", "settings"),
+        [(star, *map(printable, row)) for star, row in zip(stars, cells, strict=True)],
+    )
     return 0
 
 

@@ -1,25 +1,25 @@
-"""Accelerate's configuration file: what it says in our settings, and ours in its keys. Pure."""
+"""Accelerate's configuration file, to and from our settings. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from headway.commands.exchange.imported import OF_SEVERAL, ON_ONE_MACHINE, Imported
+from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Imported
 from headway.errors import ConfigError, Problem
 from headway.launcher.planning.plan import LaunchPlan
 from headway.machine.devices import ALL
 from headway.settings.table import TABLE, Raw
 
-_SAME_KIND = ("NO", "MULTI_CPU", "MULTI_GPU", "MPS")
-_OTHER_KIND = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs too, but no DDP
-_ELSEWHERE = (  # on devices that Headway has no place for
+_SUPPORTED_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MPS")
+_SHARDED_TYPES = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs too, but no DDP
+_OTHER_DEVICE_TYPES = (  # on devices that Headway does not support
     *("XLA", "TPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_HPU"),
     *("MULTI_SDAA", "MULTI_NEURON"),
 )
 
 
-_NAMES = {  # keys that hold one value each, and the setting that it becomes
+_NAMES = {  # their keys, and the setting that each becomes
     "num_processes": "num_processes",
     "num_machines": "num_machines",
     "machine_rank": "machine_rank",
@@ -28,25 +28,26 @@ _NAMES = {  # keys that hold one value each, and the setting that it becomes
     "gpu_ids": "devices",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
 }
-_ONE_VALUE = ("compute_environment", "distributed_type", "use_cpu", "mixed_precision", "fp16")
+_SINGLE_VALUES = ("compute_environment", "distributed_type", "use_cpu", "mixed_precision", "fp16")
 
 
 def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
-    """Return what an Accelerate configuration means here.
+    """Return the settings that an Accelerate configuration stands for.
 
     Args:
-        config: the file's map; every scalar in it is a text, `null` where there is none.
+        config: the file's map, with every scalar as text; a missing value is `null`.
         where: the file, for messages.
 
     Raises:
-        ConfigError: it is none, is for SageMaker, or its processes cannot be divided.
+        ConfigError: it is not an Accelerate configuration, is for SageMaker, or its processes
+            cannot be divided among its machines.
     """
     if "compute_environment" not in config and "distributed_type" not in config:
         raise ConfigError(
-            "this is no configuration of Accelerate: "
-            "it has neither compute_environment nor distributed_type",
+            "not an Accelerate configuration: "
+            "it sets neither compute_environment nor distributed_type",
             where=where,
-            fix="name a file that `accelerate config` wrote, or a `torchrun ...` command line",
+            fix="pass a file that `accelerate config` wrote, or a `torchrun ...` command line",
         )
     _refuse_wrong_kinds(config, where)
     config = _without_nulls(config)
@@ -55,23 +56,26 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
     if rest.pop("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         raise ConfigError(
             f"compute_environment is {config['compute_environment']!r}, "
-            "but Headway runs on this machine and its like",
+            "but only LOCAL_MACHINE is supported",
             where=where,
             fix="import a file with `compute_environment: LOCAL_MACHINE`",
         )
     values: dict[str, Raw] = {}
-    left: list[str] = []
-    defaults: tuple[str, ...] = ("mixed_precision",)
+    not_imported: list[str] = []
+    reset: tuple[str, ...] = ("mixed_precision",)
     kind = rest.get("distributed_type", "NO")
-    if kind not in (*_SAME_KIND, *_OTHER_KIND, *_ELSEWHERE):
-        known = ", ".join((*_SAME_KIND, *_OTHER_KIND))
-        raise _wrong("distributed_type", kind, f"one of {known}", where)
-    if kind in (*_SAME_KIND, *_OTHER_KIND):
+    if kind not in (*_SUPPORTED_TYPES, *_SHARDED_TYPES, *_OTHER_DEVICE_TYPES):
+        known = ", ".join((*_SUPPORTED_TYPES, *_SHARDED_TYPES))
+        raise _invalid("distributed_type", kind, f"one of {known}", where)
+    if kind in (*_SUPPORTED_TYPES, *_SHARDED_TYPES):
         if isinstance(nested.get("gpu_ids"), list):
             rest["gpu_ids"] = ",".join(nested.pop("gpu_ids"))
-        left = [*_take_device(rest, values, where), *_take_processes(rest, values, where)]
-        # without gpu_ids it means all GPUs, and so on
-        defaults = (*defaults, "device", "devices", "num_processes", *OF_SEVERAL)
+        not_imported = [
+            *_take_device(rest, values, where),
+            *_take_processes(rest, values, where),
+        ]
+        # a missing gpu_ids means all GPUs, and so on
+        reset = (*reset, "device", "devices", "num_processes", *MULTI_MACHINE)
     _take_precision(rest, values, where)
     if "gradient_accumulation_steps" in rest:
         values["gradient_accumulation_steps"] = rest.pop("gradient_accumulation_steps")
@@ -81,28 +85,28 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
         values["gradient_accumulation_steps"] = deepspeed.pop("gradient_accumulation_steps")
         nested["deepspeed_config"] = deepspeed
     names = {ours: theirs for theirs, ours in _NAMES.items() if ours in values}
-    return Imported(values, [*left, *_lines({**rest, **nested})], defaults, names)
+    return Imported(values, [*not_imported, *_lines({**rest, **nested})], reset, names)
 
 
 def _refuse_wrong_kinds(config: Mapping[str, Any], where: str) -> None:
-    """Refuse a list or a map where Accelerate has one value, and one value where it has a map."""
+    """Raise for a list or a map where Accelerate has a single value, and the reverse."""
     problems = []
     for key, value in config.items():
         is_list, is_map = isinstance(value, list), isinstance(value, dict)
-        kind = "a list" if is_list else "a map" if is_map else "one value"
+        kind = "a list" if is_list else "a map" if is_map else "a single value"
         is_gpus = key == "gpu_ids" and is_list and all(isinstance(v, str) for v in value)
-        if key in (*_ONE_VALUE, *_NAMES) and (is_list or is_map) and not is_gpus:
+        if key in (*_SINGLE_VALUES, *_NAMES) and (is_list or is_map) and not is_gpus:
             problems.append(
-                Problem(f"{key} is {kind}, but it must be one value", where, _mend(key))
+                Problem(f"{key} is {kind}, but it must be a single value", where, _fix(key))
             )
         if key == "deepspeed_config" and not is_map and not _is_null(value):
-            problems.append(Problem(f"{key} is {kind}, but it must be a map", where, _mend(key)))
+            problems.append(Problem(f"{key} is {kind}, but it must be a map", where, _fix(key)))
     if problems:
         raise ConfigError.of(problems)
 
 
-def _mend(key: str) -> str:
-    return f"mend {key} in that file"
+def _fix(key: str) -> str:
+    return f"correct {key} in that file"
 
 
 def _take_precision(rest: dict[str, str], values: dict[str, Raw], where: str) -> None:
@@ -114,7 +118,7 @@ def _take_precision(rest: dict[str, str], values: dict[str, Raw], where: str) ->
         values["mixed_precision"] = precision
         del rest["mixed_precision"]
     elif precision not in ("", "fp8"):
-        raise _wrong("mixed_precision", precision, "no, fp16, bf16 or fp8", where)
+        raise _invalid("mixed_precision", precision, "no, fp16, bf16 or fp8", where)
 
 
 _NULLS = ("", "~", "null")
@@ -131,8 +135,8 @@ def _is_null(value: object) -> bool:
     return isinstance(value, str) and value.strip().lower() in _NULLS
 
 
-def _wrong(key: str, text: str, right: str, where: str) -> ConfigError:
-    return ConfigError(f"{key} is {text!r}, but it must be {right}", where=where, fix=_mend(key))
+def _invalid(key: str, text: str, expected: str, where: str) -> ConfigError:
+    return ConfigError(f"{key} is {text!r}, but it must be {expected}", where=where, fix=_fix(key))
 
 
 def _is_number(text: object) -> bool:
@@ -140,7 +144,7 @@ def _is_number(text: object) -> bool:
 
 
 def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> list[str]:
-    """Move what says where to compute from `rest` to `values`; return what of it has no place."""
+    """Move the device from `rest` to `values`; return what has no counterpart."""
     kind = rest.pop("distributed_type", "NO")
     on_cpu = _is_true("use_cpu", rest.pop("use_cpu", "false"), where) or kind == "MULTI_CPU"
     gpus = rest.get("gpu_ids", "all")
@@ -148,7 +152,7 @@ def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> li
         values["device"] = "cpu"
     elif kind == "MPS":
         values["device"] = "mps"
-    elif kind == "MULTI_GPU" or kind in _OTHER_KIND or gpus != "all":
+    elif kind == "MULTI_GPU" or kind in _SHARDED_TYPES or gpus != "all":
         values["device"] = "cuda"
     if kind == "NO" and not on_cpu and rest.get("num_machines", "1") == "1":
         rest.setdefault("num_processes", "1")
@@ -157,31 +161,31 @@ def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> li
     elif not on_cpu:
         indices = [index.strip() for index in rest.pop("gpu_ids").split(",") if index.strip()]
         values["devices"] = indices
-    in_words = f"distributed_type: {kind} (the processes train with DDP)"
-    return [in_words] if kind in _OTHER_KIND else []
+    with_ddp = f"distributed_type: {kind} (the processes train with DDP)"
+    return [with_ddp] if kind in _SHARDED_TYPES else []
 
 
 def _is_true(key: str, text: str, where: str) -> bool:
     if text.lower() not in (*_TRUE, *_FALSE):
-        raise _wrong(key, text, "true or false", where)
+        raise _invalid(key, text, "true or false", where)
     return text.lower() in _TRUE
 
 
 def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) -> list[str]:
-    """Divide Accelerate's total of processes by the machines, and take over where they meet.
+    """Divide Accelerate's total of processes by the machines, and move the address of machine 0.
 
-    Returns what of it has no place on one machine.
+    Returns what has no counterpart on one machine.
     """
     machines = rest.pop("num_machines", "1")
     total = rest.pop("num_processes", None)
     for key, text in (("num_machines", machines), ("num_processes", total)):
         if text is not None and not (_is_number(text) and int(text) > 0):
-            raise _wrong(key, text, "a whole number, 1 or more", where)
+            raise _invalid(key, text, "a whole number, 1 or more", where)
     if total is not None:
         each, remainder = divmod(int(total), int(machines))
         if remainder:
             raise ConfigError(
-                f"num_processes is {total} in all, which {machines} machines cannot share equally",
+                f"num_processes is {total}, which is not divisible by num_machines, {machines}",
                 where=where,
                 fix="import a file for one machine, and set num_processes on each machine",
             )
@@ -189,9 +193,9 @@ def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) ->
     if int(machines) > 1:
         if "main_process_ip" not in rest:
             raise ConfigError(
-                f"num_machines is {machines}, but nobody says where machine 0 is",
+                f"num_machines is {machines}, but main_process_ip is not set",
                 where=where,
-                fix="add `main_process_ip: HOST` to that file: the name or IP address of machine 0",
+                fix="add `main_process_ip: HOST` to that file, the name or IP address of machine 0",
             )
         values["num_machines"] = machines
         for key in ("machine_rank", "main_process_ip", "main_process_port"):
@@ -217,7 +221,7 @@ def _lines(rest: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
-    """Return the keys of an Accelerate configuration by which its launcher does the same."""
+    """Return the Accelerate configuration that launches what `plan` does."""
     settings = plan.settings
     processes = settings.num_processes * settings.num_machines
     kinds = {"cpu": "MULTI_CPU", "cuda": "MULTI_GPU"}
@@ -243,8 +247,8 @@ def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
     return config
 
 
-def not_in_accelerate(plan: LaunchPlan, said: Sequence[str]) -> Iterator[str]:
-    """Yield those of the settings `said` that an Accelerate configuration cannot hold."""
+def not_in_accelerate(plan: LaunchPlan, names: Sequence[str]) -> Iterator[str]:
+    """Yield those of the settings `names` that an Accelerate configuration cannot express."""
     config = to_accelerate(plan)
     has_gpus = config.get("gpu_ids", "all") != "all"
     held = {
@@ -254,4 +258,4 @@ def not_in_accelerate(plan: LaunchPlan, said: Sequence[str]) -> Iterator[str]:
         "main_port": "main_process_port" in config,
         **dict.fromkeys(("num_processes", "mixed_precision", "num_machines", "machine_rank"), True),
     }
-    yield from (name for name in said if not held.get(name))
+    yield from (name for name in names if not held.get(name))

@@ -1,4 +1,4 @@
-"""`headway config export`: the settings of a launch here in other words."""
+"""`headway config export`: the settings of a launch on this machine, for another tool."""
 
 from __future__ import annotations
 
@@ -24,56 +24,56 @@ FORMATS = ("torchrun", "env", "sh", "accelerate")
 
 
 def export(argv: Sequence[str]) -> int:
-    """Print the settings that a launch here would have in another tool's words."""
-    parser = Parser("config export", "Print the settings of a launch here in other words.")
-    parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="in whose words")
+    """Print the settings of a launch on this machine, for another tool."""
+    parser = Parser("config export", "Print the settings of a launch here, for another tool.")
+    parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="how to print them")
     parser.profile_flag()
     parser.machine_flag()
     parsed = parser.parse_flags(argv)
     if parsed.format is None:
-        parser.error(f"--format is needed: one of {', '.join(FORMATS)}")
+        parser.error(f"--format is required: one of {', '.join(FORMATS)}")
     if parsed.format not in FORMATS:
         parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
     machine, environ = look_at_machine(parsed, os.environ)
     layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
     settings = resolve(layers, machine, environ, cluster_layer(environ))
-    said = list(dict.fromkeys(name for layer in layers for name in layer))
+    names = list(dict.fromkeys(name for layer in layers for name in layer))
     if parsed.format == "torchrun":
         plan = _lasting_plan(settings, machine)
         print(to_torchrun(plan, [SCRIPT]))
-        _report_missing(not_in_torchrun(plan, said))
+        _report_missing(not_in_torchrun(plan, names))
     elif parsed.format == "accelerate":
         import yaml
 
         plan = _lasting_plan(settings, machine)
         config = to_accelerate(plan)
         print(yaml.safe_dump(config, sort_keys=False), end="")
-        _report_missing(not_in_accelerate(plan, said))
+        _report_missing(not_in_accelerate(plan, names))
         if config["distributed_type"] == "MULTI_CPU":
             print(
                 "headway: note: Accelerate starts one process on a CPU unless mpirun_hostfile is "
-                "set; --format torchrun starts all",
+                "set; torchrun (--format torchrun) starts all",
                 file=sys.stderr,
             )
     else:
-        for name in said:
+        for name in names:
             if settings.values[name].value is not None:  # such as the port on one machine
                 print(_assignment(name, settings, parsed.format))
     return 0
 
 
 def _lasting_plan(settings: Settings, machine: Machine) -> LaunchPlan:
-    """Return the plan of a launch, in which nothing depends on the moment."""
+    """Return the plan of a launch, which must be the same at any time."""
     if settings.devices.idle is not None:
         raise ConfigError(
-            f"devices is {str(settings.devices)!r}, and which GPUs are idle is found at a launch",
+            f"devices is {str(settings.devices)!r}, but idle GPUs are only chosen at a launch",
             where=str(settings.origin("devices")),
-            fix="name the GPUs, or use --format env or sh",
+            fix="set devices to GPU indices, or use --format env or sh",
         )
     try:
         return build_plan(settings, machine, Program(SCRIPT), python=["python"], environ={})
     except MachineError as error:
-        there = "say which machine it is for: `headway env --json` there, --machine FILE here; or "
+        there = "run `headway env --json` on the machine it is for, and pass --machine FILE; or "
         raise MachineError.of(
             [problem._replace(fix=there + problem.fix) for problem in error.problems]
         ) from None
@@ -81,7 +81,7 @@ def _lasting_plan(settings: Settings, machine: Machine) -> LaunchPlan:
 
 def _report_missing(names: Iterable[str]) -> None:
     for name in names:
-        print(f"headway: note: {name} has no counterpart there", file=sys.stderr)
+        print(f"headway: note: {name} is not exported: it has no counterpart", file=sys.stderr)
 
 
 def _assignment(name: str, settings: Settings, style: str) -> str:
@@ -95,7 +95,7 @@ def _assignment(name: str, settings: Settings, style: str) -> str:
         return f"export {TABLE[name].variable}={shlex.quote(text)}"
     if "\n" in text:
         raise ConfigError(
-            f"{name} holds a line break, which an env file cannot",
+            f"{name} contains a line break, which an env file cannot express",
             where=str(settings.origin(name)),
             fix="use --format sh",
         )

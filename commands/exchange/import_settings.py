@@ -1,4 +1,4 @@
-"""`headway config import`: a profile from Accelerate's file, or from a torchrun command line."""
+"""`headway config import`: settings from an Accelerate file or a torchrun command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headway.settings.profile_files import choose_profile, read_text, shown, tex
 from headway.settings.table import TABLE, Raw
 
 _RUNS_TORCHRUN = re.compile(r"^[^#:\n]*(torchrun|torch\.distributed\.(run|launch))\b", re.MULTILINE)
-"""A line of a script; in a file of Accelerate the word stands in a comment or behind a key."""
+"""A line of a script; in an Accelerate file, the word follows a `#` or a `:`."""
 
 _FIX = "`headway config import FILE`, or `headway config import torchrun ...`"
 
@@ -43,7 +43,7 @@ def import_file(argv: Sequence[str]) -> int:
     parser.profile_flag()
     own, words = parser.split(argv)
     parsed = parser.parse_args(own)
-    if not is_torchrun(words):  # whose flags are its own
+    if not is_torchrun(words):  # else the flags are torchrun's
         parsed, words = parser.parse_words(argv)
     machine = detect_machine()
     imported, where = _read(words, machine)
@@ -84,7 +84,7 @@ def _read(words: Sequence[str], machine: Machine) -> tuple[Imported, str]:
         return from_torchrun(words, machine), WHERE
     if not words:
         raise ConfigError(
-            "a file or a torchrun command line is needed", where="the command line", fix=_FIX
+            "a file or a torchrun command line is required", where="the command line", fix=_FIX
         )
     if len(words) > 1:
         raise ConfigError(
@@ -102,7 +102,7 @@ def _read(words: Sequence[str], machine: Machine) -> tuple[Imported, str]:
     text = read_text(words[0], "configuration", may_be_pipe=True)
     if text.startswith("#!") or _RUNS_TORCHRUN.search(text):
         raise ConfigError(
-            "this is a shell script; headway imports no commands from scripts",
+            "this is a shell script; commands in scripts are not imported",
             where=where,
             fix="pass the torchrun command itself: `headway config import torchrun ...`",
         )
@@ -110,10 +110,10 @@ def _read(words: Sequence[str], machine: Machine) -> tuple[Imported, str]:
 
 
 def _checked(imported: Imported, where: str) -> dict[str, Raw]:
-    """Return the values as a profile holds them; what is wrong is said in the other tool's words.
+    """Return the values as a profile holds them.
 
     Raises:
-        ConfigError: impossible values, all at once.
+        ConfigError: invalid values, all at once, by their names in the other tool.
     """
     problems = []
     for name, theirs in imported.their_names.items():
@@ -131,22 +131,22 @@ def _checked(imported: Imported, where: str) -> dict[str, Raw]:
 def _problems(
     before: Mapping[str, Entry], values: Sequence[Entries], machine: Machine, profile: Sequence[str]
 ) -> list[Problem]:
-    """Return what is wrong with the values on top of the profile.
+    """Return the problems of the imported values together with the rest of the profile.
 
-    Where it is one older key that they contradict, the fix is the command that removes it.
+    If removing one key of the profile solves them, the fix is the command that removes it.
     """
     problems = list(mistakes([before, *values], machine))
     if problems and not mistakes(values, machine):
         for key, rest in _without_one(before):
             if not mistakes([rest, *values], machine):
                 command = f"`{shlex.join(['headway', 'config', 'unset', *profile, key])}`"
-                fix = f"{command} removes the older value; then import again"
+                fix = f"remove the old value with {command}, then import again"
                 return [problem._replace(fix=fix) for problem in problems]
     return problems
 
 
 def _without_one(layer: Mapping[str, Entry]) -> list[tuple[str, Entries]]:
-    """Return each key of a profile, and the profile without it; env.NAME is one variable."""
+    """Return each key of a profile (env.NAME for a variable), and the profile without it."""
     found: list[tuple[str, Entries]] = []
     for key, entry in layer.items():
         if key == "env" and isinstance(entry.raw, Mapping):

@@ -1,4 +1,4 @@
-"""What another tool's configuration means here, whichever tool it is."""
+"""The settings imported from another tool's configuration."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 from headway.settings.table import Raw
 
-OF_SEVERAL = ("num_machines", "machine_rank", "main_address", "main_port")
-"""The settings by which machines find each other; one machine needs none of them."""
+MULTI_MACHINE = ("num_machines", "machine_rank", "main_address", "main_port")
+"""The settings of a launch on several machines."""
 
 ON_ONE_MACHINE = {
-    "main_address": "one machine needs none",
-    "main_port": "on one machine the system chooses it",
+    "main_address": "not needed on one machine",
+    "main_port": "on one machine a free port is chosen",
 }
-"""Why a setting is not taken over where there is one machine."""
+"""Why a setting is not imported for one machine."""
 
 
 class Imported(NamedTuple):
-    """The settings that another tool's configuration stands for."""
+    """What an import changes in the profile, and what it cannot."""
 
     values: dict[str, Raw]
     not_imported: list[str]  # what has no counterpart here, a line for each

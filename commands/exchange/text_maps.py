@@ -1,4 +1,4 @@
-"""The map in a YAML or JSON file, with every scalar as the text that stands there."""
+"""Read the map in a YAML or JSON file, with every scalar as its text."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headway.errors import ConfigError
 
 
 def read_map(text: str, where: str) -> dict[str, Any]:
-    """Return the map in a YAML or JSON text; empty where it holds something else.
+    """Return the map in a YAML or JSON text; empty if it is something else.
 
     Raises:
-        ConfigError: it is neither, a key stands twice, or it has a YAML anchor, alias or tag.
+        ConfigError: it is neither, has a duplicate key, or has a YAML anchor, alias or tag.
     """
     import yaml
 
@@ -25,19 +25,19 @@ def read_map(text: str, where: str) -> dict[str, Any]:
             node = yaml.compose(text, Loader=yaml.BaseLoader)
             events: Iterable[Any] = yaml.parse(text, Loader=yaml.BaseLoader)
             for event in events:
-                _refuse_tricks(event, isinstance(event, yaml.AliasEvent))
+                _reject_indirection(event, isinstance(event, yaml.AliasEvent))
             found = _texts_at(node)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"the file cannot be read as YAML or JSON: {' '.join(str(error).split())}",
+            f"not valid YAML or JSON: {' '.join(str(error).split())}",
             where=where,
-            fix="name a file that `accelerate config` wrote, or a `torchrun ...` command line",
+            fix="pass a file that `accelerate config` wrote, or a `torchrun ...` command line",
         ) from None
     return found if isinstance(found, dict) else {}
 
 
-def _refuse_tricks(event: Any, is_alias: bool) -> None:
-    """Refuse what makes a value something else than the text that stands there."""
+def _reject_indirection(event: Any, is_alias: bool) -> None:
+    """Raise where a value would not be the text in the file."""
     line = event.start_mark.line + 1
     if is_alias or getattr(event, "anchor", None):
         raise ValueError(f"line {line} has a YAML anchor (&) or alias (*)")
@@ -46,7 +46,7 @@ def _refuse_tricks(event: Any, is_alias: bool) -> None:
 
 
 def _texts_at(node: Any) -> Any:
-    """Return the data at a node of YAML, with every scalar as it stands there."""
+    """Return the data of a YAML node, with every scalar as its text."""
     if node is None or isinstance(node.value, str):
         return node and node.value
     if node.id == "mapping":
@@ -58,9 +58,9 @@ def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if not isinstance(key, str):
-            raise ValueError("a key is a list or a map")
+            raise ValueError("a key is a list or a map, not text")
         if key in found:
-            raise ValueError(f"{key} stands twice")
+            raise ValueError(f"duplicate key {key!r}")
         found[key] = value
     return found
 

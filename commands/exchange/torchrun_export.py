@@ -1,4 +1,4 @@
-"""A launch of ours as a torchrun command line. Pure."""
+"""Write a launch of ours as a torchrun command line. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headway.machine.devices import ALL
 
 
 def to_torchrun(plan: LaunchPlan, program: Sequence[str]) -> str:
-    """Return the command line by which torchrun runs `program` as `plan` does."""
+    """Return the torchrun command line that runs `program` as `plan` does."""
     settings = plan.settings
     variables = [
-        f"{name}={shlex.quote(f'{plan.environment[name].value}')}" for name in _names_in_front(plan)
+        f"{name}={shlex.quote(f'{plan.environment[name].value}')}" for name in _variables_set(plan)
     ]
     words = ["torchrun"]
     if settings.num_machines == 1:
@@ -34,31 +34,31 @@ def to_torchrun(plan: LaunchPlan, program: Sequence[str]) -> str:
     return " ".join([*variables, shlex.join([*words, *program])])
 
 
-_READ_BY_SCRIPTS = (
+_WITHOUT_FLAG = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ENABLE_MPS_FALLBACK"),
     *(*VARIABLES, "ACCELERATE_USE_CPU"),
 )
-"""What torchrun has no flag for; torch, and scripts of Headway and Accelerate read it."""
+"""Variables for which torchrun has no flag; torch, Headway and Accelerate read them."""
 
 
-def _names_in_front(plan: LaunchPlan) -> list[str]:
-    names = dict.fromkeys((*_READ_BY_SCRIPTS, *plan.settings.env))
+def _variables_set(plan: LaunchPlan) -> list[str]:
+    names = dict.fromkeys((*_WITHOUT_FLAG, *plan.settings.env))
     return [name for name in names if name in plan.environment and NAME.fullmatch(name)]
 
 
-def not_in_torchrun(plan: LaunchPlan, said: Sequence[str]) -> Iterator[str]:
-    """Yield those of the settings `said` that a torchrun command line cannot hold."""
-    settings, variables = plan.settings, _names_in_front(plan)
+def not_in_torchrun(plan: LaunchPlan, names: Sequence[str]) -> Iterator[str]:
+    """Yield those of the settings `names` that a torchrun command line cannot express."""
+    settings, variables = plan.settings, _variables_set(plan)
     masked = "CUDA_VISIBLE_DEVICES" in variables
     held = {
         "device": settings.device == "cpu" or masked,
         "devices": settings.devices == ALL or masked,
         "mps_fallback": "PYTORCH_ENABLE_MPS_FALLBACK" in variables,
-        "ranks": plan.is_one_machine,  # those of torchrun are one machine's
+        "ranks": plan.is_one_machine,  # torchrun's filter is by local rank
         **dict.fromkeys(("start_method", "hang_timeout", "debug_rank"), False),
         **dict.fromkeys(("machine_rank", "main_address", "main_port"), not plan.is_one_machine),
     }
-    for name in said:
+    for name in names:
         if name == "env":
             yield from (f"env.{key}" for key in settings.env if key not in variables)
         elif not held.get(name, True):

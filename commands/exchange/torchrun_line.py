@@ -1,4 +1,4 @@
-"""torchrun's command line: what it says in our settings. Pure."""
+"""Read a torchrun command line as settings of ours. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headway.commands.exchange.imported import OF_SEVERAL, ON_ONE_MACHINE, Imported
+from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Imported
 from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, did_you_mean
 from headway.machine.facts import Machine
 from headway.settings.table import Raw
 
-SAME = {  # flags that are a setting by another name
+RENAMED = {  # torchrun's flags, and the setting that each is
     "--node-rank": "machine_rank",
     "--master-addr": "main_address",
     "--master-port": "main_port",
@@ -22,24 +22,27 @@ SAME = {  # flags that are a setting by another name
     "--shutdown-timeout": "grace_period_s",
 }
 VALUED = (
-    *("--nnodes", "--nproc-per-node", *SAME, "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
+    *("--nnodes", "--nproc-per-node", *RENAMED, "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
     *("--rdzv-conf", "--monitor-interval", "--start-method", "--event-log-handler", "--role"),
     *("--redirects", "--tee", "--local-ranks-filter", "--duplicate-stdout-filters"),
     *("--duplicate-stderr-filters", "--local-addr", "--logs-specs", "--numa-binding"),
     "--signals-to-handle",
 )
-LONE = ("--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank")
-_LONE_IN_OLD = ("--use-env",)  # torch.distributed.launch has it too
-_SAID_OTHERWISE = ("--standalone", "--module", "--no-python", "--use-env")
+SWITCHES = ("--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank")
+_SWITCHES_IN_DEPRECATED = ("--use-env",)  # torch.distributed.launch has it too
+_WITHOUT_SETTING = ("--standalone", "--module", "--no-python", "--use-env")
 _SHORT = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
-_OLD = "torch.distributed.launch"
-_MODULES = ("torch.distributed.run", _OLD)
-_IN_FRONT = ("nohup", "srun", "sudo", "nice", "numactl", "setsid", "stdbuf")
-_WITH_A_WORD = ("uv", "poetry", "timeout")  # uv run, timeout 60
-_AROUND = ("conda", "mamba", "micromamba", "pixi", "docker", "podman", "apptainer", "singularity")
-"""Programs that run torchrun in surroundings of their own, behind any other words."""
+_DEPRECATED = "torch.distributed.launch"
+_MODULES = ("torch.distributed.run", _DEPRECATED)
+_PREFIXES = ("nohup", "srun", "sudo", "nice", "numactl", "setsid", "stdbuf")
+_PREFIXES_WITH_WORD = ("uv", "poetry", "timeout")  # uv run, timeout 60
+_ENVIRONMENTS = (
+    *("conda", "mamba", "micromamba", "pixi"),
+    *("docker", "podman", "apptainer", "singularity"),
+)
+"""Programs that run torchrun in a container or an environment of theirs, behind any words."""
 
-_IGNORED_IN_FRONT = ("exec", "env", "time")
+_IGNORED_PREFIXES = ("exec", "env", "time")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 WHERE = "the torchrun command line"
 
@@ -50,31 +53,31 @@ def is_torchrun(words: Sequence[str]) -> bool:
 
 
 class _Start(NamedTuple):
-    """Where torchrun stands in a command line."""
+    """The position of torchrun in a command line."""
 
     program: int
-    own: int  # the first word behind its name
+    own: int  # of the first word after its name
 
 
 def _start(words: Sequence[str]) -> _Start | None:
-    has_front = may_be_value = has_around = is_around = False
+    has_front = may_be_value = has_environment = is_in_environment = False
     for index, word in enumerate(words):
-        own = _behind_name(words, index)
-        if own and is_around == has_around:
+        own = _after_name(words, index)
+        if own and is_in_environment == has_environment:
             return _Start(index, own)
         is_flag = word.startswith("-")
-        is_around = is_around or (has_around and word in ("run", "exec"))
-        has_around = has_around or word in _AROUND
-        if word in (*_IN_FRONT, *_WITH_A_WORD, *_IGNORED_IN_FRONT):
+        is_in_environment = is_in_environment or (has_environment and word in ("run", "exec"))
+        has_environment = has_environment or word in _ENVIRONMENTS
+        if word in (*_PREFIXES, *_PREFIXES_WITH_WORD, *_IGNORED_PREFIXES):
             has_front = True
-        elif not (_variable(word) or has_around or (has_front and (is_flag or may_be_value))):
+        elif not (_variable(word) or has_environment or (has_front and (is_flag or may_be_value))):
             return None
-        may_be_value = (is_flag and "=" not in word) or word in _WITH_A_WORD
+        may_be_value = (is_flag and "=" not in word) or word in _PREFIXES_WITH_WORD
     return None
 
 
-def _behind_name(words: Sequence[str], index: int) -> int:
-    """Return the index behind torchrun's name if it stands at `index`; else 0."""
+def _after_name(words: Sequence[str], index: int) -> int:
+    """Return the index after torchrun's name if it is at `index`; else 0."""
     name = words[index].rpartition("/")[2]
     if name == "torchrun":
         return index + 1
@@ -92,10 +95,10 @@ def _variable(word: str) -> str:
 
 
 def from_torchrun(words: Sequence[str], machine: Machine) -> Imported:
-    """Return what a torchrun command line means here.
+    """Return the settings that a torchrun command line stands for.
 
     Args:
-        words: the command line, with the variables that are set before the program.
+        words: the command line, with the variables that are set before torchrun.
         machine: this one, for `--nproc-per-node cpu` and `auto`.
 
     Raises:
@@ -104,13 +107,13 @@ def from_torchrun(words: Sequence[str], machine: Machine) -> Imported:
     start = _start(words)
     assert start is not None
     front = words[: start.program]
-    is_old = words[start.own - 1] == _OLD
-    flags, program = _split(words[start.own :], is_old)
-    said = {**_flags_in(front), **flags}
+    is_deprecated = words[start.own - 1] == _DEPRECATED
+    flags, program = _split(words[start.own :], is_deprecated)
+    flags = {**_flags_in(front), **flags}
     front = [word for word in front if not _flag_of(word)]
     values: dict[str, Raw] = {"num_processes": "1"}
     names: dict[str, str] = {}
-    left = _left_in_front(front, words[start.program + 1 : max(start.own - 2, 0)])
+    not_imported = _unknown_prefixes(front, words[start.program + 1 : max(start.own - 2, 0)])
     meanings = [
         *(
             (word, _variable(word), _of_variable(*word.split("=", 1)))
@@ -118,28 +121,28 @@ def from_torchrun(words: Sequence[str], machine: Machine) -> Imported:
             if _variable(word)
         ),
         *(
-            (f"{flag} {text}".rstrip(), flag, _of_flag(flag, said, machine))
-            for flag, text in said.items()
+            (f"{flag} {text}".rstrip(), flag, _of_flag(flag, flags, machine))
+            for flag, text in flags.items()
         ),
     ]
     for text, name, meaning in meanings:
         if isinstance(meaning, str):
-            left.append(text + (f" ({meaning})" if meaning else ""))
+            not_imported.append(text + (f" ({meaning})" if meaning else ""))
         else:
             values |= meaning
             names |= {key: name for key in meaning if not key.startswith("env.")}
-    if is_old and "--use-env" not in said:
-        left.append("--local-rank for the script (here it is LOCAL_RANK in its environment)")
-    options = [flag for flag in said if flag in ("--no-python", "--module")]
+    if is_deprecated and "--use-env" not in flags:
+        not_imported.append("--local-rank for the script (read LOCAL_RANK in the environment)")
+    options = [flag for flag in flags if flag in ("--no-python", "--module")]
     launch = (*options, *program) if program else ()
-    return Imported(values, left, _left_at_default(values, said), names, launch)
+    return Imported(values, not_imported, _reset(values, flags), names, launch)
 
 
 def _flag_of(word: str) -> str:
     """Return the flag of torchrun that a PET_ variable stands for; empty for other words."""
     name = _variable(word)
     flag = "--" + name.removeprefix("PET_").lower().replace("_", "-")
-    return flag if name.startswith("PET_") and flag in (*VALUED, *LONE) else ""
+    return flag if name.startswith("PET_") and flag in (*VALUED, *SWITCHES) else ""
 
 
 def _flags_in(front: Sequence[str]) -> dict[str, str]:
@@ -154,25 +157,25 @@ def _flags_in(front: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _left_in_front(front: Sequence[str], of_python: Sequence[str]) -> list[str]:
-    is_around = any(word in _AROUND for word in front)  # then "env" may be a name
-    words = [word for word in front if is_around or not _variable(word)]  # -e NAME=VALUE
-    others = [word for word in words if is_around or word not in _IGNORED_IN_FRONT]
-    flags = [word for word in of_python if word != "-u"]  # a rank's output is never delayed here
+def _unknown_prefixes(front: Sequence[str], of_python: Sequence[str]) -> list[str]:
+    has_environment = any(word in _ENVIRONMENTS for word in front)  # then "env" may be its name
+    words = [word for word in front if has_environment or not _variable(word)]  # -e NAME=VALUE
+    others = [word for word in words if has_environment or word not in _IGNORED_PREFIXES]
+    flags = [word for word in of_python if word != "-u"]  # ranks are unbuffered here
     left = [f"{shlex.join(others)} (put it in front of `headway launch`)"] if others else []
     return [*left, *([f"python {shlex.join(flags)}"] if flags else [])]
 
 
-def _left_at_default(values: Mapping[str, Raw], said: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the settings that older values must not change, as torchrun has its own."""
+def _reset(values: Mapping[str, Raw], flags: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the settings to remove from the profile: torchrun has its defaults for them."""
     cpu = ("devices",) if values.get("device") == "cpu" else ()
-    if _is_several(said):
-        numbered = () if _numbers_machines(said) else ("machine_rank",)
+    if _is_several(flags):
+        numbered = () if _numbers_machines(flags) else ("machine_rank",)
         return (*cpu, *numbered, "main_port")
-    return (*cpu, *OF_SEVERAL) if _is_fixed(said) else cpu
+    return (*cpu, *MULTI_MACHINE) if _is_fixed(flags) else cpu
 
 
-VARIABLES = {  # variables that are a setting by another name
+VARIABLES = {  # environment variables, and the setting that each is
     "OMP_NUM_THREADS": "threads_per_process",
     "ACCELERATE_MIXED_PRECISION": "mixed_precision",
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
@@ -180,7 +183,7 @@ VARIABLES = {  # variables that are a setting by another name
 
 
 def _of_variable(name: str, text: str) -> dict[str, Raw] | str:
-    """Return what a variable sets here, or why it has no counterpart."""
+    """Return the settings of a variable, or why it has no counterpart."""
     if name in VARIABLES:
         first = text.split(",")[0].strip()  # "4,2" is 4 threads, and 2 in a nested region
         return {VARIABLES[name]: first if name == "OMP_NUM_THREADS" else text}
@@ -192,72 +195,72 @@ def _of_variable(name: str, text: str) -> dict[str, Raw] | str:
     if name == "PYTORCH_ENABLE_MPS_FALLBACK":
         return {"mps_fallback": "strict" if text in ("", "0") else "on"}
     if name in RANK_VARIABLES:
-        return "the launcher sets it for each process"
+        return "the launcher sets it in each process"
     return {f"env.{name}": text}
 
 
-def _of_flag(flag: str, said: Mapping[str, str], machine: Machine) -> dict[str, Raw] | str:
-    """Return what a flag sets here, or why it has no counterpart."""
-    text, is_several = said[flag], _is_several(said)
-    if flag in _SAID_OTHERWISE or (flag == "--node-rank" and text == "0" and not is_several):
+def _of_flag(flag: str, flags: Mapping[str, str], machine: Machine) -> dict[str, Raw] | str:
+    """Return the settings of a flag, or why it has no counterpart."""
+    text, is_several = flags[flag], _is_several(flags)
+    if flag in _WITHOUT_SETTING or (flag == "--node-rank" and text == "0" and not is_several):
         return {}
-    if flag in SAME:
-        name = SAME[flag]
+    if flag in RENAMED:
+        name = RENAMED[flag]
         if name in ON_ONE_MACHINE and not is_several:
             return ON_ONE_MACHINE[name]
-        if name in ON_ONE_MACHINE and "--rdzv-endpoint" in said:
-            return "--rdzv-endpoint says it"
+        if name in ON_ONE_MACHINE and "--rdzv-endpoint" in flags:
+            return "--rdzv-endpoint is used"
         return {name: text}
     if flag == "--rdzv-endpoint":
-        return _endpoint(text, said) if is_several else ON_ONE_MACHINE["main_address"]
-    if flag == "--rdzv-backend" and _numbers_machines(said):
-        return "which numbers the machines; here set machine_rank on each, or pass --machine-rank"
+        return _endpoint(text, flags) if is_several else ON_ONE_MACHINE["main_address"]
+    if flag == "--rdzv-backend" and _numbers_machines(flags):
+        return "set machine_rank on each machine, or pass --machine-rank"
     if flag == "--nproc-per-node" and text != "xpu":
         return _processes(text, machine)
     if flag == "--local-ranks-filter" and not is_several:
         return {"ranks": text}
-    if flag == "--nnodes" and _is_fixed(said):
+    if flag == "--nnodes" and _is_fixed(flags):
         return {"num_machines": text.split(":")[0]} if is_several else {}
-    if flag == "--tee" and text == "3" and "--log-dir" in said:
+    if flag == "--tee" and text == "3" and "--log-dir" in flags:
         return {}
-    if flag == "--redirects" and "--log-dir" in said:
-        return "log_dir keeps the output, and the console shows it too"
+    if flag == "--redirects" and "--log-dir" in flags:
+        return "output goes to log_dir and to the console"
     return ""
 
 
 def _processes(text: str, machine: Machine) -> dict[str, Raw]:
-    if text == "auto" and machine.best_device()[0] == "cpu":  # ours would be one process
+    if text == "auto" and machine.best_device()[0] == "cpu":  # auto is one process on a CPU here
         text = "cpu"
     if text == "cpu":
         return {"device": "cpu", "num_processes": str(machine.cores)}
     return {"device": "cuda", "num_processes": "auto"} if text == "gpu" else {"num_processes": text}
 
 
-def _is_several(said: Mapping[str, str]) -> bool:
-    return said.get("--nnodes", "1") not in ("1", "1:1")
+def _is_several(flags: Mapping[str, str]) -> bool:
+    return flags.get("--nnodes", "1") not in ("1", "1:1")
 
 
-def _is_fixed(said: Mapping[str, str]) -> bool:
+def _is_fixed(flags: Mapping[str, str]) -> bool:
     """False where the number of machines may change."""
-    return len(set(said.get("--nnodes", "1").split(":"))) == 1
+    return len(set(flags.get("--nnodes", "1").split(":"))) == 1
 
 
-def _numbers_machines(said: Mapping[str, str]) -> bool:
-    """True where torchrun's rendezvous gives the machines their ranks."""
-    is_static = said.get("--rdzv-backend", "static") == "static"
-    return _is_several(said) and not is_static and "--node-rank" not in said
+def _numbers_machines(flags: Mapping[str, str]) -> bool:
+    """True where torchrun's rendezvous assigns the machine ranks."""
+    is_static = flags.get("--rdzv-backend", "static") == "static"
+    return _is_several(flags) and not is_static and "--node-rank" not in flags
 
 
-def _endpoint(text: str, said: Mapping[str, str]) -> dict[str, Raw]:
-    """Return where machine 0 is: HOST, HOST:PORT or [IPv6]:PORT."""
+def _endpoint(text: str, flags: Mapping[str, str]) -> dict[str, Raw]:
+    """Return the address of machine 0: HOST, HOST:PORT or [IPv6]:PORT."""
     found = re.fullmatch(r"\[?(.*?)\]?(?::([^:\]]*))?", text, re.DOTALL)
     assert found is not None
-    usual = "29400" if said.get("--rdzv-backend") == "c10d" else ""  # torch's, for c10d alone
-    port = found[2] or usual
+    default = "29400" if flags.get("--rdzv-backend") == "c10d" else ""  # torch's, for c10d alone
+    port = found[2] or default
     return {"main_address": found[1], **({"main_port": port} if port else {})}
 
 
-def _split(words: Sequence[str], is_old: bool) -> tuple[dict[str, str], Sequence[str]]:
+def _split(words: Sequence[str], is_deprecated: bool) -> tuple[dict[str, str], Sequence[str]]:
     """Return torchrun's flags with their values, and the program that it runs with its words."""
     flags = {}
     rest = list(words)
@@ -267,7 +270,7 @@ def _split(words: Sequence[str], is_old: bool) -> tuple[dict[str, str], Sequence
         if not name.startswith("--"):  # -t3, -t 3
             name, text = word[:2], word[2:].removeprefix("=")
             equals = text
-        name = _full_name(name, is_old)
+        name = _full_name(name, is_deprecated)
         if name in VALUED and not equals:
             if not rest:
                 raise ConfigError(
@@ -280,12 +283,16 @@ def _split(words: Sequence[str], is_old: bool) -> tuple[dict[str, str], Sequence
     return flags, rest[1:] if rest and rest[0] == "--" else rest
 
 
-def _full_name(name: str, is_old: bool) -> str:
+def _full_name(name: str, is_deprecated: bool) -> str:
     """Return a flag as torchrun's help spells it; torchrun takes underscores and prefixes."""
     if name.startswith("--"):
         name = "--" + name[2:].replace("_", "-")
     name = _SHORT.get(name, name)
-    known: tuple[str, ...] = (*VALUED, *LONE, *(_LONE_IN_OLD if is_old else ()))
+    known: tuple[str, ...] = (
+        *VALUED,
+        *SWITCHES,
+        *(_SWITCHES_IN_DEPRECATED if is_deprecated else ()),
+    )
     matches = [flag for flag in known if flag == name] or [f for f in known if f.startswith(name)]
     if len(matches) == 1:
         return matches[0]

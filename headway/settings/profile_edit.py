@@ -202,15 +202,7 @@ def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
     return edited
 
 
-def write_profile(path: str, values: Mapping[str, Raw], mode: int | None = None) -> None:
-    """Write a profile anew that holds `values`; see `change_profile`."""
-    text = BLANK
-    for key, raw in values.items():
-        text = set_value(text, key, raw)
-    change_profile(path, lambda _: text, mode)
-
-
-def change_profile(path: str, change: Callable[[str], str], mode: int | None = None) -> str:
+def change_profile(path: str, change: Callable[[str], str]) -> str:
     """Replace the text of the profile at `path` by `change(text)`, and return the new text.
 
     Whole or not at all, and readable at every moment: writers take turns by a lock on the folder;
@@ -220,7 +212,6 @@ def change_profile(path: str, change: Callable[[str], str], mode: int | None = N
     Args:
         path: the profile; it and its folder may be missing.
         change: gets the present text, empty where there is none.
-        mode: the permissions of a new file; None: what the umask leaves.
 
     Raises:
         ConfigError: the folder cannot be written to, or the disk is full; or `change` raised it.
@@ -241,10 +232,7 @@ def change_profile(path: str, change: Callable[[str], str], mode: int | None = N
             if exists and text == before:
                 return text
             _refuse_to_write(target, text)
-            if exists:
-                mode = stat.S_IMODE(os.stat(target).st_mode)
-            elif mode is None:
-                mode = 0o666 & ~_umask()
+            mode = stat.S_IMODE(os.stat(target).st_mode) if exists else 0o666 & ~_umask()
             prefix, suffix = _TEMPORARY
             handle, temporary = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=folder)
             with open(handle, "w", encoding="utf-8", newline="") as file:

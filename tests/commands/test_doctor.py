@@ -443,15 +443,41 @@ def test_a_home_that_is_no_place_is_not_looked_for(
     assert "no NVIDIA driver" in capsys.readouterr().out
 
 
-def test_on_a_terminal_the_table_is_drawn(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("no_colour", ["", "1"])
+def test_on_a_terminal_the_table_has_a_head_and_colours_unless_they_are_unwanted(
+    no_colour: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("rich")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", no_colour)
     main(["doctor", "--machine", str(FOLDER / "gpu_prohibited.json")])
     out = capsys.readouterr().out
     assert "finding" in out
     assert "nvidia-smi -i 0 -c DEFAULT" in " ".join(out.split())
+    assert ("\x1b[33mwarning" in out) == (not no_colour)
+
+
+def test_through_a_pipe_nothing_is_coloured_wrapped_or_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_TOPO_FILE", "/a folder" * 50)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["env"]) == 0
+    out = capsys.readouterr().out
+    assert f" {'/a folder' * 50!r}\n" in out
+    assert "\x1b" not in out
+    assert " \n" not in out
+
+
+def test_on_a_narrow_terminal_nothing_of_a_table_is_cut_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NCCL_TOPO_FILE", "0123456789" * 9)
+    main(["env"])
+    assert "0123456789" * 9 in "".join(capsys.readouterr().out.split())
 
 
 def test_env_prints_facts_with_reasons_and_no_judgement(

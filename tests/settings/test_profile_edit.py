@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,6 @@ from headway.settings.profile_edit import (
     change_profile,
     set_value,
     unset_value,
-    write_profile,
 )
 from headway.settings.profile_files import MAX_BYTES
 from headway.settings.resolve import resolve
@@ -139,12 +139,18 @@ def test_whatever_is_set_is_read_back_and_everything_else_stays(raw: str, key: s
     assert edited == before
 
 
+def write_profile(path: str, values: Mapping[str, Raw]) -> None:
+    text = BLANK
+    for key, raw in values.items():
+        text = set_value(text, key, raw)
+    change_profile(path, lambda _: text)
+
+
 def test_what_is_written_is_read_again() -> None:
     path = Path("new/folder/default.yaml").absolute()
     values = {"device": "cpu", "mixed_precision": "no", "num_processes": "2"}
-    write_profile(str(path), values, mode=0o600)
+    write_profile(str(path), values)
     assert path.read_text().startswith("version: 1\n")
-    assert path.stat().st_mode & 0o777 == 0o600
     settings = resolve([read_profile(str(path), Layer.USER_PROFILE)], Machine(), {})
     assert (settings.device, settings.mixed_precision, settings.num_processes) == ("cpu", "no", 2)
     assert os.listdir(path.parent) == ["default.yaml"]

@@ -125,8 +125,8 @@ def test_use_selects_a_profile_until_default_is_used_again(
     assert capsys.readouterr().out.endswith("/headway/gpu4.yaml\n")
     main(["config", "list"])
     default, gpu4 = capsys.readouterr().out.splitlines()
-    assert default.startswith("  default")
-    assert gpu4.startswith("* gpu4")
+    assert default.split()[0] == "default"
+    assert gpu4.split()[:2] == ["*", "gpu4"]
     assert "mixed_precision bf16" in gpu4
     Path(choose_profile("gpu4").path).unlink()
     assert main(["launch", "--dry-run", "-m", "this"]) == 2
@@ -424,7 +424,7 @@ def test_list_marks_a_profile_whose_values_cannot_be(
 
 def test_export_asks_for_its_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "export"]) == 2
-    assert "--format is needed: one of torchrun, env" in capsys.readouterr().err
+    assert "--format is required: one of torchrun, env" in capsys.readouterr().err
 
 
 def test_what_the_file_had_before_is_wrong_where_it_stands(

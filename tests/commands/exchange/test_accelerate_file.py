@@ -51,8 +51,8 @@ def test_where_one_machine_would_meet_others_is_listed_as_of_torchrun(capsys: Ca
     left, _ = imported(capsys, "its.yaml")
     assert profile() == {"num_processes": "1"}
     assert left == [
-        "main_process_ip: a (one machine needs none)",
-        "main_process_port: 29501 (on one machine the system chooses it)",
+        "main_process_ip: a (not needed on one machine)",
+        "main_process_port: 29501 (on one machine a free port is chosen)",
     ]
 
 
@@ -89,7 +89,7 @@ def test_keys_of_accelerate_that_have_a_counterpart_are_not_listed(capsys: Captu
         ("fp16", [True], "a list"),
         ("gpu_ids", {"0": 1}, "a map"),
         ("gpu_ids", [[0]], "a list"),
-        ("deepspeed_config", "x.json", "one value"),
+        ("deepspeed_config", "x.json", "a single value"),
     ],
 )
 def test_a_known_key_of_the_wrong_kind_is_refused(
@@ -98,7 +98,7 @@ def test_a_known_key_of_the_wrong_kind_is_refused(
     Path("its.json").write_text(json.dumps({"distributed_type": "MULTI_GPU", key: value}))
     err = refusal(capsys, "its.json")
     assert f"{key} is {kind}, but it must be " in err
-    assert f"from: its.json\n  fix:  mend {key} in that file\n" in err
+    assert f"from: its.json\n  fix:  correct {key} in that file\n" in err
 
 
 def test_a_yaml_tag_is_refused(capsys: Capture) -> None:

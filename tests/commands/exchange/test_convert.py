@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headway.commands.exchange.torchrun_line import LONE, VALUED
+from headway.commands.exchange.torchrun_line import SWITCHES, VALUED
 from headway.commands.main import main
 from headway.contract.origin import Layer
 from headway.settings.layers import environment_layer, profile_layers
@@ -125,16 +125,19 @@ def test_an_older_precision_gives_way_to_none(said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("device: cpu\n", "no configuration of Accelerate"),
+        ("device: cpu\n", "not an Accelerate configuration"),
         ("compute_environment: AMAZON_SAGEMAKER\n", "SAGEMAKER"),
-        ("distributed_type: MULTI_GPU\nnum_processes: 5\nnum_machines: 2\n", "share equally"),
+        (
+            "distributed_type: MULTI_GPU\nnum_processes: 5\nnum_machines: 2\n",
+            "is not divisible by",
+        ),
         ("distributed_type: MULTI_CPU\nmixed_precision: fp16\n", "on a CPU only bf16"),
-        ("distributed_type: [", "cannot be read as YAML or JSON"),
-        ('{"distributed_type": }', "cannot be read as YAML or JSON"),
-        ("[" * 100_000, "cannot be read as YAML or JSON"),
+        ("distributed_type: [", "not valid YAML or JSON"),
+        ('{"distributed_type": }', "not valid YAML or JSON"),
+        ("[" * 100_000, "not valid YAML or JSON"),
         ("distributed_type: MULTI_GPU\ngpu_ids: 1,x\n", "neither the index of a GPU"),
         ("distributed_type: MULTI_GPU\nnum_processes: many\n", "a whole number"),
-        ("- 1\n", "no configuration of Accelerate"),
+        ("- 1\n", "not an Accelerate configuration"),
         ("distributed_type: multi_gpu\nnum_processes: 4\n", "distributed_type is 'multi_gpu'"),
     ],
 )
@@ -175,8 +178,7 @@ def test_a_file_that_cannot_be_taken_over_is_refused(
                 "num_processes": "1",
             },
             [
-                "--rdzv-backend c10d (which numbers the machines; here set machine_rank on each, "
-                "or pass --machine-rank)",
+                "--rdzv-backend c10d (set machine_rank on each machine, or pass --machine-rank)",
                 "--rdzv-id 7",
             ],
         ),
@@ -237,7 +239,7 @@ def test_a_torchrun_command_line_is_taken_over(
         (["torchrun", "--nporc-per-node=2", "t.py"], "did you mean --nproc-per-node"),
         (["torchrun", "--nnodes"], "needs a value"),
         (["torchrun", "--nproc-per-node", "0", "t.py"], "1 or more"),
-        ([], "a file or a torchrun command line is needed"),
+        ([], "a file or a torchrun command line is required"),
         (["a", "b"], "neither one file"),
         (["missing.yaml"], "there is no such file"),
     ],
@@ -254,7 +256,7 @@ def test_torchruns_flags_are_all_known() -> None:
     actions = run.get_args_parser()._actions
     flags = {a.option_strings[-1].replace("_", "-"): a.nargs for a in actions if a.option_strings}
     del flags["--help"]
-    assert {flag for flag, nargs in flags.items() if nargs == 0} == set(LONE)
+    assert {flag for flag, nargs in flags.items() if nargs == 0} == set(SWITCHES)
     assert {flag for flag, nargs in flags.items() if nargs != 0} == set(VALUED)
 
 
@@ -363,7 +365,7 @@ def test_ranks_of_one_machine_are_shown_by_torchrun_too(capsys: Capture) -> None
     ("values", "code", "reason"),
     [
         ({"device": "cuda"}, 3, "this machine shows no GPU"),
-        ({"device": "cuda", "devices": "idle:2"}, 2, "which GPUs are idle is found at a launch"),
+        ({"device": "cuda", "devices": "idle:2"}, 2, "idle GPUs are only chosen at a launch"),
     ],
 )
 def test_what_no_launch_there_would_do_is_not_exported(
@@ -408,7 +410,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for 
     ("text", "reason"),
     [
         (BOMB, "line 2 has a YAML anchor"),
-        ("num_processes: 1\nnum_processes: 2\n", "num_processes stands twice"),
+        ("num_processes: 1\nnum_processes: 2\n", "duplicate key 'num_processes'"),
         ("use_cpu: maybe\n", "use_cpu is 'maybe', but it must be true or false"),
         ("num_processes: eight\n", "num_processes is 'eight', but it must be a whole number"),
         ("num_machines: two\n", "num_machines is 'two', but it must be a whole number"),
@@ -431,7 +433,7 @@ def test_what_is_wrong_in_an_imported_file_is_said_of_that_file(
 def test_a_key_that_stands_twice_in_json_is_refused(capsys: Capture) -> None:
     Path("its.json").write_text('{"distributed_type": "NO", "use_cpu": true, "use_cpu": false}')
     assert main(["config", "import", "its.json"]) == 2
-    assert "use_cpu stands twice" in capsys.readouterr().err
+    assert "duplicate key 'use_cpu'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("true", ["True", "TRUE", "yes", "on"])
@@ -468,6 +470,4 @@ def test_export_of_a_profile_for_another_machine_says_how_to_name_that(
     Path("headway.yaml").write_text("device: mps\n")
     gpus = ["--machine", str(MACHINES / "gpu_1.json")]
     assert main(["config", "export", "--format", "torchrun", *gpus]) == 3
-    assert (
-        "fix:  say which machine it is for: `headway env --json` there" in capsys.readouterr().err
-    )
+    assert "fix:  run `headway env --json` on the machine it is for" in capsys.readouterr().err

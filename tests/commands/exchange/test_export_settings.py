@@ -17,7 +17,7 @@ from tests.machines.recorded import load
 
 
 def missing(err: str) -> list[str]:
-    words = " has no counterpart there"
+    words = " is not exported: it has no counterpart"
     return [
         line.removeprefix("headway: note: ").removesuffix(words)
         for line in err.splitlines()

@@ -191,7 +191,7 @@ def test_an_endpoint_may_be_an_ipv6_address(
     flags = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
     left, _ = imported(capsys, "torchrun", *flags, "t.py")
     assert (profile()["main_address"], profile()["main_port"]) == (address, port)
-    assert "set machine_rank on each, or pass --machine-rank" in left[0]
+    assert "set machine_rank on each machine, or pass --machine-rank" in left[0]
     left, _ = imported(capsys, "torchrun", *flags, "--node-rank=1", "t.py")
     assert left == ["--rdzv-backend c10d"]
 
@@ -201,9 +201,15 @@ def test_an_endpoint_may_be_an_ipv6_address(
     [
         (
             "torchrun --master-addr a --master-port 29501 t.py",
-            ["--master-addr a (one machine", "--master-port 29501 (on one machine the system"],
+            [
+                "--master-addr a (not needed",
+                "--master-port 29501 (on one machine a free port",
+            ],
         ),
-        ("torchrun --rdzv-endpoint localhost:0 t.py", ["--rdzv-endpoint localhost:0 (one machine"]),
+        (
+            "torchrun --rdzv-endpoint localhost:0 t.py",
+            ["--rdzv-endpoint localhost:0 (not needed"],
+        ),
     ],
 )
 def test_where_one_machine_would_meet_others_is_listed_with_the_reason(
@@ -249,7 +255,7 @@ def test_an_older_value_in_the_way_is_removed_by_the_printed_command(
     words = ["--profile", "two"]
     main(["config", "set", *words, *before])
     err = refusal(capsys, *words, *line.split())
-    command = shlex.split(err.split("fix:  `")[1].split("`")[0])
+    command = shlex.split(err.split("fix:  remove the old value with `")[1].split("`")[0])
     assert command[:5] == ["headway", "config", "unset", *words]
     assert key in command[5]
     assert main(command[1:]) == 0
