@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 _BEAT_EVERY_S = 1.0
@@ -38,7 +38,7 @@ class _Channel:
 
     fd: int | None = None
     identity: tuple[int, int] | None = None  # of what `fd` was opened for
-    progress = Progress()
+    step, phase = Progress()
     told_at = 0.0  # when the last heartbeat went out, on the monotonic clock
 
 
@@ -81,32 +81,27 @@ def tell(**record: object) -> None:
 
 def progress() -> Progress:
     """Return how far this process has come."""
-    return _Channel.progress
+    return Progress(_Channel.step, _Channel.phase)
 
 
-def beat(step: int | None = None, phase: str | None = None) -> None:
-    """Note progress; a heartbeat goes to the launcher, at most one each second."""
-    if _Channel.fd is None:
-        return
-    before = _Channel.progress
-    _Channel.progress = Progress(
-        before.step if step is None else step, before.phase if phase is None else phase
-    )
+def enter_phase(phase: str) -> None:
+    """Note what the runtime does from here on; back in the script's code it is `script`."""
+    _Channel.phase = phase
+    if _Channel.fd is not None:
+        _beat()
+
+
+def set_step(step: int) -> None:
+    """Note how many optimizer steps are done."""
+    _Channel.step = step
+
+
+def _beat() -> None:
+    """Send a heartbeat, at most one each second."""
     now = time.monotonic()
     if now - _Channel.told_at > _BEAT_EVERY_S:
         _Channel.told_at = now
-        tell(beat=True, progress=_Channel.progress)
-
-
-@contextmanager
-def in_phase(name: str) -> Iterator[None]:
-    """Say that the runtime does `name` (data, backward, step, ...) for a while."""
-    before = _Channel.progress.phase
-    beat(phase=name)
-    try:
-        yield
-    finally:
-        beat(phase=before)
+        tell(beat=True, progress=progress())
 
 
 def encode_record(record: Mapping[str, object]) -> bytes:

@@ -18,7 +18,7 @@ from headway.contract.run import Ranks
 from headway.data.loader import PreparedDataLoader
 from headway.errors import MachineError
 from headway.machine.snapshot import load_machine
-from headway.precision import precision
+from headway.precision import choice as precision
 from tests.machines.recorded import FOLDER
 
 ALONE = Ranks()
