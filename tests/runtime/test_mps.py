@@ -85,7 +85,7 @@ def test_bf16_on_an_old_macos_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_pinned_memory_is_off_for_mps_and_stays_for_others() -> None:
     for device, is_pinned in (("mps", False), ("cuda", True), ("cpu", True)):
         loader = DataLoader(TensorDataset(torch.ones(4)), pin_memory=True)
-        PreparedDataLoader(loader, ALONE, device=torch.device(device))
+        PreparedDataLoader(loader, device=torch.device(device))
         assert loader.pin_memory is is_pinned
 
 
