@@ -160,7 +160,7 @@ def check_loader(accelerator: Accelerator, _: str) -> Outcome:
 def check_checkpoint(accelerator: Accelerator, results: str) -> Outcome:
     """What rank 0 saves, each rank of its machine loads again, bit by bit."""
     set_seed(1)
-    model = accelerator.prepare(torch.nn.Linear(64, 64))
+    model, again = accelerator.prepare(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     path = f"{results}.pt"
     accelerator.save(accelerator.get_state_dict(model), path)
     accelerator.wait_for_everyone()
@@ -168,8 +168,9 @@ def check_checkpoint(accelerator: Accelerator, results: str) -> Outcome:
         outcome = Outcome(True, "written on the first machine")
     else:
         loaded = torch.load(path, map_location=accelerator.device, weights_only=True)
-        state = accelerator.get_state_dict(model)
-        is_right = all(torch.equal(loaded[name], state[name]) for name in state)
+        accelerator._strategy.load_state_dict(accelerator.unwrap_model(again), loaded)
+        pairs = zip(again.parameters(), model.parameters(), strict=True)
+        is_right = all(torch.equal(one, other) for one, other in pairs)
         size = os.path.getsize(path) // 1024
         outcome = Outcome(is_right, f"{size} KiB, {'equal' if is_right else 'changed'} again")
     accelerator.wait_for_everyone()
