@@ -35,12 +35,12 @@ def test_the_weight_of_a_micro_batch_follows_the_number_of_steps_and_the_shape_o
     None
 ):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    weight = torch.zeros(1, requires_grad=True)
     gradients = []
-    for loss, steps in ((weight * 4, 2), ((weight * 4).sum(), 2), (weight * 4, 4), (weight * 4, 1)):
+    for is_scalar, steps in ((False, 2), (True, 2), (False, 4), (False, 1)):
         accelerator.gradient_accumulation_steps = steps
-        weight.grad = None
-        accelerator.backward(loss)
+        weight = torch.zeros(1, requires_grad=True)
+        loss = weight * 4
+        accelerator.backward(loss.sum() if is_scalar else loss)
         assert weight.grad is not None
         gradients.append(weight.grad.item())
     assert gradients == [2.0, 2.0, 1.0, 4.0]
