@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --editable
 TREE := headway tests examples benchmarks docs
 FOLDERS := headway launcher commands config_wizard tests examples benchmarks docs
 
-.PHONY: demo test test-long check format lint types clean
+.PHONY: demo test reworded test-long check format lint types clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
@@ -18,6 +18,9 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(BIN)/python -m pytest
 	$(BIN)/python tests/other_pythons.py
+
+reworded: $(VENV)/.test
+	$(BIN)/python -m pytest --reworded --ignore=tests/distributed
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest --long

@@ -20,6 +20,7 @@ def editor(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     monkeypatch.setenv("EDITOR", f"sed -i 's/{old}/{new}/'")
 
 
+@pytest.mark.wording
 def test_edit_replaces_the_profile_only_by_a_sound_one_and_keeps_the_draft(
     profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -504,6 +504,7 @@ def test_a_dry_import_merges_and_checks_as_the_real_one_and_names_no_next_comman
     assert main(["config", "import", "--dry-run", "torchrun", "--nproc-per-node", "1", "a.py"]) == 2
 
 
+@pytest.mark.wording
 def test_of_several_torchrun_commands_none_is_taken_silently(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -517,6 +518,7 @@ def test_of_several_torchrun_commands_none_is_taken_silently(
     assert profile()["num_processes"] == "2"
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("line", ["--bogus x.py", "--nnodes $N x.py", "--nnodes"])
 def test_a_mistake_in_a_torchrun_line_names_the_file_it_stands_in(
     line: str, capsys: pytest.CaptureFixture[str]

@@ -267,6 +267,7 @@ def test_torchruns_auto_is_one_process_for_each_core_where_there_is_no_gpu(
     assert from_torchrun(words, load(name), "").values == values
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     "line",
     [
@@ -405,6 +406,7 @@ def test_where_one_machine_would_meet_others_is_listed_with_the_reason(
     assert all(text.startswith(start) for text, start in zip(listed, left, strict=True))
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -426,6 +428,7 @@ def test_of_nested_thread_counts_the_first_one_is_taken_over(capsys: Capture) ->
     assert profile() == {"threads_per_process": "4", "num_processes": "1"}
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("before", "line", "key"),
     [
@@ -446,6 +449,7 @@ def test_an_older_value_in_the_way_is_removed_by_the_printed_command(
     assert main(["config", "import", *words, line]) == 0
 
 
+@pytest.mark.wording
 def test_a_file_that_cannot_be_read_is_not_called_a_profile(capsys: Capture) -> None:
     Path("large").write_bytes(bytes(2**20 + 1))
     Path("latin").write_bytes(b"\xff")
@@ -500,6 +504,7 @@ def test_a_flag_without_a_meaning_here_may_be_a_shells_expression(capsys: Captur
     assert left == ["--master-port $((29500 + N)) (on one machine the system chooses it)"]
 
 
+@pytest.mark.wording
 def test_a_short_flag_that_torchrun_does_not_have_is_named_as_it_stands(capsys: Capture) -> None:
     assert "error: -h is no flag of torchrun" in refusal(capsys, "torchrun -h")
 
