@@ -44,6 +44,7 @@ class Parser:
     def __init__(
         self, command: str, description: str, usage: str | None = None, appendix: str = ""
     ) -> None:
+        self.command = command
         self.prog = f"headway {command}"
         self._description = description
         self._usage = usage
