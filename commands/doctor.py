@@ -1,4 +1,4 @@
-"""`headway doctor`: what is wrong with this machine, each finding with its fix."""
+"""`headway doctor`: what is wrong with this machine, each problem with its fix."""
 
 from __future__ import annotations
 
@@ -14,12 +14,22 @@ from collections.abc import Iterator, Sequence
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.tables import print_table
 from headway.errors import HeadwayError
+from headway.launcher.clusters.cluster import cluster_layer
 from headway.machine.apple import how_to_renew_torch
 from headway.machine.facts import Machine
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
-from headway.settings.diagnosis import ERROR, OK, SKIPPED, TEMPORARY_FIX, WARNING, Finding, diagnose
 from headway.settings.layers import environment_layer, profile_layers
+from headway.settings.machine_problems import (
+    ERROR,
+    OK,
+    SKIPPED,
+    TEMPORARY_FIX,
+    WARNING,
+    Check,
+    machine_problems,
+)
+from headway.settings.problems import problems
 from headway.settings.resolve import resolve
 from headway.settings.table import Settings
 
@@ -53,32 +63,34 @@ def main(argv: Sequence[str]) -> int:
     if parsed.machine is None:
         live = list(_look_closer(machine))
     else:
-        live = [Finding(name, SKIPPED, "it needs the machine itself") for name in LIVE]
-    findings = [
-        one._replace(what=without_home(one.what, os.environ)) for one in (*diagnose(machine), *live)
+        live = [Check(name, SKIPPED, "it needs the machine itself") for name in LIVE]
+    checks = [
+        one._replace(what=without_home(one.what, os.environ))
+        for one in (*machine_problems(machine), *live)
     ]
     if parsed.json:
-        checks = [finding._asdict() for finding in findings]
-        print(json.dumps({"machine": as_data(machine), "checks": checks}, indent=2))
+        data = {"machine": as_data(machine), "checks": [check._asdict() for check in checks]}
+        print(json.dumps(data, indent=2))
     else:
-        rows = [(one.status, one.check, _with_fix(one)) for one in findings]
+        rows = [(one.status.value, one.check, _with_fix(one)) for one in checks]
         print_table(("", "check", "finding"), rows)
-    return int(any(finding.status == ERROR for finding in findings))
+    return int(any(check.status is ERROR for check in checks))
 
 
-def _with_fix(finding: Finding) -> str:
-    return f"{finding.what}\nfix: {finding.fix}" if finding.fix else finding.what
+def _with_fix(check: Check) -> str:
+    return f"{check.what}\nfix: {check.fix}" if check.fix else check.what
 
 
-def _look_closer(machine: Machine) -> Iterator[Finding]:
+def _look_closer(machine: Machine) -> Iterator[Check]:
     """Yield what no snapshot can tell."""
     yield _ask_torch(machine)
     try:
-        settings = resolve([*profile_layers(), environment_layer()], machine)
+        layers = [*profile_layers(), environment_layer()]
+        settings = resolve(layers, machine, cluster=cluster_layer(os.environ))
     except HeadwayError as error:
         settings = resolve([], machine)
         for problem in error.problems:
-            yield Finding("profile", ERROR, f"{problem.what} ({problem.where})", problem.fix)
+            yield Check("profile", ERROR, f"{problem.what} ({problem.where})", problem.fix)
     else:
         yield from _check_profile(settings, machine)
     yield _check_hostname()
@@ -86,12 +98,12 @@ def _look_closer(machine: Machine) -> Iterator[Finding]:
     yield from _check_disk()
 
 
-def _ask_torch(machine: Machine) -> Finding:
+def _ask_torch(machine: Machine) -> Check:
     """Ask a Python of its own what only a running torch knows."""
     try:
         os.getcwd()
-    except OSError:  # the disk's finding says why
-        return Finding(LIVE[0], SKIPPED, "torch cannot be imported without a working folder")
+    except OSError:  # the check of the disk says why
+        return Check(LIVE[0], SKIPPED, "torch cannot be imported without a working folder")
     try:
         done = subprocess.run(
             [sys.executable, "-c", ASK_TORCH],
@@ -103,43 +115,39 @@ def _ask_torch(machine: Machine) -> Finding:
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         what = f"importing torch takes more than {TORCH_TIMEOUT_S} s"
-        return Finding(LIVE[0], ERROR, what, "look for a slow or overloaded disk")
+        return Check(LIVE[0], ERROR, what, "look for a slow or overloaded disk")
     except OSError as error:
         what = f"no other Python can be started here: {error.strerror}"
-        return Finding(LIVE[0], ERROR, what, "`ulimit -n 65536; ulimit -u 65536`")
+        return Check(LIVE[0], ERROR, what, "`ulimit -n 65536; ulimit -u 65536`")
     except (IndexError, ValueError):
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Finding(LIVE[0], ERROR, f"torch cannot be imported: {said}", "reinstall torch")
+        return Check(LIVE[0], ERROR, f"torch cannot be imported: {said}", "reinstall torch")
     visible = machine.visible_gpus
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
     cuda = answer["cuda"]
     if "error" in cuda:
         what = f"torch sees {cuda['count']} GPUs, and fails on the first: {cuda['error']}"
-        return Finding(LIVE[0], ERROR, what, "`nvidia-smi` shows who uses it, and its compute mode")
+        return Check(LIVE[0], ERROR, what, "`nvidia-smi` shows who uses it, and its compute mode")
     if cuda["count"] < expected:
         what = f"torch sees {cuda['count']} of {expected} GPUs"
-        return Finding(LIVE[0], ERROR, what, "reinstall the NVIDIA driver, or reboot")
+        return Check(LIVE[0], ERROR, what, "reinstall the NVIDIA driver, or reboot")
     if machine.mps and not answer["mps"]:
         built = "" if answer["mps_built"] else ": it is built without MPS"
         what = f"torch cannot use this Mac's GPU{built}"
-        return Finding(LIVE[0], ERROR, what, how_to_renew_torch(machine.macos))
-    return Finding(LIVE[0], OK, f"torch {answer['version']} was imported by {sys.executable}")
+        return Check(LIVE[0], ERROR, what, how_to_renew_torch(machine.macos))
+    return Check(LIVE[0], OK, f"torch {answer['version']} was imported by {sys.executable}")
 
 
-def _check_profile(settings: Settings, machine: Machine) -> Iterator[Finding]:
-    from headway.launcher.planning.checks import contradictions, impossible_here
-    from headway.launcher.planning.supervision import contradictions_of_ranks
-
-    problems = [*contradictions(settings), *contradictions_of_ranks(settings)]
-    problems += impossible_here(settings, machine)
-    for problem in problems:
+def _check_profile(settings: Settings, machine: Machine) -> Iterator[Check]:
+    found = problems(settings, machine)
+    for problem in found:
         fix = f"{problem.fix}; or `headway launch --fit`"
-        yield Finding("profile", ERROR, f"{problem.what} ({problem.where})", fix)
-    if not problems:
-        yield Finding("profile", OK, "profiles and HEADWAY_* variables can be obeyed here")
+        yield Check("profile", ERROR, f"{problem.what} ({problem.where})", fix)
+    if not found:
+        yield Check("profile", OK, "profiles and HEADWAY_* variables can be obeyed here")
 
 
-def _check_hostname() -> Finding:
+def _check_hostname() -> Check:
     """See whether this machine's name leads back to it; gloo listens where the name leads."""
     name = socket.gethostname()
     fix = f"add `127.0.0.1 {name}` to /etc/hosts; `headway launch` on one machine needs no name"
@@ -147,20 +155,20 @@ def _check_hostname() -> Finding:
         address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         what = f"this machine's name {name!r} leads nowhere: {error.strerror}"
-        return Finding("hostname", WARNING, what, fix)
+        return Check("hostname", WARNING, what, fix)
     except UnicodeError:  # DNS allows 63 characters between dots, Linux 64; torch asks for it, too
         what = f"this machine's name {name!r} is too long: torch cannot start several ranks with it"
-        return Finding("hostname", ERROR, what, "`sudo hostname` with at most 63 characters")
+        return Check("hostname", ERROR, what, "`sudo hostname` with at most 63 characters")
     try:
         with socket.socket(address[0], socket.SOCK_STREAM) as probe:
             probe.bind((address[4][0], 0))
     except OSError as error:
         what = f"{name!r} leads to {address[4][0]}, where nothing can listen: {error.strerror}"
-        return Finding("hostname", WARNING, what, fix)
-    return Finding("hostname", OK, f"{name} is {address[4][0]}")
+        return Check("hostname", WARNING, what, fix)
+    return Check("hostname", OK, f"{name} is {address[4][0]}")
 
 
-def _check_port(settings: Settings) -> Finding:
+def _check_port(settings: Settings) -> Check:
     """See whether the ranks of several machines could meet; one machine chooses a free port."""
     port = settings.main_port or 29500
     address = settings.main_address
@@ -172,11 +180,11 @@ def _check_port(settings: Settings) -> Finding:
             probe.bind(("", port))
     except OSError as error:
         what = f"port {port} cannot be had: {error.strerror}"
-        return Finding("port", WARNING, what, "choose another one with --main-port")
-    return Finding("port", OK, f"{port} is free for runs on several machines")
+        return Check("port", WARNING, what, "choose another one with --main-port")
+    return Check("port", OK, f"{port} is free for runs on several machines")
 
 
-def _check_reachable(address: str, port: int) -> Finding:
+def _check_reachable(address: str, port: int) -> Check:
     try:
         socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S).close()
     except ConnectionRefusedError:
@@ -184,11 +192,11 @@ def _check_reachable(address: str, port: int) -> Finding:
     except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
         reason = error.strerror if isinstance(error, OSError) else None
         what = f"machine 0 is not reached at {address}:{port}: {reason or error}"
-        return Finding("port", ERROR, what, "check main_address, and the firewalls between them")
-    return Finding("port", OK, f"machine 0 is reached at {address}")
+        return Check("port", ERROR, what, "check main_address, and the firewalls between them")
+    return Check("port", OK, f"machine 0 is reached at {address}")
 
 
-def _check_disk() -> Iterator[Finding]:
+def _check_disk() -> Iterator[Check]:
     free_in: dict[str, int] = {}
     for name, find, fix in (
         ("the working folder", os.getcwd, "`cd` into a folder that is there"),
@@ -198,9 +206,9 @@ def _check_disk() -> Iterator[Finding]:
             folder = find()
             free_in[folder] = shutil.disk_usage(folder).free
         except OSError as error:
-            yield Finding("disk", ERROR, f"{name} cannot be had: {error.strerror}", fix)
+            yield Check("disk", ERROR, f"{name} cannot be had: {error.strerror}", fix)
     for folder, free in free_in.items():
         what = f"{free / 2**30:.1f} GiB are free in {folder}"
         low = [status for status, least in LEAST_FREE_BYTES.items() if free < least]
         fix = "remove old checkpoints and logs, or write elsewhere" if low else ""
-        yield Finding("disk", low[-1] if low else OK, what, fix)
+        yield Check("disk", low[-1] if low else OK, what, fix)

@@ -12,7 +12,7 @@ from headway.errors import ConfigError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry
-from headway.settings.table import TABLE
+from headway.settings.table import TABLE, Shape
 
 OF_OTHER_TOOLS = {  # flags that people bring along: what became of them, what to do
     "--use-mps-device": (
@@ -47,6 +47,7 @@ class Parser(argparse.ArgumentParser):
                 prog, max_help_position=34, width=96
             ),
         )
+        self.command = command
         self.known: dict[str, bool] = {"--help": False, "-h": False}  # flag: does it take a value?
         self._long_name: dict[str, str] = {}
         self._last: set[str] = set()
@@ -90,7 +91,7 @@ class Parser(argparse.ArgumentParser):
         """Add a flag for every setting; absent ones are None, so that profiles can speak."""
         for row in TABLE.values():
             options: dict[str, Any] = {"metavar": row.metavar, "help": row.help}
-            if row.default == {}:
+            if row.shape is Shape.MAP:
                 options |= {"action": "append", "help": f"{row.help} (repeatable)"}
             self.flag(row.flag, dest=row.name, **options)
 
@@ -166,7 +167,7 @@ class Parser(argparse.ArgumentParser):
             f"{name} is no flag of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
             where="the command line",
             fix="flags of the script stand after the script"
-            if self.prog.endswith("launch")
+            if self.command == "launch"
             else f"see `{self.prog} --help`",
         )
 

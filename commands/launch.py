@@ -12,11 +12,13 @@ from headway.commands.flags import Parser, flag_layer, look_at_machine
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, WorkerFailed, did_you_mean
+from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer, overruled, profile_layers
+from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, settle
 from headway.settings.table import Settings
@@ -48,14 +50,19 @@ def main(argv: Sequence[str]) -> int:
         flags["device"] = _cpu_flag(flags.get("device"))
     profiles = profile_layers(here, profile=parsed.profile)
     layers: list[Entries] = [*profiles, environment_layer(environ), flags]
+    cluster = cluster_layer(environ)
+
+    def resolved(some: Sequence[Entries]) -> Settings:
+        return resolve(some, machine, environ, cluster)
+
     adaptations: list[str] = []
     if parsed.fit:
         from headway.launcher.planning.fit import fit
 
-        if parsed.machine is None and _wants_idle(resolve(layers, machine, environ)):
+        if parsed.machine is None and _wants_idle(resolved(layers)):
             machine = _with_use(environ)
-        layers, adaptations = fit(layers, machine, lambda some: resolve(some, machine, environ))
-    settings, problems = settle(layers, machine, environ)
+        layers, adaptations = fit(layers, machine, resolved)
+    settings, problems = settle(layers, machine, environ, cluster)
     if _wants_idle(settings):
         if parsed.machine is None:
             machine = _look_for_idle_gpus(settings, problems, parsed, environ)
@@ -110,7 +117,6 @@ def _look_for_idle_gpus(
     settings: Settings, problems: Sequence[Problem], parsed: Namespace, environ: Mapping[str, str]
 ) -> Machine:
     """Return the machine with the current use of its GPUs; a real launch claims those it uses."""
-    from headway.launcher.planning.checks import contradictions
     from headway.launcher.starting.gpu_claims import claim_idle
 
     def look() -> Machine:
@@ -118,9 +124,9 @@ def _look_for_idle_gpus(
 
     if parsed.dry_run:
         return _with_use(environ)
-    wrong = [*problems, *contradictions(settings)]
-    if wrong:  # before a long wait, not after it
-        raise ConfigError.of(wrong)
+    found = [*problems, *settings_problems(settings)]
+    if found:  # before a long wait, not after it
+        raise ConfigError.of(found)
     wait_s = None if parsed.wait is None else _seconds(parsed.wait)
     return claim_idle(settings, look, wait_s)
 

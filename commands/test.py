@@ -13,7 +13,7 @@ from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.errors import MachineError
 from headway.launcher.planning.program import interpreter
-from headway.settings.diagnosis import TEMPORARY_FIX
+from headway.settings.machine_problems import TEMPORARY_FIX
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.contract.origin import Layer, Origin
+from headway.contract.precisions import PRECISIONS
 from headway.errors import Problem
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import AUTO, TABLE, Raw, Settings
+from headway.settings.table import AUTO, TABLE, Raw, Settings, Shape
 
 PLACE, MORE, FINISH = "place", "more", "finish"
 """The questions that are no settings: where to keep the profile, ask more?, what to do with it."""
@@ -68,12 +69,6 @@ _HELP = {
     PLACE: "A project's headway.yaml is found from every folder below it, and wins over yours.",
     MORE: f"Asks for {', '.join(_MORE)}; all of them can also be set later.",
     FINISH: "Nothing has been written yet.",
-}
-
-_PRECISIONS = {
-    "no": "fp32 throughout, the most memory",
-    "bf16": "half the memory, with the range of fp32",
-    "fp16": "half the memory; a small range, so gradients are scaled",
 }
 
 
@@ -147,7 +142,11 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
 
 
 def _is_several(facts: Facts, answers: Answers) -> bool:
-    return str(profile_after(facts, answers).get("num_machines", "1")) != "1"
+    return _is_more_than_one(profile_after(facts, answers).get("num_machines", AUTO))
+
+
+def _is_more_than_one(machines: Raw) -> bool:
+    return TABLE["num_machines"].parse(machines) not in (1, AUTO)
 
 
 def _question(name: str, facts: Facts, answers: Answers) -> Question:
@@ -168,7 +167,9 @@ def _help(name: str) -> str:
 
 def is_optional(name: str) -> bool:
     """True for a setting that may be absent."""
-    return name in TABLE and TABLE[name].default in (None, {})
+    if name in _NEEDED:
+        return True
+    return name in TABLE and (TABLE[name].default is None or TABLE[name].shape is Shape.MAP)
 
 
 def _choices(name: str, facts: Facts, answers: Answers) -> tuple[Choice, ...]:
@@ -211,7 +212,7 @@ def _precisions_here(facts: Facts, answers: Answers) -> tuple[Choice, ...]:
     best = "bf16" if device == "cuda" and "bf16" in fits else "no"
     why = "every GPU computes in it" if best == "bf16" else "nothing is rounded"
     return tuple(
-        Choice(name, _PRECISIONS[name] + (f" (recommended: {why})" if name == best else ""))
+        Choice(name, PRECISIONS[name].help + (f" (recommended: {why})" if name == best else ""))
         for name in sorted(fits, key=lambda name: name != best)
     )
 
@@ -351,7 +352,8 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
     for name in _OF_PROCESSES:
         if name not in answers and name not in facts.given and _clash(name, facts, values):
             del values[name]
-    if {**facts.given, **answers}.get("num_machines") == "1":
+    machines = {**facts.given, **answers}.get("num_machines")
+    if machines is not None and not _is_more_than_one(machines):
         for name in _OF_MACHINES:
             if name not in facts.given:
                 values.pop(name, None)

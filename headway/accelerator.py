@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import IO, Any, NoReturn
 
 import torch
@@ -15,16 +15,18 @@ from torch.utils.data import DataLoader
 
 from headway.accumulation import Accumulation
 from headway.arguments import agree, check_steps, refuse_foreign
-from headway.contract.records import in_phase
+from headway.contract.records import enter_phase
 from headway.contract.run import read_ranks, read_run
 from headway.data.loader import PreparedDataLoader
 from headway.errors import UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.placement import Devices, gpu_named_by
-from headway.precision.precision import precision_for, restore_forward
+from headway.precision.bf16 import restore_forward
+from headway.precision.choice import precision_for
 from headway.process import Process
 from headway.saving import save_into, save_whole
-from headway.strategies.strategy import strategy_for, uncompiled
+from headway.strategies.choice import StrategySettings, strategy_for
+from headway.strategies.strategy import uncompiled
 from headway.world import join_world
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]
@@ -84,7 +86,7 @@ class Accelerator(Process):
         self._precision = precision_for(
             agreed.mixed_precision, self.device, where=agreed.precision_from
         )
-        self._strategy = strategy_for(self._world)
+        self._strategy = strategy_for(self._world, StrategySettings())
         self._accumulation = Accumulation(agreed.gradient_accumulation_steps)
         self._prepared: list[tuple[Any, Any]] = []  # the script's object, and ours
         if self.is_main_process and agreed.notes:
@@ -140,54 +142,69 @@ class Accelerator(Process):
                 where="the script's prepare(...)",
                 fix="give one entry for each object, or leave device_placement out",
             )
-        results = [self._prepare(*pair) for pair in zip(args, placement, strict=True)]
-        results = [
-            self._prepare_scheduler(one) if isinstance(one, LRScheduler) else one for one in results
-        ]
+        self._refuse_others(args)
+        # a strategy may replace the parameters of models: what holds them comes later
+        for prepare in (
+            self._prepare_model,
+            self._prepare_optimizer,
+            self._prepare_scheduler,
+            self._prepare_loader,
+        ):
+            for obj, place in zip(args, placement, strict=True):
+                if self._find(obj) is None:
+                    prepare(obj, self.device if place else None)
+        found = [self._find(obj) for obj in args]
+        results = [obj if one is None else one for obj, one in zip(args, found, strict=True)]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _prepare(self, obj: Any, place: bool) -> Any:
-        known = self._find(obj)
-        if known is not None:
-            return known
-        if isinstance(obj, (PreparedOptimizer, PreparedDataLoader, PreparedScheduler)):
-            raise UsageError(
-                f"prepare() got a {type(obj).__name__} that is not of this Accelerator's making",
-                where="the script's prepare(...)",
-                fix="use one Accelerator everywhere, and prepare new objects after free_memory()",
-            )
-        prepared: Any
-        if isinstance(obj, torch.nn.Module):
-            moved = obj.to(self.device) if place else obj
-            prepared = self._strategy.prepare_model(self._precision.prepare_model(moved))
-        elif isinstance(obj, torch.optim.Optimizer):
-            prepared = PreparedOptimizer(obj, self._accumulation, self._precision)
-        elif isinstance(obj, DataLoader):
-            prepared = PreparedDataLoader(
-                obj,
-                self._world.ranks,
-                split_batches=self.split_batches,
-                device=self.device if place else None,
-            )
-        else:
-            return obj
-        self._prepared.append((obj, prepared))
-        return prepared
+    def _refuse_others(self, objects: Iterable[Any]) -> None:
+        for obj in objects:
+            kinds = (PreparedOptimizer, PreparedDataLoader, PreparedScheduler)
+            if isinstance(obj, kinds) and self._find(obj) is None:
+                raise UsageError(
+                    f"prepare() got a {type(obj).__name__} that another Accelerator prepared",
+                    where="the script's prepare(...)",
+                    fix="use one Accelerator everywhere, and prepare new objects after"
+                    " free_memory()",
+                )
 
-    def _prepare_scheduler(self, scheduler: LRScheduler) -> Any:
-        known = self._find(scheduler)
-        if known is not None:
-            return known
-        optimizer = self._find(scheduler.optimizer)
-        if optimizer is None:
-            raise UsageError(
-                f"{type(scheduler).__name__} has an optimizer that has not been prepared",
-                where="the script's prepare(...)",
-                fix="give the optimizer to prepare() together with the scheduler, or before it",
+    def _prepare_model(self, model: Any, device: torch.device | None) -> None:
+        if isinstance(model, torch.nn.Module):
+            prepared = self._strategy.prepare_model(model, self._precision, device)
+            self._prepared.append((model, prepared))
+            for one in self._all(PreparedOptimizer):  # of an earlier prepare()
+                self._strategy.rebind(one.optimizer)
+
+    def _prepare_optimizer(self, optimizer: Any, _: torch.device | None) -> None:
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._strategy.rebind(optimizer)
+            prepared = PreparedOptimizer(optimizer, self._accumulation, self._precision)
+            self._prepared.append((optimizer, prepared))
+
+    def _prepare_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
+        if isinstance(scheduler, LRScheduler):
+            optimizer = self._find(scheduler.optimizer)
+            if optimizer is None:
+                raise UsageError(
+                    f"{type(scheduler).__name__} has an optimizer that has not been prepared",
+                    where="the script's prepare(...)",
+                    fix="give the optimizer to prepare() together with the scheduler, or before it",
+                )
+            prepared = PreparedScheduler(
+                scheduler, optimizer, step_with_optimizer=self.step_scheduler_with_optimizer
             )
-        prepared = PreparedScheduler(scheduler, optimizer, self.step_scheduler_with_optimizer)
-        self._prepared.append((scheduler, prepared))
-        return prepared
+            self._prepared.append((scheduler, prepared))
+
+    def _prepare_loader(self, loader: Any, device: torch.device | None) -> None:
+        if isinstance(loader, DataLoader):
+            prepared = PreparedDataLoader(
+                loader,
+                self._strategy.data_rank,
+                self._strategy.data_size,
+                split_batches=self.split_batches,
+                device=device,
+            )
+            self._prepared.append((loader, prepared))
 
     def _find(self, obj: Any) -> Any:
         """Return what `obj` was prepared as; None if it was not."""
@@ -244,24 +261,38 @@ class Accelerator(Process):
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
-        with in_phase("backward"):
-            self._precision.backward(loss / self.gradient_accumulation_steps, **kwargs)
+        if self._accumulation.steps > 1:
+            given = kwargs.get("gradient")
+            if given is not None:
+                kwargs["gradient"] = given / self._accumulation.steps
+            elif loss.numel() == 1:  # for others torch says that it needs a gradient
+                kwargs["gradient"] = self._accumulation.gradient_of(loss)
+        enter_phase("backward")
+        try:
+            self._precision.backward(loss, **kwargs)
+        finally:
+            enter_phase("script")
 
-    @contextmanager
-    def accumulate(self, *models: torch.nn.Module) -> Iterator[None]:
-        """Do one micro-batch: every n-th one and the loader's last one make an optimizer step.
+    def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step.
 
         The last step of an epoch may have fewer than n micro-batches; each still counts 1/n.
 
         Args:
             models: those trained here; without any, all prepared models.
+
+        Returns:
+            The context for the micro-batch's forward and backward pass.
         """
         self._accumulation.begin_micro_batch()
-        with ExitStack() as stack:
-            if not self.sync_gradients:
-                for model in models or self._all(torch.nn.Module):
-                    stack.enter_context(self.no_sync(model))
-            yield
+        if self._accumulation.sync_gradients:
+            return nullcontext()
+        if len(models) == 1:
+            return self.no_sync(models[0])
+        stack = ExitStack()
+        for model in models or self._all(torch.nn.Module):
+            stack.enter_context(self.no_sync(model))
+        return stack
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model` stay on their rank."""
@@ -272,10 +303,9 @@ class Accelerator(Process):
     ) -> torch.Tensor:
         """Clip the gradients' norm, unless gradients accumulate, and return what it was."""
         if self.sync_gradients:
-            parameters = self._unscaled(parameters)
-            return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-        gradients = [one.grad for one in _as_list(parameters) if one.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients, norm_type) / self._precision.loss_scale()
+            return self._strategy.clip_grad_norm_(self._unscaled(parameters), max_norm, norm_type)
+        norm = self._strategy.total_norm(_as_list(parameters), norm_type)
+        return norm / self._precision.loss_scale()
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
         """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate."""
@@ -290,8 +320,12 @@ class Accelerator(Process):
     # ------------------------------------------------------------------ save
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the state of a model, under the names it had before `prepare` if `unwrap`."""
-        return (self.unwrap_model(model) if unwrap else model).state_dict()
+        """Return the full state of a model; every rank has to call this.
+
+        Args:
+            unwrap: use the names that the weights had before `prepare`.
+        """
+        return self._strategy.state_dict(self.unwrap_model(model) if unwrap else model)
 
     def save(
         self, obj: Any, f: str | os.PathLike[str] | IO[bytes], safe_serialization: bool = False

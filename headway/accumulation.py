@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headway.data.active_loader import current_reading
+import torch
+
+from headway.data.active_loader import current_loop
 
 
 class Accumulation:
@@ -14,16 +16,29 @@ class Accumulation:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
+        self._gradient: torch.Tensor | None = None  # of the last loss
+        self._gradient_key: tuple[object, ...] = ()
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, for all optimizers that keep time with this."""
+        """Begin anew, for all optimizers that step with this."""
         self.sync_gradients = True
         self._micro_batches = 0
 
     def begin_micro_batch(self) -> None:
         """Count one more micro-batch, and decide whether its gradients are due."""
         self._micro_batches += 1
-        self.sync_gradients = current_reading().is_last or self._micro_batches >= self.steps
+        self.sync_gradients = current_loop().is_last or self._micro_batches >= self.steps
         if self.sync_gradients:
             self._micro_batches = 0
+
+    def gradient_of(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return 1 / steps, as the gradient to start the backward pass of `loss` with.
+
+        The same bits as those of a backward pass of `loss / steps`, without the division.
+        """
+        key = (self.steps, loss.dtype, loss.device, loss.shape)
+        if self._gradient is None or key != self._gradient_key:
+            self._gradient = torch.ones_like(loss, requires_grad=False) / self.steps
+            self._gradient_key = key
+        return self._gradient

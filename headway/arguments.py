@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer
-from headway.contract.run import PRECISIONS, RunContract
+from headway.contract.precisions import PRECISIONS
+from headway.contract.run import DEVICES, RunContract
 from headway.errors import UsageError, did_you_mean
 
 CALL = "the script's Accelerator(...)"
-NO_LAUNCHER = RunContract("auto", "no", 1, origins={})
+AUTO = "auto"
+NO_LAUNCHER = RunContract(AUTO, "no", 1, origins={})
 SUPPORTED = (
     "device_placement",
     "split_batches",
@@ -21,7 +23,6 @@ SUPPORTED = (
     "devices",
     "step_scheduler_with_optimizer",
 )
-DEVICES = ("auto", "cpu", "cuda", "gpu", "mps")
 FOREIGN = {  # Accelerate's other arguments -> what to do instead
     "dataloader_config": "pass split_batches=... itself; every other field keeps its default",
     "gradient_accumulation_plugin": "pass gradient_accumulation_steps=...",
@@ -139,9 +140,9 @@ _MEANT = {"fp32": "no", "float32": "no", "32": "no", "none": "no", "float16": "f
 
 
 def _device(cpu: bool, device: str | None) -> str | None:
-    if device is not None and device not in DEVICES:
+    if device is not None and device not in (AUTO, *DEVICES):
         raise UsageError(
-            f"device is {device!r}, not one of {', '.join(DEVICES)}",
+            f"device is {device!r}, not one of {', '.join((AUTO, *DEVICES))}",
             where=CALL,
             fix="pass device='gpu', and devices=[1] for GPU 1",
         )
@@ -151,7 +152,7 @@ def _device(cpu: bool, device: str | None) -> str | None:
             where=CALL,
             fix="pass one of the two",
         )
-    return "cpu" if cpu else None if device == "auto" else device
+    return "cpu" if cpu else None if device == AUTO else device
 
 
 def _note(run: RunContract, name: str, argument: str) -> str | None:

@@ -14,18 +14,74 @@ Raised deep, printed once in `headway/commands/main.py`. A traceback means a bug
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 from typing import NamedTuple, TypeVar
 
 E = TypeVar("E", bound="HeadwayError")
 
 
+class Code(Enum):
+    """Which problem it is, for what decides by it; never shown."""
+
+    # in one source
+    UNKNOWN_SETTING = auto()
+    BAD_VALUE = auto()
+    DUPLICATE_KEY = auto()
+    NO_VALUE = auto()
+    BAD_FILE = auto()
+    # among settings
+    FP16_ON_CPU = auto()
+    DEVICES_WITHOUT_CUDA = auto()
+    DEVICES_OR_PROCESSES = auto()
+    SEVERAL_ON_MPS = auto()
+    MACHINE_RANK = auto()
+    NO_MAIN_ADDRESS = auto()
+    VARIABLE_OF_LAUNCHER = auto()
+    VARIABLE_OF_SETTING = auto()
+    THREADS_TWICE = auto()
+    MISSING_RANK = auto()
+    DEBUG_ON_MACHINES = auto()
+    # between settings and the machine
+    NO_MPS = auto()
+    NO_GPU = auto()
+    NO_SUCH_GPU = auto()
+    NO_USABLE_GPU = auto()
+    SEVERAL_MIG_SLICES = auto()
+    TOO_FEW_GPUS = auto()
+    NO_BF16 = auto()
+    NO_PRECISION_ON_MPS = auto()
+    # between settings and the program
+    PYTHON_PROMPT = auto()
+    LAUNCHER_IN_PROCESS = auto()
+    PROGRAM_IN_PROCESS = auto()
+
+
 class Problem(NamedTuple):
-    """One thing that is wrong, as a check found it; several can be shown at once."""
+    """One thing that is wrong, as a check found it; several can be shown at once.
+
+    Args:
+        what: one sentence that holds the offending value.
+        where: the file and line, variable, flag or call that the value came from.
+        fix: what the user can type or change.
+        details: shown between what and where: a traceback.
+        code: which problem it is, where something decides by it.
+        names: of the settings concerned, the one to be changed first; env.NAME is one variable.
+        is_of_machine: another machine could do what is asked.
+    """
 
     what: str
     where: str
     fix: str
-    details: str = ""  # shown between what and where: a traceback
+    details: str = ""
+    code: Code | None = None
+    names: tuple[str, ...] = ()
+    is_of_machine: bool = False
+
+    def is_same_as(self, other: Problem) -> bool:
+        """Return whether it is the same problem, wherever each of the two was found."""
+        if self.code is None:
+            return self == other
+        return (self.code, self.names) == (other.code, other.names)
 
     def __str__(self) -> str:
         details = "".join(f"\n  {line}".rstrip() for line in self.details.splitlines())

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedulers that keep time with gradient accumulation."""
+"""Optimizers and learning-rate schedulers that follow gradient accumulation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from headway.accumulation import Accumulation
-from headway.contract.records import beat, in_phase
+from headway.contract.records import enter_phase, set_step
 from headway.precision.precision import Precision
 
 
@@ -34,10 +34,13 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Change the weights, unless gradients accumulate or overflowed (fp16)."""
         if self._accumulation.sync_gradients:
-            with in_phase("optimizer step"):
+            enter_phase("optimizer step")
+            try:
                 self.step_was_skipped = self._precision.step(self.optimizer, closure)
+            finally:
+                enter_phase("script")
             self.step_count += not self.step_was_skipped
-            beat(step=self.step_count)
+            set_step(self.step_count)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, unless they accumulate."""
@@ -46,7 +49,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
             self.optimizer.zero_grad(set_to_none)
 
     def withheld_step_since(self, step_count: int) -> bool:
-        """Return whether a step was asked for since then that gradients were not ready for."""
+        """Return whether no step was taken since then, for accumulation or an overflow."""
         is_due = self._accumulation.sync_gradients
         return self.step_count == step_count and (not is_due or self.step_was_skipped)
 
@@ -125,7 +128,7 @@ class PreparedScheduler:
 
 
 def _delegate(wrapper: object, inner: str, name: str) -> Any:
-    """Return attribute `name` of what `wrapper` holds under the name `inner`."""
-    if inner not in wrapper.__dict__:  # a copy in the making
+    """Return attribute `name` of the object that `wrapper` has as its attribute `inner`."""
+    if inner not in wrapper.__dict__:  # copy and pickle ask before there are attributes
         raise AttributeError(name)
     return getattr(wrapper.__dict__[inner], name)

@@ -56,10 +56,10 @@ def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | No
             where=CALL,
             fix=f"start it with `headway launch --devices {spec} script.py`",
         )
-    if selection.wrong or not selection.indices:
+    if selection.problems or not selection.indices:
         raise MachineError(
             f"Accelerator(devices={devices!r}) means {spec.reading()}, but "
-            f"{'; '.join(selection.wrong) or 'no GPU can be used'}",
+            f"{'; '.join(selection.problems) or 'no GPU can be used'}",
             where=CALL,
             fix="name a GPU that exists; `headway env` lists them",
         )

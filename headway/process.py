@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from headway import collectives
-from headway.data.active_loader import current_reading
+from headway.data.active_loader import current_loop
 from headway.world import DistributedType, World, barrier, leave_world
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -110,15 +110,15 @@ class Process:
                 where a batch sampler without `batch_size` made them so.
             use_gather_object: take a tensor as an object, too.
         """
-        reading = current_reading()
+        loop = current_loop()
 
-        def without_repeats(gathered: Any) -> Any:
-            return reading.without_repeats(gathered, self.num_processes)
+        def drop_repeats(gathered: Any) -> Any:
+            return loop.drop_repeats(gathered, self.num_processes)
 
         if use_gather_object or not collectives.only_tensors(input_data):
-            return without_repeats(collectives.gather_object(input_data))
-        gather = collectives.gather if reading.round.is_even else collectives.gather_uneven
-        return collectives.for_each_tensor(without_repeats, gather(input_data))
+            return drop_repeats(collectives.gather_object(input_data))
+        gather = collectives.gather if loop.batch.is_even else collectives.gather_uneven
+        return collectives.for_each_tensor(drop_repeats, gather(input_data))
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """See `headway.collectives.reduce`; here the default is the sum."""

@@ -18,13 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from headway.accelerator import Accelerator
 from headway.collectives import gather_object
+from headway.contract.precisions import PRECISIONS
 from headway.contract.run import Ranks, read_ranks
 from headway.seeding import set_seed
 
 REDUCED_BYTES = 2**24  # of an all-reduce, per rank
 REPETITIONS = 5
-DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-TOLERANCES = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}  # of weights after one step, to fp32
 
 
 class Outcome(NamedTuple):
@@ -106,7 +105,7 @@ def check_precision(accelerator: Accelerator, _: str) -> Outcome:
     prepared = accelerator.prepare(model)
     prepared(torch.ones(2, 8, device=accelerator.device))
     accelerator.free_memory()
-    wanted = DTYPES[accelerator.mixed_precision]
+    wanted = getattr(torch, PRECISIONS[accelerator.mixed_precision].dtype)
     return Outcome(seen == [wanted], f"matrices are multiplied in {_name(seen[0])}")
 
 
@@ -141,7 +140,7 @@ def check_step(accelerator: Accelerator, _: str) -> Outcome:
     difference = max(float((one - other).detach().abs().max()) for one, other in pairs)
     accelerator.free_memory()
     return Outcome(
-        difference <= TOLERANCES[accelerator.mixed_precision],
+        difference <= PRECISIONS[accelerator.mixed_precision].tolerance,
         f"weights differ by {difference:.1e} from one process's",
     )
 
@@ -161,7 +160,7 @@ def check_loader(accelerator: Accelerator, _: str) -> Outcome:
 def check_checkpoint(accelerator: Accelerator, results: str) -> Outcome:
     """What rank 0 saves, each rank of its machine loads again, bit by bit."""
     set_seed(1)
-    model = accelerator.prepare(torch.nn.Linear(64, 64))
+    model, again = accelerator.prepare(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     path = f"{results}.pt"
     accelerator.save(accelerator.get_state_dict(model), path)
     accelerator.wait_for_everyone()
@@ -169,8 +168,9 @@ def check_checkpoint(accelerator: Accelerator, results: str) -> Outcome:
         outcome = Outcome(True, "written on the first machine")
     else:
         loaded = torch.load(path, map_location=accelerator.device, weights_only=True)
-        state = accelerator.get_state_dict(model)
-        is_right = all(torch.equal(loaded[name], state[name]) for name in state)
+        accelerator._strategy.load_state_dict(accelerator.unwrap_model(again), loaded)
+        pairs = zip(again.parameters(), model.parameters(), strict=True)
+        is_right = all(torch.equal(one, other) for one, other in pairs)
         size = os.path.getsize(path) // 1024
         outcome = Outcome(is_right, f"{size} KiB, {'equal' if is_right else 'changed'} again")
     accelerator.wait_for_everyone()

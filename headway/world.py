@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import sys
 import time
+from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from importlib import import_module
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from headway.contract.process_groups import keep_groups_apart
 from headway.contract.run import Ranks, read_ranks
@@ -34,11 +36,21 @@ class DistributedType(str, Enum):
         return self.value
 
 
-class World(NamedTuple):
+@dataclass(frozen=True)
+class World:
     """Who this process is, and the device that its model and batches go to."""
 
     device: torch.device
     ranks: Ranks
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """All ranks, along the one dimension "data"; only where there are several.
+
+        It uses the default process group and makes no other.
+        """
+        size = self.ranks.world_size
+        return init_device_mesh(self.device.type, (size,), mesh_dim_names=("data",))
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -62,7 +74,7 @@ def join_world(device: str, gpu: int | None = None) -> World:
     Raises:
         MachineError: the device is not there, or there are fewer than this machine's ranks need.
         LaunchError: the environment promises several ranks, but they cannot form a group.
-        UsageError: the group that exists has another size than the environment promises.
+        UsageError: the group that exists has another size than the environment says.
     """
     ranks = read_ranks() or Ranks()
     if ranks.world_size == 1 and dist.is_initialized():  # the script formed a group without RANK

@@ -83,7 +83,9 @@ def own_surroundings(
 ) -> None:
     """Run in an empty folder, without profiles and variables of the person who runs the tests."""
     for name in list(os.environ):
-        if name in _STEERING or name.startswith(("HEADWAY_", "ACCELERATE_", "TORCHELASTIC_")):
+        if name in _STEERING or name.startswith(
+            ("HEADWAY_", "ACCELERATE_", "TORCHELASTIC_", "PET_")
+        ):
             monkeypatch.delenv(name)
     home = tmp_path / "home"
     home.mkdir()

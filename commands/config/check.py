@@ -11,15 +11,14 @@ from typing import Any
 from headway.commands.flags import Parser
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, HeadwayError, Problem
-from headway.launcher.planning.checks import contradictions
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program
-from headway.launcher.planning.supervision import contradictions_of_ranks
 from headway.machine.detection import detect_machine
 from headway.machine.facts import GpuUse, Machine
+from headway.settings.problems import problems
 from headway.settings.profile import Entries, Entry, parse_layer, read_layer
 from headway.settings.profile_files import choose_profile, find_project_profile, is_there, shown
-from headway.settings.resolve import settle
+from headway.settings.resolve import NOTHING, settle
 from headway.settings.table import AUTO
 
 SCRIPT = "your_script.py"
@@ -62,14 +61,14 @@ def _files_in_use(profile: str | None) -> list[str]:
 def _is_sound(paths: Sequence[str], machine: Machine) -> bool:
     """Print what is wrong with these profiles together, or that nothing is."""
     try:
-        problems = mistakes([read_layer(path, Layer.PROFILE) for path in paths], machine)
+        found = mistakes([read_layer(path, Layer.PROFILE) for path in paths], machine)
     except HeadwayError as error:
-        problems = error.problems
-    for problem in problems:
+        found = error.problems
+    for problem in found:
         print(f"error: {problem}", file=sys.stderr)
-    if not problems:
+    if not found:
         print(f"{' with '.join(map(shown, paths))}: ok")
-    return not problems
+    return not found
 
 
 def mistakes(layers: Sequence[Entries], machine: Machine) -> Sequence[Problem]:
@@ -83,13 +82,8 @@ def mistakes(layers: Sequence[Entries], machine: Machine) -> Sequence[Problem]:
     if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # most is possible on CUDA
         gpus = Origin(Layer.DEFAULT, reason="a machine with GPUs")
         layers = [*layers, {"device": Entry("cuda", gpus)}]
-    settings, problems = settle(layers, machine, {})
-    problems += contradictions(settings)
-    if (
-        settings.origin("num_processes").layer is not Layer.DETECTED
-    ):  # else another machine has more ranks
-        problems += contradictions_of_ranks(settings)
-    return problems
+    settings, unread = settle(layers, machine, {})
+    return [*unread, *problems(settings)]
 
 
 def checked(
@@ -109,14 +103,16 @@ def checked(
     entries = parse_layer(text, path, Layer.PROFILE)
     for name in origins.keys() & entries.keys():
         entries[name] = entries[name]._replace(origin=origins[name])
-    problems = mistakes([entries], machine)
-    if problems:
-        raise ConfigError.of(problems)
+    if found := mistakes([entries], machine):
+        raise ConfigError.of(found)
     return entries
 
 
 def plan_for(
-    layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str] = MappingProxyType({})
+    layers: Sequence[Entries],
+    machine: Machine,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    cluster: Entries = NOTHING,
 ) -> LaunchPlan:
     """Return the plan of a launch under these layers alone.
 
@@ -125,23 +121,26 @@ def plan_for(
         MachineError: `machine` cannot do what they ask.
     """
     machine = at_rest(machine)
-    settings, problems = settle(layers, machine, environ)
+    settings, unread = settle(layers, machine, environ, cluster)
     return build_plan(
         settings,
         machine,
         Program(SCRIPT),
         python=["python"],
         environ=environ,
-        problems=problems,
+        problems=unread,
     )
 
 
 def refusals(
-    layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str] = MappingProxyType({})
+    layers: Sequence[Entries],
+    machine: Machine,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    cluster: Entries = NOTHING,
 ) -> Sequence[Problem]:
     """Return what a launch under these layers alone would refuse."""
     try:
-        plan_for(layers, machine, environ)
+        plan_for(layers, machine, environ, cluster)
     except HeadwayError as error:
         return error.problems
     return []

@@ -264,8 +264,8 @@ def _placed(
     try:
         checked(text, path, machine)
     except ConfigError as error:
-        there = {problem.what: problem for problem in error.problems}
-        return [there.get(problem.what, problem) for problem in problems]
+        there = error.problems
+        return [next(filter(one.is_same_as, there), one) for one in problems]
     return problems
 
 

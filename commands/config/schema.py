@@ -11,7 +11,7 @@ from headway.errors import ConfigError
 from headway.settings.profile import VERSION
 from headway.settings.profile_edit import BLANK, change_profile, is_blank
 from headway.settings.profile_files import user_folder
-from headway.settings.table import AUTO, TABLE, Count, Setting
+from headway.settings.table import AUTO, TABLE, Count, Setting, Shape
 
 _FILE = "schema.json"
 
@@ -41,7 +41,7 @@ def _property(row: Setting[Any]) -> dict[str, Any]:
     kind = _kind(row)
     if row.default == AUTO and not row.choices:
         kind = {"anyOf": [kind, {"const": AUTO}]}
-    if row.default is not None and row.default != {}:
+    if row.default is not None and row.shape is not Shape.MAP:
         kind["default"] = row.default if isinstance(row.default, int) else str(row.default)
     return {"description": row.help, **kind}
 
@@ -52,10 +52,10 @@ def _kind(row: Setting[Any]) -> dict[str, Any]:
     if isinstance(row.kind, Count):
         highest = {} if row.kind.maximum is None else {"maximum": row.kind.maximum}
         return {"type": "integer", "minimum": row.kind.minimum, **highest}
-    if row.name in ("devices", "ranks"):
+    if row.shape is Shape.LIST:
         one = {"type": ["integer", "string"]}
         return {"anyOf": [one, {"type": "array", "items": one}]}
-    if row.default == {}:
+    if row.shape is Shape.MAP:
         value = {"type": ["string", "number", "boolean"]}
         words = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
         return {"anyOf": [{"type": "object", "additionalProperties": value}, *words]}

@@ -13,6 +13,7 @@ from headway.commands.tables import print_table
 from headway.config_wizard.questions import as_words
 from headway.contract.origin import Layer
 from headway.errors import ConfigError
+from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.describe import printable, settings_table
 from headway.machine.devices import DeviceSpec
 from headway.settings.layers import environment_layer, profile_layers
@@ -39,10 +40,11 @@ def show(argv: Sequence[str]) -> int:
     parsed = parser.parse_flags(argv)
     machine, environ = look_at_machine(parsed, os.environ)
     layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
-    settings = resolve(layers, machine, environ)
+    cluster = cluster_layer(environ)
+    settings = resolve(layers, machine, environ, cluster)
     # in plain columns: rich would take 80 ms, more than all the rest
     print(_as_json(settings) if parsed.json else settings_table(settings, parsed.origin))
-    for problem in refusals(layers, machine, environ):
+    for problem in refusals(layers, machine, environ, cluster):
         print(f"headway: note: a launch would be refused: {problem.what}", file=sys.stderr)
     return 0
 

@@ -92,19 +92,14 @@ def _refuse_wrong_kinds(config: Mapping[str, Any], where: str) -> None:
     """Raise for a list or a map where Accelerate has a single value, and the reverse."""
     problems = []
     for key, value in config.items():
-        kind = (
-            "a list"
-            if isinstance(value, list)
-            else "a map"
-            if isinstance(value, dict)
-            else "a single value"
-        )
-        is_gpus = key == "gpu_ids" and kind == "a list" and all(isinstance(v, str) for v in value)
-        if key in (*_SINGLE_VALUES, *_NAMES) and kind != "a single value" and not is_gpus:
+        is_list, is_map = isinstance(value, list), isinstance(value, dict)
+        kind = "a list" if is_list else "a map" if is_map else "a single value"
+        is_gpus = key == "gpu_ids" and is_list and all(isinstance(v, str) for v in value)
+        if key in (*_SINGLE_VALUES, *_NAMES) and (is_list or is_map) and not is_gpus:
             problems.append(
                 Problem(f"{key} is {kind}, but it must be a single value", where, _fix(key))
             )
-        if key == "deepspeed_config" and kind != "a map" and not _is_null(value):
+        if key == "deepspeed_config" and not is_map and not _is_null(value):
             problems.append(Problem(f"{key} is {kind}, but it must be a map", where, _fix(key)))
     if problems:
         raise ConfigError.of(problems)

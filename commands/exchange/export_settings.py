@@ -12,6 +12,7 @@ from headway.commands.exchange.accelerate_file import not_in_accelerate, to_acce
 from headway.commands.exchange.torchrun_export import not_in_torchrun, to_torchrun
 from headway.commands.flags import Parser, look_at_machine
 from headway.errors import ConfigError, MachineError
+from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program
 from headway.machine.facts import Machine
@@ -35,7 +36,7 @@ def export(argv: Sequence[str]) -> int:
         parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
     machine, environ = look_at_machine(parsed, os.environ)
     layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
-    settings = resolve(layers, machine, environ)
+    settings = resolve(layers, machine, environ, cluster_layer(environ))
     names = list(dict.fromkeys(name for layer in layers for name in layer))
     if parsed.format == "torchrun":
         plan = _lasting_plan(settings, machine)

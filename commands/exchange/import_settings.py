@@ -58,7 +58,7 @@ def import_file(argv: Sequence[str]) -> int:
                 text = unset_value(text, name)
         kept = parse_profile(text, path, Layer.PROFILE) if text else {}
         kept.pop("version", None)
-        problems = _contradictions(kept, layers_of(values, where), machine, profile)
+        problems = _problems(kept, layers_of(values, where), machine, profile)
         if problems:
             raise ConfigError.of(problems)
         return set_all(text or beginning(path), values)
@@ -128,7 +128,7 @@ def _checked(imported: Imported, where: str) -> dict[str, Raw]:
     return checked_values(imported.values, where)
 
 
-def _contradictions(
+def _problems(
     before: Mapping[str, Entry], values: Sequence[Entries], machine: Machine, profile: Sequence[str]
 ) -> list[Problem]:
     """Return the problems of the imported values together with the rest of the profile.

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Imported
+from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, did_you_mean
-from headway.launcher.planning.variables import RANK_VARIABLES
 from headway.machine.facts import Machine
 from headway.settings.table import Raw
 

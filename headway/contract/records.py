@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -145,7 +144,7 @@ class _Channel:
 
     fd: int | None = None
     identity: tuple[int, int] | None = None  # of what `fd` was opened for
-    progress = Progress()
+    step, phase = Progress()
     told_at = 0.0  # when the last heartbeat went out, on the monotonic clock
 
 
@@ -188,32 +187,27 @@ def tell(record: Record) -> None:
 
 def progress() -> Progress:
     """Return how far this process has come."""
-    return _Channel.progress
+    return Progress(_Channel.step, _Channel.phase)
 
 
-def beat(step: int | None = None, phase: str | None = None) -> None:
-    """Note progress; a heartbeat goes to the launcher, at most one each second."""
-    if _Channel.fd is None:
-        return
-    before = _Channel.progress
-    _Channel.progress = Progress(
-        before.step if step is None else step, before.phase if phase is None else phase
-    )
+def enter_phase(phase: str) -> None:
+    """Note what the runtime does from here on; back in the script's code it is `script`."""
+    _Channel.phase = phase
+    if _Channel.fd is not None:
+        _beat()
+
+
+def set_step(step: int) -> None:
+    """Note how many optimizer steps are done."""
+    _Channel.step = step
+
+
+def _beat() -> None:
+    """Send a heartbeat, at most one each second."""
     now = time.monotonic()
     if now - _Channel.told_at > _BEAT_EVERY_S:
         _Channel.told_at = now
-        tell(Heartbeat(_Channel.progress))
-
-
-@contextmanager
-def in_phase(name: str) -> Iterator[None]:
-    """Say that the runtime does `name` (data, backward, step, ...) for a while."""
-    before = _Channel.progress.phase
-    beat(phase=name)
-    try:
-        yield
-    finally:
-        beat(phase=before)
+        tell(Heartbeat(progress()))
 
 
 def encode_record(record: Record) -> bytes:

@@ -13,17 +13,26 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer, Origin
+from headway.contract.precisions import PRECISIONS
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
 VERSION = 2
-PRECISIONS = ("no", "fp16", "bf16")
+DEVICES = ("cpu", "cuda", "gpu", "mps")  # gpu is cuda, or mps on a Mac
 YES = ("1", "true", "t", "yes", "y", "on")  # what Accelerate takes for true
 ACCELERATE = {  # the variables of `accelerate launch`
     "device": "ACCELERATE_USE_CPU",
     "mixed_precision": "ACCELERATE_MIXED_PRECISION",
     "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
 }
+
+RANK_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
+)
+"""torch's names for a process's place in the group; the launcher alone sets them."""
 
 
 class RunContract(NamedTuple):
@@ -33,7 +42,7 @@ class RunContract(NamedTuple):
     """
 
     device: str  # cpu, cuda or mps; auto under `accelerate launch`
-    mixed_precision: str  # no, fp16 or bf16
+    mixed_precision: str  # a name in PRECISIONS
     gradient_accumulation_steps: int
     origins: Mapping[str, Origin]
     timeouts_suspended: bool = False  # a rank may stand at a debugger's prompt

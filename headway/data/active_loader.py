@@ -1,84 +1,78 @@
 """The loops over prepared loaders that this process is in, and what their batches are made of.
 
-They are the process's own, not an Accelerator's: each of several finds the same current batch.
+They belong to the process, not to an Accelerator: each of several finds the same current batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 
-class Round(NamedTuple):
-    """The samples of one batch of all ranks together; 0 where a number is unknown."""
+class GlobalBatch(NamedTuple):
+    """How many samples one batch of all ranks together has; 0 where a number is unknown."""
 
-    real: int = 0  # those of the data set; the others repeat samples to give ranks equally many
-    total: int = 0
-    full: int = 0  # how many a round has as a rule; the last one may have fewer
+    samples: int = 0  # different ones
+    padded: int = 0  # with those that are repeated to give all ranks equally many
+    full: int = 0  # in any batch but an epoch's last one
     is_even: bool = True  # whether every rank has equally many
 
 
-class Reading:
-    """One walk through a prepared data loader, as of the batch that it last gave out."""
+class LoaderLoop:
+    """One loop over a prepared data loader, as of its current batch."""
 
     def __init__(self) -> None:
-        self.round = Round()
-        self.is_last = False
-        self._calls = 0
-        self._rows: dict[int, float] = {}  # n-th call for a batch -> results for a sample
+        self.batch = GlobalBatch()
+        self.is_last = False  # whether the current batch is the last one
+        self._num_gathers = 0  # for the current batch
+        self._rows: dict[int, float] = {}  # n-th gather for a batch -> results for a sample
 
-    def gives(self, round: Round, *, is_last: bool) -> None:
-        """Note that a batch is given out: it is the current one until its loop ends."""
-        self.round, self.is_last, self._calls = round, is_last, 0
-        _open.sort(key=lambda other: other is self)
+    def begin_batch(self, batch: GlobalBatch, *, is_last: bool) -> None:
+        """Make `batch` the current one, and this loop the innermost."""
+        self.batch, self.is_last, self._num_gathers = batch, is_last, 0
+        if not _loops or _loops[-1] is not self:
+            self.end()
+            _loops.append(self)
 
-    def without_repeats(self, gathered: Any, num_ranks: int) -> Any:
+    def end(self) -> None:
+        """Leave the loop."""
+        _loops[:] = [other for other in _loops if other is not self]
+
+    def drop_repeats(self, gathered: Any, num_ranks: int) -> Any:
         """Return results of all ranks for the current batch without those of repeated samples.
 
         A result of the usual length for a batch that is shorter than usual (`loss.repeat(
-        batch_size)`) is cut to the batch. Where both readings of a length are possible, the number
+        batch_size)`) is cut to the batch. Where a length can be understood either way, the number
         of results for a sample in the first batch decides.
 
         Args:
             gathered: a list or tensor with equally many entries for each sample of the batch, in
                 the order of the ranks; anything else is returned as it is.
         """
-        real, total, full, _ = self.round
-        self._calls += 1
+        samples, padded, full, _ = self.batch
+        self._num_gathers += 1
         is_tensor = isinstance(gathered, torch.Tensor) and gathered.ndim > 0
-        if not total or not (is_tensor or isinstance(gathered, list)):
+        if not padded or not (is_tensor or isinstance(gathered, list)):
             return gathered
         entries = len(gathered)
         is_only_one = self.is_last and entries == full
-        usual = self._rows.setdefault(self._calls, 1 if is_only_one else entries / total)
+        usual = self._rows.setdefault(self._num_gathers, 1 if is_only_one else entries / padded)
         if usual != int(usual):  # one result for a batch, or for anything else but samples
             return gathered
         rows = int(usual)
-        if entries == rows * full > rows * total:
+        if entries == rows * full > rows * padded:
             starts = range(0, entries, entries // num_ranks)
-            kept = [start + one for start in starts for one in range(rows * total // num_ranks)]
-            kept = kept[: rows * real]
+            kept = [start + one for start in starts for one in range(rows * padded // num_ranks)]
+            kept = kept[: rows * samples]
             return gathered[kept] if is_tensor else [gathered[one] for one in kept]
-        return gathered if entries % total else gathered[: entries // total * real]
+        return gathered if entries % padded else gathered[: entries // padded * samples]
 
 
-_open: list[Reading] = []
+_loops: list[LoaderLoop] = []  # the innermost is the last
+_NO_LOOP = LoaderLoop()
 
 
-@contextmanager
-def opened() -> Iterator[Reading]:
-    """Hold one walk through a loader, from its first batch until the loop is left."""
-    reading = Reading()
-    _open.append(reading)
-    try:
-        yield reading
-    finally:
-        _open[:] = [other for other in _open if other is not reading]
-
-
-def current_reading() -> Reading:
-    """Return the innermost loop over a prepared loader; outside all of them one of no batch."""
-    return _open[-1] if _open else Reading()
+def current_loop() -> LoaderLoop:
+    """Return the innermost loop over a prepared loader; outside all of them one without batch."""
+    return _loops[-1] if _loops else _NO_LOOP

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from headway.collectives import send_to_device
-from headway.contract.records import in_phase
-from headway.contract.run import Ranks
-from headway.data.active_loader import opened
-from headway.data.sharding import share_out
+from headway.collectives import is_on, send_to_device
+from headway.contract.records import enter_phase
+from headway.data.active_loader import LoaderLoop
+from headway.data.sharding import share_of
 from headway.errors import UsageError
 
 
@@ -33,8 +32,8 @@ class PreparedDataLoader(DataLoader[Any]):
     equal one on all ranks; one that has none must agree by its own seed. A stream
     (`IterableDataset`) is read as a whole by every rank, and has to be the same on all of them.
 
-    Each pass tells its number, counted from 0 or from the last `set_epoch()`, to the sampler, batch
-    sampler and data set, as far as they ask for it.
+    Each pass calls `set_epoch()` of the sampler, batch sampler and data set, where they have one.
+    It counts from 0, or from the loader's own last `set_epoch()`.
 
     The script's loader answers for all other attributes: `dataset`, `batch_size`, `sampler`, ...
     They cannot be changed here.
@@ -43,7 +42,8 @@ class PreparedDataLoader(DataLoader[Any]):
     def __init__(
         self,
         loader: DataLoader[Any],
-        ranks: Ranks,
+        rank: int = 0,
+        num_ranks: int = 1,
         *,
         split_batches: bool = False,
         device: torch.device | None = None,
@@ -52,26 +52,33 @@ class PreparedDataLoader(DataLoader[Any]):
         if device is not None and device.type == "mps":
             loader.pin_memory = False  # torch could not either, and would warn in every epoch
         self._original = loader
-        self._share = share_out(loader, ranks, split_batches)
+        self._share = share_of(loader, rank, num_ranks, split_batches)
         self._device = device
         self._epoch = 0  # of the next pass
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.set_epoch(self._epoch)
         self._epoch += 1
-        with opened() as reading:
-            batches = iter(self._share)
+        loop = LoaderLoop()
+        try:
+            batches, unpack = self._share.begin()
             following = _next(batches)
-            while following is not None:
-                (batch, round), following = following, _next(batches)  # one batch ahead
-                reading.gives(round, is_last=following is None)
-                yield self._moved(batch)
+            while following is not _END:
+                batch, global_batch = unpack(following)
+                following = _next(batches)  # one batch ahead
+                loop.begin_batch(global_batch, is_last=following is _END)
+                if self._device is not None and not is_on(batch, self._device):
+                    is_gpu = self._device.type == "cuda"
+                    batch = send_to_device(batch, self._device, non_blocking=is_gpu)
+                yield batch
+        finally:
+            loop.end()
 
     def __len__(self) -> int:
         return len(self._share)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass number `epoch`, and tell it to whatever draws or orders samples."""
+        """Number the next pass `epoch`, for all that draw or order samples."""
         self._epoch = epoch
         loader = self._original
         inner = getattr(loader.batch_sampler, "sampler", None)
@@ -81,7 +88,7 @@ class PreparedDataLoader(DataLoader[Any]):
                 source.set_epoch(epoch)  # type: ignore[union-attr]
 
     def __getattr__(self, name: str) -> Any:
-        if "_original" not in self.__dict__:  # a copy in the making
+        if "_original" not in self.__dict__:  # copy and pickle ask before there are attributes
             raise AttributeError(name)
         return getattr(self._original, name)
 
@@ -94,12 +101,13 @@ class PreparedDataLoader(DataLoader[Any]):
             )
         super().__setattr__(name, value)
 
-    def _moved(self, batch: Any) -> Any:
-        if self._device is None:
-            return batch
-        return send_to_device(batch, self._device, non_blocking=self._device.type == "cuda")
+
+_END = object()
 
 
 def _next(batches: Iterator[Any]) -> Any:
-    with in_phase("data"):
-        return next(batches, None)
+    enter_phase("data")
+    try:
+        return next(batches, _END)
+    finally:
+        enter_phase("script")

@@ -1,9 +1,10 @@
-"""Which rank reads which samples of a data loader, and what each batch is made of."""
+"""Which rank reads which samples of a data loader, and what each global batch is made of."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
@@ -12,30 +13,32 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from headway.collectives import broadcast_object_list
-from headway.contract.run import Ranks
-from headway.data.active_loader import Round
+from headway.data.active_loader import GlobalBatch
 from headway.data.streams import mark, require_one_stream
 from headway.errors import UsageError
 
 MADE_OF = (  # the arguments of a DataLoader that every share keeps
     *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
     *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
-    "pin_memory_device",  # not in_order: ranks that disagree on the order would mix up their rounds
+    "pin_memory_device",  # not in_order: ranks with other orders would mix up their batches
 )
 
 
-def share_out(loader: DataLoader[Any], ranks: Ranks, split: bool) -> Share:
+Unpack = Callable[[Any], tuple[Any, GlobalBatch]]
+
+
+def share_of(loader: DataLoader[Any], rank: int, num_ranks: int, split: bool) -> Share:
     """Return the share of `loader` that this rank reads.
 
     Raises:
         UsageError: the loader cannot be shared out.
     """
-    if ranks.world_size == 1:
+    if num_ranks == 1:
         return Share(loader)
-    _refuse_what_cannot_be_shared(loader, ranks, split)
+    _refuse_what_cannot_be_shared(loader, num_ranks, split)
     if isinstance(loader.dataset, IterableDataset):
-        return _StreamShare(loader, ranks, split)
-    return _MapShare(loader, ranks, split)
+        return _StreamShare(loader, rank, num_ranks, split)
+    return _MapShare(loader, rank, num_ranks, split)
 
 
 class Share:
@@ -44,11 +47,16 @@ class Share:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
 
-    def __iter__(self) -> Iterator[tuple[Any, Round]]:
-        size = _batch_size(self._loader)
-        for batch in self._loader:
-            samples = _samples_in(batch) if size else 0
-            yield batch, Round(samples, samples, size)
+    def begin(self) -> tuple[Iterator[Any], Unpack]:
+        """Return the items of a pass, and what makes a batch and its sizes of one."""
+        full = _batch_size(self._loader)
+        usual = GlobalBatch(full, full, full)
+
+        def unpack(batch: Any) -> tuple[Any, GlobalBatch]:
+            samples = full and _samples_in(batch)
+            return batch, usual if samples == full else GlobalBatch(samples, samples, full)
+
+        return iter(self._loader), unpack
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -57,49 +65,48 @@ class Share:
 class _MapShare(Share):
     """Every rank draws the same samples, and loads its own."""
 
-    def __init__(self, loader: DataLoader[Any], ranks: Ranks, split: bool) -> None:
-        self._shard = _BatchShard(loader, ranks, split)
+    def __init__(self, loader: DataLoader[Any], rank: int, num_ranks: int, split: bool) -> None:
+        self._shard = _BatchShard(loader, rank, num_ranks, split)
         if loader.batch_sampler is None:
             super().__init__(_rebuilt(loader, batch_size=None, sampler=self._shard))
         else:
             super().__init__(_rebuilt(loader, batch_sampler=self._shard))
 
-    def __iter__(self) -> Iterator[tuple[Any, Round]]:
+    def begin(self) -> tuple[Iterator[Any], Unpack]:
         batches = iter(self._loader)
-        rounds = self._shard.rounds  # those of the pass that has just begun
-        for batch in batches:
-            yield batch, rounds.popleft()
+        global_batches = self._shard.global_batches  # those of the pass that has just begun
+        return batches, lambda batch: (batch, global_batches.popleft())
 
 
 class _StreamShare(Share):
     """Every rank reads the whole stream, and collates its own samples."""
 
-    def __init__(self, loader: DataLoader[Any], ranks: Ranks, split: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], rank: int, num_ranks: int, split: bool) -> None:
         collate = _Collate(loader.collate_fn, is_batched=loader.batch_size is not None)
-        self._stream = _Stream(loader, ranks, split)
+        self._stream = _Stream(loader, rank, num_ranks, split)
         super().__init__(
             _rebuilt(loader, dataset=self._stream, batch_size=None, collate_fn=collate)
         )
 
-    def __iter__(self) -> Iterator[tuple[Any, Round]]:
-        parts = iter(self._loader)
-        while True:
-            part = next(parts, None)
-            require_one_stream(None if part is None else part.mark)
-            if part is None:
-                return
-            yield part.samples, part.round
+    def begin(self) -> tuple[Iterator[Any], Unpack]:
+        return self._parts(), lambda part: (part.samples, part.batch)
+
+    def _parts(self) -> Iterator[_Part]:
+        for part in self._loader:
+            require_one_stream(part.mark)
+            yield part
+        require_one_stream(None)
 
     def __len__(self) -> int:
-        return self._stream.count_rounds()
+        return self._stream.count_batches()
 
 
 class _BatchShard:
     """A batch sampler that gives one rank its share of another batch sampler's batches."""
 
-    def __init__(self, loader: DataLoader[Any], ranks: Ranks, split: bool) -> None:
-        self._ranks = ranks
-        self._round = 1 if split else ranks.world_size  # batches that all ranks take together
+    def __init__(self, loader: DataLoader[Any], rank: int, num_ranks: int, split: bool) -> None:
+        self._rank, self._num_ranks = rank, num_ranks
+        self._num_batches = 1 if split else num_ranks  # that make a global batch
         # without a batch sampler each of the sampler's items is a batch
         self._is_batched = loader.batch_sampler is not None or isinstance(
             loader.sampler, BatchSampler
@@ -108,32 +115,34 @@ class _BatchShard:
         self._size = _batch_size(loader) if self._is_batched else 1
         self._drop_last = bool(getattr(self._source, "drop_last", False))
         self._generators = _Generators(self._source, getattr(self._source, "sampler", None))
-        self.rounds: deque[Round] = deque()
+        self.global_batches: deque[GlobalBatch] = deque()
 
     def __len__(self) -> int:
-        return _rounds(len(self._source), self._round, self._drop_last)
+        return _global_batches(len(self._source), self._num_batches, self._drop_last)
 
     def __iter__(self) -> Iterator[Any]:
-        self.rounds = deque()
-        return self._shares(self.rounds)
+        self.global_batches = deque()
+        return self._shares(self.global_batches)
 
-    def _shares(self, rounds: deque[Round]) -> Iterator[Any]:
+    def _shares(self, global_batches: deque[GlobalBatch]) -> Iterator[Any]:
         self._generators.agree()
         try:
-            batches = iter(self._source if self._is_batched else ([one] for one in self._source))
+            source = iter(self._source if self._is_batched else ([one] for one in self._source))
             first: list[Any] = []
-            while batches_of_round := list(islice(batches, self._round)):
-                if self._drop_last and len(batches_of_round) < self._round:
+            while batches := list(islice(source, self._num_batches)):
+                if self._drop_last and len(batches) < self._num_batches:
                     return
-                samples = list(chain.from_iterable(batches_of_round))
+                samples = list(chain.from_iterable(batches))
                 first = first or samples
-                if not self._size and len(batches_of_round) == self._ranks.world_size:
-                    rounds.append(Round(len(samples), len(samples), is_even=False))
-                    yield batches_of_round[self._ranks.rank]  # their sizes are the script's own
+                if not self._size and len(batches) == self._num_ranks:
+                    size = len(samples)
+                    global_batches.append(GlobalBatch(size, size, is_even=False))
+                    yield batches[self._rank]  # their sizes are the script's own
                     continue
-                part = _share(samples, self._ranks, first, self._size * self._round)
-                rounds.append(part.round)
-                yield part.samples if self._is_batched else part.samples[0]
+                full = self._size * self._num_batches
+                mine, batch = _share(samples, self._rank, self._num_ranks, first, full)
+                global_batches.append(batch)
+                yield mine if self._is_batched else mine[0]
         finally:
             self._generators.restore()
 
@@ -141,46 +150,53 @@ class _BatchShard:
 class _Stream(IterableDataset[Any]):
     """A stream that gives one rank its share of another stream's samples, a batch at a time."""
 
-    def __init__(self, loader: DataLoader[Any], ranks: Ranks, split: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], rank: int, num_ranks: int, split: bool) -> None:
         self._stream = loader.dataset
-        self._ranks = ranks
-        self._round = (loader.batch_size or 1) * (1 if split else ranks.world_size)  # samples
+        self._rank, self._num_ranks = rank, num_ranks
+        self._full = (loader.batch_size or 1) * (1 if split else num_ranks)  # global batch size
         self._drop_last = bool(loader.drop_last)
 
     def __iter__(self) -> Iterator[_Part]:
-        samples = iter(self._stream)
+        stream = iter(self._stream)
         first: list[Any] = []
-        while samples_of_round := list(islice(samples, self._round)):
-            if self._drop_last and len(samples_of_round) < self._round:
+        while samples := list(islice(stream, self._full)):
+            if self._drop_last and len(samples) < self._full:
                 return
-            seen = 0 if first else mark(samples_of_round)
-            first = first or samples_of_round
-            part = _share(samples_of_round, self._ranks, first, self._round)
-            yield part._replace(mark=seen)
+            seen = 0 if first else mark(samples)
+            first = first or samples
+            yield _Part(*_share(samples, self._rank, self._num_ranks, first, self._full), seen)
 
-    def count_rounds(self) -> int:
-        # no __len__: torch would warn when workers, each with a last round, give more batches
-        return _rounds(len(self._stream), self._round, self._drop_last)  # type: ignore[arg-type]
+    def count_batches(self) -> int:
+        # no __len__: torch would warn when workers, each with a last batch, give more batches
+        return _global_batches(len(self._stream), self._full, self._drop_last)  # type: ignore[arg-type]
 
 
-def _rounds(items: int, per_round: int, drop_last: bool) -> int:
-    return items // per_round if drop_last else -(-items // per_round)
+def _global_batches(items: int, per_batch: int, drop_last: bool) -> int:
+    return items // per_batch if drop_last else -(-items // per_batch)
 
 
 class _Part(NamedTuple):
-    """One rank's samples of a round, and the `mark` of a stream's first round."""
+    """One rank's samples of a global batch, and the `mark` of a stream's first one."""
 
     samples: Any
-    round: Round
+    batch: GlobalBatch
     mark: int = 0
 
 
-def _share(samples: list[Any], ranks: Ranks, spare: list[Any], full: int) -> _Part:
+def _share(
+    samples: list[Any], rank: int, num_ranks: int, spare: list[Any], full: int
+) -> tuple[list[Any], GlobalBatch]:
     """Return this rank's even share of `samples`, filled up from `spare`."""
-    size = -(-len(samples) // ranks.world_size)
-    total = size * ranks.world_size
-    filled = samples + list(islice(cycle(spare), total - len(samples)))
-    return _Part(filled[ranks.rank * size :][:size], Round(len(samples), total, full))
+    mine, batch = _share_of_size(len(samples), rank, num_ranks, full)
+    if batch.padded > batch.samples:
+        samples = samples + list(islice(cycle(spare), batch.padded - batch.samples))
+    return samples[mine], batch
+
+
+@lru_cache(maxsize=64)  # nearly all batches have one size
+def _share_of_size(samples: int, rank: int, num_ranks: int, full: int) -> tuple[slice, GlobalBatch]:
+    size = -(-samples // num_ranks)
+    return slice(rank * size, (rank + 1) * size), GlobalBatch(samples, size * num_ranks, full)
 
 
 class _Collate:
@@ -223,7 +239,7 @@ def _rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
 
 def _batch_size(loader: DataLoader[Any]) -> int:
-    """Return how many samples a whole batch of `loader` has; 0 if that is nowhere said."""
+    """Return how many samples a full batch of `loader` has; 0 if that is not known."""
     source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     sizes = (loader.batch_size, getattr(source, "batch_size", None))
     return next((size for size in sizes if isinstance(size, int)), 0)
@@ -232,18 +248,19 @@ def _batch_size(loader: DataLoader[Any]) -> int:
 def _samples_in(batch: Any) -> int:
     """Return the length of the first tensor in `batch`; 0 if there is none."""
     if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.ndim else 0
-    if isinstance(batch, Mapping):
-        batch = tuple(batch.values())
+        return batch.shape[0] if batch.ndim else 0
     if not isinstance(batch, (list, tuple)):
-        return 0
-    return next((size for size in map(_samples_in, batch) if size), 0)
+        batch = batch.values() if isinstance(batch, Mapping) else ()
+    for one in batch:
+        if size := _samples_in(one):
+            return size
+    return 0
 
 
-def _refuse_what_cannot_be_shared(loader: DataLoader[Any], ranks: Ranks, split: bool) -> None:
+def _refuse_what_cannot_be_shared(loader: DataLoader[Any], num_ranks: int, split: bool) -> None:
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise UsageError(
-            f"{type(loader).__name__} has an __iter__ of its own, which ranks cannot share out",
+            f"{type(loader).__name__} has an __iter__ of its own, which cannot be shared out",
             where="the script's prepare(...)",
             fix="prepare a plain DataLoader: what __iter__ did goes into collate_fn or into the"
             " loop; or leave the loader out of prepare(), and let each rank read its own data",
@@ -254,10 +271,10 @@ def _refuse_what_cannot_be_shared(loader: DataLoader[Any], ranks: Ranks, split: 
             where="the script's prepare(...)",
             fix="give the DataLoader shuffle=True (or False) and no sampler; prepare() shares out",
         )
-    if split and (loader.batch_size is None or loader.batch_size % ranks.world_size):
+    if split and (loader.batch_size is None or loader.batch_size % num_ranks):
         raise UsageError(
             f"split_batches=True, but batch_size {loader.batch_size} cannot be split"
-            f" over {ranks.world_size} ranks",
+            f" over {num_ranks} ranks",
             where="the script's Accelerator(split_batches=True)",
-            fix=f"give the DataLoader a batch_size that is a multiple of {ranks.world_size}",
+            fix=f"give the DataLoader a batch_size that is a multiple of {num_ranks}",
         )

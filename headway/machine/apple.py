@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headway.contract.precisions import PRECISIONS
 from headway.machine.facts import Machine, is_on, numbers
 from headway.machine.source import Source
 
@@ -34,7 +35,11 @@ def with_mps(machine: Machine, environ: Mapping[str, str], source: Source) -> Ma
     machine = machine._replace(
         macos=answers.get("kern.osproductversion", ""), gpus_reason="a Mac has no CUDA"
     )
-    obstacle, fix = _obstacle(machine, answers, environ)
+    if is_on(environ, "DISABLE_MPS"):
+        reason = f"DISABLE_MPS={environ['DISABLE_MPS']} turns it off"
+        fix = "unset DISABLE_MPS"
+        return machine._replace(mps_reason=reason, mps_fix=fix, mps_is_disabled=True)
+    obstacle, fix = _obstacle(machine, answers)
     if obstacle is not None:
         return machine._replace(mps=False, mps_reason=obstacle, mps_fix=fix)
     chip = answers.get("machdep.cpu.brand_string", "chip unknown")
@@ -52,13 +57,9 @@ def ask_sysctl(source: Source) -> dict[str, str]:
     return dict(line.partition(": ")[::2] for line in lines)
 
 
-def _obstacle(
-    machine: Machine, answers: Mapping[str, str], environ: Mapping[str, str]
-) -> tuple[str | None, str]:
+def _obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str | None, str]:
     """Return why MPS cannot be used, and what would help; (None, "") where it can."""
     torch = machine.torch
-    if is_on(environ, "DISABLE_MPS"):
-        return f"DISABLE_MPS={environ['DISABLE_MPS']} turns it off", "unset DISABLE_MPS"
     if machine.architecture != "arm64":
         if answers.get("sysctl.proc_translated") == "1":
             return "this Python is an Intel build, which Rosetta emulates on this Mac", REINSTALL
@@ -96,17 +97,10 @@ def how_to_renew_torch(macos: str) -> str:
 
 
 def why_no_precision(name: str, machine: Machine) -> str | None:
-    """Return why MPS has no mixed precision `name` here, or None where it has.
-
-    Sources: torch's release notes: autocast to fp16 since 2.5, to bf16 since 2.6; bf16 is in Metal
-    since macOS 14.
-    """
-    torch = machine.torch
-    needed = {"fp16": (2, 5), "bf16": (2, 6)}.get(name)
-    if needed is None:
-        return None
-    if torch is not None and not torch.is_at_least(*needed):
-        return f"torch {torch.version} has none on MPS; {'.'.join(map(str, needed))} has"
-    if name == "bf16" and machine.macos and numbers(machine.macos) < (14,):
-        return f"macOS {machine.macos} has none; macOS 14 has"
+    """Return why MPS has no mixed precision `name` here, or None where it has."""
+    torch, row = machine.torch, PRECISIONS[name]
+    if torch is not None and not torch.is_at_least(*row.mps_torch):
+        return f"torch {torch.version} has none on MPS; {'.'.join(map(str, row.mps_torch))} has"
+    if machine.macos and numbers(machine.macos) < row.mps_macos:
+        return f"macOS {machine.macos} has none; macOS {'.'.join(map(str, row.mps_macos))} has"
     return None

@@ -29,7 +29,7 @@ class Selection(NamedTuple):
 
     indices: tuple[int, ...]
     passed_over: tuple[str, ...] = ()  # GPUs left out, each with the reason
-    wrong: tuple[str, ...] = ()  # why the spec cannot be obeyed here
+    problems: tuple[str, ...] = ()  # why the spec cannot be obeyed here
 
 
 class DeviceSpec(NamedTuple):
@@ -55,7 +55,7 @@ class DeviceSpec(NamedTuple):
         """
         if self.named is not None:
             return self._select_named(gpus)
-        excluded, wrong = _find(self.without, gpus)
+        excluded, problems = _find(self.without, gpus)
         reasons = [gpu.obstacle for gpu in gpus]
         if self.idle is not None:
             reasons = [_why_busy(gpu) for gpu in gpus]
@@ -67,8 +67,8 @@ class DeviceSpec(NamedTuple):
         if wanted is not None and len(usable) < wanted:
             kind = "idle" if self.idle else "usable"
             reason = f" ({'; '.join(passed_over)})" if passed_over else ""
-            wrong = (*wrong, f"of {len(gpus)} GPUs {len(usable)} are {kind}{reason}")
-        return Selection(tuple(usable[:wanted]), tuple(passed_over), wrong)
+            problems = (*problems, f"of {len(gpus)} GPUs {len(usable)} are {kind}{reason}")
+        return Selection(tuple(usable[:wanted]), tuple(passed_over), problems)
 
     def may_become_idle(self, gpus: Sequence[Gpu]) -> bool:
         """Return whether waiting can bring the idle GPUs that it asks for."""
@@ -77,15 +77,15 @@ class DeviceSpec(NamedTuple):
         return self.idle is not None and is_one_slice and self.idle <= len(coming)
 
     def _select_named(self, gpus: Sequence[Gpu]) -> Selection:
-        found, wrong = _find(self.named or (), gpus)
-        excluded, wrong_too = _find(self.without, gpus)
+        found, problems = _find(self.named or (), gpus)
+        excluded, more = _find(self.without, gpus)
         chosen = tuple(index for index in found if index not in excluded)
         twice = {index for index in found if found.count(index) > 1}
         obstacles = [
             f"GPU {i} cannot be used: {gpus[i].obstacle}" for i in chosen if gpus[i].obstacle
         ]
         repeated = [f"GPU {index} is named twice, once by its UUID" for index in sorted(twice)]
-        return Selection(chosen, wrong=(*wrong, *wrong_too, *repeated, *obstacles))
+        return Selection(chosen, problems=(*problems, *more, *repeated, *obstacles))
 
     def __str__(self) -> str:
         if self.idle is not None:
@@ -186,7 +186,7 @@ def _names(text: str) -> list[Name]:
 def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[str, ...]]:
     """Return the indices that `names` mean among `gpus`, and what is wrong with the others."""
     found: list[int] = []
-    wrong: list[str] = []
+    problems: list[str] = []
     for name in names:
         if isinstance(name, int):
             matches = [name] if name < len(gpus) else []
@@ -194,10 +194,10 @@ def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[
             matches = [index for index, gpu in enumerate(gpus) if gpu.uuid.startswith(name)]
         found += matches[:1]
         if not matches:
-            wrong.append(f"there is no GPU {name}")
+            problems.append(f"there is no GPU {name}")
         elif len(matches) > 1:
-            wrong.append(f"{name} begins the UUIDs of {len(matches)} GPUs")
-    return found, tuple(wrong)
+            problems.append(f"{name} begins the UUIDs of {len(matches)} GPUs")
+    return found, tuple(problems)
 
 
 def _why_busy(gpu: Gpu) -> str | None:

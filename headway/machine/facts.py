@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from headway.contract.run import YES
 from headway.errors import ConfigError
 
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
@@ -130,10 +131,12 @@ class Machine(NamedTuple):
     gpus: tuple[Gpu, ...] = ()
     gpus_reason: str = "no NVIDIA driver on this machine"
     driver: str | None = None  # version of the GPU driver
+    driver_is_silent: bool = False  # there is a driver, and it does not say which GPUs there are
     is_rocm: bool = False  # AMD's GPUs, which torch calls cuda, too
     mps: bool = False
     mps_reason: str = "not a Mac"
     mps_fix: str = ""  # what would bring MPS, where something can
+    mps_is_disabled: bool = False  # somebody has turned it off
     torch: Torch | None = None
     torch_reason: str = "not looked at: planning does not need it here"
     scheduler: str | None = None  # the cluster's, where it started this process
@@ -248,7 +251,7 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
         ConfigError: it means neither.
     """
     word = environ.get(name, "").strip().lower()
-    if word in ("1", "true", "t", "yes", "y", "on"):
+    if word in YES:
         return True
     if word in ("", "0", "false", "f", "no", "n", "off"):
         return False

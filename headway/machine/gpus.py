@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headway.machine.facts import DEFAULT, EXCLUSIVE, PROHIBITED, Gpu, GpuUse, Machine, MigSlice
+from headway.machine.foreign_texts import SMI_IS_EXCLUSIVE, SMI_MIG_IS_ON, SMI_SLICE, SMI_UUID
 from headway.machine.source import Source
 
 NVIDIA = "proc/driver/nvidia/version"
@@ -125,7 +126,7 @@ class _NvidiaSmi:
             gpus = tuple(map(self._gpu, answers))
         except (OSError, ValueError, KeyError) as error:
             reason = f"there is an NVIDIA driver, but nvidia-smi does not answer: {error}"
-            return {"gpus": (), "gpus_reason": reason}
+            return {"gpus": (), "gpus_reason": reason, "driver_is_silent": True}
         if not gpus:
             return {"gpus": (), "gpus_reason": "the NVIDIA driver knows no GPU"}
         driver = answers[0]["driver_version"]
@@ -139,8 +140,8 @@ class _NvidiaSmi:
     def _gpu(self, answer: Mapping[str, str]) -> Gpu:
         major, _, minor = answer["compute_cap"].partition(".")
         word = answer["compute_mode"].lower()
-        mode = EXCLUSIVE if word.startswith("exclusive") else word
-        is_mig = answer["mig.mode.current"] == "Enabled"
+        mode = EXCLUSIVE if word.startswith(SMI_IS_EXCLUSIVE) else word
+        is_mig = answer["mig.mode.current"] == SMI_MIG_IS_ON
         uuid = answer["uuid"]
         gpu = Gpu(
             name=answer["name"],
@@ -175,8 +176,8 @@ class _NvidiaSmi:
         slices = []
         owner = ""
         for line in self._source.output_of(["nvidia-smi", "-L"]).splitlines():
-            found = re.search(r"UUID: (\S+)\)", line)
-            profile = re.match(r"\s+MIG (\S*?(\d+)gb\S*)", line)
+            found = re.search(SMI_UUID, line)
+            profile = re.match(SMI_SLICE, line)
             if found and not profile:
                 owner = found[1]
             elif found and profile and owner == uuid:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from headway._version import __version__
 from headway.contract.origin import Layer, Origin
-from headway.errors import ConfigError, Problem
+from headway.errors import Code, ConfigError, Problem
 from headway.settings.profile_files import read_text, shown
 from headway.settings.table import Raw
 
@@ -155,7 +155,7 @@ class _Reader:
             raw, mark = self._value(key, event)
             if key in entries:
                 what = f"{key!r} stands twice; first in line {entries[key].origin.line}"
-                self._note(what, event, "keep one of the two")
+                self._note(Code.DUPLICATE_KEY, key, what, event, "keep one of the two")
                 continue
             entries[key] = Entry(raw, self._origin(event.start_mark), mark)
             if key == "version":
@@ -191,7 +191,9 @@ class _Reader:
             for name, item in self._keys():
                 value = next(self.events)
                 if name in raw:
-                    self._note(f"{key}.{name} stands twice", item, "keep one of the two")
+                    twice = f"{key}.{name}"
+                    what = f"{twice} stands twice"
+                    self._note(Code.DUPLICATE_KEY, twice, what, item, "keep one of the two")
                 raw[name] = self._scalar(f"{key}.{name}", value)
                 places = (item.start_mark.index, value.start_mark.index, self.end)
                 items[name] = Mark(*places, items={})
@@ -218,7 +220,8 @@ class _Reader:
             raise self._error(f"{key} holds a list or a map too deep", event, "write plain values")
         value: str = event.value
         if self._is_null(event):
-            self._note(f"{key} has no value", event, "give it one, or delete the line")
+            fix = "give it one, or delete the line"
+            self._note(Code.NO_VALUE, key, f"{key} has no value", event, fix)
         self.end = event.end_mark.index
         return value
 
@@ -239,11 +242,13 @@ class _Reader:
     def _error(self, what: str, event: Any, fix: str) -> ConfigError:
         """Return the error that ends the reading, together with what was noted before."""
         place = str(self._origin(None if event is None else event.start_mark))
-        return ConfigError.of([*(fault for _, fault in self.faults), Problem(what, place, fix)])
+        problem = Problem(what, place, fix, code=Code.BAD_FILE)
+        return ConfigError.of([*(fault for _, fault in self.faults), problem])
 
-    def _note(self, what: str, event: Any, fix: str) -> None:
+    def _note(self, code: Code, name: str, what: str, event: Any, fix: str) -> None:
         """Note a problem that the rest of the file can still be read after."""
-        self.faults.append((self.key, Problem(what, str(self._origin(event.start_mark)), fix)))
+        place = str(self._origin(event.start_mark))
+        self.faults.append((self.key, Problem(what, place, fix, code=code, names=(name,))))
 
     def _origin(self, mark: Any) -> Origin:
         origin = Origin(self.layer, shown(self.path))

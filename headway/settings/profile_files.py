@@ -255,9 +255,7 @@ def read_text(path: str, kind: str = "profile", *, may_be_pipe: bool = False) ->
         raise ConfigError(
             f"the {kind} is larger than {MAX_BYTES // 2**20} MiB, so it is none",
             where=shown(path),
-            fix="move the file away; `headway config` writes a new one"
-            if kind == "profile"
-            else "name another file",
+            fix="name another file, or move this one away",
         )
     try:
         return data.decode("utf-8-sig")

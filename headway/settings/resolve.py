@@ -1,26 +1,33 @@
-"""Settle every setting: default < detected < user profile < project profile < environment < flag.
+"""Settle every setting: default < detected < cluster < profiles < environment < flag.
 
 No exception to that order, and every value keeps its origin. Values that the user left to `auto`
-are worked out from the machine, after the others.
+are taken from the cluster's variables or worked out from the machine, after the others.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.run import VARIABLE as RUN_VARIABLE
-from headway.errors import ConfigError, Problem, did_you_mean
+from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.machine.facts import Machine, is_on
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.table import AUTO, TABLE, Setting, Settings, Value
 
+NOTHING: Entries = MappingProxyType({})
+"""The layer in which nothing is said."""
+
 
 def resolve(
-    layers: list[Entries], machine: Machine, environ: Mapping[str, str] = os.environ
+    layers: Sequence[Entries],
+    machine: Machine,
+    environ: Mapping[str, str] = os.environ,
+    cluster: Entries = NOTHING,
 ) -> Settings:
     """Return one typed value for every setting, each with its origin.
 
@@ -28,32 +35,48 @@ def resolve(
         layers: from the weakest to the strongest, without the defaults.
         machine: what `auto` is worked out from.
         environ: read for OMP_NUM_THREADS, which beats what would be computed.
+        cluster: the layer of the cluster's variables, for settings that are left to `auto`.
 
     Raises:
         ConfigError: all unknown names and impossible values at once.
     """
-    settings, problems = settle(layers, machine, environ)
+    settings, problems = settle(layers, machine, environ, cluster)
     if problems:
         raise ConfigError.of(problems)
     return settings
 
 
 def settle(
-    layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str] = os.environ
+    layers: Sequence[Entries],
+    machine: Machine,
+    environ: Mapping[str, str] = os.environ,
+    cluster: Entries = NOTHING,
 ) -> tuple[Settings, list[Problem]]:
     """Return what `resolve` does as far as it can be read, and what is wrong with the rest."""
     values, problems, unread = _read(layers)
+    if values["num_machines"].value == 1:  # somebody keeps the run to this machine
+        cluster = NOTHING
+    asked_of_cluster = {name: entry for name, entry in cluster.items() if _is_auto(values[name])}
+    answers, faults, unusable = _read([asked_of_cluster])
+    problems += faults
+    unread |= unusable
     values["device"] = _without_alias(values["device"], machine)
     for name, detect in _DETECT.items():
-        if values[name].value == AUTO:
+        if _is_auto(values[name]):
             asked = values[name].origin
-            value, origin = detect(Settings(values), machine, environ)
+            value, origin = answers[name]
+            if _is_auto(answers[name]):
+                value, origin = detect(Settings(values), machine, environ)
             if asked.layer is not Layer.DEFAULT:
-                origin = origin._replace(reason=f"{origin.reason} (auto from {asked.brief})")
+                origin = origin.because(f"auto from {asked.brief}")
             values[name] = Value(value, origin)
             if unread:  # it may follow from a guess
                 unread.add(name)
     return Settings(values, unread), problems
+
+
+def _is_auto(value: Value) -> bool:
+    return bool(value.value == AUTO)
 
 
 def typed(layers: Sequence[Entries]) -> dict[str, Value]:
@@ -87,7 +110,7 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
                     value = TABLE[name].parse(entry.raw)
                     values[name] = _merged(values[name], Value(value, entry.origin))
                 except ValueError as error:
-                    problems.append(_impossible(TABLE[name], entry, str(error)))
+                    problems.append(_bad_value(TABLE[name], entry, str(error)))
                     unread.add(name)
     return values, problems, unread
 
@@ -100,7 +123,7 @@ def _merged(old: Value, new: Value) -> Value:
     return new
 
 
-def _impossible(row: Setting[Any], entry: Entry, reason: str) -> Problem:
+def _bad_value(row: Setting[Any], entry: Entry, reason: str) -> Problem:
     raw = entry.raw if isinstance(entry.raw, str) else str(entry.raw)
     written = raw if len(raw) <= 60 else raw[:57] + "..."
     example = did_you_mean(raw, row.choices) or (row.choices or (row.example,))[0]
@@ -108,8 +131,11 @@ def _impossible(row: Setting[Any], entry: Entry, reason: str) -> Problem:
         Layer.FLAG: f"pass `{row.flag} {example}`",
         Layer.ENVIRONMENT: f"`export {row.variable}={example}`, or unset it",
         Layer.ASSIGNMENT: f"write {row.name}={example}",
+        Layer.CLUSTER: f"correct {entry.origin.variable}, or pass {row.flag} {row.metavar}, "
+        "which replaces it",
     }.get(entry.origin.layer, f"write `{row.name}: {example}`")
-    return Problem(f"{row.name} is {written!r}, {reason}", str(entry.origin), fix)
+    what = f"{row.name} is {written!r}, {reason}"
+    return Problem(what, str(entry.origin), fix, code=Code.BAD_VALUE, names=(row.name,))
 
 
 def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
@@ -123,6 +149,8 @@ def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
         what + (f"; did you mean {close!r}?" if close else ""),
         str(origin),
         "correct the name, or remove it; `headway config set --help` lists all settings",
+        code=Code.UNKNOWN_SETTING,
+        names=(name,),
     )
     return problem, known.get(close or "", "")
 
@@ -193,6 +221,18 @@ def threads_given_by(variables: Mapping[str, str]) -> int | None:
     return int(first) if is_number and int(first) > 0 else None
 
 
+def _detect_num_machines(_: Settings, __: Machine, ___: Mapping[str, str]) -> Value:
+    return _detected(1, "one machine")
+
+
+def _detect_machine_rank(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
+    return _detected(0, "the only one" if settings.num_machines == 1 else "no other was given")
+
+
+def _detect_main_address(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
+    return _detected(None, "one machine" if settings.num_machines == 1 else "none was given")
+
+
 def _detect_main_port(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
     if settings.num_machines > 1:
         return _detected(29500, "torch's usual port")
@@ -210,6 +250,9 @@ _DETECT: Mapping[str, Detect] = {  # in the order in which they depend on each o
     "num_processes": _detect_num_processes,
     "mps_fallback": _detect_mps_fallback,
     "threads_per_process": _detect_threads,
+    "num_machines": _detect_num_machines,
+    "machine_rank": _detect_machine_rank,
+    "main_address": _detect_main_address,
     "main_port": _detect_main_port,
     "start_method": _detect_start_method,
 }

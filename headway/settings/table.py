@@ -9,10 +9,13 @@ starts: importing them costs a fifth of what a whole launch may cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from headway.contract.origin import Origin
-from headway.errors import Problem
+from headway.contract.precisions import PRECISIONS
+from headway.contract.run import DEVICES
+from headway.errors import Code, Problem
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
 
 T = TypeVar("T")
@@ -31,6 +34,14 @@ class Value(NamedTuple):
     origin: Origin
 
 
+class Shape(Enum):
+    """How a value may be written in a profile."""
+
+    ONE = auto()  # one value
+    LIST = auto()  # or a list of values
+    MAP = auto()  # or a map of values, which grows from layer to layer
+
+
 class Setting(Generic[T]):
     """One row of the table.
 
@@ -39,7 +50,7 @@ class Setting(Generic[T]):
         default: the value when nobody says anything; AUTO where the machine decides.
         help: one line for `--help` and the documentation.
         metavar: how the value is written in `--help`.
-        choices: the values that are possible, where they can be counted.
+        shape: what a profile may hold besides one value.
         needs_launcher: a value other than the default keeps a launcher beside the script.
     """
 
@@ -52,14 +63,15 @@ class Setting(Generic[T]):
         help: str,
         *,
         metavar: str = "",
-        choices: tuple[str, ...] = (),
+        shape: Shape = Shape.ONE,
         needs_launcher: bool = False,
     ) -> None:
         self.kind = parse
         self.default = default
         self.help = help
-        self.metavar = metavar or ("{" + ",".join(choices) + "}" if choices else "")
-        self.choices = choices
+        self.choices = parse.choices if isinstance(parse, Choice) else ()
+        self.metavar = metavar or ("{" + ",".join(self.choices) + "}" if self.choices else "")
+        self.shape = shape
         self.needs_launcher = needs_launcher
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -85,7 +97,7 @@ class Setting(Generic[T]):
         """A value that is possible, for messages."""
         if self.default is None and isinstance(self.kind, Count):
             return str(self.kind.minimum)
-        if self.default is None or self.default == {}:
+        if self.default is None or self.shape is Shape.MAP:
             return self.metavar
         return str(self.default)
 
@@ -123,18 +135,29 @@ def _text(raw: Raw) -> str:
     return raw
 
 
-def _choice(
-    *choices: str, same: Mapping[str, str] | None = None, or_auto: bool = False
-) -> Callable[[Raw], str]:
-    def parse(raw: Raw) -> str:
-        word = _text(raw).strip().lower()
-        word = (same or {}).get(word, word)
-        if word not in choices:
-            possible = (*choices, *([AUTO] if or_auto else []))
-            raise ValueError(f"but it must be one of {', '.join(possible)}")
-        return word
+class Choice:
+    """Reads one of `words`, whatever its case.
 
-    return parse
+    Args:
+        words: that are possible.
+        same: other words, and which of `words` each means.
+        or_auto: the setting takes AUTO, too.
+    """
+
+    def __init__(
+        self, *words: str, same: Mapping[str, str] | None = None, or_auto: bool = False
+    ) -> None:
+        self.choices = (AUTO, *words) if or_auto else words
+        self._possible = (*words, AUTO) if or_auto else words
+        self._words = words
+        self._same = same or {}
+
+    def __call__(self, raw: Raw) -> str:
+        word = _text(raw).strip().lower()
+        word = self._same.get(word, word)
+        if word not in self._words:
+            raise ValueError(f"but it must be one of {', '.join(self._possible)}")
+        return word
 
 
 class Count:
@@ -227,16 +250,16 @@ class Settings:
     """The table of all settings; an instance holds one resolved value for each."""
 
     device = Setting(
-        _choice("cpu", "cuda", "gpu", "mps", or_auto=True),
+        Choice(*DEVICES, or_auto=True),
         AUTO,
         "where the script computes; gpu is cuda, or mps on a Mac",
-        choices=("auto", "cpu", "cuda", "gpu", "mps"),
     )
     devices = Setting[DeviceSpec](
         _devices,
         ALL,
         "which GPUs: a count (2), a list (0,2 or 0-3), ^2 (all but 2), UUIDs, idle:2, or all",
         metavar="SPEC",
+        shape=Shape.LIST,
     )
     num_processes = Setting(
         Count(1),
@@ -246,16 +269,14 @@ class Settings:
     )
     mixed_precision = Setting(
         # false and off are how YAML tools write the unquoted `no` back
-        _choice("no", "fp16", "bf16", same={"false": "no", "off": "no"}),
+        Choice(*PRECISIONS, same={"false": "no", "off": "no"}),
         "no",
         "precision of the forward pass",
-        choices=("no", "fp16", "bf16"),
     )
     mps_fallback = Setting(
-        _choice("on", "strict", or_auto=True),
+        Choice("on", "strict", or_auto=True),
         AUTO,
         "operators that MPS lacks: computed on the CPU (on), or an error (strict)",
-        choices=("auto", "on", "strict"),
     )
     gradient_accumulation_steps = Setting(
         Count(1), 1, "micro-batches for each optimizer step", metavar="N"
@@ -266,15 +287,29 @@ class Settings:
         "CPU threads of each process: a number, or auto (usable cores / processes)",
         metavar="N",
     )
-    num_machines = Setting(Count(1), 1, "machines in this run", metavar="M")
-    machine_rank = Setting(Count(0), 0, "this machine's place among them, from 0", metavar="R")
+    num_machines = Setting(
+        Count(1),
+        AUTO,
+        "machines in this run: a number, or auto (what the cluster's variables say, else 1)",
+        metavar="M",
+    )
+    machine_rank = Setting(
+        Count(0),
+        AUTO,
+        "this machine's place among them, from 0 (auto: what the cluster's variables say, else 0)",
+        metavar="R",
+    )
     main_address = Setting[str | None](
-        _host, None, "name or IP address of machine 0", metavar="HOST"
+        _host,
+        AUTO,
+        "name or IP address of machine 0 (auto: what the cluster's variables say)",
+        metavar="HOST",
     )
     main_port = Setting[int | None](
         Count(1, 65535),
         AUTO,
-        "port on machine 0 (auto: 29500; on one machine the system chooses)",
+        "port on machine 0 (auto: what the cluster's variables say, else 29500; on one machine the "
+        "system chooses)",
         metavar="PORT",
     )
     max_restarts = Setting(
@@ -309,6 +344,7 @@ class Settings:
         None,
         "ranks whose output is shown on the console: 0,3 or 0-3 or all",
         metavar="0,3",
+        shape=Shape.LIST,
     )
     debug_rank = Setting[int | None](
         Count(0),
@@ -319,13 +355,16 @@ class Settings:
         metavar="R",
     )
     start_method = Setting(
-        _choice("fork", "exec"),
+        Choice("fork", "exec", or_auto=True),
         AUTO,
         "how ranks start: forked from one warm process, or each a fresh interpreter (exec)",
-        choices=("auto", "fork", "exec"),
     )
     env = Setting[dict[str, str]](
-        _variables, {}, "extra environment variable for the script", metavar="NAME=VALUE"
+        _variables,
+        {},
+        "extra environment variable for the script",
+        metavar="NAME=VALUE",
+        shape=Shape.MAP,
     )
 
     def __init__(self, values: Mapping[str, Value], unread: Collection[str] = ()) -> None:
@@ -341,13 +380,23 @@ class Settings:
         """Return where the values of these settings came from, for a message."""
         return "; ".join(f"{name}: {self.origin(name)}" for name in names)
 
-    def problem(self, what: str, fix: str, *names: str) -> list[Problem]:
-        """Return what is wrong with these settings together; nothing where one could not be read,
-        as that has been said and this may follow from it.
+    def are_said(self, *names: str) -> bool:
+        """Return whether somebody set all of these, rather than a default or a detection."""
+        return all(self.origin(name).is_said for name in names)
+
+    def is_overruled(self, name: str, by: str) -> bool:
+        """Return whether the setting `by` was said in a stronger layer than `name`."""
+        return self.origin(name).layer.is_weaker_than(self.origin(by).layer)
+
+    def problem(self, code: Code, what: str, fix: str, *names: str) -> list[Problem]:
+        """Return what is wrong with these settings together, the one to be changed first.
+
+        Nothing where one could not be read: that has been said, and this may follow from it.
         """
-        if any(name in self.unread for name in names):
+        settings = [name.partition(".")[0] for name in names]
+        if any(name in self.unread for name in settings):
             return []
-        return [Problem(what, self.where(*names), fix)]
+        return [Problem(what, self.where(*settings), fix, code=code, names=names)]
 
 
 TABLE: Mapping[str, Setting[Any]] = {

@@ -1,67 +1,79 @@
-"""How ranks share a model: `Strategy` is complete for one rank; DDP overrides what differs."""
+"""How ranks share a model: `Strategy` is complete for one rank, others override what differs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
+from headway.precision.precision import Precision
 from headway.world import World
 
 
-def strategy_for(world: World) -> Strategy:
-    """Return the strategy for a world of one rank, or of several."""
-    return Strategy(world) if world.ranks.world_size == 1 else DDP(world)
-
-
 class Strategy:
-    """One rank has the whole model to itself."""
+    """One rank has the whole model to itself.
+
+    Attributes:
+        data_rank: which share of every batch this rank reads.
+        data_size: how many shares there are; ranks that hold parts of one model read the same one.
+    """
+
+    data_rank = 0
+    data_size = 1
 
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return `model` so that its gradients agree on all ranks."""
-        return model
+    def prepare_model(
+        self, model: torch.nn.Module, precision: Precision, device: torch.device | None
+    ) -> torch.nn.Module:
+        """Return `model` computing in `precision`, its gradients the same on all ranks.
+
+        Args:
+            device: where the weights go; None leaves them where they are.
+        """
+        return precision.prepare_model(model if device is None else model.to(device))
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model that `prepare_model` was given."""
         return model
 
+    def rebind(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let `optimizer` update the parameters that prepared models have in place of its own.
+
+        Called once all models of a `prepare()` are prepared, for all optimizers so far. Nothing
+        to do where models keep their parameters, as here and in DDP.
+        """
+
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes leave gradients on their rank."""
         return nullcontext()
 
+    def clip_grad_norm_(
+        self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
+    ) -> torch.Tensor:
+        """Clip the norm of all gradients together, and return what it was."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
-class DDP(Strategy):
-    """Every rank has a copy of the model; gradients are averaged during the backward pass.
+    def total_norm(self, parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
+        """Return the norm of all gradients together."""
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients, norm_type)
 
-    Rank 0's weights are copied to the others at the start.
-    """
+    def whole(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which this rank can read all weights of `model` in full."""
+        return nullcontext()
 
-    def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        has_gradients = any(parameter.requires_grad for parameter in model.parameters())
-        if isinstance(model, DistributedDataParallel) or not has_gradients:
-            return model
-        device = self._world.device
-        return DistributedDataParallel(
-            model, device_ids=[device.index] if device.type == "cuda" else None
-        )
+    def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return the full state of `model`; every rank has to call this."""
+        with self.whole(model):
+            return model.state_dict()
 
-    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        outer: Any = model
-        inner = uncompiled(model)
-        if not isinstance(inner, DistributedDataParallel):
-            return model
-        unwrapped: torch.nn.Module = inner.module
-        # compiled as before
-        return unwrapped if inner is model else type(outer)(unwrapped, outer.dynamo_ctx)
-
-    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        inner = uncompiled(model)
-        return inner.no_sync() if isinstance(inner, DistributedDataParallel) else nullcontext()
+    def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:
+        """Load a full state, as `state_dict` returned it, on every rank."""
+        model.load_state_dict(state_dict)
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+from headway.contract.run import RANK_VARIABLES
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
-from headway.launcher.planning.variables import RANK_VARIABLES
 from headway.settings.table import TABLE, Settings, Value
 
 

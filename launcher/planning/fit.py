@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from headway.contract.origin import Layer, Origin
-from headway.launcher.planning.checks import impossible_here
+from headway.errors import Code
 from headway.machine.facts import Machine
+from headway.settings.problems import problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.table import Settings
 
@@ -30,7 +31,7 @@ def fit(
         *(("mixed_precision", "fp16"), ("mixed_precision", "no")),
     ):
         settings = settle([*layers, fitted])
-        if settings.origin(name).layer in (Layer.DEFAULT, Layer.FLAG) or not _is_amiss(
+        if settings.origin(name).layer in (Layer.DEFAULT, Layer.FLAG) or not _must_change(
             name, settings, machine, fitted
         ):
             continue
@@ -51,21 +52,15 @@ def fit(
     return [*layers, fitted], changes
 
 
-def _is_amiss(name: str, settings: Settings, machine: Machine, fitted: Entries) -> bool:
+def _must_change(name: str, settings: Settings, machine: Machine, fitted: Collection[str]) -> bool:
     """Return whether this machine cannot do what the setting `name` asks."""
     device = settings.device
     if name == "device":
         return machine.best_device()[0] != device != "cpu"
     if name == "devices":
-        wrong = settings.devices.select(machine.visible_gpus).wrong
-        return device != "cuda" or bool(wrong)
-    if name == "num_processes":
-        was_gpus = device == "cpu" and "device" in fitted
-        return was_gpus or _says(f"{name} is", settings, machine)
-    return _says(f"{name} is", settings, machine) or (
-        device == "cpu" and settings.mixed_precision == "fp16"
+        return device != "cuda" or bool(settings.devices.select(machine.visible_gpus).problems)
+    is_for_gpus = name == "num_processes" and device == "cpu" and "device" in fitted
+    return is_for_gpus or any(
+        problem.names[:1] == (name,) and (problem.is_of_machine or problem.code is Code.FP16_ON_CPU)
+        for problem in problems(settings, machine)
     )
-
-
-def _says(beginning: str, settings: Settings, machine: Machine) -> bool:
-    return any(problem.what.startswith(beginning) for problem in impossible_here(settings, machine))

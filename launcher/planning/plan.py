@@ -1,7 +1,7 @@
 """Resolved settings + a machine -> a frozen LaunchPlan. Pure: no I/O, no torch.
 
-Everything that cannot be honoured is refused, with all reasons at once (`checks`); nothing is
-changed quietly.
+Everything that cannot be honoured is refused, with all problems at once; nothing is changed
+quietly.
 """
 
 from __future__ import annotations
@@ -10,17 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headway.errors import ConfigError, MachineError, Problem
-from headway.launcher.planning.checks import contradictions, impossible_here, notes
+from headway.launcher.planning.notes import notes
 from headway.launcher.planning.program import Program
-from headway.launcher.planning.supervision import (
-    contradictions_in_process,
-    contradictions_of_flags,
-    contradictions_of_ranks,
-    notes_on_supervision,
-    why_supervised,
-)
+from headway.launcher.planning.supervision import program_problems, why_supervised
 from headway.launcher.planning.variables import variables_of
 from headway.machine.facts import Machine
+from headway.settings.problems import problems as settings_problems
 from headway.settings.table import Settings, Value
 
 LOOPBACK = "127.0.0.1"
@@ -71,15 +66,15 @@ def build_plan(
         ConfigError: there are such problems, or settings contradict each other.
         MachineError: this machine cannot do what they ask.
     """
-    wrong = [*problems, *contradictions(settings), *contradictions_of_ranks(settings)]
-    if in_process:
-        wrong += contradictions_in_process(settings, program, supervise)
+    found = [
+        *problems,
+        *program_problems(settings, program, python, supervise=supervise, in_process=in_process),
+        *settings_problems(settings, machine),
+    ]
+    if found:
+        is_of_machine = all(problem.is_of_machine for problem in found)
+        raise (MachineError if is_of_machine else ConfigError).of(found)
     supervised = why_supervised(settings, supervise)
-    if supervised is not None:
-        wrong += contradictions_of_flags(python, supervised)
-    impossible = impossible_here(settings, machine)
-    if wrong or impossible:
-        raise (ConfigError if wrong else MachineError).of(wrong + impossible)
     gpus: tuple[int, ...] = ()
     if settings.device == "cuda":
         selected = settings.devices.select(machine.visible_gpus).indices
@@ -92,8 +87,5 @@ def build_plan(
         supervised=supervised,
         in_process=in_process,
         environment=variables_of(settings, machine, gpus, supervised, environ),
-        notes=(
-            *notes(settings, machine, supervised),
-            *notes_on_supervision(settings, program, supervised, in_process),
-        ),
+        notes=tuple(notes(settings, machine, program, supervised, in_process)),
     )

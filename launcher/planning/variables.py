@@ -5,28 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headway.contract.origin import Layer, Origin
-from headway.contract.run import RunContract, encode
+from headway.contract.run import ACCELERATE, RANK_VARIABLES, RunContract, encode
 from headway.machine.facts import Machine
 from headway.settings.resolve import threads_given_by
 from headway.settings.table import Settings, Value
-
-RANK_VARIABLES = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
-    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
-    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
-)
-"""torch's names for a process's place in the group; the launcher alone sets them."""
-
-SETTING_OF = {
-    "ACCELERATE_USE_CPU": "device",
-    "ACCELERATE_MIXED_PRECISION": "mixed_precision",
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
-    "CUDA_VISIBLE_DEVICES": "devices",
-    "PYTORCH_ENABLE_MPS_FALLBACK": "mps_fallback",
-}
-"""Variables that follow from a setting, and may not be set beside it."""
-
 
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 
@@ -86,12 +68,11 @@ def variables_of(
 
 
 def _contract(settings: Settings, supervised: str | None) -> RunContract:
-    told = ("device", "mixed_precision", "gradient_accumulation_steps")
     return RunContract(
         device=settings.device,
         mixed_precision=settings.mixed_precision,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
-        origins={name: settings.origin(name) for name in told},
+        origins={name: settings.origin(name) for name in ACCELERATE},
         timeouts_suspended=supervised is not None and settings.debug_rank is not None,
     )
 

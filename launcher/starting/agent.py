@@ -16,11 +16,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any
 
-import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from headway.errors import ConfigError, LaunchError, WorkerFailed
 from headway.launcher.clusters import rendezvous
@@ -242,21 +240,18 @@ def _rank_environment(group: WorkerGroup, worker: Any, attempt: int) -> dict[str
 
 def _rendezvous_handler(plan: LaunchPlan) -> rendezvous.FixedRendezvous:
     settings = plan.settings
-    address, port = (
-        (LOOPBACK, 0) if plan.is_one_machine else (settings.main_address, settings.main_port)
+    address, port = settings.main_address, settings.main_port
+    if plan.is_one_machine:
+        address, port = LOOPBACK, 0
+    assert address is not None, "the plan has been checked"
+    assert port is not None
+    return rendezvous.FixedRendezvous(
+        address=address,
+        port=port,
+        machine_rank=settings.machine_rank,
+        num_machines=settings.num_machines,
+        run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
     )
-    handler = rendezvous_registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend=rendezvous.BACKEND,
-            endpoint=f"{address}:{port}",
-            run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
-            min_nodes=settings.num_machines,
-            max_nodes=settings.num_machines,
-            machine_rank=settings.machine_rank,
-        )
-    )
-    assert isinstance(handler, rendezvous.FixedRendezvous)
-    return handler
 
 
 def _log_folder(plan: LaunchPlan) -> str | None:

@@ -48,7 +48,7 @@ def claim_idle(
         with _turn(folder):
             machine = with_claims(look(), folder)
             selection = settings.devices.select(machine.visible_gpus)
-            if not selection.wrong:
+            if not selection.problems:
                 for index in selection.indices[: settings.num_processes]:
                     _take(machine.visible_gpus[index], folder)
                 return machine
@@ -56,7 +56,7 @@ def claim_idle(
         if wait_s is None or not can_wait or time.monotonic() - began >= wait_s:
             return machine
         if not has_said:
-            print(f"headway: waiting: {'; '.join(selection.wrong)}", file=sys.stderr, flush=True)
+            print(f"headway: waiting: {'; '.join(selection.problems)}", file=sys.stderr, flush=True)
             has_said = True
         time.sleep(min(POLL_S, max(0.0, began + wait_s - time.monotonic())))
 

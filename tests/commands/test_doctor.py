@@ -21,20 +21,28 @@ from headway.machine.detection import detect_machine
 from headway.machine.devices import parse_devices
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
-from headway.settings.diagnosis import ERROR, OK, SKIPPED, WARNING, Finding, diagnose
 from headway.settings.layers import environment_layer
+from headway.settings.machine_problems import (
+    ERROR,
+    OK,
+    SKIPPED,
+    WARNING,
+    Check,
+    Severity,
+    machine_problems,
+)
 from headway.settings.resolve import resolve
 from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, changed, mac
 from tests.machines.recorded import torch as version_file
 
 
-def found(recording: Recording | str, **variables: str) -> list[Finding]:
+def found(recording: Recording | str, **variables: str) -> list[Check]:
     """Return what is wrong with a recorded machine, with more variables than it had."""
     if isinstance(recording, str):
         recording = RECORDINGS[recording]
     environ = {**recording.environ, **variables}
     machine = detect_machine(environ, Recorded(recording), full=True)
-    return [finding for finding in diagnose(machine) if finding.status != OK]
+    return [check for check in machine_problems(machine) if check.status is not OK]
 
 
 WRONG = {
@@ -232,7 +240,7 @@ def live(monkeypatch: pytest.MonkeyPatch, machine: str = "laptop_cpu", **torch: 
     answer = torch.pop("answered", Answered(json.dumps({**FINE, **torch})))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
     findings = doctor._look_closer(load_machine(str(FOLDER / f"{machine}.json")))
-    return "\n".join(f"{one.status} {one.check} {one.what} {one.fix}" for one in findings)
+    return "\n".join(f"{one.status.value} {one.check} {one.what} {one.fix}" for one in findings)
 
 
 def test_a_profile_that_names_ranks_which_a_launch_would_not_have_is_an_error(
@@ -329,10 +337,10 @@ def test_a_first_machine_that_is_not_reached_is_an_error(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("free", "status"), [(2**30, WARNING), (2**20, ERROR), (2**40, OK)])
-def test_a_full_disk_is_found(free: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_found(free: int, status: Severity, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(".")._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert f"{status} disk" in live(monkeypatch)
+    assert f"{status.value} disk" in live(monkeypatch)
 
 
 def failing(error: OSError) -> Callable[..., None]:
@@ -487,7 +495,7 @@ def test_env_prints_facts_with_reasons_and_no_judgement(
 def test_secrets_addresses_and_the_home_folder_are_told_to_nobody(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_look_closer", lambda _: [Finding("x", OK, "in /home/jane/x")])
+    monkeypatch.setattr(doctor, "_look_closer", lambda _: [Check("x", OK, "in /home/jane/x")])
     for name, text in {
         "HOME": "/home/jane",
         "NVIDIA_API_KEY": "nvapi-1",

@@ -7,20 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from headway.data.active_loader import Reading, Round
+from headway.data.active_loader import GlobalBatch, LoaderLoop
 
 
-def kept(*rounds: tuple[Round, Any], ranks: int = 1) -> Any:
-    """Return what is left of the last round's results, after the rounds before it."""
-    reading = Reading()
+def kept(*batches: tuple[GlobalBatch, Any], ranks: int = 1) -> Any:
+    """Return what is left of the last batch's results, after the batches before it."""
+    loop = LoaderLoop()
     result: Any = None
-    for number, (round, gathered) in enumerate(rounds, start=1):
-        reading.gives(round, is_last=number == len(rounds))
-        result = reading.without_repeats(gathered, ranks)
+    for number, (batch, gathered) in enumerate(batches, start=1):
+        loop.begin_batch(batch, is_last=number == len(batches))
+        result = loop.drop_repeats(gathered, ranks)
+    loop.end()
     return result
 
 
-FULL, LAST = Round(8, 8, 8), Round(1, 2, 8)  # two ranks with four samples each
+FULL, LAST = GlobalBatch(8, 8, 8), GlobalBatch(1, 2, 8)  # two ranks with four samples each
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ FULL, LAST = Round(8, 8, 8), Round(1, 2, 8)  # two ranks with four samples each
         (5, [1, 2], [1, 2]),  # nothing to do with samples
     ],
 )
-def test_the_first_round_says_what_results_are_of(
+def test_the_first_batch_says_what_results_are_of(
     usual: int, last: list[int], left: list[int]
 ) -> None:
     assert kept((FULL, [0] * usual), (LAST, last), ranks=2) == left
@@ -43,15 +44,15 @@ def test_the_first_round_says_what_results_are_of(
 
 
 def test_repeated_losses_are_cut_on_each_rank() -> None:
-    short = Round(4, 4, 8)
+    short = GlobalBatch(4, 4, 8)
     assert kept((FULL, [0] * 8), (short, list("aaaabbbb")), ranks=2) == list("aabb")
 
 
 def test_collated_lengths_that_are_not_the_samples_cut_nothing() -> None:
-    packed = Round(1, 1, 4)  # four samples in one row
+    packed = GlobalBatch(1, 1, 4)  # four samples in one row
     assert kept((packed, [0] * 4), (packed, [1, 2, 3, 4])) == [1, 2, 3, 4]
 
 
 def test_what_is_no_sequence_of_results_is_left_alone() -> None:
-    assert kept((Round(3, 3, 4), {"loss": 1})) == {"loss": 1}
-    assert kept((Round(3, 3, 4), torch.tensor(1.0))).item() == 1.0
+    assert kept((GlobalBatch(3, 3, 4), {"loss": 1})) == {"loss": 1}
+    assert kept((GlobalBatch(3, 3, 4), torch.tensor(1.0))).item() == 1.0

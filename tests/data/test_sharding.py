@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from headway.contract.run import Ranks
 from headway.data.loader import PreparedDataLoader
 from headway.data.streams import mark
 from headway.errors import UsageError
@@ -23,7 +22,7 @@ def shares(loader: DataLoader[Any], world: int, **options: Any) -> list[list[Any
     return [
         [batch.tolist() for batch in prepared]
         for rank in range(world)
-        for prepared in [PreparedDataLoader(loader, Ranks(rank, rank, world, world), **options)]
+        for prepared in [PreparedDataLoader(loader, rank, world, **options)]
     ]
 
 
@@ -92,7 +91,7 @@ def test_the_script_s_loader_answers_for_everything_else() -> None:
 
     sampler = Epochs(range(10))
     loader: DataLoader[Any] = DataLoader(torch.arange(10), batch_size=4, sampler=sampler)  # type: ignore[arg-type]
-    prepared = PreparedDataLoader(loader, Ranks(0, 0, 2, 2))
+    prepared = PreparedDataLoader(loader, 0, 2)
     prepared.set_epoch(3)
     assert sampler.epoch == 3
     assert isinstance(prepared, DataLoader)
@@ -103,7 +102,7 @@ def test_the_script_s_loader_answers_for_everything_else() -> None:
 
 
 def test_stream_without_length_has_none_after_prepare() -> None:
-    prepared = PreparedDataLoader(DataLoader(Stream(3), batch_size=2), Ranks(0, 0, 2, 2))
+    prepared = PreparedDataLoader(DataLoader(Stream(3), batch_size=2), 0, 2)
     with pytest.raises(TypeError):
         len(prepared)
 
@@ -115,7 +114,7 @@ def test_split_batches_without_batch_size_is_refused() -> None:
 
 def test_batches_are_moved_to_the_device() -> None:
     loader: DataLoader[Any] = DataLoader(torch.arange(4), batch_size=2)  # type: ignore[arg-type]
-    prepared = PreparedDataLoader(loader, Ranks(0, 0, 1, 1), device=torch.device("meta"))
+    prepared = PreparedDataLoader(loader, 0, 1, device=torch.device("meta"))
     assert [batch.device.type for batch in prepared] == ["meta", "meta"]
 
 
@@ -147,7 +146,7 @@ def test_every_pass_tells_its_number_to_whoever_asks_for_it(world: int) -> None:
         DataLoader(torch.arange(4), batch_sampler=batches),  # type: ignore[arg-type]
         DataLoader(stream, batch_size=2),
     ):
-        prepared = PreparedDataLoader(loader, Ranks(0, 0, world, world))
+        prepared = PreparedDataLoader(loader, 0, world)
         assert sum(1 for _ in prepared for _ in prepared) > 0  # nested passes count, too
         passes = (batches if loader.dataset is not stream else stream).told
         assert passes == list(range(len(passes)))
@@ -160,7 +159,7 @@ def test_every_pass_tells_its_number_to_whoever_asks_for_it(world: int) -> None:
 
 @pytest.mark.parametrize("name", ["batch_size", "collate_fn", "num_workers", "sampler"])
 def test_a_prepared_loader_refuses_changes_that_would_have_no_effect(name: str) -> None:
-    prepared = PreparedDataLoader(DataLoader(Stream(4)), Ranks(0, 0, 1, 1))
+    prepared = PreparedDataLoader(DataLoader(Stream(4)), 0, 1)
     with pytest.raises(UsageError, match=f"set {name} before prepare"):
         setattr(prepared, name, None)
     prepared.my_note = 5

@@ -40,6 +40,16 @@ def collectives() -> dict[str, Any]:
     }
 
 
+def mesh() -> list[Any]:
+    """The world's device mesh; one rank has none."""
+    world = Accelerator()._world
+    if WORLD == 1:
+        return []
+    group = world.mesh.get_group("data")
+    is_default = group is torch.distributed.group.WORLD
+    return [world.mesh.get_local_rank("data"), world.mesh.size(), is_default]
+
+
 def order_of_ranks() -> dict[str, Any]:
     accelerator = Accelerator()
     entered: list[float] = []

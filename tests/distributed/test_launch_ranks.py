@@ -16,7 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
+from tests.distributed.launching import (
+    HEADWAY,
+    environment,
+    free_port,
+    is_alive,
+    launch,
+    script,
+    start,
+)
 
 pytestmark = pytest.mark.distributed
 
@@ -89,12 +97,6 @@ def test_one_supervised_process_is_one_rank_of_a_group_of_one() -> None:
     (seen,) = told(1)
     assert (seen["RANK"], seen["WORLD_SIZE"], seen["size"]) == ("0", "1", 1)
     assert done.stdout == "done\n"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def test_two_agents_on_this_machine_form_one_group_with_the_ranks_they_were_given() -> None:

@@ -166,6 +166,14 @@ def test_collectives_agree_with_arithmetic(seen_with: Callable[[int], Seen], wor
         assert found["untouched"] == 3.0
 
 
+@several_ranks
+def test_the_device_mesh_is_of_all_ranks_and_makes_no_group_of_its_own(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for index, rank in enumerate(seen_with(world)):
+        assert rank["mesh"] == [index, world, True]
+
+
 @every_world
 def test_each_rank_knows_its_place_and_its_turn(
     seen_with: Callable[[int], Seen], world: int

@@ -60,7 +60,7 @@ specs = st.one_of(
 )
 def test_a_spec_means_these_gpus_of_eight(raw: str | list[str], indices: list[int]) -> None:
     selection = parse_devices(raw).select(EIGHT)
-    assert (list(selection.indices), selection.wrong) == (indices, ())
+    assert (list(selection.indices), selection.problems) == (indices, ())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_spec_means_these_gpus_of_eight(raw: str | list[str], indices: list[in
     ],
 )
 def test_a_spec_that_eight_gpus_cannot_obey_says_why(raw: str, reason: str) -> None:
-    assert reason in "; ".join(parse_devices(raw).select(EIGHT).wrong)
+    assert reason in "; ".join(parse_devices(raw).select(EIGHT).problems)
 
 
 def test_gpus_chosen_by_number_pass_over_those_that_nobody_can_use() -> None:
@@ -86,7 +86,7 @@ def test_gpus_chosen_by_number_pass_over_those_that_nobody_can_use() -> None:
         assert selection.indices == indices
         assert selection.passed_over[0] == "GPU 0: its compute mode is prohibited"
     assert "GPU 0 cannot be used: its compute mode is prohibited" in (
-        parse_devices("0,").select(gpus).wrong
+        parse_devices("0,").select(gpus).problems
     )
 
 
@@ -137,7 +137,7 @@ def test_any_text_is_read_or_refused_with_a_reason(raw: str | list[str]) -> None
 def test_a_count_is_that_many_gpus_from_the_first_or_refused(count: int, available: int) -> None:
     for raw in (str(count), f" {count} "):
         selection = parse_devices(raw).select(cards(available))
-        assert bool(selection.wrong) == (count > available)
+        assert bool(selection.problems) == (count > available)
         assert selection.indices == tuple(range(min(count, available)))
 
 
@@ -149,8 +149,8 @@ def test_a_list_is_those_gpus_in_that_order_or_refused(indices: list[int], avail
         return
     for raw in ([str(index) for index in indices], str(indices), ",".join(map(str, indices)) + ","):
         selection = parse_devices(raw).select(cards(available))
-        assert bool(selection.wrong) == (max(indices) >= available)
-        assert selection.wrong or list(selection.indices) == indices
+        assert bool(selection.problems) == (max(indices) >= available)
+        assert selection.problems or list(selection.indices) == indices
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, unique=True))

@@ -9,7 +9,7 @@ from headway import Accelerator
 from headway.accumulation import Accumulation
 from headway.errors import UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
-from headway.precision.precision import Fp16
+from headway.precision.fp16 import Fp16
 
 CPU = torch.device("cpu")
 fused_or_not = pytest.mark.parametrize("fused", [False, True])

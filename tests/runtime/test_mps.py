@@ -18,7 +18,7 @@ from headway.contract.run import Ranks
 from headway.data.loader import PreparedDataLoader
 from headway.errors import MachineError
 from headway.machine.snapshot import load_machine
-from headway.precision import precision
+from headway.precision import choice as precision
 from tests.machines.recorded import FOLDER
 
 ALONE = Ranks()
@@ -85,7 +85,7 @@ def test_bf16_on_an_old_macos_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_pinned_memory_is_off_for_mps_and_stays_for_others() -> None:
     for device, is_pinned in (("mps", False), ("cuda", True), ("cpu", True)):
         loader = DataLoader(TensorDataset(torch.ones(4)), pin_memory=True)
-        PreparedDataLoader(loader, ALONE, device=torch.device(device))
+        PreparedDataLoader(loader, device=torch.device(device))
         assert loader.pin_memory is is_pinned
 
 

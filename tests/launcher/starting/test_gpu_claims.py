@@ -121,7 +121,7 @@ def test_waiting_ends_after_the_seconds_that_were_allowed(tmp_path: Path) -> Non
     began = time.monotonic()
     busy = FOUR._replace(gpus=(FOUR.gpus[0]._replace(use=GpuUse(0, 90, ())), *FOUR.gpus[1:]))
     machine = claim_idle(asking_for("idle:4"), lambda: busy, 0.1, str(tmp_path))
-    assert asking_for("idle:4").devices.select(machine.visible_gpus).wrong
+    assert asking_for("idle:4").devices.select(machine.visible_gpus).problems
     assert 0.1 <= time.monotonic() - began < 10
 
 

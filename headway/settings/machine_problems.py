@@ -1,20 +1,20 @@
-"""What is wrong with a machine, judged from its snapshot alone: a finding each, with its fix."""
+"""What is wrong with a machine, judged from its snapshot alone: one check each, with its fix."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 from typing import NamedTuple
 
 from headway.machine.apple import SOUND_SINCE, how_to_renew_torch
-from headway.machine.facts import EXCLUSIVE, OLDEST_DRIVER, PROHIBITED, Gpu, Host, Machine, numbers
+from headway.machine.facts import PROHIBITED, Host, Machine
+from headway.machine.fixes import how_to_use_gpus
 from headway.settings.resolve import threads_given_by
 
-OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 MIN_SHM_BYTES = 2**30  # loader workers pass batches through it; Docker gives 64 MiB
 MIN_OPEN_FILES = 4096  # each worker and each tensor in flight takes some
 MIN_PROCESSES = 1024
 TEMPORARY_FIX = "make /tmp writable, or `export TMPDIR=FOLDER` with one that is"
-CUDA_WHEELS = "https://download.pytorch.org/whl"
 
 SLOWING = {
     "CUDA_LAUNCH_BLOCKING": "every kernel waits for the one before it",
@@ -29,34 +29,46 @@ RENAMED = {
 OF_A_LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class Finding(NamedTuple):
-    """One check's outcome."""
+class Severity(str, Enum):
+    """How bad the outcome of a check is; the values are part of `headway doctor --json`."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+    SKIPPED = "skipped"
+
+
+OK, WARNING, ERROR, SKIPPED = Severity
+
+
+class Check(NamedTuple):
+    """One check's outcome; where it is a problem, with what to do about it."""
 
     check: str
-    status: str  # ok, warning, error, skipped
+    status: Severity
     what: str
     fix: str = ""
 
 
-def diagnose(machine: Machine) -> list[Finding]:
-    """Return the findings about a machine, those that are fine included."""
-    findings = [*_torch(machine), *_device(machine), *_gpus(machine)]
+def machine_problems(machine: Machine) -> list[Check]:
+    """Return every check's outcome, those that are fine included."""
+    checks = [*_torch(machine), *_device(machine), *_gpus(machine)]
     if machine.host is not None:
-        findings += [
+        checks += [
             *_cores(machine, machine.host),
             *_shared_memory(machine.host),
             *_limits(machine.host),
             *_variables(machine, machine.host),
         ]
-    return findings
+    return checks
 
 
-def _torch(machine: Machine) -> Iterator[Finding]:
+def _torch(machine: Machine) -> Iterator[Check]:
     torch = machine.torch
     if torch is None:
-        yield Finding("torch", ERROR, machine.torch_reason, "`pip install torch`")
+        yield Check("torch", ERROR, machine.torch_reason, "`pip install torch`")
     elif machine.mps and not torch.is_at_least(*SOUND_SINCE):  # without MPS, _device has the fix
-        yield Finding(
+        yield Check(
             "torch",
             WARNING,
             f"torch {torch.version}: MPS computes wrongly in places before "
@@ -65,78 +77,33 @@ def _torch(machine: Machine) -> Iterator[Finding]:
         )
     else:
         build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else ""
-        yield Finding(
-            "torch", OK, f"torch {torch.version}" + (f", built for {build}" * bool(build))
-        )
+        yield Check("torch", OK, f"torch {torch.version}" + (f", built for {build}" * bool(build)))
 
 
-def _device(machine: Machine) -> Iterator[Finding]:
+def _device(machine: Machine) -> Iterator[Check]:
     device, reason = machine.best_device()
     if machine.gpus and not machine.visible_gpus:
         status = WARNING if machine.torch_obstacle is None else ERROR
-        yield Finding("device", status, machine.why_no_gpu, how_to_use_gpus(machine))
+        yield Check("device", status, machine.why_no_gpu, how_to_use_gpus(machine))
     elif machine.mask_fault is not None:
-        yield Finding(
+        yield Check(
             "device",
             WARNING,
             f"{machine.mask_fault}: {machine.describe_gpus()}",
             "correct CUDA_VISIBLE_DEVICES, or unset it",
         )
     elif machine.system == "Darwin" and not machine.mps:
-        is_broken = bool(machine.mps_fix) and not machine.mps_reason.startswith("DISABLE_MPS")
+        is_broken = bool(machine.mps_fix) and not machine.mps_is_disabled
         status = ERROR if is_broken else WARNING
         fix = machine.mps_fix or "nothing to do: trainings use the CPU here"
-        yield Finding("device", status, f"no MPS: {machine.mps_reason}", fix)
-    elif "does not answer" in machine.gpus_reason:
-        yield Finding(
-            "device",
-            ERROR,
-            machine.gpus_reason,
-            how_to_use_gpus(machine),
-        )
+        yield Check("device", status, f"no MPS: {machine.mps_reason}", fix)
+    elif machine.driver_is_silent:
+        yield Check("device", ERROR, machine.gpus_reason, how_to_use_gpus(machine))
     else:
-        yield Finding("device", OK, f"{device}: {reason}")
+        yield Check("device", OK, f"{device}: {reason}")
 
 
-def how_to_use_gpus(machine: Machine) -> str:
-    """Return what would let a training use GPUs where it uses none; "" where nothing would."""
-    if machine.torch_obstacle is not None:
-        return _matching_torch(machine)
-    if machine.visible_gpus:
-        return how_to_free(machine.visible_gpus[0])
-    if machine.gpus:
-        return "unset CUDA_VISIBLE_DEVICES"
-    if "does not answer" in machine.gpus_reason:
-        return (
-            "`nvidia-smi` says why; after an update of the driver: reboot. In a container: start "
-            "it with --gpus all"
-        )
-    return ""
-
-
-def how_to_free(gpu: Gpu) -> str:
-    """Return what would remove a GPU's obstacle."""
-    if gpu.compute_mode in (PROHIBITED, EXCLUSIVE):
-        return f"`sudo nvidia-smi -i {gpu.slice_of or gpu.uuid} -c DEFAULT`, or another GPU"
-    return "another GPU"
-
-
-def _matching_torch(machine: Machine) -> str:
-    """Return how to get a torch that this machine's driver runs, and a driver for this torch."""
-    if machine.is_rocm:
-        return "install torch's ROCm build: https://pytorch.org/get-started/locally"
-    driver = numbers(machine.driver or "0")
-    major = max((cuda for cuda, oldest in OLDEST_DRIVER.items() if oldest <= driver), default=None)
-    if major is None:
-        return "update the NVIDIA driver"
-    index = {11: "cu118", 12: "cu126", 13: "cu130"}[major]
-    install = f"`pip install --force-reinstall torch --index-url {CUDA_WHEELS}/{index}`"
-    if machine.torch is not None and machine.torch.cuda is not None:
-        return f"update the NVIDIA driver, or {install}"
-    return install
-
-
-def _gpus(machine: Machine) -> Iterator[Finding]:
+def _gpus(machine: Machine) -> Iterator[Check]:
     visible = {gpu.slice_of or gpu.uuid for gpu in machine.visible_gpus}
     is_hidden = machine.torch_obstacle is None and machine.cuda_visible_devices is not None
     for index, gpu in enumerate(machine.gpus):
@@ -145,7 +112,7 @@ def _gpus(machine: Machine) -> Iterator[Finding]:
         # by UUID: --devices counts through CUDA_VISIBLE_DEVICES, nvidia-smi does not
         without = f"`--devices {','.join('^' + part.uuid for part in gpu.parts())}`"
         if gpu.ecc_errors:
-            yield Finding(
+            yield Check(
                 "ECC",
                 ERROR,
                 f"GPU {index} ({gpu.name}) had {gpu.ecc_errors} uncorrected memory errors",
@@ -154,25 +121,25 @@ def _gpus(machine: Machine) -> Iterator[Finding]:
             )
         if gpu.obstacle is not None:
             mode = gpu.compute_mode == PROHIBITED
-            yield Finding(
+            yield Check(
                 "compute mode",
                 WARNING,
                 f"GPU {index} ({gpu.name}): {gpu.obstacle}",
                 f"`sudo nvidia-smi -i {index} -c DEFAULT`" if mode else without,
             )
     if machine.gpus and not any(gpu.ecc_errors or gpu.obstacle for gpu in machine.gpus):
-        yield Finding("GPUs", OK, f"{len(machine.gpus)}, driver {machine.driver or 'unknown'}")
+        yield Check("GPUs", OK, f"{len(machine.gpus)}, driver {machine.driver or 'unknown'}")
 
 
-def _cores(machine: Machine, host: Host) -> Iterator[Finding]:
+def _cores(machine: Machine, host: Host) -> Iterator[Check]:
     said = host.variables.get("OMP_NUM_THREADS")
     threads = threads_given_by(host.variables)
     fix = f"`export OMP_NUM_THREADS={machine.cores}`, or unset it"
     if said is not None and threads is None:
         what = f"OMP_NUM_THREADS={said!r} is no number of threads, and is ignored"
-        yield Finding("threads", WARNING, what, fix)
+        yield Check("threads", WARNING, what, fix)
     elif threads is not None and threads > machine.cores:
-        yield Finding(
+        yield Check(
             "threads",
             WARNING,
             f"OMP_NUM_THREADS={said}, but there are {machine.cores_reason}: threads wait for each "
@@ -180,7 +147,7 @@ def _cores(machine: Machine, host: Host) -> Iterator[Finding]:
             fix,
         )
     elif host.cpu_quota is not None and host.cpu_quota < host.affinity and threads is None:
-        yield Finding(
+        yield Check(
             "threads",
             WARNING,
             f"{machine.cores_reason}, but torch alone starts {host.affinity} threads",
@@ -188,22 +155,22 @@ def _cores(machine: Machine, host: Host) -> Iterator[Finding]:
             f"`export OMP_NUM_THREADS={machine.cores}`",
         )
     else:
-        yield Finding("threads", OK, machine.cores_reason)
+        yield Check("threads", OK, machine.cores_reason)
 
 
-def _shared_memory(host: Host) -> Iterator[Finding]:
+def _shared_memory(host: Host) -> Iterator[Check]:
     if host.shm_bytes is not None and host.shm_bytes < MIN_SHM_BYTES:
-        yield Finding(
+        yield Check(
             "/dev/shm",
             WARNING,
             f"{host.shm_bytes // 2**20} MiB, too little for the batches of loader workers",
             "`docker run --shm-size=8g`; Kubernetes: an emptyDir of medium Memory at /dev/shm",
         )
     elif host.shm_bytes is not None:
-        yield Finding("/dev/shm", OK, f"{host.shm_bytes / 2**30:.1f} GiB")
+        yield Check("/dev/shm", OK, f"{host.shm_bytes / 2**30:.1f} GiB")
 
 
-def _limits(host: Host) -> Iterator[Finding]:
+def _limits(host: Host) -> Iterator[Check]:
     low = []
     for name, limit, least, flag in (
         ("open files", host.open_files, MIN_OPEN_FILES, "-n 65536"),
@@ -214,12 +181,12 @@ def _limits(host: Host) -> Iterator[Finding]:
     if host.infiniband and host.locked_bytes is not None and host.locked_bytes >= 0:
         low.append((f"{host.locked_bytes // 1024} KiB of locked memory", "`ulimit -l unlimited`"))
     for what, fix in low:
-        yield Finding("limits", WARNING, f"only {what} are allowed", fix)
+        yield Check("limits", WARNING, f"only {what} are allowed", fix)
     if not low:
-        yield Finding("limits", OK, "open files, processes, locked memory")
+        yield Check("limits", OK, "open files, processes, locked memory")
 
 
-def _variables(machine: Machine, host: Host) -> Iterator[Finding]:
+def _variables(machine: Machine, host: Host) -> Iterator[Check]:
     found = [*_stale(host), *_wrong_interfaces(host)]
     for name, effect in SLOWING.items():
         if host.variables.get(name, "0") not in ("", "0"):
@@ -228,12 +195,12 @@ def _variables(machine: Machine, host: Host) -> Iterator[Finding]:
         if old in host.variables:
             found.append((WARNING, f"{old} is not read any more", f"set {new} instead"))
     for status, what, fix in found:
-        yield Finding("variables", status, what, fix)
+        yield Check("variables", status, what, fix)
     if not found:
-        yield Finding("variables", OK, f"{len(host.variables)} that steer a training")
+        yield Check("variables", OK, f"{len(host.variables)} that steer a training")
 
 
-def _stale(host: Host) -> Iterator[tuple[str, str, str]]:
+def _stale(host: Host) -> Iterator[tuple[Severity, str, str]]:
     stale = [name for name in OF_A_LAUNCH if name in host.variables]
     if stale:
         yield (
@@ -243,7 +210,7 @@ def _stale(host: Host) -> Iterator[tuple[str, str, str]]:
         )
 
 
-def _wrong_interfaces(host: Host) -> Iterator[tuple[str, str, str]]:
+def _wrong_interfaces(host: Host) -> Iterator[tuple[Severity, str, str]]:
     """Check names of network interfaces; NCCL takes beginnings, "=" exact names, "^" exclusions."""
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         text = host.variables.get(variable, "")

@@ -1,0 +1,187 @@
+"""What a launch refuses, as a list of problems: settings against each other and against a machine.
+
+`resolve` reports values that cannot be read at all; `machine_problems` judges a machine alone.
+"""
+
+from __future__ import annotations
+
+from headway.contract.origin import Layer
+from headway.contract.run import RANK_VARIABLES
+from headway.contract.run import VARIABLE as RUN_VARIABLE
+from headway.errors import Code, Problem
+from headway.machine.devices import ALL
+from headway.machine.facts import Machine
+from headway.settings.table import Settings
+
+SETTING_OF = {
+    "ACCELERATE_USE_CPU": "device",
+    "ACCELERATE_MIXED_PRECISION": "mixed_precision",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "CUDA_VISIBLE_DEVICES": "devices",
+    "PYTORCH_ENABLE_MPS_FALLBACK": "mps_fallback",
+}
+"""Variables that follow from a setting, and may not be set beside it."""
+
+
+def problems(settings: Settings, machine: Machine | None = None) -> list[Problem]:
+    """Return what a launch under these settings refuses.
+
+    Args:
+        settings: resolved.
+        machine: the one that they are for; None: only what is wrong on every machine.
+    """
+    found = [*_of_devices(settings), *_of_machines(settings), *_of_variables(settings)]
+    # where their number is detected, another machine may have more ranks
+    if machine is not None or settings.origin("num_processes").layer is not Layer.DETECTED:
+        found += _of_ranks(settings)
+    is_detected = settings.origin("device").layer is Layer.DETECTED
+    if settings.device == "mps" and (machine is not None or not is_detected):
+        several = _several_on_mps(settings)
+        found += [problem._replace(is_of_machine=is_detected) for problem in several]
+    if machine is not None:
+        from headway.settings.device_problems import device_problems
+
+        found += device_problems(settings, machine)
+    return found
+
+
+def _of_devices(settings: Settings) -> list[Problem]:
+    found = []
+    device, processes = settings.device, settings.num_processes
+    is_detected = settings.origin("device").layer is Layer.DETECTED
+    if device == "cpu" and settings.mixed_precision == "fp16":
+        found += settings.problem(
+            Code.FP16_ON_CPU,
+            "mixed_precision is 'fp16', but on a CPU only bf16 is supported",
+            "set `mixed_precision: bf16`, or launch with --mixed-precision bf16",
+            "mixed_precision",
+            "device",
+        )
+    is_only_one = device == "mps" and settings.devices.first == 1
+    selects_gpus = settings.devices != ALL and not is_only_one
+    if device != "cuda" and selects_gpus and not settings.is_overruled("devices", "device"):
+        found += settings.problem(
+            Code.DEVICES_WITHOUT_CUDA,
+            f"devices is {str(settings.devices)!r}, but it selects GPUs, and device is {device!r}",
+            "leave devices out; for several CPU ranks set num_processes"
+            + ("" if is_detected else "; for GPUs leave device to `auto`"),
+            "devices",
+            "device",
+        )
+    size = settings.devices.size
+    both = device == "cuda" and settings.are_said("devices", "num_processes")
+    if both and size not in (None, processes):
+        found += settings.problem(
+            Code.DEVICES_OR_PROCESSES,
+            f"devices selects {size} GPU{'s' * (size != 1)} ({settings.devices.reading()}), "
+            f"but num_processes is {processes}",
+            "leave one of the two out, or make them agree",
+            "devices",
+            "num_processes",
+        )
+    return found
+
+
+def _several_on_mps(settings: Settings) -> list[Problem]:
+    if settings.num_processes * settings.num_machines == 1:
+        return []
+    return settings.problem(
+        Code.SEVERAL_ON_MPS,
+        f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
+        "but MPS is one device in one process, without a process group",
+        f"use one process, or CPU ranks: --cpu --num-processes {settings.num_processes}",
+        "num_processes",
+        "num_machines",
+        "device",
+    )
+
+
+def _of_machines(settings: Settings) -> list[Problem]:
+    found = []
+    machines, rank = settings.num_machines, settings.machine_rank
+    if rank >= machines:
+        found += settings.problem(
+            Code.MACHINE_RANK,
+            f"machine_rank is {rank}, but with num_machines {machines} "
+            + (f"it is from 0 to {machines - 1}" if machines > 1 else "the only machine is 0"),
+            "give every machine its own rank, counted from 0, and the same num_machines",
+            "machine_rank",
+            "num_machines",
+        )
+    if machines > 1 and settings.main_address is None:
+        found += settings.problem(
+            Code.NO_MAIN_ADDRESS,
+            f"num_machines is {machines}, but nobody says where machine 0 is",
+            "set main_address=HOST, or launch with --main-address HOST, on every machine: the name "
+            "or IP address of machine 0",
+            "num_machines",
+            "main_address",
+        )
+    return found
+
+
+def _of_variables(settings: Settings) -> list[Problem]:
+    found = []
+    for name in settings.env:
+        if name in RANK_VARIABLES or name == RUN_VARIABLE:
+            found += settings.problem(
+                Code.VARIABLE_OF_LAUNCHER,
+                f"env sets {name}, which the launcher sets for each process",
+                f"remove {name} from `env`",
+                f"env.{name}",
+            )
+        if name in SETTING_OF:
+            found += settings.problem(
+                Code.VARIABLE_OF_SETTING,
+                f"env sets {name}, which follows from the setting {SETTING_OF[name]}",
+                f"set {SETTING_OF[name]} instead",
+                f"env.{name}",
+                SETTING_OF[name],
+            )
+    if "OMP_NUM_THREADS" in settings.env and settings.are_said("threads_per_process"):
+        found += settings.problem(
+            Code.THREADS_TWICE,
+            f"threads_per_process is {settings.threads_per_process}, but env sets "
+            f"OMP_NUM_THREADS={settings.env['OMP_NUM_THREADS']}",
+            "leave one of the two out",
+            "threads_per_process",
+            "env.OMP_NUM_THREADS",
+        )
+    return found
+
+
+def _of_ranks(settings: Settings) -> list[Problem]:
+    """Return what is wrong with the ranks that are to be shown or debugged."""
+    if settings.num_machines > 1:
+        if settings.debug_rank is None:
+            return []
+        return settings.problem(
+            Code.DEBUG_ON_MACHINES,
+            f"debug_rank is {settings.debug_rank}, but num_machines is "
+            f"{settings.num_machines}: the ranks of other machines would not wait for it",
+            "debug on one machine; --cpu --num-processes N gives it N ranks",
+            "debug_rank",
+            "num_machines",
+        )
+    processes, debug_rank = settings.num_processes, settings.debug_rank
+    found = missing_ranks(settings, processes)
+    if debug_rank is not None and debug_rank >= processes:
+        found += _missing_rank(settings, "debug_rank", debug_rank, processes)
+    return found
+
+
+def missing_ranks(settings: Settings, world_size: int) -> list[Problem]:
+    """Return the problem of a rank that is to be shown, and is not below `world_size`."""
+    missing = [rank for rank in settings.ranks or () if rank >= world_size]
+    return _missing_rank(settings, "ranks", missing[0], world_size) if missing else []
+
+
+def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> list[Problem]:
+    there = f"ranks are from 0 to {world_size - 1}" if world_size > 1 else "the only rank is 0"
+    return settings.problem(
+        Code.MISSING_RANK,
+        f"{name} names rank {rank}, but {there}",
+        "leave it out, or start more processes",
+        name,
+        "num_processes",
+    )

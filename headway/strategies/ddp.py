@@ -1,0 +1,52 @@
+"""DistributedDataParallel: every rank has a copy of the model and its own share of each batch."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from headway.precision.precision import Precision
+from headway.strategies.strategy import Strategy, uncompiled
+from headway.world import World
+
+
+class DDP(Strategy):
+    """Gradients are averaged over the ranks during the backward pass.
+
+    Rank 0's weights are copied to the others at the start.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.data_rank = world.mesh.get_local_rank("data")
+        self.data_size = world.mesh.size()
+
+    def prepare_model(
+        self, model: torch.nn.Module, precision: Precision, device: torch.device | None
+    ) -> torch.nn.Module:
+        model = super().prepare_model(model, precision, device)
+        has_gradients = any(parameter.requires_grad for parameter in model.parameters())
+        if isinstance(model, DistributedDataParallel) or not has_gradients:
+            return model
+        gpu = self._world.device.index
+        return DistributedDataParallel(
+            model,
+            device_ids=None if gpu is None else [gpu],
+            process_group=self._world.mesh.get_group("data"),
+        )
+
+    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        outer: Any = model
+        inner = uncompiled(model)
+        if not isinstance(inner, DistributedDataParallel):
+            return model
+        unwrapped: torch.nn.Module = inner.module
+        # compiled as before
+        return unwrapped if inner is model else type(outer)(unwrapped, outer.dynamo_ctx)
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        inner = uncompiled(model)
+        return inner.no_sync() if isinstance(inner, DistributedDataParallel) else nullcontext()

@@ -1,0 +1,222 @@
+"""Where a cluster's variables say which machine this is, nobody types it; a person's word wins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.commands.main import main
+from headway.contract.origin import Layer, Origin
+from headway.errors import ConfigError
+from headway.launcher.clusters import cluster
+from headway.launcher.clusters.cluster import CLUSTERS, Cluster, cluster_layer
+from headway.machine.facts import Machine
+from headway.settings.profile import Entry
+from headway.settings.resolve import NOTHING, resolve
+from headway.settings.table import AUTO, TABLE, Settings
+from tests.distributed.launching import environment, free_port, script
+
+POD = {
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-master-0",
+    "PET_MASTER_PORT": "23456",
+}
+"""What Kubeflow sets in each pod of a PyTorchJob."""
+
+
+def settings_in(environ: dict[str, str], **flags: str) -> Settings:
+    said = {
+        name: Entry(raw, Origin(Layer.FLAG, flag=TABLE[name].flag)) for name, raw in flags.items()
+    }
+    return resolve([said], Machine(), environ, cluster_layer(environ))
+
+
+def place(settings: Settings) -> tuple[object, ...]:
+    return (
+        *(settings.num_machines, settings.machine_rank),
+        *(settings.main_address, settings.main_port),
+    )
+
+
+def test_without_a_cluster_a_run_has_one_machine() -> None:
+    assert cluster_layer({"RANK": "1", "WORLD_SIZE": "2", "SLURM_NODEID": "1"}) == NOTHING
+    settings = settings_in({})
+    assert place(settings) == (1, 0, None, None)
+    assert str(settings.origin("num_machines")) == "detected: one machine"
+
+
+def test_torchruns_variables_give_the_place_and_each_value_names_its_variable() -> None:
+    settings = settings_in(POD)
+    assert place(settings) == (2, 1, "job-master-0", 23456)
+    assert str(settings.origin("num_machines")) == "PET_NNODES"
+    assert str(settings.origin("machine_rank")) == "PET_NODE_RANK"
+    assert str(settings.origin("main_address")) == "PET_MASTER_ADDR"
+    assert str(settings.origin("main_port")) == "PET_MASTER_PORT"
+    assert {settings.origin(name).layer for name in cluster_layer(POD)} == {Layer.CLUSTER}
+
+
+def test_what_the_variables_leave_out_is_detected() -> None:
+    settings = settings_in({"PET_NNODES": "2", "PET_MASTER_ADDR": "a"})
+    assert place(settings) == (2, 0, "a", 29500)
+
+
+@pytest.mark.parametrize("name", ["num_machines", "machine_rank", "main_address", "main_port"])
+def test_what_a_person_says_replaces_the_clusters_variable(name: str) -> None:
+    said = {"num_machines": "3", "machine_rank": "0", "main_address": "b", "main_port": "99"}
+    settings = settings_in(POD, **{name: said[name]})
+    assert str(settings.values[name].value) == said[name]
+    assert settings.origin(name).layer is Layer.FLAG
+    others = said.keys() - {name}
+    assert {settings.origin(other).layer for other in others} == {Layer.CLUSTER}
+
+
+def test_auto_asks_the_cluster() -> None:
+    settings = settings_in(POD, num_machines="auto", main_port="auto")
+    assert place(settings) == (2, 1, "job-master-0", 23456)
+    words = "PET_NNODES (auto from flag --num-machines)"
+    assert str(settings.origin("num_machines")) == words
+
+
+def test_a_run_that_a_person_keeps_to_one_machine_takes_no_place_in_the_cluster() -> None:
+    assert place(settings_in(POD, num_machines="1")) == (1, 0, None, None)
+
+
+@pytest.mark.parametrize("text", ["3", "3:3", " 3 : 3 "])
+def test_a_range_of_one_number_of_machines_is_that_number(text: str) -> None:
+    assert settings_in({**POD, "PET_NNODES": text}).num_machines == 3
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name"),
+    [
+        ("PET_NNODES", "1:4", "num_machines"),
+        ("PET_NNODES", "two", "num_machines"),
+        ("PET_NNODES", "", "num_machines"),
+        ("PET_NNODES", "0", "num_machines"),
+        ("PET_NODE_RANK", "-1", "machine_rank"),
+        ("PET_MASTER_ADDR", "a b", "main_address"),
+        ("PET_MASTER_PORT", "http", "main_port"),
+    ],
+)
+def test_an_impossible_variable_is_refused_by_its_name_unless_a_person_says_otherwise(
+    variable: str, text: str, name: str
+) -> None:
+    environ = {**POD, variable: text}
+    with pytest.raises(ConfigError) as caught:
+        settings_in(environ)
+    (problem,) = caught.value.problems
+    assert repr(text) in problem.what
+    assert problem.where == variable
+    assert variable in problem.fix
+    assert TABLE[name].flag in problem.fix
+    said = {"num_machines": "2", "machine_rank": "0", "main_address": "b", "main_port": "9"}[name]
+    assert str(settings_in(environ, **{name: said}).values[name].value) == said
+
+
+def test_variables_that_contradict_each_other_are_refused_by_their_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in {**POD, "PET_NODE_RANK": "2"}.items():
+        monkeypatch.setenv(name, text)
+    assert main(["launch", "--cpu", "--dry-run", script("pass")]) == 2
+    error = capsys.readouterr().err
+    assert "machine_rank is 2, but with num_machines 2 it is from 0 to 1" in error
+    assert "from: machine_rank: PET_NODE_RANK; num_machines: PET_NNODES" in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["launch", "--cpu", "--dry-run", "script.py"], ["config", "show", "--origin"]],
+    ids=lambda words: words[0],
+)
+def test_dry_run_and_config_show_name_the_variables(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script("pass")
+    for name, text in POD.items():
+        monkeypatch.setenv(name, text)
+    assert main(words) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["num_machines", "2", "PET_NNODES"] in rows
+    assert ["main_address", "job-master-0", "PET_MASTER_ADDR"] in rows
+
+
+def test_export_writes_the_clusters_place_into_a_torchrun_line_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in POD.items():
+        monkeypatch.setenv(name, text)
+    assert main(["config", "export", "--format", "torchrun"]) == 0
+    assert "--nnodes 2 --node-rank 1 --master-addr job-master-0" in capsys.readouterr().out
+    assert main(["config", "export", "--format", "env"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_doctor_shows_a_variable_that_a_launch_would_refuse(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PET_NNODES", "1:4")
+    assert main(["doctor", "--json"]) == 1
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert any("PET_NNODES is '1:4'" in check["what"] for check in checks)
+
+
+@pytest.mark.parametrize("row", CLUSTERS, ids=lambda row: row.name)
+def test_a_row_answers_only_for_settings_that_can_be_left_to_auto(row: Cluster) -> None:
+    assert all(TABLE[name].default == AUTO for name in row.variables)
+    assert CLUSTERS[-1].is_here({})
+
+
+ROW = """
+Cluster(
+    "toy",
+    lambda environ: "TOY_JOB" in environ,
+    {"num_machines": "TOY_MACHINES", "machine_rank": "TOY_INDEX", "main_port": "TOY_PORT"},
+    lambda environ: {"main_address": Entry(environ["TOY_HOSTS"].split()[0], said_by("TOY_HOSTS"))},
+)
+"""
+
+TOY = {"TOY_JOB": "7", "TOY_MACHINES": "2", "TOY_INDEX": "1", "TOY_HOSTS": "127.0.0.1 other"}
+
+
+def test_a_cluster_is_one_row_and_dry_run_shows_its_origins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row: Cluster = eval(ROW, vars(cluster))
+    monkeypatch.setattr(cluster, "CLUSTERS", (row, *CLUSTERS))
+    for name, text in TOY.items():
+        monkeypatch.setenv(name, text)
+    assert main(["launch", "--cpu", "--dry-run", script("pass")]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["num_machines", "2", "TOY_MACHINES"] in rows
+    assert ["machine_rank", "1", "TOY_INDEX"] in rows
+    assert ["main_address", "127.0.0.1", "TOY_HOSTS"] in rows
+
+
+def test_the_machines_of_a_cluster_start_one_run_without_a_flag() -> None:
+    name = script("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    Path("toy.py").write_text(
+        "from headway.launcher.clusters import cluster\n"
+        f"cluster.CLUSTERS = (eval({ROW!r}, vars(cluster)), *cluster.CLUSTERS)\n"
+        "from headway.commands.main import run_command\n"
+        "run_command()\n"
+    )
+    port = str(free_port())
+    machines = [
+        subprocess.Popen(
+            [sys.executable, "toy.py", "launch", "--cpu", name],
+            env=environment(**{**TOY, "TOY_INDEX": rank, "TOY_PORT": port}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    outputs = [machine.communicate(timeout=60) for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], outputs
+    assert ["0 of 2" in outputs[0][0], "1 of 2" in outputs[1][0]] == [True, True]
