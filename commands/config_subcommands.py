@@ -1,6 +1,4 @@
-"""`headway config`: asks about this machine and writes its profile; its subcommands show, change,
-check and convert profiles.
-"""
+"""`headway config` and its subcommands, which show, change, check and convert profiles."""
 
 from __future__ import annotations
 
@@ -9,24 +7,24 @@ from importlib import import_module
 
 from headway.errors import ConfigError, did_you_mean
 
-SUBCOMMANDS = {  # name: the function that runs it, what it does
-    "show": ("config.show.show", "every setting and its value; --origin: and where it comes from"),
-    "path": ("config.show.path", "where your profile lies"),
-    "list": ("config.show.list_profiles", "your profiles, and the one in use"),
-    "schema": ("config.show.schema", "the JSON schema of profiles, for editors"),
-    "validate": ("config.check.validate", "check profiles, for CI: exit code 1 where one is wrong"),
-    "set": ("config.edit.set_keys", "KEY=VALUE ...: change these and nothing else"),
-    "unset": ("config.edit.unset_keys", "KEY ...: back to what is detected"),
-    "edit": ("config.draft.edit", "open the profile in $EDITOR; checked before it replaces"),
+SUBCOMMANDS = {  # name: the function that runs it, its help
+    "show": ("config.show.show", "print every setting and its value; --origin: and its source"),
+    "path": ("config.show.path", "print the path of your profile"),
+    "list": ("config.show.list_profiles", "list your profiles, and the one in use"),
+    "schema": ("config.show.schema", "print the JSON schema of profiles, for editors"),
+    "validate": ("config.check.validate", "check profiles, for CI: exit code 1 if one is invalid"),
+    "set": ("config.edit.set_keys", "KEY=VALUE ...: change only these"),
+    "unset": ("config.edit.unset_keys", "KEY ...: remove these, so that they are detected"),
+    "edit": ("config.draft.edit", "open the profile in $EDITOR, and check it before writing"),
     "export": (
         "exchange.export_settings.export",
-        "--format torchrun|env|sh|accelerate: in other words",
+        "--format torchrun|env|sh|accelerate: print the settings for another tool",
     ),
     "import": (
         "exchange.import_settings.import_file",
-        "FILE or torchrun ...: take over another's settings",
+        "FILE or torchrun ...: read another tool's settings",
     ),
-    "use": ("config.edit.use", "NAME: the profile that is used from now on"),
+    "use": ("config.edit.use", "NAME: select the profile to use from now on"),
 }
 
 APPENDIX = f"""
@@ -51,7 +49,7 @@ def _subcommand(word: str) -> str:
         return SUBCOMMANDS[word][0]
     close = did_you_mean(word, SUBCOMMANDS)
     raise ConfigError(
-        f"{word!r} is no subcommand of `headway config`"
+        f"unknown subcommand {word!r} of `headway config`"
         + (f"; did you mean {close!r}?" if close else ""),
         where="the command line",
         fix="`headway config --help` lists them",

@@ -1,4 +1,4 @@
-"""`headway env`: the facts about this machine and nothing else, ready to paste into an issue."""
+"""`headway env`: print the facts about this machine, ready to paste into an issue."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def main(argv: Sequence[str]) -> int:
     """Run `headway env` with these words and return the exit code."""
     parser = Parser(
         "env",
-        "Print the facts about this machine, each with how it is known. Names and addresses of "
+        "Print the facts about this machine, each with its source. Names and addresses of "
         "machines and people, and variables that may hold secrets, are left out.",
     )
-    parser.flag("--json", help="as one JSON object, which `--machine FILE` reads")
+    parser.flag("--json", help="print one JSON object, which `--machine FILE` reads")
     parsed = parser.parse_flags(argv)
     machine = detect_machine(os.environ, full=True)
     if parsed.json:

@@ -1,4 +1,4 @@
-"""`headway test`: a real training of a few seconds under the plan that a launch would have here."""
+"""`headway test`: train for a few seconds under the plan of a launch here."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from headway.settings.machine_problems import TEMPORARY_FIX
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway test` with these words: 0 when all is well, 1 when a check fails."""
+    """Run `headway test` with these words; return 1 when a check fails."""
     parser = make_parser()
     own, rest = parser.split(argv)
     if rest:
-        parser.error(f"{rest[0]!r} is not expected here")
+        parser.error(f"unexpected argument {rest[0]!r}")
     parsed = parser.parse_args(own)
     words = [word for word in own if word != "--json"]
     with _temporary_folder() as folder:
@@ -30,13 +30,13 @@ def main(argv: Sequence[str]) -> int:
         began = time.perf_counter()
         code = subprocess.call([*launch, "-m", "headway.smoke", results])
         seconds = time.perf_counter() - began
-        if not os.path.exists(results):  # the launch has said why, or machine 0 has the results
+        if not os.path.exists(results):  # the launch has printed why, or machine 0 has the results
             return code
         with open(results, encoding="utf-8") as file:
             checks = json.load(file)
-    whole = "from the command to the end of the last rank"
+    total = "from the command to the end of the last rank"
     checks.append(
-        {"check": "whole", "status": "error" if code else "ok", "what": whole, "seconds": seconds}
+        {"check": "total", "status": "error" if code else "ok", "what": total, "seconds": seconds}
     )
     if parsed.json:
         print(json.dumps({"checks": checks}, indent=2))
@@ -53,21 +53,21 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="headway-test-")
     except OSError as error:
         raise MachineError(
-            f"the ranks need a folder for what they save: {error.strerror}",
-            where="environment TMPDIR, /tmp and other usual places",
+            f"no temporary folder for the checkpoints of the ranks: {error.strerror}",
+            where="environment TMPDIR, /tmp and other default folders",
             fix=TEMPORARY_FIX,
         ) from None
 
 
 def make_parser() -> Parser:
-    """Return the parser: the settings of a launch, and how to print."""
+    """Return the parser: the settings of a launch, and the output format."""
     parser = Parser(
         "test",
-        "Train for a few seconds as `headway launch` would here: all ranks start, exchange sums, "
-        "compute in the precision asked for, step as one process would, share the data out, and "
-        "read back what they saved.",
+        "Train for a few seconds as `headway launch` would here. The checks: all ranks start, "
+        "all-reduce, the chosen precision, a training step that equals one process's, a sharded "
+        "data loader, and a checkpoint that is saved and loaded.",
     )
-    parser.flag("--json", help="as one JSON object: {checks}")
+    parser.flag("--json", help="print one JSON object: {checks}")
     parser.flag("--cpu", help="the same as --device cpu")
     parser.flag("--fit", help="adapt profile and environment to this machine")
     parser.profile_flag()

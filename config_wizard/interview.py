@@ -1,5 +1,5 @@
-"""The conversation: one question after the other until the last is answered. Pure but for the
-prompter, which may be a terminal, a pipe or a test.
+"""Ask one question after the other until the last is answered. Pure except for the prompter, which
+may be a terminal, a pipe or a test.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from headway.errors import ConfigError, Problem
 from headway.settings.table import TABLE
 
 HELP_KEY, BACK_KEY = "?", "<"
-"""Replies that are no answers: explain the question; go back to the one before."""
+"""Replies that are not answers: explain the question; go back to the previous one."""
 
 _AGAIN = f"answer again; {HELP_KEY} explains, {BACK_KEY} goes back"
 
 
 class Prompter(Protocol):
-    """Shows questions to somebody and returns the replies."""
+    """Shows questions to the user and returns the replies."""
 
     def say(self, text: str) -> None:
         """Show a text."""
@@ -40,13 +40,13 @@ class Prompter(Protocol):
         """Return an answer, HELP_KEY, BACK_KEY, or nothing for the default.
 
         Raises:
-            EOFError: nobody can reply any more.
-            KeyboardInterrupt: somebody wants to stop.
+            EOFError: the input has ended.
+            KeyboardInterrupt: the user wants to stop.
         """
 
 
 class Defaults:
-    """A prompter that asks nobody: every question gets its default."""
+    """A prompter that does not ask: every answer is the default."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
@@ -67,7 +67,7 @@ def interview(
         summary: of the answers, shown above the last question.
 
     Raises:
-        ConfigError: what was given cannot be, or nobody is there to answer a question again.
+        ConfigError: a given answer is invalid, or an answer is and the input has ended.
     """
     answers: dict[str, str] = {}
     problems = refusals(facts, answers)
@@ -80,7 +80,7 @@ def interview(
         try:
             reply = _reply(question, facts, answers, prompter)
         except EOFError:
-            prompter.say("The input has ended; what is left gets its default:")
+            prompter.say("End of input; the remaining questions get their default:")
             prompter = Defaults(prompter.say)
             continue
         if reply == BACK_KEY or (question.name, reply) == (FINISH, BACK):
@@ -91,7 +91,7 @@ def interview(
 
 
 def _reply(question: Question, facts: Facts, answers: Answers, prompter: Prompter) -> str:
-    """Ask until the reply is BACK_KEY, or an answer that a launch would not refuse."""
+    """Ask until the reply is BACK_KEY or an answer that a launch accepts."""
     refused: Problem | None = None
     while True:
         try:
@@ -105,7 +105,7 @@ def _reply(question: Question, facts: Facts, answers: Answers, prompter: Prompte
         if reply == HELP_KEY:
             prompter.say(question.help)
             continue
-        answer, refused = _judged(question, reply, facts, answers)
+        answer, refused = _checked(question, reply, facts, answers)
         if refused is None:
             return answer
         if isinstance(prompter, Defaults):
@@ -113,34 +113,34 @@ def _reply(question: Question, facts: Facts, answers: Answers, prompter: Prompte
         prompter.say(f"{refused.what}.\n{_AGAIN.capitalize()}.")
 
 
-def _judged(
+def _checked(
     question: Question, reply: str, facts: Facts, answers: Answers
 ) -> tuple[str, Problem | None]:
-    """Return the answer that `reply` means, and what is wrong with it."""
+    """Return the answer that `reply` stands for, and its problem if there is one."""
     name = question.name
     answer = _chosen(question, reply) if question.choices else reply
     if (name, answer) in ((FINISH, BACK), (FINISH, CANCEL)):
         return answer, None
-    problem = _misread(question, answer)
-    # what Headway knows, but this machine cannot do, has a better reason than not being offered
+    problem = _invalid(question, answer)
+    # a known value that this machine cannot run gets its own reason, not "is not one of"
     if problem is None or (name in TABLE and answer in TABLE[name].choices):
         refused = refusals(facts, {**answers, name: answer})
         problem = refused[0] if refused else problem
     return answer, problem
 
 
-def _misread(question: Question, answer: str) -> Problem | None:
-    """Return what keeps `answer` from being one, whatever was answered before."""
+def _invalid(question: Question, answer: str) -> Problem | None:
+    """Return the problem of `answer` by itself, apart from the other answers."""
     name = question.name
     values = [choice.value for choice in question.choices]
     if values:
         if answer in values:
             return None
-        what = f"{answer!r} is none of {', '.join(values)}, nor a number from 1 to {len(values)}"
+        what = f"{answer!r} is not one of {', '.join(values)} or a number from 1 to {len(values)}"
         return Problem(what, "your answer", _AGAIN)
     if answer == NONE and is_optional(name):
         return None
-    if any("\ud800" <= char <= "\udfff" for char in answer):  # bytes that Python could not decode
+    if any("\ud800" <= char <= "\udfff" for char in answer):  # undecodable bytes
         return Problem(f"{answer!r} is not UTF-8", "your answer", _AGAIN)
     try:
         TABLE[name].parse(answer)
@@ -150,7 +150,7 @@ def _misread(question: Question, answer: str) -> Problem | None:
 
 
 def _chosen(question: Question, reply: str) -> str:
-    """Return the choice that `reply` names by value, number, y or n; else `reply` itself."""
+    """Return the choice that `reply` names by value, number, y or n; otherwise `reply` itself."""
     values = [choice.value for choice in question.choices]
     if reply.isdecimal() and len(reply) < 4 and 0 < int(reply) <= len(values):
         return values[int(reply) - 1]
@@ -159,7 +159,7 @@ def _chosen(question: Question, reply: str) -> str:
 
 
 def _one_back(facts: Facts, answers: dict[str, str], prompter: Prompter) -> Facts:
-    """Take the last answer back; it becomes the default when its question comes again."""
+    """Remove the last answer; it becomes the default when its question is asked again."""
     if not answers:
         prompter.say("This is the first question.")
         return facts

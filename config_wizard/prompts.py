@@ -1,4 +1,4 @@
-"""Two ways to ask: menus on a terminal, and plain numbered lines for pipes and dumb terminals."""
+"""The prompters: menus on a terminal, and numbered lines for pipes and dumb terminals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ANSWERED = "fg:ansicyan"
 _POINTER = "❯"
-_ESCAPE_S = 0.05  # how long after Esc an arrow key's other bytes may come
+_ESCAPE_S = 0.05  # how long after Esc the other bytes of an arrow key may arrive
 
 
 class PlainPrompter:
@@ -35,9 +35,9 @@ class PlainPrompter:
             print(f"  {number}) {choice.value:<{width}}  {choice.reason}".rstrip())
         print(f"{question.offer} ".lstrip(), end="", flush=True)
         line = sys.stdin.readline()
-        if not line or not sys.stdin.isatty():  # nobody has ended the line on the screen
+        if not line or not sys.stdin.isatty():  # no newline was echoed
             print(line.strip())
-        if not line and sys.stdin.isatty():  # Ctrl-D: somebody leaves, as in the menus
+        if not line and sys.stdin.isatty():  # Ctrl-D stops, as in the menus
             raise KeyboardInterrupt
         if not line:
             raise EOFError
@@ -45,7 +45,7 @@ class PlainPrompter:
 
 
 class TerminalPrompter:
-    """Shows menus to be walked with the arrow keys, letters or numbers, and lines to be typed."""
+    """Shows menus (arrow keys, letters or numbers) and text fields."""
 
     def say(self, text: str) -> None:
         print(text)
@@ -58,11 +58,11 @@ class TerminalPrompter:
         shown.application.ttimeoutlen = _ESCAPE_S
         shown.application.erase_when_done = True
         if isinstance(shown.application.output, Vt100_Output):
-            # not all terminals say where the cursor is, and waiting for it can swallow a key
+            # not all terminals report the cursor position, and waiting for it can lose a key
             shown.application.output.enable_cpr = False
         try:
             reply: str = shown.unsafe_ask()
-        except EOFError:  # Ctrl-D is no answer either
+        except EOFError:  # Ctrl-D
             raise KeyboardInterrupt from None
         if reply not in (HELP_KEY, BACK_KEY):
             questionary.print(f"{question.text} ", "bold", end="")
@@ -77,7 +77,7 @@ class TerminalPrompter:
         width = max(len(choice.value) for choice in question.choices)
         choices = [
             questionary.Choice(
-                [("bold", f"{choice.value:<{width}}"), ("", _beside(width, choice.reason))],
+                [("bold", f"{choice.value:<{width}}"), ("", _wrapped_reason(width, choice.reason))],
                 value=choice.value,
             )
             for choice in question.choices
@@ -86,7 +86,7 @@ class TerminalPrompter:
             question.text,
             choices,
             default=question.default,
-            instruction="(Enter takes it, ? explains, < goes back)",
+            instruction="(Enter accepts, ? explains, < goes back)",
             qmark="",
             pointer=_pointer(),
             style=questionary.Style([("question", "bold"), ("highlighted", _ANSWERED)]),
@@ -98,7 +98,7 @@ class TerminalPrompter:
         keys = _reply_keys()
         keys.add("c-d")(lambda event: event.app.exit(exception=EOFError()))
         keys.add("<sigint>")(lambda event: event.app.exit(exception=KeyboardInterrupt()))
-        _type_into(menu, [choice.value for choice in question.choices], keys)
+        _allow_typing(menu, [choice.value for choice in question.choices], keys)
         bindings = shown.application.key_bindings
         shown.application.key_bindings = merge_key_bindings(
             [bindings, keys] if bindings else [keys]
@@ -119,8 +119,8 @@ class TerminalPrompter:
         )
 
 
-def _beside(width: int, reason: str) -> str:
-    """Return a reason as it stands beside a value that is `width` wide, wrapped to the screen."""
+def _wrapped_reason(width: int, reason: str) -> str:
+    """Return the reason of a choice, wrapped to the screen beside values of this width."""
     if not reason:
         return ""
     margin = " " * (len(f" {_POINTER} ") + width + 2)
@@ -129,7 +129,7 @@ def _beside(width: int, reason: str) -> str:
 
 
 def _pointer() -> str:
-    """Return what points at a choice, in what the terminal's encoding has."""
+    """Return the pointer at a choice, `>` if the terminal's encoding has no `❯`."""
     try:
         _POINTER.encode(sys.stdout.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -137,10 +137,10 @@ def _pointer() -> str:
     return _POINTER
 
 
-def _type_into(menu: InquirerControl, values: Sequence[str], keys: KeyBindings) -> None:
-    """Let a choice be typed: its value, the beginning of it, or its number, counted from 1.
+def _allow_typing(menu: InquirerControl, values: Sequence[str], keys: KeyBindings) -> None:
+    """Let a choice be typed: its value, a prefix of it, or its number from 1.
 
-    What is typed and means none of them is the reply, so that it can be refused.
+    Any other text is the reply, so that it can be refused.
     """
     from prompt_toolkit.filters import Condition
     from prompt_toolkit.keys import Keys
@@ -150,7 +150,7 @@ def _type_into(menu: InquirerControl, values: Sequence[str], keys: KeyBindings) 
     def take(text: str) -> None:
         nonlocal typed, left_at
         typed = text
-        index = _meant(typed, values)
+        index = _match(typed, values)
         if index is not None:
             menu.pointed_at = index
         left_at = menu.pointed_at
@@ -160,35 +160,36 @@ def _type_into(menu: InquirerControl, values: Sequence[str], keys: KeyBindings) 
     def add(event: KeyPressEvent) -> None:
         text = " ".join(event.data.split()) or " "
         if text.isprintable():
-            take(typed + text if menu.pointed_at == left_at else text)  # else an arrow came between
+            was_moved = menu.pointed_at != left_at  # by an arrow key
+            take(text if was_moved else typed + text)
 
     @keys.add("backspace")
     def remove(_: KeyPressEvent) -> None:
         take(typed[:-1])
 
-    means_nothing = Condition(
-        lambda: menu.pointed_at == left_at and _meant(typed, values) is None and bool(typed.strip())
+    has_no_match = Condition(
+        lambda: menu.pointed_at == left_at and _match(typed, values) is None and bool(typed.strip())
     )
 
-    @keys.add("enter", filter=means_nothing, eager=True)
+    @keys.add("enter", filter=has_no_match, eager=True)
     def leave(event: KeyPressEvent) -> None:
         event.app.exit(result=typed)
 
 
-def _meant(typed: str, values: Sequence[str]) -> int | None:
-    """Return the index of the value that is typed, or else begun, or else numbered."""
+def _match(typed: str, values: Sequence[str]) -> int | None:
+    """Return the index of the value that is typed, else by prefix, else by number."""
     word = typed.strip().lower()
     if not word:
         return None
     if word in values:
         return values.index(word)
-    begun = [index for index, value in enumerate(values) if value.startswith(word)]
+    prefixed = [index for index, value in enumerate(values) if value.startswith(word)]
     numbers = [str(number) for number in range(1, len(values) + 1)]
-    return begun[0] if begun else numbers.index(word) if word in numbers else None
+    return prefixed[0] if prefixed else numbers.index(word) if word in numbers else None
 
 
 def _reply_keys(when: Any = True) -> KeyBindings:
-    """Return what the keys that are no answers do, at once."""
+    """Return the bindings of the keys that are not answers; they act at once."""
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()

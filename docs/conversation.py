@@ -1,9 +1,9 @@
-"""Draws docs/conversation.svg: `headway config` on a recorded server with eight GPUs.
+"""Draw docs/conversation.svg: `headway config` on a recorded server with eight GPUs.
 
     python -m docs.conversation      from the root of the repository; needs `.[test]`
 
-The program really runs, on a pty. The picture is what stands on its screen while a menu is open,
-and below that what followed.
+The program runs on a pty. The picture shows its screen while a menu is open, and below that the
+rest of its output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS, COLUMNS = 34, 100
 CELL_WIDTH, CELL_HEIGHT, MARGIN = 8.4, 18, 14
 COLOURS = {"default": "#d8dee9", "cyan": "#6fc3df", "brown": "#e5c07b", "green": "#98c379"}
 OPEN_MENU = "❯ bf16"
-KEYS = [  # what is waited for, and what is typed then
+KEYS = [  # text to wait for, and what to type then
     ("❯ cuda", "\r"),
     ("[8]", "9\r"),
     ("Answer again", ""),
@@ -36,14 +36,14 @@ KEYS = [  # what is waited for, and what is typed then
 
 
 def picture() -> str:
-    """Hold the conversation, and return it as an SVG."""
-    return draw(["$ headway config", *hold_conversation()])
+    """Run the conversation, and return it as an SVG."""
+    return draw(["$ headway config", *run_conversation()])
 
 
-def hold_conversation() -> list[str]:
-    """Return the lines of the picture, from a conversation in a home of its own."""
+def run_conversation() -> list[str]:
+    """Return the lines of the picture, from a conversation in an empty home folder."""
     with tempfile.TemporaryDirectory() as home:
-        os.environ |= {"HOME": home, "XDG_CONFIG_HOME": "", "XDG_STATE_HOME": ""}
+        os.environ |= {"HOME": home, "XDG_CONFIG_HOME": ""}
         os.chdir(home)
         with Terminal("gpu_8_h100", "config", rows=ROWS, columns=COLUMNS) as terminal:
             for text, keys in KEYS:

@@ -1,8 +1,8 @@
-"""Runs every `$ headway ...` in docs/*.md and writes what it prints into the page.
+"""Run every `$ headway ...` in docs/*.md and write its output into the page.
 
     python docs/screens.py     from the root of the repository
 
-The commands run in a folder of their own, with an empty `train.py` and the recorded machines of
+The commands run in a temporary folder with a `train.py` and the recorded machines of
 tests/machines; names of this machine and its folders are replaced.
 """
 
@@ -25,14 +25,14 @@ TIMEOUT_S = 120
 
 
 def make_stage(folder: Path) -> None:
-    """Put into `folder` what the commands of the pages find."""
+    """Write the files that the commands of the pages need into `folder`."""
     (folder / "train.py").write_text("print('trained')\n")
     for recorded in (ROOT / "tests" / "machines").glob("*.json"):
         shutil.copy(recorded, folder)
 
 
 def run(command: str, stage: Path) -> str:
-    """Return what a command of a page prints, both streams."""
+    """Return the output of a command of a page, both streams."""
     environ = {
         **os.environ,
         "HOME": str(stage),

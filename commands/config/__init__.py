@@ -1,3 +1,3 @@
 """`headway config` and the subcommands that show and change profiles. Only `exchange` and the
-dispatcher come in.
+dispatcher import from here.
 """

@@ -1,4 +1,4 @@
-"""The answers in a file, which `headway config --answers` takes instead of asking."""
+"""`headway config --answers FILE`: the answers in a file, taken instead of asking."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ from headway.settings.profile import Entry, parse_profile
 from headway.settings.profile_files import read_text
 
 QUESTIONS = {PLACE: (USER, PROJECT), MORE: (NO, YES)}
-"""The answers to questions that are no settings."""
+"""The possible answers to the questions that are not settings."""
 
 
 def read_answers(path: str) -> dict[str, Entry]:
-    """Return the answers in a file, or in a pipe such as /dev/stdin, by the question's name.
+    """Return the answers in a file or pipe (/dev/stdin), by the question's name.
 
     Raises:
-        ConfigError: all that is wrong with it, at once.
+        ConfigError: all problems of the file, at once.
     """
-    entries = parse_profile(
-        read_text(path, "file of answers", may_be_pipe=True), path, Layer.ANSWERS
-    )
+    entries = parse_profile(read_text(path, "answers file", may_be_pipe=True), path, Layer.ANSWERS)
     entries.pop("version", None)
     return checked_answers(entries)
 
 
 def checked_answers(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return answers to questions, which are settings or not, as a profile holds them.
+    """Return the answers as a profile holds them; those in QUESTIONS are not settings.
 
     Raises:
-        ConfigError: all that is wrong with them, at once.
+        ConfigError: all problems of the answers, at once.
     """
     problems = [
         Problem(

@@ -1,4 +1,4 @@
-"""`headway config`: asks about this machine, or takes the answers from elsewhere, and writes the
+"""`headway config`: ask about this machine, or take the answers from flags or a file, and write the
 profile.
 """
 
@@ -25,30 +25,30 @@ from headway.settings.profile_files import shown, text_at
 
 
 def make_parser(appendix: str = "") -> Parser:
-    """Return the parser of `headway config` itself; `appendix` ends its --help."""
+    """Return the parser of `headway config`; its --help ends with `appendix`."""
     parser = Parser(
         "config",
-        "Ask about this machine and write its profile. Enter takes the recommended answer.",
+        "Ask about this machine and write its profile. Enter accepts the recommended answer.",
         usage="headway config [flags]\n       headway config <subcommand> ...",
         appendix=appendix,
     )
     parser.flag(
         "--yes",
-        help="ask nothing: device, processes and precision become what fits this machine best, and "
-        "the rest of a profile stays",
+        help="do not ask: set device, processes and precision to what suits this machine best, and "
+        "keep the rest of the profile",
     )
     parser.flag(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="set this, and do not ask for it (repeatable); place=project is an answer, too",
+        help="set this, and do not ask for it (repeatable); place=project works too",
     )
     parser.flag(
         "--answers",
         metavar="FILE",
-        help="ask nothing: take the answers from FILE, which is written like a profile; "
-        "`place: user` or `place: project` in it says where to keep that",
+        help="do not ask: read the answers from FILE, in the format of a profile; `place: user` or "
+        "`place: project` in it chooses which profile to write",
     )
     parser.flag("--dry-run", help="print what would be written, and write nothing")
     parser.profile_flag()
@@ -57,11 +57,11 @@ def make_parser(appendix: str = "") -> Parser:
 
 
 def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = ()) -> int:
-    """Hold the conversation, write the profile, and say what to type next."""
+    """Ask, write the profile, and print the next command to type."""
     parser = make_parser(appendix)
     parsed, words = parser.parse_words(argv)
     if words:
-        _refuse_words(parser, parsed, words, subcommands)
+        _reject_words(parser, parsed, words, subcommands)
     unattended = parsed.yes or parsed.answers is not None
     paths = paths_of(parsed.profile)
     facts = facts_of(parsed, paths, unattended)
@@ -70,15 +70,15 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
     try:
         with _stop_signals_as_interrupts() as seen:
             answers = interview(facts, prompter, partial(summary, facts, paths))
-            if seen:  # a __del__ or a weakref's callback has swallowed the exception
+            if seen:  # the exception was raised in a __del__ or a weakref callback, and lost
                 raise KeyboardInterrupt
     except (KeyboardInterrupt, OSError) as stop:
-        if isinstance(stop, OSError) and not seen:  # a terminal that was closed cannot be tidied
+        if isinstance(stop, OSError) and not seen:  # a closed terminal cannot be restored
             raise
         try:
             print("\nnothing was written", file=sys.stderr)
             sys.stdout.flush()
-        except OSError:  # nobody is there to read it; the exit code is true all the same
+        except OSError:  # the terminal is closed; the exit code is still right
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         return 128 + (seen[0] if seen else signal.SIGINT)
     if answers[FINISH] == CANCEL:
@@ -93,20 +93,20 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
         path,
         lambda text: changed(text, path, facts, answers),
         facts.machine,
-        said=profile_after(facts, answers),
+        requested=profile_after(facts, answers),
     )
-    return _next(parsed, and_test=answers[FINISH] == TEST)
+    return _print_next(parsed, and_test=answers[FINISH] == TEST)
 
 
-def _refuse_words(
+def _reject_words(
     parser: Parser, parsed: Parsed, words: Sequence[str], subcommands: Collection[str]
 ) -> NoReturn:
-    """Refuse what follows the flags; a subcommand stands before them."""
+    """Raise for words after the flags; a subcommand must come before them."""
     if words[0] not in subcommands:
-        parser.error(f"{words[0]!r} is not expected here")
+        parser.error(f"unexpected argument {words[0]!r}")
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
     raise ConfigError(
-        f"the subcommand {words[0]} comes before its flags",
+        f"the subcommand {words[0]} must come before its flags",
         where="the command line",
         fix=f"`{shlex.join(['headway', 'config', words[0], *profile, *words[1:]])}`",
     )
@@ -114,9 +114,9 @@ def _refuse_words(
 
 @contextmanager
 def _stop_signals_as_interrupts() -> Iterator[list[int]]:
-    """Let SIGTERM, and the SIGHUP of a terminal that is closed, be what Ctrl-C is; yield what came.
+    """Raise KeyboardInterrupt also on SIGTERM and SIGHUP (a closed terminal); yield those received.
 
-    A SIGHUP that is ignored already (nohup) stays so.
+    A SIGHUP that is ignored (nohup) stays ignored.
     """
     seen: list[int] = []
 
@@ -137,8 +137,8 @@ def _stop_signals_as_interrupts() -> Iterator[list[int]]:
             signal.signal(number, signal.SIG_IGN if seen else old)
 
 
-def _next(parsed: Parsed, and_test: bool) -> int:
-    """Say the next command to type, after `headway test` if asked for; return the exit code."""
+def _print_next(parsed: Parsed, and_test: bool) -> int:
+    """Print the next command to type, after `headway test` if asked for; return the exit code."""
     if and_test:
         from headway.commands.test import main as test
 
@@ -151,7 +151,7 @@ def _next(parsed: Parsed, and_test: bool) -> int:
 
 
 def _same_flags(parsed: Parsed) -> list[str]:
-    """Return the flags by which another command means the same profile and machine."""
+    """Return the flags that name the same profile and machine for another command."""
     flags = {"--profile": parsed.profile, "--machine": parsed.machine}
     return [word for name, value in flags.items() if value is not None for word in (name, value)]
 

@@ -21,7 +21,10 @@ from headway.settings.table import TABLE
 
 def edit(argv: Sequence[str]) -> int:
     """Open a copy of the profile in the user's editor; it replaces the profile once it is valid."""
-    parser = Parser("config edit", "Open your profile in $VISUAL or $EDITOR; it is checked first.")
+    parser = Parser(
+        "config edit",
+        "Open your profile in $VISUAL or $EDITOR; it is checked before it is written.",
+    )
     parser.profile_flag()
     path = choose_profile(parser.parse_flags(argv).profile).path
     before = text_at(path) or beginning(path) + _commented()

@@ -32,10 +32,10 @@ from headway.settings.table import TABLE, Raw, Settings
 
 
 def set_keys(argv: Sequence[str]) -> int:
-    """Set keys of a profile; comments and all other lines stay as they are."""
+    """Set keys of a profile; comments and all other lines are kept."""
     parser = Parser(
         "config set",
-        "Set these keys in your profile; comments and all other lines stay as they are. "
+        "Set these keys in your profile; comments and all other lines are kept. "
         "env.NAME=VALUE sets one variable.",
         usage="headway config set [--profile NAME] KEY=VALUE ...",
         appendix=_all_settings(),
@@ -43,14 +43,14 @@ def set_keys(argv: Sequence[str]) -> int:
     parser.profile_flag()
     parsed, words = parser.parse_words(argv)
     if not words:
-        parser.error("nothing to set is named")
+        parser.error("KEY=VALUE is required")
     values = assignments(words, "the command line")
     path = choose_profile(parsed.profile).path
     apply(
         path,
         lambda text: set_all(begun(text, path), values),
         detect_machine(),
-        said=[key.partition(".")[0] for key in values],
+        requested=[key.partition(".")[0] for key in values],
         origin=Origin(Layer.ASSIGNMENT, reason="the command line"),
     )
     return 0
@@ -63,17 +63,17 @@ def _all_settings() -> str:
 
 
 def set_all(text: str, values: Mapping[str, Raw]) -> str:
-    """Return the profile `text` with all these keys set; new ones come in the table's order."""
+    """Return the profile `text` with all these keys set; new ones in the table's order."""
     order = list(TABLE)
     keys = sorted(values, key=lambda key: order.index(key.partition(".")[0]))
     return reduce(lambda edited, key: set_value(edited, key, values[key]), keys, text)
 
 
 def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
-    """Return what words such as `num_processes=2` set, by key.
+    """Return the values that words such as `num_processes=2` set, by key.
 
     Raises:
-        ConfigError: all words without "=", unknown keys and impossible values at once.
+        ConfigError: all words without "=", unknown keys and invalid values at once.
     """
     problems = []
     values: dict[str, Raw] = {}
@@ -98,7 +98,7 @@ def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
 
 
 def _is_text(word: str) -> bool:
-    """False for what holds bytes that are not UTF-8, which Python carries as surrogates."""
+    """False for a text with bytes that are not UTF-8, which Python decodes to surrogates."""
     return not any("\ud800" <= char <= "\udfff" for char in word)
 
 
@@ -107,10 +107,10 @@ def checked_values(values: Mapping[str, Raw], where: str) -> dict[str, Raw]:
 
     Args:
         values: by key; `env.NAME` is one variable.
-        where: where they come from.
+        where: their origin, for messages.
 
     Raises:
-        ConfigError: unknown keys and impossible values, all at once.
+        ConfigError: unknown keys and invalid values, all at once.
     """
     origin = Origin(Layer.IMPORTED, reason=where)
     return checked_entries({key: Entry(raw, origin) for key, raw in values.items()})
@@ -123,10 +123,10 @@ def checked_entries(
 
     Args:
         entries: by key; `env.NAME` is one variable.
-        problems: found already, to be reported together with all others.
+        problems: found before, to be raised together with the others.
 
     Raises:
-        ConfigError: unknown keys and impossible values, all at once.
+        ConfigError: unknown keys and invalid values, all at once.
     """
     try:
         typed([layer_of(key, entry) for key, entry in entries.items()])
@@ -145,7 +145,7 @@ def checked_entries(
 
 
 def layer_of(key: str, entry: Entry) -> Entries:
-    """Return a layer that holds one entry; `env.NAME` is one variable."""
+    """Return a layer with one entry; `env.NAME` is one variable."""
     name, _, item = key.partition(".")
     if name != "env" or not item:
         return {key: entry}
@@ -162,13 +162,13 @@ def unset_keys(argv: Sequence[str]) -> int:
     """Remove keys from a profile."""
     parser = Parser(
         "config unset",
-        "Remove these keys from your profile, so that they are detected again.",
+        "Remove these keys from your profile; their values are then detected.",
         usage="headway config unset [--profile NAME] KEY ...",
     )
     parser.profile_flag()
     parsed, keys = parser.parse_words(argv)
     if not keys:
-        parser.error("no key is named")
+        parser.error("KEY is required")
     chosen = choose_profile(parsed.profile)
     chosen.must_exist()
     apply(chosen.path, lambda text: _without(text, keys), detect_machine())
@@ -176,7 +176,7 @@ def unset_keys(argv: Sequence[str]) -> int:
 
 
 def _without(text: str, keys: Sequence[str]) -> str:
-    """Return the profile `text` without these keys; all that cannot be removed is named at once."""
+    """Return the profile `text` without these keys; raise once for all that cannot be removed."""
     where, problems = "the command line", []
     known = [key for key in parse_profile(text, "the profile", Layer.PROFILE) if key != "version"]
     for key in keys:
@@ -206,40 +206,40 @@ def apply(
     machine: Machine,
     *,
     replaces_all: bool = False,
-    said: Collection[str] = (),
+    requested: Collection[str] = (),
     origin: Origin | None = None,
 ) -> None:
-    """Change the profile at `path`, and print what became different and what still overrules it.
+    """Change the profile at `path`; print the differences, and what overrules them.
 
     Args:
         path: the profile; it may be missing.
-        change: gets the present text, empty where there is none, and returns the new one.
-        machine: this one, which may not be able to do what the profile says.
-        replaces_all: `change` ignores the present text, which may be invalid.
-        said: keys that were asked for, whether or not they change.
-        origin: where the values of these come from.
+        change: takes the current text, empty if there is none, and returns the new one.
+        machine: this one; a profile that it cannot run is written, with a note.
+        replaces_all: `change` ignores the current text, which may be invalid.
+        requested: keys to report on, whether or not they change.
+        origin: of the requested values, for messages.
 
     Raises:
-        ConfigError: what `change` makes is no sound profile, or cannot be written.
+        ConfigError: the new profile is invalid, or cannot be written.
     """
     before: dict[str, Entry] = {}
     layer, weaker, stronger = _place_of(path)
     old = ""
 
-    def sound(text: str) -> str:
+    def valid(text: str) -> str:
         nonlocal old
         old = text
         with suppress(*([ConfigError] if replaces_all else [])):
             before.update({} if is_blank(text) else parse_profile(text, path, Layer.PROFILE))
         edited = change(text)
-        origins = dict.fromkeys(said, origin) if origin else {}
+        origins = dict.fromkeys(requested, origin) if origin else {}
         try:
             checked(edited, path, machine, origins)
         except ConfigError as error:
             raise ConfigError.of(_placed(error.problems, text, path, machine)) from None
         return edited
 
-    new = change_profile(path, sound)
+    new = change_profile(path, valid)
     after = parse_profile(new, path, layer)
     if not old:
         write_schema()
@@ -247,19 +247,20 @@ def apply(
     for line in differences(before, after):
         print(f"  {line}")
     after.pop("version", None)
-    at_issue = {k: e for k, e in after.items() if k in said or _raw(before, k) != e.raw}
+    reported = {k: e for k, e in after.items() if k in requested or _raw(before, k) != e.raw}
     layers = [*weaker, after, *stronger]
-    impossible = [problem.what for problem in refusals(layers, machine)]  # it may be for another
+    # notes, not errors: the profile may be for another machine
+    not_here = [problem.what for problem in refusals(layers, machine)]
     gone = flat(_raws(before)).keys() - flat(_raws(after)).keys() - {"version"}
     elsewhere = _set_elsewhere(sorted(gone), [*weaker, *stronger])
-    for note in [*overruled([at_issue, *stronger]), *elsewhere, *impossible]:
+    for note in [*overruled([reported, *stronger]), *elsewhere, *not_here]:
         print(f"headway: note: {note}", file=sys.stderr)
 
 
 def _placed(
     problems: Sequence[Problem], text: str, path: str, machine: Machine
 ) -> Sequence[Problem]:
-    """Return the problems of an edited profile; those that its `text` has too, where they stand."""
+    """Return the problems of an edited profile; for those that `text` has too, with their line."""
     try:
         checked(text, path, machine)
     except ConfigError as error:
@@ -269,7 +270,7 @@ def _placed(
 
 
 def differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:
-    """Return one line for each key that is new, changed or gone."""
+    """Return one line for each key that was added, changed or removed."""
     lines = []
     for key in {**before, **after}:
         old, new = _raw(before, key), _raw(after, key)
@@ -280,7 +281,7 @@ def differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list
 
 
 def _set_elsewhere(keys: Sequence[str], layers: Sequence[Entries]) -> list[str]:
-    """Return a sentence for each key that one of `layers` sets, by the strongest that does."""
+    """Return a note for each key that one of `layers` sets, by the strongest that does."""
     still = {}
     for layer in layers:
         values = flat(_raws(layer))
@@ -292,9 +293,9 @@ def _set_elsewhere(keys: Sequence[str], layers: Sequence[Entries]) -> list[str]:
 
 
 def flat(values: Mapping[str, Raw]) -> dict[str, Raw]:
-    """Return the values with each variable of `env` for itself, as `env.NAME`.
+    """Return the values with each variable of `env` as `env.NAME`.
 
-    An `env` that cannot be read stays as it is.
+    An invalid `env` is returned unchanged.
     """
     try:
         variables = Settings.env.kind(values.get("env", {}))
@@ -313,10 +314,10 @@ def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
 
 
 def _place_of(path: str) -> tuple[Layer, list[Entries], list[Entries]]:
-    """Return which layer of a launch here the profile at `path` is, the weaker ones, the stronger.
+    """Return the layer of the profile at `path` in a launch here, the weaker and the stronger ones.
 
     Raises:
-        ConfigError: one of them is wrong.
+        ConfigError: one of them is invalid.
     """
     project = find_project_profile(trusted=path)
     environment = environment_layer()
@@ -333,33 +334,33 @@ def _place_of(path: str) -> tuple[Layer, list[Entries], list[Entries]]:
 
 
 def use(argv: Sequence[str]) -> int:
-    """Choose the profile that is used where neither --profile nor HEADWAY_PROFILE says."""
+    """Select the profile that is used without --profile and HEADWAY_PROFILE."""
     parser = Parser(
         "config use",
-        "Use this profile from now on, where neither --profile nor HEADWAY_PROFILE names one.",
+        "Use this profile from now on, unless --profile or HEADWAY_PROFILE names another.",
         usage="headway config use NAME",
     )
     _, words = parser.parse_words(argv)
     if len(words) != 1:
-        parser.error("one profile is to be named")
+        parser.error("exactly one profile is required")
     chosen = choose_profile(words[0], said_by="the command line")
     selection = selection_path()
     if chosen.name == DEFAULT_NAME:
-        _forget(selection)
+        _remove(selection)
     else:
         chosen.must_exist()
         read_profile(chosen.path, Layer.USER_PROFILE)
         name = chosen.path if is_path(chosen.name) else chosen.name
         change_profile(selection, lambda _: f"{name}\n")
-    print(f"in use from now on: {shown(chosen.path)}")
+    print(f"selected: {shown(chosen.path)}")
     now = choose_profile()
     if now.path != chosen.path:
-        note = f"here {now.chosen_by} says {now.name!r}, and wins over that"
+        note = f"{now.chosen_by} selects {now.name!r} here instead"
         print(f"headway: note: {note}", file=sys.stderr)
     return 0
 
 
-def _forget(selection: str) -> None:
+def _remove(selection: str) -> None:
     try:
         os.unlink(selection)
     except (FileNotFoundError, NotADirectoryError):
@@ -368,5 +369,5 @@ def _forget(selection: str) -> None:
         raise ConfigError(
             f"the selection cannot be removed: {error.strerror}",
             where=shown(selection),
-            fix="remove it by hand, or mend the permissions of its folder",
+            fix="remove it by hand, or fix the permissions of its folder",
         ) from None

@@ -1,4 +1,4 @@
-"""`headway config show | path | list | schema`: what is set, and where it is kept."""
+"""`headway config show | path | list | schema`: print settings and profiles, change nothing."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from headway.settings.table import Settings
 
 
 def show(argv: Sequence[str]) -> int:
-    """Print every setting as a launch here would find it."""
-    parser = Parser("config show", "Print every setting and the value that a launch here has.")
-    parser.flag("--origin", help="and where each value comes from")
-    parser.flag("--json", help="as one JSON object, with the origins")
+    """Print every setting with the value that a launch here uses."""
+    parser = Parser("config show", "Print every setting with the value that a launch here uses.")
+    parser.flag("--origin", help="also print where each value comes from")
+    parser.flag("--json", help="print one JSON object, with the origins")
     parser.profile_flag()
     parser.machine_flag()
     parsed = parser.parse_flags(argv)
@@ -64,7 +64,7 @@ def _as_json(settings: Settings) -> str:
 
 
 def path(argv: Sequence[str]) -> int:
-    """Print the path of the profile that is changed and read, whether or not it exists."""
+    """Print the path of the profile in use, whether or not it exists."""
     parser = Parser("config path", "Print the path of your profile, whether or not it exists.")
     parser.profile_flag()
     print(choose_profile(parser.parse_flags(argv).profile).path)
@@ -72,8 +72,9 @@ def path(argv: Sequence[str]) -> int:
 
 
 def list_profiles(argv: Sequence[str]) -> int:
-    """Print this user's profiles, the one in use with a star, and the project's."""
-    Parser("config list", "List your profiles; a star marks the one in use.").parse_flags(argv)
+    """Print the profiles of this user and of the project; a star marks those in use."""
+    parser = Parser("config list", "List your profiles and the project's; * marks those in use.")
+    parser.parse_flags(argv)
     chosen = choose_profile()
     folder = user_folder()
     rows = [(name, os.path.join(folder, f"{name}.yaml")) for name in profile_names(folder)]
@@ -87,7 +88,7 @@ def list_profiles(argv: Sequence[str]) -> int:
     if project not in (None, chosen.path):
         rows.append(("(project)", project))
     stars = ["*" if path in (chosen.path, project) else "" for _, path in rows]
-    cells = [(name, shown(path), _outline(path)) for name, path in rows]
+    cells = [(name, shown(path), _settings_in(path)) for name, path in rows]
     print_table(
         ("", "profile", "file", "settings"),
         [(star, *map(printable, row)) for star, row in zip(stars, cells, strict=True)],
@@ -95,15 +96,15 @@ def list_profiles(argv: Sequence[str]) -> int:
     return 0
 
 
-def _outline(path: str) -> str:
-    """Return what the profile says, on the rest of a line."""
+def _settings_in(path: str) -> str:
+    """Return the settings in the profile on one line, or why there are none."""
     if not is_there(path):
-        return "not written yet: `headway config`"
+        return "does not exist: `headway config` writes it"
     try:
         entries = read_profile(path, Layer.PROFILE)
         typed([entries])
     except ConfigError as error:
-        return f"broken: {error.problems[0].what}"
+        return f"invalid: {error.problems[0].what}"
     return ", ".join(f"{name} {as_words(entry.raw)}" for name, entry in entries.items())
 
 

@@ -1,4 +1,4 @@
-"""What `headway config` says around its questions: what it found, and what it would write."""
+"""What `headway config` prints around its questions: what it found, and what it would write."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from headway.settings.table import TABLE, Raw
 
 
 def introduction(facts: Facts) -> str:
-    """Return what was found on the machine, and what the keys do, in a line each."""
+    """Return what was found on the machine, and what the keys do."""
     machine = facts.machine
     device, why = machine.best_device()
     found = (
         f"{machine.cores_reason}; {why}" if device == "cpu" else f"{why}, {machine.cores_reason}"
     )
     is_first = not facts.defaults and not any(facts.profiles.values())
-    enter = "what fits this machine best" if is_first else "your earlier answer"
-    return f"Found here: {found}.\nEnter takes {enter}, ? explains, < goes back."
+    enter = "what suits this machine best" if is_first else "your earlier answer"
+    return f"Found here: {found}.\nEnter accepts {enter}, ? explains, < goes back."
 
 
 def summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
-    """Return the profile as a difference to what stands there, and what a launch makes of it."""
+    """Return the profile as a diff to the file, and the plan of a launch with it."""
     from headway.launcher.planning import describe
 
     place, values = place_of(facts, answers), profile_after(facts, answers)
@@ -60,7 +60,7 @@ def summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
 
 
 def _layers(facts: Facts, place: str, values: Mapping[str, Raw]) -> list[Entries]:
-    """Return the profiles that a launch would find, with `values` at their place."""
+    """Return the profiles of a launch, with `values` in place of that at `place`."""
     return [
         {
             name: Entry(raw, Origin(LAYER_OF[where], facts.paths[where]))
@@ -72,7 +72,7 @@ def _layers(facts: Facts, place: str, values: Mapping[str, Raw]) -> list[Entries
 
 
 def changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
-    """Return the profile's text with what the answers change, and all else as it is now."""
+    """Return the profile's text with what the answers change, and everything else unchanged."""
     before = flat(facts.profiles[place_of(facts, answers)]) if text else {}
     after = flat(profile_after(facts, answers))
     text = text or beginning(path)

@@ -1,1 +1,1 @@
-"""Settings of other launchers in ours, and back. Only the dispatcher comes in."""
+"""Settings to and from other launchers. Only the dispatcher imports from here."""

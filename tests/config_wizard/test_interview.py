@@ -207,8 +207,8 @@ def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
     ("machine", "replies", "reason"),
     [
         (LAPTOP, ["cuda"], "this machine shows no GPU: no NVIDIA driver"),
-        (LAPTOP, ["tpu"], "'tpu' is none of cpu, nor a number from 1 to 1"),
-        (LAPTOP, ["3"], "'3' is none of cpu"),
+        (LAPTOP, ["tpu"], "'tpu' is not one of cpu or a number from 1 to 1"),
+        (LAPTOP, ["3"], "'3' is not one of cpu"),
         (EIGHT_H100, ["cuda", "9"], "num_processes is 9, but this machine shows 8 GPUs"),
         (EIGHT_H100, ["", "-2"], "num_processes is '-2', but it must be 1 or more"),
         (EIGHT_H100, ["", "many"], "not a whole number"),
@@ -325,7 +325,7 @@ def test_more_settings_are_written_only_where_they_differ_from_the_defaults() ->
 def test_input_that_ends_early_leaves_the_rest_to_the_defaults_and_says_so() -> None:
     script, profile = held(facts_of(LAPTOP), "cpu", "2")
     assert profile == {**CPU, "num_processes": "2"}
-    assert script.said[0].startswith("The input has ended")
+    assert script.said[0].startswith("End of input")
     assert f"  {PLACE}: user" in script.said
     assert f"  {FINISH}: write" in script.said
 

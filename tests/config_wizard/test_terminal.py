@@ -120,7 +120,7 @@ def test_what_is_typed_and_is_no_choice_is_refused(typed: str) -> None:
     with Terminal("gpu_8_h100", "config") as terminal:
         terminal.wait_for("❯ cuda")
         terminal.press(typed, "\r")
-        terminal.wait_for("is none of cuda, cpu, nor a number from 1 to 2")
+        terminal.wait_for("is not one of cuda, cpu or a number from 1 to 2")
         terminal.wait_for("❯ cuda")
 
 

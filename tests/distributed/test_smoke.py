@@ -15,7 +15,7 @@ from tests.distributed.launching import environment
 
 CHECKS = [
     *("start", "ranks", "all-reduce", "precision", "training step"),
-    *("data loader", "checkpoint", "whole"),
+    *("data loader", "checkpoint", "total"),
 ]
 
 

@@ -61,7 +61,7 @@ def test_a_pipe_answers_numbered_lines_and_its_early_end_is_said(
     assert profile() == {**CPU, "num_processes": "2"}
     out = capsys.readouterr().out
     assert "  1) cpu  8 usable cores; no NVIDIA driver on this machine\n[cpu] cpu\n" in out
-    assert "The input has ended; what is left gets its default:\n  place: user\n" in out
+    assert "End of input; the remaining questions get their default:\n  place: user\n" in out
     assert out.endswith("next: headway launch your_script.py\n")
 
 
@@ -115,7 +115,7 @@ def test_set_answers_a_question_and_any_other_setting(machine: Machine) -> None:
         (["--answers", "missing.yaml"], "there is no such file"),
         (["--answers", "answers.yaml"], "did you mean 'device'"),
         (["--profile", "a b"], "cannot be the name of a profile"),
-        (["extra"], "no subcommand"),
+        (["extra"], "unknown subcommand 'extra'"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(

@@ -429,7 +429,7 @@ def test_list_marks_a_profile_whose_values_cannot_be(
 ) -> None:
     profile.write_text("device: x\n")
     assert main(["config", "list"]) == 0
-    assert "broken: device is 'x'" in capsys.readouterr().out
+    assert "invalid: device is 'x'" in capsys.readouterr().out
 
 
 def test_export_asks_for_its_format(capsys: pytest.CaptureFixture[str]) -> None:
@@ -485,7 +485,7 @@ def test_use_says_which_profile_wins_here(
 ) -> None:
     monkeypatch.setenv("HEADWAY_PROFILE", "gpu4")
     assert main(["config", "use", "default"]) == 0
-    note = "headway: note: here environment HEADWAY_PROFILE says 'gpu4', and wins over that\n"
+    note = "headway: note: environment HEADWAY_PROFILE selects 'gpu4' here instead\n"
     assert capsys.readouterr().err == note
     assert main(["config", "show", "--profile", ""]) == 2
     assert "unset HEADWAY_PROFILE" not in capsys.readouterr().err  # it plays no part
