@@ -448,3 +448,27 @@ def test_ctrl_c_before_the_start_is_one_line() -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", text], env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "headway: interrupted\n")
+
+
+def test_a_launch_of_one_process_imports_nothing_that_only_errors_help_or_ranks_need() -> None:
+    text = (
+        "import os, sys\n"
+        "heavy = {'argparse', 'gettext', 'dataclasses', 'logging', 'pathlib', 'subprocess',\n"
+        "         'yaml', 'psutil', 'shlex', 'difflib', 'rich', 'torch'}\n"
+        "os.execve = lambda *words: sys.exit(f'imported: {sorted(heavy & sys.modules.keys())}')\n"
+        "from headway.commands.main import main\n"
+        "before = heavy & sys.modules.keys()  # what an editable install has imported already\n"
+        "heavy -= before\n"
+        "main(['launch', '--quiet', '--cpu', 'script.py'])\n"
+    )
+    script("pass")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", text], env=environ, capture_output=True, text=True)
+    assert done.stderr == "imported: []\n"
+
+
+@pytest.mark.parametrize("words", [[], ["a", "b"]], ids=len)
+def test_stack_needs_one_process_id(words: list[str]) -> None:
+    done = headway("stack", *words)
+    assert done.returncode == 2
+    assert f"process id of the launcher, or of a rank is needed, and {len(words)}" in done.stderr
