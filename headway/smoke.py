@@ -154,7 +154,7 @@ def check_loader(accelerator: Accelerator, _: str) -> Outcome:
         samples += accelerator.gather_for_metrics(batch).tolist()
     accelerator.free_memory()
     is_right = samples == list(range(count))
-    return Outcome(is_right, f"{count} samples, {'read once' if is_right else f'got {samples}'}")
+    return Outcome(is_right, f"{count} samples, {'each once' if is_right else f'got {samples}'}")
 
 
 def check_checkpoint(accelerator: Accelerator, results: str) -> Outcome:
