@@ -1,4 +1,4 @@
-"""`headway doctor`: what is wrong with this machine, each problem with its fix."""
+"""`headway doctor`: check this machine; each problem has a fix."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ print(json.dumps({
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway doctor` with these words; 1 when there is an error."""
-    parser = Parser("doctor", "Say what is wrong with this machine, and how to mend it.")
-    parser.flag("--json", help="as one JSON object: {machine, checks}")
+    """Run `headway doctor` with these words; return 1 if a check failed."""
+    parser = Parser("doctor", "Check this machine, and print how to fix each problem.")
+    parser.flag("--json", help="print one JSON object: {machine, checks}")
     parser.machine_flag()
     parsed = parser.parse_flags(argv)
     machine, _ = look_at_machine(parsed, os.environ, full=True)
     if parsed.machine is None:
-        live = list(_look_closer(machine))
+        live = list(_live_checks(machine))
     else:
-        live = [Check(name, SKIPPED, "it needs the machine itself") for name in LIVE]
+        live = [Check(name, SKIPPED, "not possible for a recorded machine") for name in LIVE]
     checks = [
         one._replace(what=without_home(one.what, os.environ))
         for one in (*machine_problems(machine), *live)
@@ -81,8 +81,8 @@ def _with_fix(check: Check) -> str:
     return f"{check.what}\nfix: {check.fix}" if check.fix else check.what
 
 
-def _look_closer(machine: Machine) -> Iterator[Check]:
-    """Yield what no snapshot can tell."""
+def _live_checks(machine: Machine) -> Iterator[Check]:
+    """Yield the checks that need the machine itself."""
     yield _ask_torch(machine)
     try:
         layers = [*profile_layers(), environment_layer()]
@@ -99,10 +99,10 @@ def _look_closer(machine: Machine) -> Iterator[Check]:
 
 
 def _ask_torch(machine: Machine) -> Check:
-    """Ask a Python of its own what only a running torch knows."""
+    """Import torch in another Python, and compare what it finds."""
     try:
         os.getcwd()
-    except OSError:  # the check of the disk says why
+    except OSError:  # the disk check reports why
         return Check(LIVE[0], SKIPPED, "torch cannot be imported without a working folder")
     try:
         done = subprocess.run(
@@ -115,19 +115,19 @@ def _ask_torch(machine: Machine) -> Check:
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         what = f"importing torch takes more than {TORCH_TIMEOUT_S} s"
-        return Check(LIVE[0], ERROR, what, "look for a slow or overloaded disk")
+        return Check(LIVE[0], ERROR, what, "check for a slow or overloaded disk")
     except OSError as error:
-        what = f"no other Python can be started here: {error.strerror}"
+        what = f"cannot start another Python: {error.strerror}"
         return Check(LIVE[0], ERROR, what, "`ulimit -n 65536; ulimit -u 65536`")
     except (IndexError, ValueError):
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Check(LIVE[0], ERROR, f"torch cannot be imported: {said}", "reinstall torch")
+        message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Check(LIVE[0], ERROR, f"cannot import torch: {message}", "reinstall torch")
     visible = machine.visible_gpus
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
     cuda = answer["cuda"]
     if "error" in cuda:
-        what = f"torch sees {cuda['count']} GPUs, and fails on the first: {cuda['error']}"
-        return Check(LIVE[0], ERROR, what, "`nvidia-smi` shows who uses it, and its compute mode")
+        what = f"torch sees {cuda['count']} GPUs, but the first fails: {cuda['error']}"
+        return Check(LIVE[0], ERROR, what, "`nvidia-smi` shows its processes and compute mode")
     if cuda["count"] < expected:
         what = f"torch sees {cuda['count']} of {expected} GPUs"
         return Check(LIVE[0], ERROR, what, "reinstall the NVIDIA driver, or reboot")
@@ -144,32 +144,32 @@ def _check_profile(settings: Settings, machine: Machine) -> Iterator[Check]:
         fix = f"{problem.fix}; or `headway launch --fit`"
         yield Check("profile", ERROR, f"{problem.what} ({problem.where})", fix)
     if not found:
-        yield Check("profile", OK, "profiles and HEADWAY_* variables can be obeyed here")
+        yield Check("profile", OK, "profiles and HEADWAY_* variables are valid on this machine")
 
 
 def _check_hostname() -> Check:
-    """See whether this machine's name leads back to it; gloo listens where the name leads."""
+    """Check that this machine's name resolves to an address of it; gloo listens on that."""
     name = socket.gethostname()
-    fix = f"add `127.0.0.1 {name}` to /etc/hosts; `headway launch` on one machine needs no name"
+    fix = f"add `127.0.0.1 {name}` to /etc/hosts; not needed for launches on one machine"
     try:
         address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        what = f"this machine's name {name!r} leads nowhere: {error.strerror}"
+        what = f"this machine's name {name!r} does not resolve: {error.strerror}"
         return Check("hostname", WARNING, what, fix)
-    except UnicodeError:  # DNS allows 63 characters between dots, Linux 64; torch asks for it, too
-        what = f"this machine's name {name!r} is too long: torch cannot start several ranks with it"
+    except UnicodeError:  # DNS allows 63 characters between dots, Linux 64; torch resolves the name
+        what = f"this machine's name {name!r} is too long for DNS: torch cannot start several ranks"
         return Check("hostname", ERROR, what, "`sudo hostname` with at most 63 characters")
     try:
         with socket.socket(address[0], socket.SOCK_STREAM) as probe:
             probe.bind((address[4][0], 0))
     except OSError as error:
-        what = f"{name!r} leads to {address[4][0]}, where nothing can listen: {error.strerror}"
+        what = f"{name!r} resolves to {address[4][0]}, which cannot be bound: {error.strerror}"
         return Check("hostname", WARNING, what, fix)
     return Check("hostname", OK, f"{name} is {address[4][0]}")
 
 
 def _check_port(settings: Settings) -> Check:
-    """See whether the ranks of several machines could meet; one machine chooses a free port."""
+    """Check the port for runs on several machines; a run on one machine takes a free one."""
     port = settings.main_port or 29500
     address = settings.main_address
     if settings.num_machines > 1 and settings.machine_rank > 0 and address is not None:
@@ -179,7 +179,7 @@ def _check_port(settings: Settings) -> Check:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", port))
     except OSError as error:
-        what = f"port {port} cannot be had: {error.strerror}"
+        what = f"port {port} cannot be bound: {error.strerror}"
         return Check("port", WARNING, what, "choose another one with --main-port")
     return Check("port", OK, f"{port} is free for runs on several machines")
 
@@ -188,27 +188,27 @@ def _check_reachable(address: str, port: int) -> Check:
     try:
         socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S).close()
     except ConnectionRefusedError:
-        pass  # the machine is there; nobody has launched on it yet
-    except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
+        pass  # the machine is there, without a launch yet
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
         reason = error.strerror if isinstance(error, OSError) else None
-        what = f"machine 0 is not reached at {address}:{port}: {reason or error}"
-        return Check("port", ERROR, what, "check main_address, and the firewalls between them")
-    return Check("port", OK, f"machine 0 is reached at {address}")
+        what = f"machine 0 cannot be reached at {address}:{port}: {reason or error}"
+        return Check("port", ERROR, what, "check main_address, and firewalls between the machines")
+    return Check("port", OK, f"machine 0 can be reached at {address}")
 
 
 def _check_disk() -> Iterator[Check]:
     free_in: dict[str, int] = {}
     for name, find, fix in (
-        ("the working folder", os.getcwd, "`cd` into a folder that is there"),
+        ("the working folder", os.getcwd, "`cd` to a folder that exists"),
         ("a folder for temporary files", tempfile.gettempdir, TEMPORARY_FIX),
     ):
         try:
             folder = find()
             free_in[folder] = shutil.disk_usage(folder).free
         except OSError as error:
-            yield Check("disk", ERROR, f"{name} cannot be had: {error.strerror}", fix)
+            yield Check("disk", ERROR, f"{name} is not available: {error.strerror}", fix)
     for folder, free in free_in.items():
-        what = f"{free / 2**30:.1f} GiB are free in {folder}"
+        what = f"{free / 2**30:.1f} GiB free in {folder}"
         low = [status for status, least in LEAST_FREE_BYTES.items() if free < least]
-        fix = "remove old checkpoints and logs, or write elsewhere" if low else ""
+        fix = "remove old checkpoints and logs, or write to another disk" if low else ""
         yield Check("disk", low[-1] if low else OK, what, fix)

@@ -17,19 +17,19 @@ from headway.settings.table import TABLE, Shape
 Parsed = SimpleNamespace
 """The values of the flags, by the names of the settings, or of the flags that are none."""
 
-OF_OTHER_TOOLS = {  # flags that people bring along: what became of them, what to do
+OF_OTHER_TOOLS = {  # flags of other tools: what they are here, the fix
     "--use-mps-device": (
-        "is not needed any more: an Apple GPU is used where there is one",
-        "leave it out; --cpu opts out",
+        "is not needed: an Apple GPU is used if there is one",
+        "remove it; --cpu opts out",
     ),
     "--no-cuda": ("is --cpu here", "pass --cpu"),
     "--use-cpu": ("is --cpu here", "pass --cpu"),
     "--accelerator": ("is --device here", "pass --device auto, cpu, cuda, gpu or mps"),
     "--gpu-ids": ("is --devices here", "pass --devices 0,1"),
     "--gpus": ("is --devices here", "pass --devices with a count (2) or indices (0,1)"),
-    "--auto-select-gpus": ("is a way to write --devices here", "pass --devices idle:N"),
-    "--multi-gpu": ("is not needed: all GPUs are used", "leave it out; --devices chooses some"),
-    "--mps": ("is a device here", "pass --device mps, or nothing: a Mac's GPU is used anyway"),
+    "--auto-select-gpus": ("is --devices here", "pass --devices idle:N"),
+    "--multi-gpu": ("is not needed: all GPUs are used", "remove it; --devices selects some"),
+    "--mps": ("is --device mps here", "pass --device mps, or nothing: a Mac's GPU is the default"),
     "--nproc-per-node": ("is --num-processes here", "pass --num-processes N"),
     "--nnodes": ("is --num-machines here", "pass --num-machines M"),
 }
@@ -52,8 +52,8 @@ class Parser:
         self.known: dict[str, bool] = {"--help": False, "-h": False}  # flag: does it take a value?
         self._long_name: dict[str, str] = {}
         self._last: set[str] = set()
-        self._appendix = appendix  # printed as it is, at the end of --help
-        self._default_value: dict[str, str] = {}  # of flags whose value may be left out
+        self._appendix = appendix  # printed unchanged at the end of --help
+        self._default_value: dict[str, str] = {}  # of flags with an optional value
 
     def format_help(self) -> str:
         """Return the text of --help."""
@@ -79,10 +79,10 @@ class Parser:
         default_value: str | None = None,
         **options: Any,
     ) -> None:
-        """Add one flag; `metavar` makes it take a value, and no flag follows one that is last.
+        """Add one flag; with `metavar` it takes a value, and no flag follows one with `is_last`.
 
-        With a `default_value` the flag may stand alone; another value is written with "=", so that
-        the flag never swallows the script.
+        With a `default_value` the value is optional and must be written with "=", so that the flag
+        never takes the script for it.
         """
         if default_value is not None:
             self._default_value[name] = default_value
@@ -101,11 +101,11 @@ class Parser:
         }
 
     def profile_flag(self) -> None:
-        """Add the flag that says which of this user's profiles is meant."""
-        self.flag("--profile", metavar="NAME", help="which of your profiles: a name, or a path")
+        """Add --profile, which selects one of this user's profiles."""
+        self.flag("--profile", metavar="NAME", help="your profile to use: a name, or a path")
 
     def setting_flags(self) -> None:
-        """Add a flag for every setting; absent ones are None, so that profiles can speak."""
+        """Add a flag for every setting; those not passed are None."""
         for row in TABLE.values():
             options: dict[str, Any] = {"metavar": row.metavar, "help": row.help}
             if row.shape is Shape.MAP:
@@ -113,7 +113,7 @@ class Parser:
             self.flag(row.flag, dest=row.name, **options)
 
     def machine_flag(self) -> None:
-        """Add --machine, for commands that can look at a recorded machine instead of this one."""
+        """Add --machine, for commands that can use a recorded machine instead of this one."""
         self.flag(
             "--machine",
             metavar="FILE",
@@ -121,7 +121,7 @@ class Parser:
         )
 
     def split(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return the launcher's own part of `argv`, spelled with dashes, and all that follows.
+        """Return the launcher's own flags in `argv`, spelled with dashes, and all that follows.
 
         The first word that is neither a flag nor a flag's value begins the second part.
 
@@ -134,20 +134,20 @@ class Parser:
             name, equals, value = words.pop(0).partition("=")
             name = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
             if name not in self.known:
-                self._refuse(name)
+                self._raise_unknown(name)
             if not equals and name in self._default_value:
                 value = self._default_value[name]
             elif self.known[name] and not equals:
                 if not words:
-                    self._needs_value(name)
+                    self._raise_missing_value(name)
                 value = words.pop(0)
             elif equals and not self.known[name]:
                 raise ConfigError(
-                    f"{name} takes no value, and was given {value!r}",
+                    f"{name} takes no value, but was given {value!r}",
                     where="the command line",
-                    fix=f"pass {name} alone, or leave it out",
+                    fix=f"pass {name} without a value",
                 )
-            # with "=", a value may begin with a dash
+            # with "=", as a value may begin with a dash
             own.append(f"{self._long_name[name]}={value}" if self.known[name] else name)
             if name in self._last:
                 break
@@ -173,7 +173,7 @@ class Parser:
         return Parsed(**values)
 
     def parse_words(self, argv: Sequence[str]) -> tuple[Parsed, list[str]]:
-        """Return the flags and the other words of a command line where they may mix."""
+        """Return the flags and the other words of a command line, in any order."""
         own: list[str] = []
         words: list[str] = []
         rest = list(argv)
@@ -188,36 +188,36 @@ class Parser:
         """Return the flags of a command line that takes nothing else."""
         parsed, words = self.parse_words(argv)
         if words:
-            self.error(f"{words[0]!r} is not expected here")
+            self.error(f"unexpected argument {words[0]!r}")
         return parsed
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
 
-    def _refuse(self, name: str) -> NoReturn:
+    def _raise_unknown(self, name: str) -> NoReturn:
         if name in OF_OTHER_TOOLS:
             what, fix = OF_OTHER_TOOLS[name]
             raise ConfigError(f"{name} {what}", where="the command line", fix=fix)
         close = did_you_mean(name, self.known)
         raise ConfigError(
-            f"{name} is no flag of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
+            f"unknown flag {name} of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
             where="the command line",
-            fix="flags of the script stand after the script"
+            fix="put flags of the script after the script"
             if self.command == "launch"
             else f"see `{self.prog} --help`",
         )
 
-    def _needs_value(self, name: str) -> NoReturn:
+    def _raise_missing_value(self, name: str) -> NoReturn:
         raise ConfigError(
-            f"{name} needs a value, and the command line ends there",
+            f"{name} requires a value",
             where="the command line",
             fix=f"see `{self.prog} --help`",
         )
 
 
 def flag_layer(parsed: Parsed) -> Entries:
-    """Return what the flags of `Parser.setting_flags` say."""
+    """Return the entries of the flags of `Parser.setting_flags`."""
     given = {name: getattr(parsed, name) for name in TABLE if getattr(parsed, name) is not None}
     return {
         name: Entry(raw, Origin(Layer.FLAG, flag=TABLE[name].flag)) for name, raw in given.items()

@@ -19,7 +19,7 @@ from headway.config_wizard.questions import (
     Question,
     is_optional,
     next_question,
-    refusals,
+    problems_so_far,
 )
 from headway.errors import ConfigError, Problem
 from headway.settings.table import TABLE
@@ -70,7 +70,7 @@ def interview(
         ConfigError: a given answer is invalid, or an answer is and the input has ended.
     """
     answers: dict[str, str] = {}
-    problems = refusals(facts, answers)
+    problems = problems_so_far(facts, answers)
     if problems:
         raise ConfigError.of(problems)
     while FINISH not in answers:
@@ -124,7 +124,7 @@ def _checked(
     problem = _invalid(question, answer)
     # a known value that this machine cannot run gets its own reason, not "is not one of"
     if problem is None or (name in TABLE and answer in TABLE[name].choices):
-        refused = refusals(facts, {**answers, name: answer})
+        refused = problems_so_far(facts, {**answers, name: answer})
         problem = refused[0] if refused else problem
     return answer, problem
 
@@ -164,4 +164,4 @@ def _one_back(facts: Facts, answers: dict[str, str], prompter: Prompter) -> Fact
         prompter.say("This is the first question.")
         return facts
     name, answer = answers.popitem()
-    return facts._replace(defaults={**facts.defaults, name: answer})
+    return facts._replace(removed={**facts.removed, name: answer})

@@ -1,12 +1,13 @@
-"""The questions as data: which comes next, what can be answered, and the profile that answers make.
+"""The questions as data: which comes next, the possible answers, and the profile that they make.
 
-Types, choices and help come from the settings table, and what this machine can do from the same
-checks as a launch. Pure: nobody is asked here.
+Types, choices and help come from the settings table, and what this machine can run from the same
+checks as a launch. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from headway.contract.origin import Layer, Origin
@@ -18,33 +19,33 @@ from headway.settings.resolve import resolve
 from headway.settings.table import AUTO, TABLE, Raw, Settings, Shape
 
 PLACE, MORE, FINISH = "place", "more", "finish"
-"""The questions that are no settings: where to keep the profile, ask more?, what to do with it."""
+"""The questions that are not settings: which profile to write, ask more?, what to do with it."""
 
 USER, PROJECT = "user", "project"
 LAYER_OF = {USER: Layer.USER_PROFILE, PROJECT: Layer.PROJECT_PROFILE}
 WRITE, TEST, BACK, CANCEL = "write", "write and test", "back", "cancel"
 YES, NO = "yes", "no"
 NONE = "-"
-"""The answer that takes an optional setting out of the profile."""
+"""The answer that removes an optional setting from the profile."""
 
 _ALWAYS = ("device", "num_processes", "mixed_precision")
-"""Settings that every profile from here holds, asked or not."""
+"""Settings that every profile written here contains, asked or not."""
 
 _MORE = (
     *("gradient_accumulation_steps", "threads_per_process", "max_restarts", "log_dir", "env"),
     "num_machines",
 )
-_OF_MACHINES = ("main_address", "machine_rank", "main_port")
+_MULTI_MACHINE = ("main_address", "machine_rank", "main_port")
 
-_NEEDED = ("main_address",)
-"""Settings that may be absent, but not where they are asked for."""
+_REQUIRED = ("main_address",)
+"""Optional settings that must be answered if they are asked."""
 
-_TO_BE_ASKED: Mapping[str, Raw] = {"main_address": "to-be-asked"}
-"""Stands for the address of machine 0, so that its absence is no fault yet."""
+_PLACEHOLDER: Mapping[str, Raw] = {"main_address": "to-be-asked"}
+"""The address of machine 0 until it is asked for, so that its absence is not a problem yet."""
 
 _PROCESSES = ("device", "num_processes", "num_machines")
-_OF_PROCESSES = ("devices", "ranks", "debug_rank")
-"""Settings that fit some numbers of processes only."""
+_DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
+"""Settings that are valid only for some numbers of processes."""
 
 _TEXTS = {
     "device": "Where should scripts run?",
@@ -66,46 +67,46 @@ _TEXTS = {
 }
 
 _HELP = {
-    PLACE: "A project's headway.yaml is found from every folder below it, and wins over yours.",
+    PLACE: "A project's headway.yaml is read in every folder below it, and overrules yours.",
     MORE: f"Asks for {', '.join(_MORE)}; all of them can also be set later.",
     FINISH: "Nothing has been written yet.",
 }
 
 
 class Choice(NamedTuple):
-    """One possible answer, and why one might take it."""
+    """One possible answer, and a reason to choose it."""
 
     value: str
     reason: str = ""
 
 
 class Question(NamedTuple):
-    """What a prompter shows; it answers with one of the choices, or with a typed line."""
+    """What a prompter shows; the answer is one of the choices, or a typed line."""
 
     name: str
     text: str
     default: str
     help: str
-    choices: tuple[Choice, ...] = ()  # none: a line is typed
-    reason: str = ""  # for a typed line: why the default is what it is
+    choices: tuple[Choice, ...] = ()  # empty: a line is typed
+    reason: str = ""  # for a typed line: of the default
 
     @property
     def offer(self) -> str:
-        """What Enter gives, in brackets; nothing where only the user can know."""
-        return "" if self.name in _NEEDED and self.default == NONE else f"[{self.default}]"
+        """The answer on Enter, in brackets; empty if only the user can know it."""
+        return "" if self.name in _REQUIRED and self.default == NONE else f"[{self.default}]"
 
 
 class Facts(NamedTuple):
     """All that the questions depend on, apart from the answers."""
 
     machine: Machine
-    profiles: Mapping[str, Mapping[str, Raw]]  # what is written at each place now
-    paths: Mapping[str, str]  # of these places, in words
-    defaults: Mapping[str, Raw]  # earlier answers; those that still fit are offered
+    profiles: Mapping[str, Mapping[str, Raw]]  # the current settings, by place
+    paths: Mapping[str, str]  # by place, to be shown
     given: Mapping[str, Raw]  # answers from the command line or a file; not asked for
-    problems: Callable[[Mapping[str, Raw]], Sequence[Problem]]  # what a launch would refuse
-    afresh: bool = False  # device, processes and precision: whatever the profiles say of them
-    can_test: bool = False  # by `headway test`: it is this machine, and no recorded one
+    problems: Callable[[Mapping[str, Raw]], Sequence[Problem]]  # of a launch with these settings
+    redetect: bool = False  # do not take device, processes and precision from the profiles
+    can_test: bool = False  # with `headway test`; not possible for a recorded machine
+    removed: Mapping[str, Raw] = MappingProxyType({})  # answers before going back; offered again
 
 
 Answers = Mapping[str, str]
@@ -123,7 +124,7 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
     """Yield the names in order; each may depend on the answers before it."""
     yield "device"
     device = _device(facts, answers)
-    if _most_processes(facts, device) > 1:
+    if _max_processes(facts, device) > 1:
         yield "num_processes"
     if device != "cpu":
         yield "mixed_precision"
@@ -137,7 +138,7 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
             yield "mixed_precision"
         yield from _MORE
     if "num_machines" in {**facts.given, **answers} and _is_several(facts, answers):
-        yield from _OF_MACHINES
+        yield from _MULTI_MACHINE
     yield FINISH
 
 
@@ -158,7 +159,7 @@ def _question(name: str, facts: Facts, answers: Answers) -> Question:
 
 def _help(name: str) -> str:
     row = TABLE[name]
-    optional = f" `{NONE}` for none." if is_optional(name) and name not in _NEEDED else ""
+    optional = f" `{NONE}` for none." if is_optional(name) and name not in _REQUIRED else ""
     return (
         f"{name}: {row.help}.{optional}\n"
         f"For one launch: {row.flag} {row.metavar}, or {row.variable}."
@@ -167,7 +168,7 @@ def _help(name: str) -> str:
 
 def is_optional(name: str) -> bool:
     """True for a setting that may be absent."""
-    if name in _NEEDED:
+    if name in _REQUIRED:
         return True
     return name in TABLE and (TABLE[name].default is None or TABLE[name].shape is Shape.MAP)
 
@@ -191,7 +192,7 @@ def _choices(name: str, facts: Facts, answers: Answers) -> tuple[Choice, ...]:
 
 
 def _devices_here(facts: Facts) -> tuple[Choice, ...]:
-    """Return the devices that work here, the best first."""
+    """Return the devices that this machine can use, the best first."""
     machine = facts.machine
     best, why = machine.best_device()
     reasons = {"cuda": machine.describe_gpus(), "mps": machine.mps_reason}
@@ -202,7 +203,7 @@ def _devices_here(facts: Facts) -> tuple[Choice, ...]:
 
 
 def _precisions_here(facts: Facts, answers: Answers) -> tuple[Choice, ...]:
-    """Return the precisions that this device computes in, the recommended one first."""
+    """Return the precisions that the device supports, the recommended one first."""
     device = _device(facts, answers)
     fits = [
         name
@@ -210,7 +211,7 @@ def _precisions_here(facts: Facts, answers: Answers) -> tuple[Choice, ...]:
         if not facts.problems({"device": device, "mixed_precision": name})
     ]
     best = "bf16" if device == "cuda" and "bf16" in fits else "no"
-    why = "every GPU computes in it" if best == "bf16" else "nothing is rounded"
+    why = "every GPU supports it" if best == "bf16" else "no loss of precision"
     return tuple(
         Choice(name, PRECISIONS[name].help + (f" (recommended: {why})" if name == best else ""))
         for name in sorted(fits, key=lambda name: name != best)
@@ -220,13 +221,13 @@ def _precisions_here(facts: Facts, answers: Answers) -> tuple[Choice, ...]:
 def _default(
     name: str, facts: Facts, answers: Answers, choices: tuple[Choice, ...]
 ) -> tuple[str, str]:
-    """Return the answer that Enter gives, and for a typed line why: an earlier one if it fits."""
-    earlier = _earlier(name, facts, answers)
+    """Return the answer on Enter, a previous one if valid, and for a typed line its reason."""
+    earlier = _previous(name, facts, answers)
     if choices:
         values = [choice.value for choice in choices]
         if earlier is not None and name in TABLE:
-            meant = TABLE[name].parse(earlier)  # BF16 is bf16
-            earlier = _resolved({name: earlier}, facts).device if meant == "gpu" else str(meant)
+            parsed = TABLE[name].parse(earlier)  # BF16 is bf16
+            earlier = _resolved({name: earlier}, facts).device if parsed == "gpu" else str(parsed)
         return (str(earlier) if earlier in values else values[0]), ""
     if name == "num_processes":
         best, why = _best_processes(facts, answers)
@@ -240,16 +241,16 @@ def _default(
     if name == "devices":
         profile = profile_after(facts, answers)
         reason = f"for num_processes: {profile['num_processes']}"
-        if _clash(name, facts, {**profile, name: earlier}):
+        if _conflicts(name, facts, {**profile, name: earlier}):
             earlier = str(TABLE[name].default)
     return as_words(earlier), reason
 
 
-def _earlier(name: str, facts: Facts, answers: Answers) -> Raw | None:
-    """Return what was answered before, or what a launch would find in the profile to be changed."""
-    if name in facts.defaults:
-        return facts.defaults[name]
-    if facts.afresh and name in _ALWAYS:
+def _previous(name: str, facts: Facts, answers: Answers) -> Raw | None:
+    """Return the answer before going back, or the value in the profile to be changed."""
+    if name in facts.removed:
+        return facts.removed[name]
+    if facts.redetect and name in _ALWAYS:
         return None
     place = answers.get(PLACE) or facts.given.get(PLACE)
     project = {} if place == USER else facts.profiles.get(PROJECT, {})
@@ -262,7 +263,7 @@ def _earlier(name: str, facts: Facts, answers: Answers) -> Raw | None:
 
 
 def as_words(raw: Raw) -> str:
-    """Return a value as it is typed on one line."""
+    """Return a value as typed on one line."""
     if isinstance(raw, str):
         return raw
     if isinstance(raw, Mapping):
@@ -273,13 +274,13 @@ def as_words(raw: Raw) -> str:
 
 
 def _device(facts: Facts, answers: Answers) -> str:
-    """Return the device that was answered or given, else the best one."""
+    """Return the device that was answered or given, otherwise the best one."""
     given = answers.get("device") or facts.given.get("device") or AUTO
     return _resolved({"device": given}, facts).device
 
 
-def _most_processes(facts: Facts, device: str) -> int:
-    """Return how many processes make sense; on a CPU, each needs a core of its own."""
+def _max_processes(facts: Facts, device: str) -> int:
+    """Return the most processes to offer: one per GPU, or one per core of a CPU."""
     if device == "cpu":
         return facts.machine.cores
     return _resolved({"device": device}, facts).num_processes
@@ -288,7 +289,7 @@ def _most_processes(facts: Facts, device: str) -> int:
 def _best_processes(facts: Facts, answers: Answers) -> tuple[str, str]:
     device = _device(facts, answers)
     if device == "cpu":
-        return "1", "one uses all cores, several share them"
+        return "1", "one process uses all cores; several divide them"
     settings = _resolved({"device": device, **_gpus(facts, answers)}, facts)
     reason = settings.origin("num_processes").reason
     return str(settings.num_processes), reason
@@ -301,19 +302,19 @@ def _resolved(values: Mapping[str, Raw], facts: Facts) -> Settings:
 
 
 def _gpus(facts: Facts, answers: Answers) -> dict[str, Raw]:
-    """Return which GPUs were chosen, as a setting; nothing where that plays no part."""
-    known = {**_present(facts, answers), **facts.given, **answers}
+    """Return the `devices` that were chosen; empty without CUDA."""
+    known = {**_current_profile(facts, answers), **facts.given, **answers}
     if _device(facts, answers) != "cuda" or "devices" not in known:
         return {}
     return {"devices": known["devices"]}
 
 
-def _present(facts: Facts, answers: Answers) -> Mapping[str, Raw]:
+def _current_profile(facts: Facts, answers: Answers) -> Mapping[str, Raw]:
     return facts.profiles[place_of(facts, answers)]
 
 
 def place_of(facts: Facts, answers: Answers) -> str:
-    """Return where the profile is to be kept: USER or PROJECT."""
+    """Return which profile is to be written: USER or PROJECT."""
     if len(facts.profiles) == 1:
         return next(iter(facts.profiles))
     place = answers.get(PLACE) or facts.given.get(PLACE)
@@ -321,16 +322,16 @@ def place_of(facts: Facts, answers: Answers) -> str:
 
 
 def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
-    """Return what the profile would hold: what stands there, changed by the answers so far.
+    """Return the profile to be written: the current one, changed by the answers so far.
 
-    What the answers contradict is left out: GPUs and ranks chosen before, the address of machine 0
-    where there is one machine. Defaults are not written unless they stood there, or a weaker
-    profile says otherwise.
+    What contradicts the answers is removed: GPUs and ranks chosen before, the address of machine 0
+    of a single machine. A default is only written if the profile contains it, or a weaker profile
+    sets another value.
     """
-    values = dict(_present(facts, answers))
+    values = dict(_current_profile(facts, answers))
     weaker = facts.profiles[USER] if place_of(facts, answers) == PROJECT else {}
     own = {*values, *_ALWAYS}
-    said = {*own, *weaker}
+    keys = {*own, *weaker}
     for name, raw in {**facts.given, **answers}.items():
         setting, _, variable = name.partition(".")
         if variable:  # env.NAME
@@ -341,27 +342,27 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
             values.pop(name, None)
         elif name == "env":
             values[name] = Settings.env.kind(raw)
-        elif name in weaker and name not in own and are_alike(name, raw, weaker[name]):
-            continue  # a launch finds it in the user's profile
-        elif name in said or TABLE[name].parse(raw) != TABLE[name].default:
+        elif name in weaker and name not in own and are_equal(name, raw, weaker[name]):
+            continue  # it is in the user's profile already
+        elif name in keys or TABLE[name].parse(raw) != TABLE[name].default:
             values[name] = raw
-    _leave_to(weaker, values)
+    _drop_inherited(weaker, values)
     for name in _ALWAYS:
         if name not in answers and name not in facts.given:
-            values[name] = _unasked(name, facts, answers)
-    for name in _OF_PROCESSES:
-        if name not in answers and name not in facts.given and _clash(name, facts, values):
+            values[name] = _value_if_not_asked(name, facts, answers)
+    for name in _DEPEND_ON_PROCESSES:
+        if name not in answers and name not in facts.given and _conflicts(name, facts, values):
             del values[name]
     machines = {**facts.given, **answers}.get("num_machines")
     if machines is not None and not _is_more_than_one(machines):
-        for name in _OF_MACHINES:
+        for name in _MULTI_MACHINE:
             if name not in facts.given:
                 values.pop(name, None)
     return values
 
 
-def _leave_to(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
-    """Take out of `env` the variables that the weaker profile sets alike: they may be private."""
+def _drop_inherited(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
+    """Remove variables from `env` that the weaker profile sets equally: they may be secrets."""
     theirs = Settings.env.kind(weaker.get("env", {}))
     if "env" in values and theirs:
         ours = Settings.env.kind(values["env"])
@@ -370,31 +371,31 @@ def _leave_to(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
             del values["env"]
 
 
-def are_alike(name: str, raw: Raw, other: Raw) -> bool:
-    """True when two values of a setting mean the same."""
+def are_equal(name: str, raw: Raw, other: Raw) -> bool:
+    """True when two values of a setting are parsed to the same."""
     return bool(TABLE[name].parse(raw) == TABLE[name].parse(other))
 
 
-def _clash(name: str, facts: Facts, values: Mapping[str, Raw]) -> bool:
-    """True when a setting does not go with the device and the number of processes."""
+def _conflicts(name: str, facts: Facts, values: Mapping[str, Raw]) -> bool:
+    """True when a setting contradicts the device or the number of processes."""
     if name not in values:
         return False
-    chosen = {**_TO_BE_ASKED, **{key: values[key] for key in _PROCESSES if key in values}}
+    chosen = {**_PLACEHOLDER, **{key: values[key] for key in _PROCESSES if key in values}}
     return bool(facts.problems({**chosen, name: values[name]}))
 
 
-def _unasked(name: str, facts: Facts, answers: Answers) -> str:
-    """Return what a setting that every profile holds is as long as nobody was asked for it."""
+def _value_if_not_asked(name: str, facts: Facts, answers: Answers) -> str:
+    """Return the value of a setting of _ALWAYS that was not asked."""
     if name == "device":
         return _device(facts, answers)
-    if name == "num_processes" and _most_processes(facts, _device(facts, answers)) == 1:
+    if name == "num_processes" and _max_processes(facts, _device(facts, answers)) == 1:
         return "1"
     return _default(name, facts, answers, _choices(name, facts, answers))[0]
 
 
-def refusals(facts: Facts, answers: Answers) -> Sequence[Problem]:
-    """Return what a launch would refuse of the profile so far; what is to come is no fault."""
+def problems_so_far(facts: Facts, answers: Answers) -> Sequence[Problem]:
+    """Return the problems of a launch with the profile so far, apart from missing answers."""
     values = profile_after(facts, answers)
     if FINISH not in answers and "main_address" not in answers:
-        values = {**_TO_BE_ASKED, **values}
+        values = {**_PLACEHOLDER, **values}
     return facts.problems(values)

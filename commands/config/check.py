@@ -1,4 +1,4 @@
-"""What is wrong with a profile, whatever machine it is for; `headway config validate`."""
+"""The problems of a profile on any machine; `headway config validate`."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ SCRIPT = "your_script.py"
 
 
 def validate(argv: Sequence[str]) -> int:
-    """Check the named files, or those that a launch here would read; 1 where one is wrong."""
+    """Check the named files, or those that a launch here would read; return 1 if one is invalid."""
     parser = Parser(
         "config validate",
-        "Check profiles: the files named, or those that a launch here would read. "
-        "What only this machine cannot do is no mistake of a profile.",
+        "Check profiles: the files named, or those that a launch here would read. A profile may be "
+        "for another machine: what only this machine cannot run is not an error.",
         usage="headway config validate [--profile NAME] [FILE ...]",
     )
     parser.profile_flag()
     parsed, files = parser.parse_words(argv)
     machine = detect_machine()
     in_use = [] if files else _files_in_use(parsed.profile)
-    sound = [_is_sound([path], machine) for path in files or in_use]
-    if len(in_use) > 1 and all(sound):  # each alone; but a launch takes them together
-        sound.append(_is_sound(in_use, machine))
-    return 0 if all(sound) else 1
+    valid = [_is_valid([path], machine) for path in files or in_use]
+    if len(in_use) > 1 and all(valid):  # a launch reads them together
+        valid.append(_is_valid(in_use, machine))
+    return 0 if all(valid) else 1
 
 
 def _files_in_use(profile: str | None) -> list[str]:
@@ -51,17 +51,17 @@ def _files_in_use(profile: str | None) -> list[str]:
     files = [path for path in named.values() if is_there(path)]
     if not files:
         raise ConfigError(
-            "there is no profile to check",
+            "no profile to check",
             where=f"{shown(chosen.path)}, and no headway.yaml from here upward",
-            fix="`headway config` writes one; or name a file",
+            fix="`headway config` writes one; or pass a file",
         )
     return files
 
 
-def _is_sound(paths: Sequence[str], machine: Machine) -> bool:
-    """Print what is wrong with these profiles together, or that nothing is."""
+def _is_valid(paths: Sequence[str], machine: Machine) -> bool:
+    """Print the problems of these profiles together, or that there are none."""
     try:
-        found = mistakes([read_layer(path, Layer.PROFILE) for path in paths], machine)
+        found = profile_problems([read_layer(path, Layer.PROFILE) for path in paths], machine)
     except HeadwayError as error:
         found = error.problems
     for problem in found:
@@ -71,15 +71,15 @@ def _is_sound(paths: Sequence[str], machine: Machine) -> bool:
     return not found
 
 
-def mistakes(layers: Sequence[Entries], machine: Machine) -> Sequence[Problem]:
-    """Return what is wrong with these profiles together on every machine.
+def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Problem]:
+    """Return the problems that these profiles together have on every machine.
 
     Args:
         layers: from the weakest to the strongest.
-        machine: for what is left to detection, which is then in nobody's way.
+        machine: supplies the values that are detected.
     """
     devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
-    if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # most is possible on CUDA
+    if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # CUDA allows the most
         gpus = Origin(Layer.DEFAULT, reason="a machine with GPUs")
         layers = [*layers, {"device": Entry("cuda", gpus)}]
     settings, unread = settle(layers, machine, {})
@@ -93,17 +93,17 @@ def checked(
 
     Args:
         text: of the profile.
-        path: of the file that it stands in, or will.
-        machine: this one, for what is left to detection.
-        origins: of the values that come from elsewhere.
+        path: of its file, for messages.
+        machine: supplies the values that are detected.
+        origins: of values that are not from this file.
 
     Raises:
-        ConfigError: anything that is wrong with it on every machine.
+        ConfigError: all problems that it has on every machine.
     """
     entries = parse_layer(text, path, Layer.PROFILE)
     for name in origins.keys() & entries.keys():
         entries[name] = entries[name]._replace(origin=origins[name])
-    if found := mistakes([entries], machine):
+    if found := profile_problems([entries], machine):
         raise ConfigError.of(found)
     return entries
 
@@ -114,13 +114,13 @@ def plan_for(
     environ: Mapping[str, str] = MappingProxyType({}),
     cluster: Entries = NOTHING,
 ) -> LaunchPlan:
-    """Return the plan of a launch under these layers alone.
+    """Return the plan of a launch with only these layers.
 
     Raises:
         ConfigError: they contradict each other.
-        MachineError: `machine` cannot do what they ask.
+        MachineError: `machine` cannot run it.
     """
-    machine = at_rest(machine)
+    machine = with_idle_gpus(machine)
     settings, unread = settle(layers, machine, environ, cluster)
     return build_plan(
         settings,
@@ -132,13 +132,13 @@ def plan_for(
     )
 
 
-def refusals(
+def launch_problems(
     layers: Sequence[Entries],
     machine: Machine,
     environ: Mapping[str, str] = MappingProxyType({}),
     cluster: Entries = NOTHING,
 ) -> Sequence[Problem]:
-    """Return what a launch under these layers alone would refuse."""
+    """Return the problems of a launch with only these layers."""
     try:
         plan_for(layers, machine, environ, cluster)
     except HeadwayError as error:
@@ -146,11 +146,11 @@ def refusals(
     return []
 
 
-def at_rest(machine: Machine) -> Machine:
-    """Return the machine with GPUs that nobody uses; which are idle, a launch finds out."""
-    rest: dict[str, Any] = {"use": GpuUse(0, 0, ()), "claimed_by": ""}
+def with_idle_gpus(machine: Machine) -> Machine:
+    """Return the machine with all GPUs idle; which are busy is for a launch to find out."""
+    idle: dict[str, Any] = {"use": GpuUse(0, 0, ()), "claimed_by": ""}
     gpus = (
-        gpu._replace(slices=tuple(part._replace(**rest) for part in gpu.slices), **rest)
+        gpu._replace(slices=tuple(part._replace(**idle) for part in gpu.slices), **idle)
         for gpu in machine.gpus
     )
     return machine._replace(gpus=tuple(gpus))

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from headway.commands.config.check import checked
 from headway.commands.config.edit import apply
-from headway.commands.config.schema import beginning
+from headway.commands.config.schema import new_profile
 from headway.commands.flags import Parser
 from headway.errors import ConfigError
 from headway.machine.detection import detect_machine
@@ -27,7 +27,7 @@ def edit(argv: Sequence[str]) -> int:
     )
     parser.profile_flag()
     path = choose_profile(parser.parse_flags(argv).profile).path
-    before = text_at(path) or beginning(path) + _commented()
+    before = text_at(path) or new_profile(path) + _commented()
     draft = _write_draft(path, before)
     try:
         if not _edit_until_valid(draft):

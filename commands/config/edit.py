@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 
-from headway.commands.config.check import checked, refusals
-from headway.commands.config.schema import begun, write_schema
+from headway.commands.config.check import checked, launch_problems
+from headway.commands.config.schema import with_header, write_schema
 from headway.commands.flags import Parser
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, did_you_mean
@@ -48,7 +48,7 @@ def set_keys(argv: Sequence[str]) -> int:
     path = choose_profile(parsed.profile).path
     apply(
         path,
-        lambda text: set_all(begun(text, path), values),
+        lambda text: set_all(with_header(text, path), values),
         detect_machine(),
         requested=[key.partition(".")[0] for key in values],
         origin=Origin(Layer.ASSIGNMENT, reason="the command line"),
@@ -250,7 +250,7 @@ def apply(
     reported = {k: e for k, e in after.items() if k in requested or _raw(before, k) != e.raw}
     layers = [*weaker, after, *stronger]
     # notes, not errors: the profile may be for another machine
-    not_here = [problem.what for problem in refusals(layers, machine)]
+    not_here = [problem.what for problem in launch_problems(layers, machine)]
     gone = flat(_raws(before)).keys() - flat(_raws(after)).keys() - {"version"}
     elsewhere = _set_elsewhere(sorted(gone), [*weaker, *stronger])
     for note in [*overruled([reported, *stronger]), *elsewhere, *not_here]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from headway.commands.config.answers import QUESTIONS, checked_answers, read_answers
-from headway.commands.config.check import at_rest, refusals
+from headway.commands.config.check import launch_problems, with_idle_gpus
 from headway.commands.config.edit import assignments
 from headway.commands.flags import Parsed, look_at_machine
 from headway.config_wizard.questions import LAYER_OF, PLACE, PROJECT, USER, Facts
@@ -29,7 +29,7 @@ _ANSWERED = Origin(Layer.ANSWERS, reason="your answers")
 
 
 def paths_of(profile: str | None) -> dict[str, str]:
-    """Return where a profile can be kept, by the name of the place; the likelier one first."""
+    """Return the paths that the profile can be written to, by place; the likelier one first."""
     user = choose_profile(profile).path
     if profile is not None:
         return {USER: user}
@@ -47,15 +47,15 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Fact
 
     Args:
         parsed: the flags of `headway config`.
-        paths: where the profile can be kept, by the name of the place.
-        unattended: nobody is asked.
+        paths: that the profile can be written to, by place.
+        unattended: no question is asked.
 
     Raises:
-        ConfigError: a flag, a file of answers, a variable or a profile is wrong.
+        ConfigError: a flag, an answers file, a variable or a profile is invalid.
     """
-    machine = at_rest(look_at_machine(parsed, os.environ)[0])
+    machine = with_idle_gpus(look_at_machine(parsed, os.environ)[0])
     if parsed.machine is None:
-        typed([environment_layer()])  # what is wrong there is said before any question
+        typed([environment_layer()])  # raises before any question is asked
     given = read_answers(parsed.answers) if parsed.answers else {}
     given |= _set_by_flag(parsed.set)
     if PLACE in given and given[PLACE].raw not in paths:
@@ -80,16 +80,15 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Fact
         machine=machine,
         profiles=profiles,
         paths={place: shown(path) for place, path in paths.items()},
-        defaults={},
         given={name: entry.raw for name, entry in given.items()},
         problems=lambda values: problems_of(values, machine, sources),
-        afresh=unattended,
+        redetect=unattended,
         can_test=parsed.machine is None,
     )
 
 
 def _set_by_flag(words: Sequence[str]) -> dict[str, Entry]:
-    """Return what --set says of settings, and of the questions that are none."""
+    """Return the entries of --set: settings, and answers to the questions in QUESTIONS."""
     questions = {name: raw for name, _, raw in (word.partition("=") for word in words)}
     settings = [word for word in words if word.partition("=")[0] not in QUESTIONS]
     origin = Origin(Layer.ASSIGNMENT, flag="--set")
@@ -101,14 +100,14 @@ def _set_by_flag(words: Sequence[str]) -> dict[str, Entry]:
 def problems_of(
     values: Mapping[str, Raw], machine: Machine, sources: Sequence[Entries] = ()
 ) -> Sequence[Problem]:
-    """Return what a launch would refuse; what stands in one of `sources` is said to be there."""
-    there = {(name, str(entry.raw)): entry for layer in sources for name, entry in layer.items()}
+    """Return the problems of a launch with `values`; a value found in `sources` has its origin."""
+    known = {(name, str(entry.raw)): entry for layer in sources for name, entry in layer.items()}
     layer = {}
     for name, entry in _layer(values).items():
-        said = there.get((name, str(entry.raw)), entry).origin
-        # all of it will stand in one file, where nothing gives way to anything
-        layer[name] = entry._replace(origin=Origin(Layer.ANSWERS, reason=str(said)))
-    return refusals([layer], machine)
+        origin = known.get((name, str(entry.raw)), entry).origin
+        # in one layer, as they will be in one file
+        layer[name] = entry._replace(origin=Origin(Layer.ANSWERS, reason=str(origin)))
+    return launch_problems([layer], machine)
 
 
 def _layer(values: Mapping[str, Raw]) -> Entries:

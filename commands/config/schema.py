@@ -62,22 +62,22 @@ def _kind(row: Setting[Any]) -> dict[str, Any]:
     return {"type": "string"}
 
 
-def beginning(path: str) -> str:
-    """Return the text that a new profile at `path` begins with; editors find the schema by it."""
+def new_profile(path: str) -> str:
+    """Return the text of an empty profile at `path`; its comment tells editors the schema."""
     folder = user_folder()
     beside = os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
-    file = _FILE if beside else os.path.join(folder, _FILE)  # ~ means nothing to editors
+    file = _FILE if beside else os.path.join(folder, _FILE)  # editors do not expand ~
     return f"# yaml-language-server: $schema={file}\n{BLANK}"
 
 
-def begun(text: str, path: str) -> str:
-    """Return a profile's text with a beginning where it has none: no file, or comments alone."""
+def with_header(text: str, path: str) -> str:
+    """Return a profile's text; an empty one, or comments alone, with the header added."""
     if not text.strip():
-        return beginning(path)
+        return new_profile(path)
     return f"{text.rstrip()}\n{BLANK}" if is_blank(text) else text
 
 
 def write_schema() -> None:
-    """Write the schema among the user's profiles, where it can be: only editors need it."""
+    """Write the schema beside the user's profiles; failures are ignored: only editors need it."""
     with suppress(ConfigError):
         change_profile(os.path.join(user_folder(), _FILE), lambda _: schema_text())

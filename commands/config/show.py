@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headway.commands.config.check import refusals
+from headway.commands.config.check import launch_problems
 from headway.commands.flags import Parser, look_at_machine
 from headway.commands.tables import print_table
 from headway.config_wizard.questions import as_words
@@ -44,7 +44,7 @@ def show(argv: Sequence[str]) -> int:
     settings = resolve(layers, machine, environ, cluster)
     # in plain columns: rich would take 80 ms, more than all the rest
     print(_as_json(settings) if parsed.json else settings_table(settings, parsed.origin))
-    for problem in refusals(layers, machine, environ, cluster):
+    for problem in launch_problems(layers, machine, environ, cluster):
         print(f"headway: note: a launch would be refused: {problem.what}", file=sys.stderr)
     return 0
 

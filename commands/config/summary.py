@@ -7,14 +7,14 @@ from difflib import ndiff
 
 from headway.commands.config.check import plan_for
 from headway.commands.config.edit import flat, set_all
-from headway.commands.config.schema import beginning
+from headway.commands.config.schema import new_profile
 from headway.config_wizard.questions import (
     LAYER_OF,
     PROJECT,
     USER,
     Answers,
     Facts,
-    are_alike,
+    are_equal,
     place_of,
     profile_after,
 )
@@ -33,7 +33,7 @@ def introduction(facts: Facts) -> str:
     found = (
         f"{machine.cores_reason}; {why}" if device == "cpu" else f"{why}, {machine.cores_reason}"
     )
-    is_first = not facts.defaults and not any(facts.profiles.values())
+    is_first = not any(facts.profiles.values())
     enter = "what suits this machine best" if is_first else "your earlier answer"
     return f"Found here: {found}.\nEnter accepts {enter}, ? explains, < goes back."
 
@@ -75,13 +75,13 @@ def changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
     """Return the profile's text with what the answers change, and everything else unchanged."""
     before = flat(facts.profiles[place_of(facts, answers)]) if text else {}
     after = flat(profile_after(facts, answers))
-    text = text or beginning(path)
+    text = text or new_profile(path)
     now = flat({key: entry.raw for key, entry in parse_profile(text, path, Layer.PROFILE).items()})
     different = {
         k: raw
         for k, raw in after.items()
         if raw not in (before.get(k), now.get(k))
-        and not (k in now and k in TABLE and are_alike(k, raw, now[k]))
+        and not (k in now and k in TABLE and are_equal(k, raw, now[k]))
     }
     text = set_all(text, different)
     for key in before.keys() - after.keys() & now.keys():

@@ -7,9 +7,9 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from headway.commands.config.check import SCRIPT, checked, mistakes
+from headway.commands.config.check import SCRIPT, checked, profile_problems
 from headway.commands.config.edit import apply, checked_values, layers_of, set_all
-from headway.commands.config.schema import beginning
+from headway.commands.config.schema import new_profile
 from headway.commands.exchange.accelerate_file import from_accelerate
 from headway.commands.exchange.imported import Imported
 from headway.commands.exchange.text_maps import read_map
@@ -61,7 +61,7 @@ def import_file(argv: Sequence[str]) -> int:
         problems = _problems(kept, layers_of(values, where), machine, profile)
         if problems:
             raise ConfigError.of(problems)
-        return set_all(text or beginning(path), values)
+        return set_all(text or new_profile(path), values)
 
     if parsed.dry_run:
         text = merged(text_at(path))
@@ -135,10 +135,10 @@ def _problems(
 
     If removing one key of the profile solves them, the fix is the command that removes it.
     """
-    problems = list(mistakes([before, *values], machine))
-    if problems and not mistakes(values, machine):
+    problems = list(profile_problems([before, *values], machine))
+    if problems and not profile_problems(values, machine):
         for key, rest in _without_one(before):
-            if not mistakes([rest, *values], machine):
+            if not profile_problems([rest, *values], machine):
                 command = f"`{shlex.join(['headway', 'config', 'unset', *profile, key])}`"
                 fix = f"remove the old value with {command}, then import again"
                 return [problem._replace(fix=fix) for problem in problems]

@@ -274,7 +274,7 @@ def _split(words: Sequence[str], is_deprecated: bool) -> tuple[dict[str, str], S
         if name in VALUED and not equals:
             if not rest:
                 raise ConfigError(
-                    f"{name} needs a value, and the command line ends there",
+                    f"{name} requires a value",
                     where=WHERE,
                     fix="give the command line as it was run",
                 )

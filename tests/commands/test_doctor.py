@@ -243,7 +243,7 @@ def live(monkeypatch: pytest.MonkeyPatch, machine: str = "laptop_cpu", **torch: 
     """Return the findings of the live checks as text; the child Python answers as told."""
     answer = torch.pop("answered", Answered(json.dumps({**FINE, **torch})))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
-    findings = doctor._look_closer(load_machine(str(FOLDER / f"{machine}.json")))
+    findings = doctor._live_checks(load_machine(str(FOLDER / f"{machine}.json")))
     return "\n".join(f"{one.status.value} {one.check} {one.what} {one.fix}" for one in findings)
 
 
@@ -269,13 +269,13 @@ def test_a_machine_without_faults_passes_the_live_checks(monkeypatch: pytest.Mon
         (
             "gpu_4",
             {"cuda": {"count": 4, "error": "CUDA error: busy"}},
-            "fails on the first: CUDA error: busy",
+            "the first fails: CUDA error: busy",
         ),
         ("mac_m2", {"mps": False, "mps_built": False}, "it is built without MPS"),
         (
             "laptop_cpu",
             {"answered": Answered(stderr="x\nImportError: libcudart", returncode=1)},
-            "torch cannot be imported: ImportError: libcudart",
+            "cannot import torch: ImportError: libcudart",
         ),
     ],
 )
@@ -305,7 +305,7 @@ def test_a_profile_of_another_machine_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_name_that_leads_to_a_dead_address_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     dead = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("203.0.113.9", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: dead)
-    assert "leads to 203.0.113.9, where nothing can listen: Cannot assign" in live(monkeypatch)
+    assert "resolves to 203.0.113.9, which cannot be bound: Cannot assign" in live(monkeypatch)
 
 
 def test_a_name_that_leads_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_a_name_that_leads_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> 
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    assert "leads nowhere: Name or service not known" in live(monkeypatch)
+    assert "does not resolve: Name or service not known" in live(monkeypatch)
 
 
 def test_a_port_that_is_taken_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_a_port_that_is_taken_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         other.listen()
         port = other.getsockname()[1]
         monkeypatch.setenv("HEADWAY_MAIN_PORT", str(port))
-        assert f"port {port} cannot be had" in live(monkeypatch)
+        assert f"port {port} cannot be bound" in live(monkeypatch)
 
 
 @pytest.mark.wording
@@ -334,13 +334,15 @@ def test_a_first_machine_that_is_not_reached_is_an_error(monkeypatch: pytest.Mon
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(socket, "create_connection", fail)
-    assert "error port machine 0 is not reached at 10.9.9.9:29500: timed out" in live(monkeypatch)
+    assert "error port machine 0 cannot be reached at 10.9.9.9:29500: timed out" in live(
+        monkeypatch
+    )
 
     def refuse(*_: object, **__: object) -> None:
         raise ConnectionRefusedError
 
     monkeypatch.setattr(socket, "create_connection", refuse)
-    assert "ok port machine 0 is reached" in live(monkeypatch)
+    assert "ok port machine 0 can be reached" in live(monkeypatch)
 
 
 @pytest.mark.parametrize(("free", "status"), [(2**30, WARNING), (2**20, ERROR), (2**40, OK)])
@@ -365,8 +367,8 @@ def test_a_working_folder_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch)
     gone.rmdir()
     text = live(monkeypatch)
     assert "skipped torch runs" in text
-    assert "error disk the working folder cannot be had: No such file or directory `cd`" in text
-    assert f"are free in {tempfile.gettempdir()}" in text
+    assert "error disk the working folder is not available: No such file or directory `cd`" in text
+    assert f"free in {tempfile.gettempdir()}" in text
 
 
 @pytest.mark.wording
@@ -376,8 +378,8 @@ def test_a_machine_without_a_writable_temporary_folder_is_an_error(
     reason = "No usable temporary directory found in ['/tmp']"
     monkeypatch.setattr(tempfile, "gettempdir", failing(FileNotFoundError(2, reason)))
     text = live(monkeypatch)
-    assert f"error disk a folder for temporary files cannot be had: {reason} make /tmp" in text
-    assert f"are free in {Path.cwd()}" in text
+    assert f"error disk a folder for temporary files is not available: {reason} make /tmp" in text
+    assert f"free in {Path.cwd()}" in text
     assert main(["test"]) == 3
     assert "export TMPDIR=FOLDER" in capsys.readouterr().err
 
@@ -394,22 +396,22 @@ def test_a_first_machine_whose_name_is_too_long_is_an_error(
 ) -> None:
     for name, value in (("NUM_MACHINES", "2"), ("MACHINE_RANK", "1"), ("MAIN_ADDRESS", "a" * 64)):
         monkeypatch.setenv(f"HEADWAY_{name}", value)
-    assert f"error port machine 0 is not reached at {'a' * 64}:29500: " in live(monkeypatch)
+    assert f"error port machine 0 cannot be reached at {'a' * 64}:29500: " in live(monkeypatch)
 
 
 def test_too_few_open_files_for_a_check_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", failing(OSError(24, "Too many open files")))
     text = live(monkeypatch)
-    assert "where nothing can listen: Too many open files" in text
-    assert "port 29500 cannot be had: Too many open files" in text
+    assert "which cannot be bound: Too many open files" in text
+    assert "port 29500 cannot be bound: Too many open files" in text
 
 
 @pytest.mark.wording
 @pytest.mark.parametrize(
     ("child", "what"),
     [
-        (None, "no other Python can be started here: No such file or directory"),
-        ("#!/bin/sh\nprintf 'no \\377 torch' >&2\n", "torch cannot be imported: no \ufffd torch"),
+        (None, "cannot start another Python: No such file or directory"),
+        ("#!/bin/sh\nprintf 'no \\377 torch' >&2\n", "cannot import torch: no \ufffd torch"),
     ],
 )
 def test_a_python_that_does_not_start_or_says_nothing_sensible_is_an_error(
@@ -507,7 +509,7 @@ def test_env_prints_facts_with_reasons_and_no_judgement(
 def test_secrets_addresses_and_the_home_folder_are_told_to_nobody(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_look_closer", lambda _: [Check("x", OK, "in /home/jane/x")])
+    monkeypatch.setattr(doctor, "_live_checks", lambda _: [Check("x", OK, "in /home/jane/x")])
     for name, text in {
         "HOME": "/home/jane",
         "NVIDIA_API_KEY": "nvapi-1",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
 
-from headway.commands.config.check import at_rest
+from headway.commands.config.check import with_idle_gpus
 from headway.commands.config.facts import problems_of
 from headway.config_wizard.interview import Defaults, interview
 from headway.config_wizard.questions import (
@@ -63,14 +63,14 @@ def facts_of(
     given: Mapping[str, Raw] | None = None,
     **changes: object,
 ) -> Facts:
-    machine = at_rest(recorded)
+    machine = with_idle_gpus(recorded)
 
     def problems(values: Mapping[str, Raw]) -> Sequence[Problem]:
         return problems_of(values, machine)
 
     user = user or {}
     paths = {"user": "~/default.yaml", "project": "~/work/headway.yaml"}
-    facts = Facts(machine, {"user": user, "project": {}}, paths, {}, given or {}, problems)
+    facts = Facts(machine, {"user": user, "project": {}}, paths, given or {}, problems)
     return facts._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -197,7 +197,7 @@ def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
     assert offered(HIDDEN) == [("cpu", "64 usable cores; CUDA_VISIBLE_DEVICES='' hides them")]
     precisions = offered(EIGHT_H100, "cuda", "8")
     assert [value for value, _ in precisions] == ["bf16", "no", "fp16"]
-    assert "recommended: every GPU computes in it" in precisions[0][1]
+    assert "recommended: every GPU supports it" in precisions[0][1]
     assert [value for value, _ in offered(WITH_T4, "cuda", "2")] == ["no", "fp16"]
     assert offered(ONE_GPU, "cuda")[0][0] == "bf16"  # one GPU: no question about processes
 

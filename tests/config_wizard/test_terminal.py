@@ -257,7 +257,7 @@ def test_a_reason_longer_than_the_window_is_read_to_its_end() -> None:
         for question in QUESTIONS[:2]:
             terminal.wait_for(question)
             terminal.press("\r")
-        terminal.wait_for("computes in it)")
+        terminal.wait_for("supports it)")
         lines = terminal.text.splitlines()
         first = next(line for line in lines if "❯ bf16" in line)
         rest = lines[lines.index(first) + 1]

@@ -83,7 +83,7 @@ def test_show_says_when_a_launch_here_would_be_refused(capsys: pytest.CaptureFix
         (["confg"], "did you mean 'config'"),
         (["train.py"], "headway launch train.py"),
         (["config", "shw"], "did you mean 'show'"),
-        (["config", "show", "extra"], "not expected"),
+        (["config", "show", "extra"], "unexpected argument 'extra'"),
         (["config", "--yess"], "did you mean --yes"),
     ],
 )

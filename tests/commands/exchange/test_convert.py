@@ -237,7 +237,7 @@ def test_a_torchrun_command_line_is_taken_over(
     [
         (["torchrun", "--nproc-per-nod=2", "t.py"], None),
         (["torchrun", "--nporc-per-node=2", "t.py"], "did you mean --nproc-per-node"),
-        (["torchrun", "--nnodes"], "needs a value"),
+        (["torchrun", "--nnodes"], "requires a value"),
         (["torchrun", "--nproc-per-node", "0", "t.py"], "1 or more"),
         ([], "a file or a torchrun command line is required"),
         (["a", "b"], "neither one file"),
