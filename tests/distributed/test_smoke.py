@@ -80,7 +80,8 @@ def test_a_wrong_result_is_an_error_that_says_how_wrong(
 ) -> None:
     text = (
         "import sys, headway.smoke as smoke\n"
-        "smoke.TOLERANCES['no'] = -1.0\n"
+        "row = smoke.PRECISIONS['no']\n"
+        "smoke.PRECISIONS['no'] = row._replace(tolerance=-1.0)\n"
         "smoke.CHECKS['data loader'] = lambda *_: smoke.Outcome(False, 'sample 3 came twice')\n"
         "smoke.main(sys.argv[1])"
     )
