@@ -130,6 +130,7 @@ def test_torch_and_the_environment_are_met_in_few_rooms(module: str) -> None:
             assert inside in READ_ENVIRON, f"{path}, line {node.lineno}, touches os.{node.attr}"
 
 
+@pytest.mark.processes
 def test_every_tracked_file_is_in_a_declared_package_and_every_package_has_files() -> None:
     assert set(FILES.values()) == tracked_product_files()
     for package in declared_packages():

@@ -414,6 +414,7 @@ def test_too_few_open_files_for_a_check_are_a_finding(monkeypatch: pytest.Monkey
         ("#!/bin/sh\nprintf 'no \\377 torch' >&2\n", "cannot import torch: no \ufffd torch"),
     ],
 )
+@pytest.mark.processes
 def test_a_python_that_does_not_start_or_says_nothing_sensible_is_an_error(
     child: str | None, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,6 +429,7 @@ def test_a_python_that_does_not_start_or_says_nothing_sensible_is_an_error(
 
 @pytest.mark.parametrize("words", [["doctor"], ["launch", "--dry-run"]])
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+@pytest.mark.processes
 def test_characters_that_the_terminal_cannot_show_are_escaped(
     words: list[str], encoding: str
 ) -> None:

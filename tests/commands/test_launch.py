@@ -15,6 +15,9 @@ from headway.commands import launch
 from headway.machine.snapshot import load_machine
 from tests.machines.recorded import FOLDER
 
+pytestmark = pytest.mark.processes
+
+
 HEADWAY = [sys.executable, "-m", "headway"]
 
 

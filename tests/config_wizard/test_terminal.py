@@ -21,6 +21,8 @@ pytest.importorskip("pyte")
 
 from tests.terminal import Terminal  # noqa: E402  needs the two above
 
+pytestmark = pytest.mark.processes
+
 
 def profile() -> dict[str, Raw]:
     entries = read_profile(choose_profile().path, Layer.USER_PROFILE)

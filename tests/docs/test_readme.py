@@ -12,6 +12,9 @@ import pytest
 from tests.distributed.launching import launch, script
 from tests.docs.test_screens import ROOT, screens
 
+pytestmark = pytest.mark.processes
+
+
 README = (ROOT / "README.md").read_text()
 LISTS = [README.replace("```console", "```sh"), *(page.read_text() for page in screens.PAGES)]
 COMMANDS = [

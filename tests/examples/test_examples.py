@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NUM_TEST_SAMPLES = 449
 

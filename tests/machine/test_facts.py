@@ -219,6 +219,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.processes
 def test_looking_at_this_machine_is_quick_and_imports_no_torch() -> None:
     text = (
         "import sys, time\n"

@@ -13,6 +13,9 @@ import pytest
 
 from tests.architecture.tree import LINKS, ROOT, tracked_files
 
+pytestmark = pytest.mark.processes
+
+
 PACKAGED = ("headway/", *(f"{link}/" for link in LINKS))
 
 

@@ -6,7 +6,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.reworded.plugin import SITE
+
+pytestmark = pytest.mark.processes
+
 
 SPEAK = """
 from headway.contract.origin import Layer, Origin

@@ -34,6 +34,7 @@ def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader[Any], Lam
     return model, optimizer, loader, LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
 
+@pytest.mark.processes
 def test_importing_the_runtime_starts_nothing() -> None:
     code = (
         "import torch, headway.accelerator, headway.utils;"

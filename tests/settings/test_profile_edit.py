@@ -243,6 +243,7 @@ def started(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("kills", [50, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.processes
 def test_two_writers_killed_at_random_lose_nothing_that_they_wrote(kills: int) -> None:
     path = str(Path("default.yaml").absolute())
     Path(path).write_text("# by hand\nenv:\n  A: 0\n  B: 0\n")

@@ -366,6 +366,7 @@ def seconds_of_children() -> float:
 @pytest.mark.parametrize(
     ("words", "limit_s"), [(["config", "--yes"], 0.2), (["config", "show"], 0.1)]
 )
+@pytest.mark.processes
 def test_yes_and_show_are_quick_and_import_nothing_heavy(
     words: list[str], limit_s: float, tmp_path: Path
 ) -> None:
@@ -573,6 +574,7 @@ sys.exit(main(["config"]))
 """
 
 
+@pytest.mark.processes
 def test_a_stop_signal_that_is_swallowed_writes_nothing_all_the_same() -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", SWALLOWED]

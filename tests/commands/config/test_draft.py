@@ -15,6 +15,8 @@ from headway.settings.table import TABLE
 from tests.commands.conftest import PROFILE
 from tests.terminal import Terminal
 
+pytestmark = pytest.mark.processes
+
 
 def editor(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     monkeypatch.delenv("VISUAL", raising=False)

@@ -31,6 +31,7 @@ def run_in_shell(text: str, show: str) -> str:
     return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.processes
 def test_a_shell_can_run_the_exported_line_whatever_the_variables_hold(capsys: Capture) -> None:
     in_profile(device="cpu", **{"env.A": "x y", "env.B": "it's $HOME"})
     capsys.readouterr()
@@ -40,6 +41,7 @@ def test_a_shell_can_run_the_exported_line_whatever_the_variables_hold(capsys: C
     assert run_in_shell(line, 'printf "%s|%s" "$A" "$B"') == "x y|it's $HOME"
 
 
+@pytest.mark.processes
 def test_a_variable_that_no_shell_can_set_is_named_for_torchrun_and_kept_for_headway(
     capsys: Capture,
 ) -> None:

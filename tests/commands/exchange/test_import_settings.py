@@ -76,6 +76,7 @@ def test_what_is_imported_replaces_what_contradicts_it(
         assert f"  {key}: removed  (was " in out
 
 
+@pytest.mark.processes
 def test_words_that_a_shell_has_read_already_are_quoted_again(capsys: Capture) -> None:
     _, following = imported(capsys, "torchrun", "train.py", "--out", "$OUT", "two words")
     printed = following.replace("headway launch", "printf '%s|'")

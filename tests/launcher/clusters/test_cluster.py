@@ -157,6 +157,7 @@ def test_export_writes_the_clusters_place_into_a_torchrun_line_only(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.processes
 def test_doctor_shows_a_variable_that_a_launch_would_refuse(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_cluster_is_one_row_and_dry_run_shows_its_origins(
     assert ["main_address", "127.0.0.1", "TOY_HOSTS"] in rows
 
 
+@pytest.mark.processes
 def test_the_machines_of_a_cluster_start_one_run_without_a_flag() -> None:
     name = script("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
     Path("toy.py").write_text(

@@ -380,6 +380,7 @@ def test_the_fallback_without_mps_has_no_effect_and_says_so() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="there the real thing runs")
+@pytest.mark.processes
 def test_the_fallback_is_set_before_python_starts(tmp_path: Path) -> None:
     """A faked Mac launches a real script, which sees the variable before it imports torch."""
     (tmp_path / "s.py").write_text(

@@ -60,6 +60,7 @@ def end(*processes: subprocess.Popen[str]) -> None:
         process.communicate("", timeout=60)
 
 
+@pytest.mark.processes
 def test_launches_at_the_same_moment_share_the_gpus_out(tmp_path: Path) -> None:
     claims = [start(tmp_path, "idle:1") for _ in range(6)]
     chosen = [chosen_by(claim) for claim in claims]
@@ -68,6 +69,7 @@ def test_launches_at_the_same_moment_share_the_gpus_out(tmp_path: Path) -> None:
     assert chosen.count([]) == 2
 
 
+@pytest.mark.processes
 def test_launches_choose_one_after_the_other(tmp_path: Path) -> None:
     with open(tmp_path / "turn.lock", "w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
@@ -85,6 +87,7 @@ def test_who_only_looks_makes_no_gpu_seem_claimed(tmp_path: Path) -> None:
         assert with_claims(FOUR, str(tmp_path)) == FOUR
 
 
+@pytest.mark.processes
 def test_of_two_launches_that_both_want_the_last_gpus_one_gets_them(tmp_path: Path) -> None:
     claims = [start(tmp_path, "idle:3") for _ in range(2)]
     chosen = [chosen_by(claim) for claim in claims]
@@ -93,6 +96,7 @@ def test_of_two_launches_that_both_want_the_last_gpus_one_gets_them(tmp_path: Pa
     assert sorted(chosen[0] + chosen[1]) == [0, 1, 2, 3]
 
 
+@pytest.mark.processes
 def test_a_claimed_gpu_is_passed_over_with_the_reason_until_its_launch_ends(
     tmp_path: Path,
 ) -> None:
@@ -107,6 +111,7 @@ def test_a_claimed_gpu_is_passed_over_with_the_reason_until_its_launch_ends(
 
 
 @pytest.mark.wording
+@pytest.mark.processes
 def test_a_launch_that_waits_gets_the_gpus_of_one_that_ends(tmp_path: Path) -> None:
     first = start(tmp_path, "idle:4")
     chosen_by(first)
@@ -148,6 +153,7 @@ def test_only_what_is_used_is_claimed(tmp_path: Path) -> None:
     assert sorted(path.name for path in locks.iterdir()) == ["GPU-0.lock", "turn.lock"]
 
 
+@pytest.mark.processes
 def test_a_script_that_replaces_the_launcher_keeps_the_claim(tmp_path: Path) -> None:
     text = (
         "import os, sys\nsys.path[:] = sys.argv[2:]\n"
@@ -233,6 +239,7 @@ raise SystemExit(main(["launch", "--devices", "idle:1", "script.py"]))
 
 
 @pytest.mark.wording
+@pytest.mark.processes
 def test_real_launches_at_once_give_each_script_a_gpu_of_its_own(tmp_path: Path) -> None:
     Path("script.py").write_text(
         "import os, sys\nprint(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\nsys.stdin.read()"
