@@ -12,7 +12,7 @@ RUNTIME_TESTS := tests/runtime tests/data tests/precision tests/strategies \
 	tests/distributed/test_runtime_with_ranks.py tests/distributed/test_smoke.py
 FOLDERS := headway launcher commands config_wizard tests examples benchmarks docs
 
-.PHONY: demo test quick test-long lowest check format lint types clean
+.PHONY: demo test quick reworded test-long lowest check format lint types clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
@@ -28,6 +28,10 @@ quick: $(VENV)/.test
 # the runtime's tests with the lowest torch that pyproject.toml declares; a download of some GB
 lowest: $(VENV)-lowest/.test
 	$(VENV)-lowest/bin/python -m pytest $(RUNTIME_TESTS)
+
+# every message in other words: no code may depend on the wording of ours
+reworded: $(VENV)/.test
+	$(BIN)/python -m pytest --reworded --quiet --numprocesses 2 --ignore tests/distributed
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest --long

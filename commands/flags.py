@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from headway.contract.origin import Layer, Origin
@@ -13,6 +13,9 @@ from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry
 from headway.settings.table import TABLE, Shape
+
+Parsed = SimpleNamespace
+"""The values of the flags, by the name of the setting or flag."""
 
 OF_OTHER_TOOLS = {  # flags of other tools: what they are here, the fix
     "--use-mps-device": (
@@ -32,22 +35,20 @@ OF_OTHER_TOOLS = {  # flags of other tools: what they are here, the fix
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser without abbreviations that raises ConfigError instead of exiting."""
+class Parser:
+    """Parses flags without abbreviations; raises ConfigError instead of exiting.
+
+    argparse only prints --help: importing and filling it would slow a launch by a tenth.
+    """
 
     def __init__(
         self, command: str, description: str, usage: str | None = None, appendix: str = ""
     ) -> None:
-        super().__init__(
-            prog=f"headway {command}",
-            description=description,
-            usage=usage,
-            allow_abbrev=False,
-            formatter_class=lambda prog: argparse.HelpFormatter(
-                prog, max_help_position=34, width=96
-            ),
-        )
         self.command = command
+        self.prog = f"headway {command}"
+        self._description = description
+        self._usage = usage
+        self._options: dict[str, dict[str, Any]] = {}  # of argparse, by the long name
         self.known: dict[str, bool] = {"--help": False, "-h": False}  # flag: does it take a value?
         self._long_name: dict[str, str] = {}
         self._last: set[str] = set()
@@ -55,7 +56,19 @@ class Parser(argparse.ArgumentParser):
         self._default_value: dict[str, str] = {}  # of flags with an optional value
 
     def format_help(self) -> str:
-        return super().format_help() + self._appendix
+        """Return the text of --help."""
+        from argparse import ArgumentParser, HelpFormatter
+
+        parser = ArgumentParser(
+            prog=self.prog,
+            description=self._description,
+            usage=self._usage,
+            formatter_class=lambda prog: HelpFormatter(prog, max_help_position=34, width=96),
+        )
+        for name, options in self._options.items():
+            spellings = [word for word, long in self._long_name.items() if long == name]
+            parser.add_argument(*reversed(spellings), **options)
+        return parser.format_help() + self._appendix
 
     def flag(
         self,
@@ -79,9 +92,13 @@ class Parser(argparse.ArgumentParser):
             self._long_name[spelling] = name
             if is_last:
                 self._last.add(spelling)
-        if "metavar" not in options:
-            options.setdefault("action", "store_true")
-        self.add_argument(*filter(None, (short, name)), **options)
+        has_value = "metavar" in options
+        self._options[name] = {
+            "dest": name[2:].replace("-", "_"),
+            "default": None if has_value else False,
+            "action": "store" if has_value else "store_true",
+            **options,
+        }
 
     def profile_flag(self) -> None:
         """Add --profile, which selects one of this user's profiles."""
@@ -136,7 +153,26 @@ class Parser(argparse.ArgumentParser):
                 break
         return own, words
 
-    def parse_words(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    def parse_args(self, own: Sequence[str]) -> Parsed:
+        """Return the values of the flags in the first part that `split` returns.
+
+        Raises:
+            SystemExit: --help is among them; it has been printed.
+        """
+        values = {options["dest"]: options["default"] for options in self._options.values()}
+        for word in own:
+            spelling, equals, text = word.partition("=")
+            if spelling in ("--help", "-h"):
+                print(self.format_help(), end="")
+                raise SystemExit(0)
+            options = self._options[self._long_name[spelling]]
+            value: object = text if equals else True
+            if options["action"] == "append":
+                value = [*(values[options["dest"]] or ()), text]
+            values[options["dest"]] = value
+        return Parsed(**values)
+
+    def parse_words(self, argv: Sequence[str]) -> tuple[Parsed, list[str]]:
         """Return the flags and the other words of a command line, in any order."""
         own: list[str] = []
         words: list[str] = []
@@ -148,7 +184,7 @@ class Parser(argparse.ArgumentParser):
             rest = rest[1:]
         return self.parse_args(own), words
 
-    def parse_flags(self, argv: Sequence[str]) -> argparse.Namespace:
+    def parse_flags(self, argv: Sequence[str]) -> Parsed:
         """Return the flags of a command line that takes nothing else."""
         parsed, words = self.parse_words(argv)
         if words:
@@ -156,6 +192,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
+        """Raise a ConfigError about the command line."""
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
 
     def _raise_unknown(self, name: str) -> NoReturn:
@@ -179,7 +216,7 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def flag_layer(parsed: argparse.Namespace) -> Entries:
+def flag_layer(parsed: Parsed) -> Entries:
     """Return the entries of the flags of `Parser.setting_flags`."""
     given = {name: getattr(parsed, name) for name in TABLE if getattr(parsed, name) is not None}
     return {
@@ -188,7 +225,7 @@ def flag_layer(parsed: argparse.Namespace) -> Entries:
 
 
 def look_at_machine(
-    parsed: argparse.Namespace, environ: Mapping[str, str], *, full: bool = False
+    parsed: Parsed, environ: Mapping[str, str], *, full: bool = False
 ) -> tuple[Machine, Mapping[str, str]]:
     """Return the machine in question, and the variables that steer a training there.
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-from headway.commands.flags import Parser, flag_layer, look_at_machine
+from headway.commands.flags import Parsed, Parser, flag_layer, look_at_machine
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, WorkerFailed, did_you_mean
@@ -114,7 +113,7 @@ def _with_use(environ: Mapping[str, str]) -> Machine:
 
 
 def _look_for_idle_gpus(
-    settings: Settings, problems: Sequence[Problem], parsed: Namespace, environ: Mapping[str, str]
+    settings: Settings, problems: Sequence[Problem], parsed: Parsed, environ: Mapping[str, str]
 ) -> Machine:
     """Return the machine with the current use of its GPUs; a real launch claims those it uses."""
     from headway.launcher.starting.gpu_claims import claim_idle
@@ -183,7 +182,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def _program(parsed: Namespace, rest: list[str]) -> Program:
+def _program(parsed: Parsed, rest: list[str]) -> Program:
     if parsed.module is not None:
         return Program(parsed.module, tuple(rest), "module")
     if not rest:

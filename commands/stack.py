@@ -18,6 +18,8 @@ from headway.launcher.reporting.watch import handles_quit, stack_pipe
 
 _TIMEOUT_S = 10.0
 
+PID = "PID: the process id of the launcher, or of a rank"
+
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway stack` with these words and return the exit code."""
@@ -26,9 +28,13 @@ def main(argv: Sequence[str]) -> int:
         "Print the stacks of all ranks of a running `headway launch`, and which rank is behind. "
         "The ranks keep running; a script that handles SIGQUIT itself gets that signal. "
         "Ctrl-\\ in the launcher's own terminal does the same.",
+        usage="headway stack PID",
+        appendix=f"\n{PID}\n",
     )
-    parser.add_argument("pid", metavar="PID", help="process id of the launcher, or of a rank")
-    launcher = _launcher_of(_process(parser.parse_args(argv).pid))
+    _, words = parser.parse_words(argv)
+    if len(words) != 1:
+        parser.error(f"{PID} is needed, and {len(words)} words were given")
+    launcher = _launcher_of(_process(words[0]))
     with _answer_pipe(launcher.pid) as fd:
         os.kill(launcher.pid, signal.SIGQUIT)
         text = _read(fd, launcher)

@@ -1,4 +1,4 @@
-"""The user's object: it knows whom to ask, and decides nothing itself."""
+"""The object that training scripts use; it delegates to strategy, precision, loaders and so on."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Tensors = torch.Tensor | Iterable[torch.Tensor]
 class Accelerator(Process):
     """Prepare a training script for one process or many; names and meanings are Accelerate's.
 
-    Under `headway launch` the launcher's settings hold; an argument given here beats a profile or
-    variable (one line on stderr says so) and may not contradict a flag. Under plain python or
+    Under `headway launch` the launcher's settings apply; an argument given here overrides a profile
+    or variable (one line on stderr says so) and may not contradict a flag. Under plain python or
     torchrun the device is the best one there, the precision `no`, the accumulation 1.
 
     Args:
@@ -44,7 +44,7 @@ class Accelerator(Process):
         split_batches: the loaders' batch_size is that of all ranks together, not of each.
         mixed_precision: `no`, `fp16` or `bf16`.
         gradient_accumulation_steps: micro-batches in one optimizer step.
-        cpu: use the CPU, whatever else is there.
+        cpu: use the CPU, even where there is a GPU.
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac) or `mps`.
         devices: which GPU, written as for `headway launch --devices`: `[1]`, `"1,"`, `"idle:1"`.
             Several need the launcher; under it they must agree with what it started.
@@ -53,7 +53,7 @@ class Accelerator(Process):
 
     Raises:
         UsageError: an argument is impossible, unknown, or contradicts a flag.
-        MachineError: this machine has no such device or precision.
+        MachineError: this machine does not have the device or precision.
         LaunchError: the ranks cannot form a group.
     """
 
@@ -92,7 +92,7 @@ class Accelerator(Process):
         if self.is_main_process and agreed.notes:
             print(*agreed.notes, sep="\n", file=sys.stderr, flush=True)
 
-    # ------------------------------------------------------------------ settings that hold
+    # ------------------------------------------------------------------ settings in effect
 
     @property
     def mixed_precision(self) -> str:
@@ -109,12 +109,12 @@ class Accelerator(Process):
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether gradients are due, so that optimizers step and ranks exchange gradients."""
+        """Whether gradients are due: optimizers step, and ranks exchange gradients."""
         return self._accumulation.sync_gradients
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether the last step of an optimizer was none, because fp16 gradients overflowed."""
+        """Whether an optimizer skipped its last step, because fp16 gradients overflowed."""
         return any(one.step_was_skipped for one in self._all(PreparedOptimizer))
 
     # ------------------------------------------------------------------ prepare
@@ -320,7 +320,7 @@ class Accelerator(Process):
     # ------------------------------------------------------------------ save
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the full state of a model; every rank has to call this.
+        """Return the full state of a model. Call it on every rank: each may hold a part of it.
 
         Args:
             unwrap: use the names that the weights had before `prepare`.
@@ -330,11 +330,11 @@ class Accelerator(Process):
     def save(
         self, obj: Any, f: str | os.PathLike[str] | IO[bytes], safe_serialization: bool = False
     ) -> None:
-        """Write `obj` on rank 0: the whole file appears, or none of it.
+        """Write `obj` on rank 0, atomically: a file is replaced in full or not at all.
 
         Args:
             f: a path, or an open binary file.
-            safe_serialization: write a state dict with safetensors, not anything with torch.save.
+            safe_serialization: write a state dict with safetensors instead of torch.save.
         """
         if not self.is_main_process:
             return

@@ -24,7 +24,7 @@ def gather(tensor: Any) -> Any:
 
     Returns:
         The same nesting with tensors of shape [world size * n, ...], or [world size] for scalars
-        (with one rank, too), on every rank.
+        (also with one rank), on every rank.
     """
     return for_each_tensor(_gather, tensor, strict="gather")
 
@@ -125,7 +125,7 @@ def pad_across_processes(
 def send_to_device(
     tensor: Any, device: torch.device | str, non_blocking: bool = False, skip_keys: Any = None
 ) -> Any:
-    """Return the tensors (and whatever else has a `.to`), nested as they are, on `device`.
+    """Return nested tensors, and other objects with a `.to` method, on `device`.
 
     Args:
         non_blocking: do not wait for copies from pinned memory.

@@ -1,4 +1,4 @@
-"""Which GPU a script's own `devices=` means for this process."""
+"""Which GPU `Accelerator(devices=...)` selects for this process."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ CALL = "the script's Accelerator(...)"
 
 
 def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | None:
-    """Return the index of the one GPU that `devices` names; None where it leaves that open.
+    """Return the index of the one GPU that `devices` selects; None if it does not say.
 
-    An idle GPU is found here, and not claimed: that is the launcher's to do.
+    An idle GPU is not claimed here; only the launcher claims GPUs.
 
     Args:
         devices: as the setting of the same name; a number is a count.
         device: auto, cpu, cuda, gpu or mps.
-        ranks: this process's place among those that a launcher started; None without a launcher.
+        ranks: those of this process, if a launcher started it.
 
     Raises:
-        UsageError: it names no GPUs, other ones than the launcher gave, or several for one process.
-        MachineError: this machine has no such GPU, or nobody can use it.
+        UsageError: it selects no GPU, others than the launcher did, or several for one process.
+        MachineError: the GPU does not exist, or cannot be used.
     """
     spec = _spec(devices)
     if spec == ALL:

@@ -1,4 +1,4 @@
-"""One process among the ranks: who it is, and what it does before, for or with the others."""
+"""One rank: its place among the others, collectives, and code for some ranks only."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Process:
         return self.process_index == self.num_processes - 1
 
     def wait_for_everyone(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called this."""
         barrier(self.device)
 
     def main_process_first(self) -> AbstractContextManager[None]:
@@ -99,16 +99,16 @@ class Process:
         return collectives.gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather results for samples of the current batch, in the data set's order, each once.
+        """Gather results for samples of the current batch, without repeats, in the data's order.
 
         Call it inside the loop over a prepared loader. Samples that were repeated to give all ranks
         equally many are left out. `loss.repeat(batch_size)` is cut to as many as the batch has.
 
         Args:
-            input_data: tensors of shape [samples of this rank's batch, ...], nested at will; or a
+            input_data: tensors of shape [samples of this rank's batch, ...], alone or nested; or a
                 list of objects, one for each sample. The ranks' batches have different sizes only
                 where a batch sampler without `batch_size` made them so.
-            use_gather_object: take a tensor as an object, too.
+            use_gather_object: gather tensors as objects, too.
         """
         loop = current_loop()
 

@@ -1,4 +1,4 @@
-"""Writes one file whole or not at all."""
+"""Writes files atomically."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 
 def save_whole(obj: Any, path: str | os.PathLike[str], *, safe: bool = False) -> None:
-    """Write `obj` to a file; whoever reads `path` finds the old file or the new one.
+    """Write `obj` to a file that replaces `path` only once it is complete.
 
     Args:
-        path: a file in a folder that exists.
-        safe: write a state dict with safetensors, not anything with torch.save.
+        path: a file in an existing folder.
+        safe: write a state dict with safetensors instead of torch.save.
     """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")

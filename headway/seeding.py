@@ -15,13 +15,13 @@ from headway.world import rank_and_size
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
     """Seed Python's, numpy's (where installed) and torch's generators, on all devices.
 
-    Every rank gets the same seed, so that models start alike; the ranks then also draw the same
-    random augmentations for their different samples, and the same dropout masks.
+    Every rank gets the same seed, so that models start with equal weights. The ranks then also draw
+    the same random augmentations for their different samples, and the same dropout masks.
 
     Args:
         seed: from 0 to 2**32 - 1.
         device_specific: add the rank to the seed, so that each rank draws its own numbers.
-        deterministic: let torch use deterministic algorithms only, and raise where it has none.
+        deterministic: let torch use deterministic algorithms only, or raise an error.
     """
     if device_specific:
         ranks = read_ranks()

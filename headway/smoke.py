@@ -67,7 +67,7 @@ def _placed(accelerator: Accelerator) -> str:
 
 
 def check_ranks(accelerator: Accelerator, _: str) -> Outcome:
-    """Every rank is there once, and knows its place."""
+    """Every rank exists once and has the right number."""
     ranks = gather_object([accelerator.process_index])
     promised = (read_ranks() or Ranks()).world_size
     is_right = ranks == list(range(promised))
@@ -78,7 +78,7 @@ def check_all_reduce(accelerator: Accelerator, _: str) -> Outcome:
     """A sum over all ranks is right; its bandwidth as nccl-tests counts it (PERFORMANCE.md)."""
     size = accelerator.num_processes
     if size == 1:
-        return Outcome(True, "one rank has nobody to exchange with")
+        return Outcome(True, "skipped: there is only one rank")
     numbers = torch.full((REDUCED_BYTES // 4,), accelerator.process_index + 1.0)
     numbers = numbers.to(accelerator.device)
     total = accelerator.reduce(numbers)  # warms up, too
@@ -98,7 +98,7 @@ def check_all_reduce(accelerator: Accelerator, _: str) -> Outcome:
 
 
 def check_precision(accelerator: Accelerator, _: str) -> Outcome:
-    """A prepared model really multiplies matrices in the precision that was asked for."""
+    """A prepared model multiplies matrices in the precision that is set."""
     seen: list[torch.dtype] = []
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
     model[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
@@ -130,7 +130,7 @@ def check_step(accelerator: Accelerator, _: str) -> Outcome:
 
     model, optimizer = accelerator.prepare(together, torch.optim.SGD(together.parameters(), lr=0.1))
     mine = slice(rank, None, size)
-    for _attempt in range(20):  # fp16 finds its loss scale by steps that overflow
+    for _attempt in range(20):  # with fp16 the first steps may overflow
         accelerator.backward(mse(model(inputs[mine]), targets[mine]))
         optimizer.step()
         optimizer.zero_grad()
@@ -146,7 +146,7 @@ def check_step(accelerator: Accelerator, _: str) -> Outcome:
 
 
 def check_loader(accelerator: Accelerator, _: str) -> Outcome:
-    """The ranks' shares of a data set are all of its samples, each once."""
+    """The ranks together read every sample of a data set once."""
     count = 11 * accelerator.num_processes + 3  # not divisible by batch size or ranks
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(count)), batch_size=4))
     samples: list[int] = []
@@ -154,11 +154,11 @@ def check_loader(accelerator: Accelerator, _: str) -> Outcome:
         samples += accelerator.gather_for_metrics(batch).tolist()
     accelerator.free_memory()
     is_right = samples == list(range(count))
-    return Outcome(is_right, f"{count} samples, {'each once' if is_right else f'got {samples}'}")
+    return Outcome(is_right, f"{count} samples, {'read once' if is_right else f'got {samples}'}")
 
 
 def check_checkpoint(accelerator: Accelerator, results: str) -> Outcome:
-    """What rank 0 saves, each rank of its machine loads again, bit by bit."""
+    """Each rank on rank 0's machine loads what rank 0 saved, bit for bit."""
     set_seed(1)
     model, again = accelerator.prepare(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     path = f"{results}.pt"
@@ -172,7 +172,10 @@ def check_checkpoint(accelerator: Accelerator, results: str) -> Outcome:
         pairs = zip(again.parameters(), model.parameters(), strict=True)
         is_right = all(torch.equal(one, other) for one, other in pairs)
         size = os.path.getsize(path) // 1024
-        outcome = Outcome(is_right, f"{size} KiB, {'equal' if is_right else 'changed'} again")
+        outcome = Outcome(
+            is_right,
+            f"{size} KiB, {'equal' if is_right else 'changed'} when loaded",
+        )
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         os.unlink(path)

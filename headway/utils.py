@@ -1,4 +1,4 @@
-"""A face only: the names that people know from `accelerate.utils`; nothing is defined here."""
+"""The names that scripts import from `accelerate.utils`; nothing is defined here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This process's place among the ranks, and its device; starts and ends the process group."""
+"""This process's ranks, device and device mesh; starts and ends the process group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DistributedType(str, Enum):
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is, and the device that its model and batches go to."""
+    """This process's place among the ranks, and the device of its model and batches."""
 
     device: torch.device
     ranks: Ranks
@@ -64,7 +64,7 @@ class World:
 def join_world(device: str, gpu: int | None = None) -> World:
     """Choose this rank's device, and form the process group when there are several ranks.
 
-    A group that exists already (from another `Accelerator`, or from the script) is used as it is.
+    An existing group (of another `Accelerator`, or the script's own) is used as it is.
 
     Args:
         device: `cpu`, `cuda`, `mps`, `gpu` for one of these two, or `auto` for the best that every
@@ -72,8 +72,8 @@ def join_world(device: str, gpu: int | None = None) -> World:
         gpu: index of the GPU to use in place of the local rank's own.
 
     Raises:
-        MachineError: the device is not there, or there are fewer than this machine's ranks need.
-        LaunchError: the environment promises several ranks, but they cannot form a group.
+        MachineError: the device does not exist, or there are fewer than ranks on this machine.
+        LaunchError: the environment says that there are several ranks, and they form no group.
         UsageError: the group that exists has another size than the environment says.
     """
     ranks = read_ranks() or Ranks()
@@ -87,7 +87,7 @@ def join_world(device: str, gpu: int | None = None) -> World:
     if ranks.world_size > 1:
         if not dist.is_initialized():
             _form_group(world)
-        _refuse_split_brain(ranks)
+        _require_matching_group(ranks)
     return world
 
 
@@ -99,19 +99,20 @@ def leave_world() -> None:
 
 
 _left: list[object] = []
-"""Groups that have ended. Where a DDP model is the last to hold one, torch waits for gloo's threads
-without giving up Python's lock, for which they may be waiting: for good. These let go of it."""
+"""Groups that have ended, kept alive until the process exits. Where a DDP model holds the last
+reference to a group, torch joins gloo's threads without releasing the GIL, for which they may be
+waiting: a deadlock."""
 
 
 def _leave_world_unless_failed() -> None:
-    """Let gloo's threads finish before Python ends: one that needs Python then aborts the process.
+    """Let gloo's threads finish before Python ends: a later one that needs the GIL aborts it.
 
-    Known in torch as pytorch#190489. Not after an unhandled exception: the other ranks are busy.
+    This is pytorch#190489. Not after an unhandled exception: the other ranks are still working.
     """
     if getattr(sys, "last_type", None) is None:
         leave_world()
         _left.clear()
-        time.sleep(0.02)  # a thread that waits for Python's lock gets it now
+        time.sleep(0.02)  # a thread that waits for the GIL gets it now
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -122,7 +123,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def barrier(device: torch.device) -> None:
-    """Wait until every rank has come here."""
+    """Wait until every rank has called this."""
     if rank_and_size()[1] > 1:
         dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
 
@@ -170,7 +171,7 @@ def _best_device(ranks: Ranks) -> str:
 
 
 def _form_group(world: World) -> None:
-    # DDP imports this later; imported while a group exists, it would hold that group for good
+    # DDP imports this later; imported while a group exists, it would hold that group for ever
     import_module("torch.distributed.nn.functional")
     keep_groups_apart(import_module("torch.distributed.distributed_c10d"))
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
@@ -186,12 +187,12 @@ def _form_group(world: World) -> None:
         ) from error
 
 
-def _refuse_split_brain(ranks: Ranks) -> None:
+def _require_matching_group(ranks: Ranks) -> None:
     rank, size = rank_and_size()
     if (rank, size) != (ranks.rank, ranks.world_size):
         raise UsageError(
             f"this process is rank {ranks.rank} of {ranks.world_size},"
-            f" but rank {rank} of {size} in its process group: trainings would run apart",
+            f" but rank {rank} of {size} in its process group",
             where="RANK and WORLD_SIZE, and the group that torch.distributed already has",
             fix="remove the script's own init_process_group(...) before Accelerator()",
         )

@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import sys
-from argparse import Namespace
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +17,7 @@ from headway.commands.config.check import SCRIPT
 from headway.commands.config.edit import apply
 from headway.commands.config.facts import facts_of, paths_of
 from headway.commands.config.summary import changed, introduction, summary
-from headway.commands.flags import Parser
+from headway.commands.flags import Parsed, Parser
 from headway.config_wizard.interview import Defaults, Prompter, interview
 from headway.config_wizard.questions import CANCEL, FINISH, TEST, place_of, profile_after
 from headway.errors import ConfigError
@@ -100,7 +99,7 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
 
 
 def _reject_words(
-    parser: Parser, parsed: Namespace, words: Sequence[str], subcommands: Collection[str]
+    parser: Parser, parsed: Parsed, words: Sequence[str], subcommands: Collection[str]
 ) -> NoReturn:
     """Raise for words after the flags; a subcommand must come before them."""
     if words[0] not in subcommands:
@@ -138,7 +137,7 @@ def _stop_signals_as_interrupts() -> Iterator[list[int]]:
             signal.signal(number, signal.SIG_IGN if seen else old)
 
 
-def _print_next(parsed: Namespace, and_test: bool) -> int:
+def _print_next(parsed: Parsed, and_test: bool) -> int:
     """Print the next command to type, after `headway test` if asked for; return the exit code."""
     if and_test:
         from headway.commands.test import main as test
@@ -151,7 +150,7 @@ def _print_next(parsed: Namespace, and_test: bool) -> int:
     return 0
 
 
-def _same_flags(parsed: Namespace) -> list[str]:
+def _same_flags(parsed: Parsed) -> list[str]:
     """Return the flags that name the same profile and machine for another command."""
     flags = {"--profile": parsed.profile, "--machine": parsed.machine}
     return [word for name, value in flags.items() if value is not None for word in (name, value)]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
 from headway.commands.config.answers import QUESTIONS, checked_answers, read_answers
 from headway.commands.config.check import launch_problems, with_idle_gpus
 from headway.commands.config.edit import assignments
-from headway.commands.flags import look_at_machine
+from headway.commands.flags import Parsed, look_at_machine
 from headway.config_wizard.questions import LAYER_OF, PLACE, PROJECT, USER, Facts
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
@@ -43,7 +42,7 @@ def paths_of(profile: str | None) -> dict[str, str]:
         return {USER: user}
 
 
-def facts_of(parsed: Namespace, paths: Mapping[str, str], unattended: bool) -> Facts:
+def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Facts:
     """Return what the questions depend on.
 
     Args:

@@ -191,7 +191,7 @@ def progress() -> Progress:
 
 
 def enter_phase(phase: str) -> None:
-    """Note what the runtime does from here on; back in the script's code it is `script`."""
+    """Note what the runtime does from now on; `script` when it returns to the script."""
     _Channel.phase = phase
     if _Channel.fd is not None:
         _beat()

@@ -1,4 +1,4 @@
-"""The data loader of a prepared script: its rank's share of every batch, on its own device."""
+"""A prepared data loader: this rank's share of every global batch, on its device."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class PreparedDataLoader(DataLoader[Any]):
     """The script's loader, of which each rank reads its own share.
 
     Rank r of w gets batches r, r + w, ... (with `split_batches`: the r-th part of every batch). All
-    ranks get equally many batches of equally many samples: the last round of batches, if it is not
-    whole, is shared out evenly, and up to w - 1 samples from the epoch's beginning are repeated. So
-    the mean over ranks of mean losses is the mean over the samples. `gather_for_metrics` leaves the
-    repeated samples out again. `drop_last` drops that round instead: the way out where an even
-    share of it may be too small, as for a BatchNorm that gets a single sample.
+    ranks get equally many batches of equally many samples: the last global batch, if it is
+    not full, is shared out evenly, and up to w - 1 samples from the epoch's beginning are repeated.
+    So the mean over ranks of mean losses is the mean over the samples. `gather_for_metrics` leaves
+    the repeated samples out again. `drop_last` drops that batch instead, for models that cannot use
+    a small share of it, such as a BatchNorm that gets a single sample.
 
     The batches of a batch sampler without `batch_size` keep the sizes that it gave them.
 
     Shuffling (torch's `RandomSampler`) draws the same permutation on all ranks, and the same as one
     process would with the same seed. Another sampler that has a `generator` attribute draws from an
     equal one on all ranks; one that has none must agree by its own seed. A stream
-    (`IterableDataset`) is read as a whole by every rank, and has to be the same on all of them.
+    (`IterableDataset`) is read in full by every rank, and must be the same on all of them.
 
     Each pass calls `set_epoch()` of the sampler, batch sampler and data set, where they have one.
     It counts from 0, or from the loader's own last `set_epoch()`.
 
-    The script's loader answers for all other attributes: `dataset`, `batch_size`, `sampler`, ...
-    They cannot be changed here.
+    All other attributes (`dataset`, `batch_size`, `sampler`, ...) are those of the script's loader,
+    and cannot be set here.
     """
 
     def __init__(

@@ -42,13 +42,13 @@ def share_of(loader: DataLoader[Any], rank: int, num_ranks: int, split: bool) ->
 
 
 class Share:
-    """All of a loader: the share of a rank that is alone."""
+    """All of a loader: the share of the only rank."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
 
     def begin(self) -> tuple[Iterator[Any], Unpack]:
-        """Return the items of a pass, and what makes a batch and its sizes of one."""
+        """Begin a pass; return its items, and the function that unpacks an item."""
         full = _batch_size(self._loader)
         usual = GlobalBatch(full, full, full)
 

@@ -1,4 +1,4 @@
-"""Whether all ranks read the same stream of samples: only then can they share it out."""
+"""Checks that all ranks read the same stream of samples; only then can they share it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from headway.collectives import gather_object
 from headway.errors import UsageError
 
-VALUES = 64  # of each tensor; more would tell no more
+VALUES = 64  # of each tensor that are compared
 
 
 def mark(samples: Any) -> int:
     """Return a number that is the same for the same samples in every process.
 
-    No pickle: that of a tensor or a set differs from process to process. Of objects that are
-    neither numbers, text, arrays nor tensors only the type counts.
+    Not from pickle, whose output for a tensor or a set differs between processes. Objects other
+    than numbers, text, arrays and tensors count by their type only.
     """
     return crc32(repr(_values(samples)).encode(errors="backslashreplace"))
 
@@ -27,7 +27,7 @@ def require_one_stream(mark: int | None) -> None:
     """Compare the marks of all ranks' streams; to be called by every rank for each round.
 
     Args:
-        mark: that of the samples read, 0 for samples that nobody marked; None at the stream's end.
+        mark: that of the samples read, 0 for samples without a mark; None at the end of the stream.
 
     Raises:
         UsageError: on all ranks, if they differ.

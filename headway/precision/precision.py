@@ -31,16 +31,16 @@ class Precision:
         loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
     def loss_scale(self) -> float:
-        """Return how many times their true size gradients have until they are unscaled."""
+        """Return the factor by which gradients are scaled until `unscale`."""
         return 1.0
 
     def unscale(self, optimizers: Iterable[Optimizer], tensors: Iterable[torch.Tensor]) -> None:
-        """Bring the gradients of those optimizers that own `tensors` to their true size."""
+        """Divide the gradients of the optimizers that own `tensors` by the loss scale."""
 
     def step(self, optimizer: Optimizer, closure: Callable[[], float] | None) -> bool:
-        """Let `optimizer` step; return whether it did not, because gradients overflowed."""
+        """Let `optimizer` step; return whether the step was skipped for an overflow."""
         optimizer.step(closure)
         return False
 
     def gradients_dropped(self, optimizer: Optimizer) -> None:
-        """Learn that the gradients of `optimizer` were set to zero."""
+        """Note that the gradients of `optimizer` were set to zero."""

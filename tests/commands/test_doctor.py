@@ -97,6 +97,7 @@ def test_a_gpu_behind_the_end_of_a_mask_is_said_to_be_hidden(mask: str, end: str
     assert finding.fix
 
 
+@pytest.mark.wording
 def test_a_gpu_to_leave_out_is_named_so_that_a_mask_changes_nothing() -> None:
     uuids = [gpu.uuid for gpu in load_machine(str(FOLDER / "gpu_exclusive.json")).gpus]
     (finding,) = found("gpu_exclusive", CUDA_VISIBLE_DEVICES="1,0")
@@ -116,6 +117,7 @@ def test_every_finding_has_a_fix(name: str) -> None:
     assert all(finding.fix for finding in found(name))
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("macos", "version", "what", "fix"),
     [
@@ -144,11 +146,13 @@ def test_an_old_torch_on_a_mac_without_mps_computes_nothing_wrongly() -> None:
     assert not any(one.check == "torch" for one in found(old))
 
 
+@pytest.mark.wording
 def test_a_quota_below_the_thread_count_is_found() -> None:
     (threads,) = [one for one in found("container_half_core_2gib") if one.check == "threads"]
     assert "cgroup quota of 0.5 cores, but torch alone starts 32 threads" in threads.what
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("value", "what"),
     [
@@ -243,6 +247,7 @@ def live(monkeypatch: pytest.MonkeyPatch, machine: str = "laptop_cpu", **torch: 
     return "\n".join(f"{one.status.value} {one.check} {one.what} {one.fix}" for one in findings)
 
 
+@pytest.mark.wording
 def test_a_profile_that_names_ranks_which_a_launch_would_not_have_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -284,6 +289,7 @@ def test_mig_slices_are_one_gpu_for_torch(monkeypatch: pytest.MonkeyPatch) -> No
     assert "error" not in live(monkeypatch, "gpu_mig", cuda={"count": 1})
 
 
+@pytest.mark.wording
 def test_a_broken_profile_is_found_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("headway.yaml").write_text("devise: cpu\n")
     text = live(monkeypatch)
@@ -319,6 +325,7 @@ def test_a_port_that_is_taken_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"port {port} cannot be bound" in live(monkeypatch)
 
 
+@pytest.mark.wording
 def test_a_first_machine_that_is_not_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("NUM_MACHINES", "2"), ("MACHINE_RANK", "1"), ("MAIN_ADDRESS", "10.9.9.9")):
         monkeypatch.setenv(f"HEADWAY_{name}", value)
@@ -352,6 +359,7 @@ def failing(error: OSError) -> Callable[..., None]:
     return fail
 
 
+@pytest.mark.wording
 def test_a_working_folder_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Path("gone").absolute()
     gone.mkdir()
@@ -363,6 +371,7 @@ def test_a_working_folder_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch)
     assert f"free in {tempfile.gettempdir()}" in text
 
 
+@pytest.mark.wording
 def test_a_machine_without_a_writable_temporary_folder_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -375,11 +384,13 @@ def test_a_machine_without_a_writable_temporary_folder_is_an_error(
     assert "export TMPDIR=FOLDER" in capsys.readouterr().err
 
 
+@pytest.mark.wording
 def test_a_name_that_torch_fails_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
     assert f"error hostname this machine's name '{'a' * 64}' is too long" in live(monkeypatch)
 
 
+@pytest.mark.wording
 def test_a_first_machine_whose_name_is_too_long_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -395,6 +406,7 @@ def test_too_few_open_files_for_a_check_are_a_finding(monkeypatch: pytest.Monkey
     assert "port 29500 cannot be bound: Too many open files" in text
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("child", "what"),
     [

@@ -38,6 +38,7 @@ QUESTIONS = [
 ]
 
 
+@pytest.mark.wording
 def test_enter_alone_writes_the_best_profile_and_prints_the_next_command() -> None:
     with Terminal("gpu_8_h100", "config") as terminal:
         for question in QUESTIONS:
@@ -303,6 +304,7 @@ def test_cancel_in_the_closing_menu_writes_nothing() -> None:
     assert not Path(choose_profile().path).exists()
 
 
+@pytest.mark.wording
 def test_a_dumb_terminal_gets_numbered_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with Terminal("mac_m2", "config", term="dumb") as terminal:
         terminal.wait_for("1) mps  Apple silicon (Apple M2)")

@@ -53,6 +53,7 @@ class TestCores:
         root = record(tmp_path, proc__self__cgroup="0::/user.slice\n")
         assert detect_machine({}, Source(root)).cores == 16
 
+    @pytest.mark.wording
     def test_a_quota_above_the_own_cgroup_counts(self, tmp_path: Path) -> None:
         root = record(tmp_path, proc__self__cgroup="0::/pod/container\n")
         cgroups = tmp_path / "sys/fs/cgroup/pod"
@@ -112,6 +113,7 @@ def test_hidden_gpus_make_auto_the_cpu_with_the_variable_as_the_reason() -> None
     assert "CUDA_VISIBLE_DEVICES=''" in reason
 
 
+@pytest.mark.wording
 def test_a_machine_without_a_driver_says_so(tmp_path: Path) -> None:
     machine = detect_machine({}, Source(f"{tmp_path}/"))
     assert machine.gpus == ()
@@ -129,6 +131,7 @@ GPU 1: NVIDIA H100 (UUID: GPU-34)
 """
 
 
+@pytest.mark.wording
 def test_nvidia_smi_tells_the_same_where_nvml_is_not_installed() -> None:
     recording = Recording(
         files=linux("CPU", 8, 16, driver="580.82.07"),
@@ -298,6 +301,7 @@ def test_a_file_that_is_no_snapshot_is_refused_with_the_place(
 TWIN = load_machine(str(FOLDER / "gpu_4.json")).gpus[0].uuid
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [

@@ -36,14 +36,13 @@ def test_the_weight_of_a_micro_batch_follows_the_number_of_steps_and_the_shape_o
 ):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     gradients = []
-    for is_scalar, steps in ((False, 2), (True, 2), (False, 4), (False, 1)):
+    for steps, shape in ((2, (1,)), (4, (1,)), (4, ()), (1, (1,))):
         accelerator.gradient_accumulation_steps = steps
         weight = torch.zeros(1, requires_grad=True)
-        loss = weight * 4
-        accelerator.backward(loss.sum() if is_scalar else loss)
+        accelerator.backward((weight * 4).reshape(shape))
         assert weight.grad is not None
         gradients.append(weight.grad.item())
-    assert gradients == [2.0, 2.0, 1.0, 4.0]
+    assert gradients == [2.0, 1.0, 1.0, 4.0]
 
 
 def test_a_gradient_that_the_script_gives_is_weighted_too_and_one_that_lacks_is_asked_for() -> None:

@@ -90,6 +90,7 @@ def test_a_broken_profile_is_one_error_with_file_line_and_fix(kind: str) -> None
     assert not Path("owned").exists()
 
 
+@pytest.mark.wording
 def test_all_duplicates_and_missing_values_are_named_at_once_with_line_and_column() -> None:
     with pytest.raises(ConfigError) as caught:
         read("device: cpu\ndevices:\nenv: {A: 1, A: 2}\ndevice: mps\n")
@@ -97,6 +98,7 @@ def test_all_duplicates_and_missing_values_are_named_at_once_with_line_and_colum
     assert places == ["line 2, column 9", "line 3, column 13", "line 4, column 1"]
 
 
+@pytest.mark.wording
 @pytest.mark.usefixtures("ordinary_user")
 @pytest.mark.parametrize("words", [["config", "show"], ["config", "list"], ["config", "--yes"]])
 def test_profiles_that_nobody_may_look_for_are_no_missing_ones(
@@ -234,6 +236,7 @@ def test_a_user_whom_the_system_does_not_know_has_no_profile(
     assert profile_layers({}) == []
 
 
+@pytest.mark.wording
 def test_a_tab_is_called_a_tab() -> None:
     with pytest.raises(ConfigError, match="a tab, where only spaces may be") as caught:
         parse_profile("env:\n\tA: 1\n", "p.yaml", Layer.PROFILE)

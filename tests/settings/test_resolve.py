@@ -141,6 +141,7 @@ def test_env_grows_from_source_to_source_and_each_name_is_overridden_alone() -> 
     assert "flag" in settings.origin("env").brief
 
 
+@pytest.mark.wording
 def test_all_problems_are_reported_at_once_with_their_places() -> None:
     with pytest.raises(ConfigError) as caught:
         settled(
@@ -168,6 +169,7 @@ def test_the_contract_of_an_outer_launch_is_no_setting_of_an_inner_one() -> None
     ).keys() == {"device"}
 
 
+@pytest.mark.wording
 def test_the_project_profile_is_found_upward_and_beats_the_user_profile(tmp_path: Path) -> None:
     config = tmp_path / "config" / "headway"
     config.mkdir(parents=True)

@@ -52,6 +52,7 @@ CPU = {"device": "cpu", "num_processes": "1", "mixed_precision": "no"}
 CUDA = {"device": "cuda", "num_processes": "8", "mixed_precision": "bf16"}
 
 
+@pytest.mark.wording
 def test_a_pipe_answers_numbered_lines_and_its_early_end_is_said(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_answers_are_replayed_from_a_file_and_the_rest_is_the_best(machine: Mach
     assert main(["config", "--answers", "answers.yaml"]) == 2
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -154,6 +156,7 @@ def test_answers_that_are_none_are_refused_and_not_ignored(
     assert "from: answers answers.yaml, line 1, column 1" in err
 
 
+@pytest.mark.wording
 def test_all_that_is_wrong_with_answers_is_said_at_once_with_its_place(
     machine: Machine, capsys: Capture
 ) -> None:
@@ -250,6 +253,7 @@ def test_a_broken_profile_is_refused_before_any_question(machine: Machine, capsy
     assert not streams.out
 
 
+@pytest.mark.wording
 def test_a_stronger_source_than_the_new_profile_is_named(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +275,7 @@ def test_a_full_disk_is_a_clear_error(
     assert "cannot be written: No space left on device" in capsys.readouterr().err
 
 
+@pytest.mark.wording
 @pytest.mark.usefixtures("ordinary_user")
 def test_a_read_only_folder_is_a_clear_error(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
@@ -473,6 +478,7 @@ def test_values_in_another_spelling_are_the_defaults_and_stay_as_they_are(
     assert path.read_text() == text
 
 
+@pytest.mark.wording
 def test_the_summary_and_the_notes_count_what_the_other_profile_says(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -530,6 +536,7 @@ def test_a_place_that_is_none_is_refused(machine: Machine, capsys: Capture) -> N
     assert "place is 'here', but it must be user or project" in capsys.readouterr().err
 
 
+@pytest.mark.wording
 def test_answers_that_are_no_map_are_not_called_a_profile(
     machine: Machine, capsys: Capture
 ) -> None:
@@ -538,6 +545,7 @@ def test_answers_that_are_no_map_are_not_called_a_profile(
     assert "error: the file of answers is a lone value" in capsys.readouterr().err
 
 
+@pytest.mark.wording
 def test_what_only_the_user_knows_has_no_default(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

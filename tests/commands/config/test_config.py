@@ -42,6 +42,7 @@ def test_yes_again_says_what_it_changed_and_keeps_the_rest(
     assert path.read_text() == "- broken"
 
 
+@pytest.mark.wording
 def test_show_prints_every_setting_and_with_origin_where_it_comes_from(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_set_refuses_all_mistakes_at_once_and_changes_nothing(
     assert profile.read_text() == PROFILE
 
 
+@pytest.mark.wording
 def test_set_says_when_this_machine_cannot_or_another_source_wins(
     profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def test_unset_removes_keys_and_refuses_what_is_not_there(
     assert main(["config", "unset", "--profile", "gone", "device"]) == 2
 
 
+@pytest.mark.wording
 def test_unset_says_who_sets_the_key_now(
     profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +116,7 @@ def test_an_env_that_cannot_be_read_is_refused_before_it_is_changed(
     assert profile.read_text() == "env: A\n"
 
 
+@pytest.mark.wording
 def test_use_selects_a_profile_until_default_is_used_again(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +163,7 @@ def test_what_is_set_already_is_not_said_to_be_written(
     assert capsys.readouterr().out == "unchanged: ~/.config/headway/default.yaml\n"
 
 
+@pytest.mark.wording
 def test_a_value_that_is_no_text_is_refused_as_what_it_is(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +214,7 @@ debug_rank:
 """
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("words", [["config", "validate"], ["launch", "--dry-run", "-m", "this"]])
 def test_mistakes_of_every_kind_are_named_at_once_each_with_its_place(
     words: list[str], profile: Path, capsys: pytest.CaptureFixture[str]
@@ -287,6 +292,7 @@ def test_idle_gpus_are_sought_by_a_launch_and_not_when_a_profile_is_written(
     assert "of 2 GPUs 2 are idle" in capsys.readouterr().err
 
 
+@pytest.mark.wording
 def test_launch_takes_a_profile_by_flag_or_variable_and_says_what_overrules_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +361,7 @@ def test_a_variable_that_stands_twice_is_refused(
     assert "in which A stands twice" in capsys.readouterr().err
 
 
+@pytest.mark.wording
 def test_use_names_the_command_line_for_a_name_that_cannot_be(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -362,6 +369,7 @@ def test_use_names_the_command_line_for_a_name_that_cannot_be(
     assert "from: the command line" in capsys.readouterr().err
 
 
+@pytest.mark.wording
 def test_a_broken_profile_is_named_by_set(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -370,6 +378,7 @@ def test_a_broken_profile_is_named_by_set(
     assert "from: profile ~/.config/headway/default.yaml, line 2" in capsys.readouterr().err
 
 
+@pytest.mark.wording
 def test_a_value_on_the_command_line_is_not_looked_for_in_the_file(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -414,6 +423,7 @@ def test_links_that_go_round_in_circles_are_no_profile(capsys: pytest.CaptureFix
     assert Path("loop.yaml").is_symlink()
 
 
+@pytest.mark.wording
 def test_list_marks_a_profile_whose_values_cannot_be(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -481,6 +491,7 @@ def test_use_says_which_profile_wins_here(
     assert "unset HEADWAY_PROFILE" not in capsys.readouterr().err  # it plays no part
 
 
+@pytest.mark.wording
 def test_fixes_can_be_typed_where_they_are_printed(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

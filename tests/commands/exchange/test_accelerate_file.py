@@ -56,6 +56,7 @@ def test_where_one_machine_would_meet_others_is_listed_as_of_torchrun(capsys: Ca
     ]
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     "line",
     ["machine_rank: x", "main_process_port: x", "gpu_ids: 1,x", "gradient_accumulation_steps: x"],
@@ -77,6 +78,7 @@ def test_keys_of_accelerate_that_have_a_counterpart_are_not_listed(capsys: Captu
     assert "fp16 is 'maybe', but it must be true or false" in refusal(capsys, "its.yaml")
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("key", "value", "kind"),
     [

@@ -221,6 +221,7 @@ def test_where_one_machine_would_meet_others_is_listed_with_the_reason(
     assert all(text.startswith(start) for text, start in zip(listed, left, strict=True))
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -242,6 +243,7 @@ def test_of_nested_thread_counts_the_first_one_is_taken_over(capsys: Capture) ->
     assert profile() == {"threads_per_process": "4", "num_processes": "1"}
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("before", "line", "key"),
     [
@@ -262,6 +264,7 @@ def test_an_older_value_in_the_way_is_removed_by_the_printed_command(
     assert main(["config", "import", *words, *line.split()]) == 0
 
 
+@pytest.mark.wording
 def test_a_file_that_cannot_be_read_is_not_called_a_profile(capsys: Capture) -> None:
     Path("large").write_bytes(bytes(2**20 + 1))
     Path("latin").write_bytes(b"\xff")
@@ -279,6 +282,7 @@ def test_variables_that_torchrun_reads_as_flags_are_flags(capsys: Capture) -> No
     assert profile() == expected
 
 
+@pytest.mark.wording
 def test_a_short_flag_that_torchrun_does_not_have_is_named_as_it_stands(capsys: Capture) -> None:
     assert "error: unknown torchrun flag -h" in refusal(capsys, "torchrun", "-h")
 

@@ -41,6 +41,7 @@ def fitted(
 EIGHT_GPUS: dict[str, Any] = {"device": "cuda", "num_processes": "8", "mixed_precision": "bf16"}
 
 
+@pytest.mark.wording
 def test_a_profile_of_eight_gpus_becomes_one_process_on_a_laptop() -> None:
     plan, changes = fitted("laptop_cpu", **EIGHT_GPUS)
     assert (plan.settings.device, plan.settings.num_processes) == ("cpu", 1)

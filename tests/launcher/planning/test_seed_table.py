@@ -136,6 +136,7 @@ def test_explicit_indices_under_a_scheduler_give_a_warning() -> None:
     assert not planned("gpu_8_h100", devices="0,1").notes
 
 
+@pytest.mark.wording
 def test_gpus_that_nobody_uses_are_found_and_the_others_named_with_the_reason() -> None:
     plan = planned("gpu_2_one_busy", devices="idle:1")
     assert variables(plan)["CUDA_VISIBLE_DEVICES"] == "1"
@@ -183,6 +184,7 @@ def test_a_torch_that_does_not_fit_the_gpus_is_named(machine: str, reason: str) 
     assert reason in planned(machine).settings.origin("device").brief
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("machine", "reason", "fix"),
     [
@@ -221,6 +223,7 @@ def test_several_mig_slices_are_refused_however_they_are_asked_for(devices: str)
     assert f"devices is '{devices}', but CUDA shows a process one MIG slice only" in refused
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("machine", ["cpu_torch_on_gpu_box", "mac_m2", "laptop_cpu"])
 @pytest.mark.parametrize(
     ("stronger", "weaker"), [(Layer.FLAG, Layer.ENVIRONMENT), (Layer.FLAG, Layer.USER_PROFILE)]
@@ -247,6 +250,7 @@ def test_devices_where_there_is_no_cuda_are_not_answered_with_a_device_that_is_r
     assert "leave devices out" in refused
 
 
+@pytest.mark.wording
 def test_gpus_that_cannot_be_used_are_the_reason_for_too_few() -> None:
     refused = refusal("gpu_prohibited", num_processes="2")
     assert "only 1 of 2 GPUs can be used (GPU 0: its compute mode is prohibited)" in refused
@@ -336,6 +340,7 @@ def test_an_outer_launchs_variable_is_no_opt_out_for_an_inner_one() -> None:
     assert planned("mac_m2", environ).settings.device == "mps"
 
 
+@pytest.mark.wording
 def test_disable_mps_opts_out_and_an_explicit_mps_is_refused_with_it() -> None:
     plan = planned("mac_disable_mps")
     assert plan.settings.device == "cpu"
@@ -367,6 +372,7 @@ def test_a_fallback_that_torch_would_crash_on_is_refused() -> None:
         planned("mac_m2", {"PYTORCH_ENABLE_MPS_FALLBACK": "maybe"})
 
 
+@pytest.mark.wording
 def test_the_fallback_without_mps_has_no_effect_and_says_so() -> None:
     assert planned("laptop_cpu", mps_fallback="strict").notes == (
         "mps_fallback has no effect on cpu (flag --mps-fallback)",

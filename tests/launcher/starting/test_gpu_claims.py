@@ -106,6 +106,7 @@ def test_a_claimed_gpu_is_passed_over_with_the_reason_until_its_launch_ends(
     assert with_claims(FOUR, str(tmp_path)) == FOUR
 
 
+@pytest.mark.wording
 def test_a_launch_that_waits_gets_the_gpus_of_one_that_ends(tmp_path: Path) -> None:
     first = start(tmp_path, "idle:4")
     chosen_by(first)
@@ -231,6 +232,7 @@ raise SystemExit(main(["launch", "--devices", "idle:1", "script.py"]))
 """
 
 
+@pytest.mark.wording
 def test_real_launches_at_once_give_each_script_a_gpu_of_its_own(tmp_path: Path) -> None:
     Path("script.py").write_text(
         "import os, sys\nprint(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\nsys.stdin.read()"
