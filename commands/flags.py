@@ -15,7 +15,7 @@ from headway.settings.profile import Entries, Entry
 from headway.settings.table import TABLE, Shape
 
 Parsed = SimpleNamespace
-"""The values of the flags, by the names of the settings, or of the flags that are none."""
+"""The values of the flags, by the name of the setting or flag."""
 
 OF_OTHER_TOOLS = {  # flags of other tools: what they are here, the fix
     "--use-mps-device": (
@@ -36,9 +36,9 @@ OF_OTHER_TOOLS = {  # flags of other tools: what they are here, the fix
 
 
 class Parser:
-    """Reads flags, abbreviates none, and fails with a ConfigError, not usage text.
+    """Parses flags without abbreviations; raises ConfigError instead of exiting.
 
-    argparse only prints --help: importing and filling it would add a tenth to a launch's cost.
+    argparse only prints --help: importing and filling it would slow a launch by a tenth.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Parser:
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line."""
+        """Raise a ConfigError about the command line."""
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
 
     def _raise_unknown(self, name: str) -> NoReturn:
