@@ -48,5 +48,6 @@ class DDP(Strategy):
         return unwrapped if inner is model else type(outer)(unwrapped, outer.dynamo_ctx)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        inner = uncompiled(model)
-        return inner.no_sync() if isinstance(inner, DistributedDataParallel) else nullcontext()
+        if not isinstance(model, DistributedDataParallel):  # the usual case needs no search
+            model = uncompiled(model)
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
