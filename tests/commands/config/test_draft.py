@@ -44,8 +44,8 @@ def test_without_a_terminal_an_invalid_profile_is_refused_and_the_text_is_kept(
     assert main(["config", "edit"]) == 2
     (copy,) = left_over(profile.parent)
     err = capsys.readouterr().err
-    assert f"from: profile ~/.config/headway/{copy.name}, line 2" in err
-    assert f"your changes are in ~/.config/headway/{copy.name}" in err
+    assert f"profile ~/.config/headway/{copy.name}, line 2" in err
+    assert err.count(f"~/.config/headway/{copy.name}") == 2  # where the error is; the note
     assert profile.read_text() == PROFILE
     assert copy.read_text() == PROFILE.replace("cpu", "cqu")
     assert copy.stat().st_mode & 0o777 == 0o600  # it may hold secrets

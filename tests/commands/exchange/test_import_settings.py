@@ -127,6 +127,7 @@ def test_a_command_that_only_names_torchrun_is_refused(line: str, capsys: Captur
     assert not Path(choose_profile().path).exists()
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     "text",
     [
