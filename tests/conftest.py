@@ -91,7 +91,6 @@ def own_surroundings(
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(home / ".state"))
     work = home / "work"
     work.mkdir()
     monkeypatch.chdir(work)
