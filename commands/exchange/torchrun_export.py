@@ -46,11 +46,19 @@ def _variables_set(plan: LaunchPlan) -> list[str]:
     return [name for name in names if name in plan.environment and NAME.fullmatch(name)]
 
 
+_EXPRESSED = (
+    *("num_processes", "num_machines", "max_restarts", "log_dir", "grace_period_s"),
+    *("mixed_precision", "gradient_accumulation_steps", "threads_per_process"),
+)
+"""Settings that a flag or a variable of the command line always carries over."""
+
+
 def not_in_torchrun(plan: LaunchPlan, names: Sequence[str]) -> Iterator[str]:
     """Yield those of the settings `names` that a torchrun command line cannot express."""
     settings, variables = plan.settings, _variables_set(plan)
     masked = "CUDA_VISIBLE_DEVICES" in variables
-    held = {
+    held = {  # a setting that is not named here is reported
+        **dict.fromkeys(_EXPRESSED, True),
         "device": settings.device == "cpu" or masked,
         "devices": settings.devices == ALL or masked,
         "mps_fallback": "PYTORCH_ENABLE_MPS_FALLBACK" in variables,
@@ -61,5 +69,5 @@ def not_in_torchrun(plan: LaunchPlan, names: Sequence[str]) -> Iterator[str]:
     for name in names:
         if name == "env":
             yield from (f"env.{key}" for key in settings.env if key not in variables)
-        elif not held.get(name, True):
+        elif not held.get(name, False):
             yield name
