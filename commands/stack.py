@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     )
     _, words = parser.parse_words(argv)
     if len(words) != 1:
-        parser.error(f"{PID} is needed, and {len(words)} words were given")
+        parser.error(f"headway stack takes one process id, and got {len(words)} arguments")
     launcher = _launcher_of(_process(words[0]))
     with _answer_pipe(launcher.pid) as fd:
         os.kill(launcher.pid, signal.SIGQUIT)
@@ -63,17 +63,33 @@ def _process(text: str) -> psutil.Process:
 
 
 def _launcher_of(process: psutil.Process) -> psutil.Process:
-    """Return the launcher: `process` itself, one of its parents, or one of its children."""
-    for one in (process, *process.parents(), *process.children(recursive=True)):
-        with suppress(psutil.Error):
-            if _is_launch(one.cmdline()) and handles_quit(one.pid):
-                return one
+    """Return the launcher: `process` itself, one of its parents, or the only one below it."""
+    for one in (process, *process.parents()):
+        if _is_running_launch(one):
+            return one
+    # below init are the launches of all users
+    below = process.children(recursive=True) if process.pid != 1 else []
+    launchers = [one for one in below if _is_running_launch(one)]
+    if len(launchers) == 1:
+        return launchers[0]
+    if launchers:
+        raise LaunchError(
+            f"process {process.pid} has {len(launchers)} launches below it",
+            where="the command line",
+            fix=f"pass the id of one: {', '.join(str(one.pid) for one in launchers)}",
+        )
     raise LaunchError(
         f"process {process.pid} belongs to no launch that would show stacks on SIGQUIT",
         where=f"its name is {process.name()!r}; a single process that was not started with "
         "--supervise has no launcher",
         fix="pass the id of the launcher or of a rank of a running `headway launch`",
     )
+
+
+def _is_running_launch(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return _is_launch(process.cmdline()) and handles_quit(process.pid)
+    return False
 
 
 def _is_launch(command: Sequence[str]) -> bool:

@@ -102,10 +102,16 @@ def from_torchrun(words: Sequence[str], machine: Machine) -> Imported:
         machine: this one, for `--nproc-per-node cpu` and `auto`.
 
     Raises:
-        ConfigError: a flag is unknown to torchrun, or lacks its value.
+        ConfigError: nothing follows torchrun, or a flag is unknown to it, or lacks its value.
     """
     start = _start(words)
     assert start is not None
+    if not words[start.own :]:
+        raise ConfigError(
+            f"nothing follows {words[start.own - 1]!r}",
+            where=WHERE,
+            fix="pass the whole command: `headway config import torchrun --standalone train.py`",
+        )
     front = words[: start.program]
     is_deprecated = words[start.own - 1] == _DEPRECATED
     flags, program = _split(words[start.own :], is_deprecated)

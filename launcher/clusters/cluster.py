@@ -50,6 +50,7 @@ def said_by(variable: str) -> Origin:
 
 
 _NNODES = "PET_NNODES"
+_NPROC = "PET_NPROC_PER_NODE"
 _TORCHRUN_VARIABLES = {
     "machine_rank": "PET_NODE_RANK",
     "main_address": "PET_MASTER_ADDR",
@@ -58,7 +59,15 @@ _TORCHRUN_VARIABLES = {
 
 
 def _is_set_up_for_torchrun(environ: Environ) -> bool:
-    return not environ.keys().isdisjoint((_NNODES, *_TORCHRUN_VARIABLES.values()))
+    return not environ.keys().isdisjoint((_NNODES, _NPROC, *_TORCHRUN_VARIABLES.values()))
+
+
+def _torchrun_counts(environ: Environ) -> Entries:
+    """Read PET_NPROC_PER_NODE, a number or a word for what is detected here anyway, and PET_NNODES."""
+    text = environ.get(_NPROC, "auto")
+    is_detected = text in ("auto", "gpu", "cpu", "xpu")
+    processes = {} if is_detected else {"num_processes": Entry(text, said_by(_NPROC))}
+    return {**processes, **_torchrun_machines(environ)}
 
 
 def _torchrun_machines(environ: Environ) -> Entries:
@@ -77,7 +86,7 @@ def _torchrun_machines(environ: Environ) -> Entries:
 
 CLUSTERS = (
     # read by torchrun as defaults of its flags; Kubeflow's training operator sets them in each pod
-    Cluster("torchrun", _is_set_up_for_torchrun, _TORCHRUN_VARIABLES, _torchrun_machines),
+    Cluster("torchrun", _is_set_up_for_torchrun, _TORCHRUN_VARIABLES, _torchrun_counts),
     # no cluster: what is not one machine is said by hand, in a profile, variables or flags
     Cluster("none", lambda _: True, {}, lambda _: {}),
 )

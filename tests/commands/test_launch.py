@@ -474,4 +474,4 @@ def test_a_launch_of_one_process_imports_nothing_that_only_errors_help_or_ranks_
 def test_stack_needs_one_process_id(words: list[str]) -> None:
     done = headway("stack", *words)
     assert done.returncode == 2
-    assert f"process id of the launcher, or of a rank is needed, and {len(words)}" in done.stderr
+    assert f"takes one process id, and got {len(words)} arguments" in done.stderr

@@ -47,6 +47,15 @@ def test_a_page_shows_what_a_command_prints(
         assert told == ran, f"run docs/screens.py ({page})"
 
 
+def test_the_training_page_lists_members_of_the_accelerator_that_exist() -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    table = page.partition("| prepare and train |")[2].partition("\n\n")[0]
+    names = re.findall(r"`(\w+)`", table)
+    surface = (ROOT / "tests" / "architecture" / "surface.txt").read_text().splitlines()
+    assert len(names) > 20
+    assert not [name for name in names if f"Accelerator.{name}" not in surface]
+
+
 def test_the_pages_have_screens_and_name_only_commands_that_exist() -> None:
     from headway.commands.main import COMMANDS as commands
 

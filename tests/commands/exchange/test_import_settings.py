@@ -10,6 +10,7 @@ import pytest
 
 from headway.commands.exchange.torchrun_line import from_torchrun
 from headway.commands.main import main
+from headway.errors import ConfigError
 from headway.settings.profile_files import choose_profile
 from headway.settings.table import Raw
 from tests.commands.exchange.test_convert import Capture, profile
@@ -294,3 +295,9 @@ def test_a_dry_run_prints_the_profile_alone(capsys: Capture) -> None:
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == "num_processes: 1"
     assert err == "not imported: --tee 3\n"
+
+
+@pytest.mark.parametrize("words", [["torchrun"], ["OMP_NUM_THREADS=1", "torchrun"]])
+def test_torchrun_alone_changes_nothing(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="nothing follows 'torchrun'"):
+        from_torchrun(words, load("laptop_cpu"))
