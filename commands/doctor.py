@@ -11,11 +11,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from headway.commands.flags import Parser, look_at_machine
+from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
 from headway.errors import HeadwayError
 from headway.launcher.clusters.cluster import cluster_layer
-from headway.machine.apple import how_to_renew_torch
+from headway.machine.apple import how_to_update_torch
 from headway.machine.facts import Machine
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     parser.flag("--json", help="print one JSON object: {machine, checks}")
     parser.machine_flag()
     parsed = parser.parse_flags(argv)
-    machine, _ = look_at_machine(parsed, os.environ, full=True)
+    machine, _ = machine_from_flags(parsed, os.environ, full=True)
     if parsed.machine is None:
         live = list(_live_checks(machine))
     else:
@@ -134,7 +134,7 @@ def _ask_torch(machine: Machine) -> Check:
     if machine.mps and not answer["mps"]:
         built = "" if answer["mps_built"] else ": it is built without MPS"
         what = f"torch cannot use this Mac's GPU{built}"
-        return Check(LIVE[0], ERROR, what, how_to_renew_torch(machine.macos))
+        return Check(LIVE[0], ERROR, what, how_to_update_torch(machine.macos))
     return Check(LIVE[0], OK, f"torch {answer['version']} was imported by {sys.executable}")
 
 

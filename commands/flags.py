@@ -17,7 +17,7 @@ from headway.settings.table import TABLE, Shape
 Parsed = SimpleNamespace
 """The values of the flags, by the name of the setting or flag."""
 
-OF_OTHER_TOOLS = {  # flags of other tools: what they are here, the fix
+FOREIGN_FLAGS = {  # flags of other tools: what they are here, the fix
     "--use-mps-device": (
         "is not needed: an Apple GPU is used if there is one",
         "remove it; --cpu opts out",
@@ -196,8 +196,8 @@ class Parser:
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
 
     def _raise_unknown(self, name: str) -> NoReturn:
-        if name in OF_OTHER_TOOLS:
-            what, fix = OF_OTHER_TOOLS[name]
+        if name in FOREIGN_FLAGS:
+            what, fix = FOREIGN_FLAGS[name]
             raise ConfigError(f"{name} {what}", where="the command line", fix=fix)
         close = did_you_mean(name, self.known)
         raise ConfigError(
@@ -224,7 +224,7 @@ def flag_layer(parsed: Parsed) -> Entries:
     }
 
 
-def look_at_machine(
+def machine_from_flags(
     parsed: Parsed, environ: Mapping[str, str], *, full: bool = False
 ) -> tuple[Machine, Mapping[str, str]]:
     """Return the machine in question, and the variables that steer a training there.

@@ -23,7 +23,7 @@ SUPPORTED = (
     "devices",
     "step_scheduler_with_optimizer",
 )
-FOREIGN = {  # Accelerate's other arguments -> what to do instead
+UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "dataloader_config": "pass split_batches=... itself; every other field keeps its default",
     "gradient_accumulation_plugin": "pass gradient_accumulation_steps=...",
     "even_batches": "remove it: every rank always gets equally many batches",
@@ -45,7 +45,7 @@ FOREIGN = {  # Accelerate's other arguments -> what to do instead
 }
 
 
-class Agreement(NamedTuple):
+class EffectiveSettings(NamedTuple):
     """What holds in this process, and the lines that say which wishes lost."""
 
     device: str  # auto, cpu, cuda or mps
@@ -55,14 +55,14 @@ class Agreement(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def agree(
+def merge_arguments(
     run: RunContract | None,
     *,
     mixed_precision: str | None = None,
     gradient_accumulation_steps: int | None = None,
     cpu: bool = False,
     device: str | None = None,
-) -> Agreement:
+) -> EffectiveSettings:
     """Lay the constructor's arguments over `run`; None (False for `cpu`) means no opinion.
 
     Args:
@@ -92,7 +92,7 @@ def agree(
         if run is not None
     ]
     holds = said._replace(**wishes)
-    return Agreement(
+    return EffectiveSettings(
         device=holds.device,
         mixed_precision=holds.mixed_precision,
         gradient_accumulation_steps=holds.gradient_accumulation_steps,
@@ -103,17 +103,17 @@ def agree(
     )
 
 
-def refuse_foreign(arguments: Mapping[str, object]) -> None:
+def reject_unsupported(arguments: Mapping[str, object]) -> None:
     """Refuse arguments that Headway does not have; one of Accelerate's that is None asks nothing.
 
     Raises:
         UsageError: names the first of them and the way out.
     """
     for name, value in arguments.items():
-        if name in FOREIGN and value is None:
+        if name in UNSUPPORTED and value is None:
             continue
         guess = did_you_mean(name, SUPPORTED)
-        fix = FOREIGN.get(name) or (f"did you mean {guess}=?" if guess else "remove it")
+        fix = UNSUPPORTED.get(name) or (f"did you mean {guess}=?" if guess else "remove it")
         raise UsageError(f"Accelerator() takes no argument {name!r}", where=CALL, fix=fix)
 
 
@@ -164,6 +164,6 @@ def _note(run: RunContract, name: str, argument: str) -> str | None:
             where=f"{CALL}, and {origin}",
             fix="remove the argument from the script, or the flag from the command line",
         )
-    if not origin.is_said:
+    if not origin.is_user_set:
         return None  # beating nobody's wish is not worth a line
     return f"headway: Accelerator({argument}) beats {name} {said!r} ({origin})"

@@ -63,7 +63,7 @@ class Origin(NamedTuple):
         return self._shown("")
 
     @property
-    def is_said(self) -> bool:
+    def is_user_set(self) -> bool:
         """Whether a person set the value, rather than a default, the machine or its cluster."""
         return self.layer > Layer.CLUSTER
 

@@ -145,7 +145,7 @@ class _Channel:
     fd: int | None = None
     identity: tuple[int, int] | None = None  # of what `fd` was opened for
     step, phase = Progress()
-    told_at = 0.0  # when the last heartbeat went out, on the monotonic clock
+    last_sent_at = 0.0  # when the last heartbeat went out, on the monotonic clock
 
 
 def open_channel(fd: int) -> None:
@@ -167,7 +167,7 @@ def identity(fd: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def is_heard() -> bool:
+def is_connected() -> bool:
     """Return whether a launcher listens.
 
     A script may close all descriptors that it does not know, and use their numbers again.
@@ -177,9 +177,9 @@ def is_heard() -> bool:
     return _Channel.fd is not None
 
 
-def tell(record: Record) -> None:
+def send(record: Record) -> None:
     """Send one record, if a launcher listens."""
-    if is_heard():
+    if is_connected():
         assert _Channel.fd is not None
         with suppress(OSError):  # the launcher is gone
             os.write(_Channel.fd, encode_record(record))
@@ -205,9 +205,9 @@ def set_step(step: int) -> None:
 def _beat() -> None:
     """Send a heartbeat, at most one each second."""
     now = time.monotonic()
-    if now - _Channel.told_at > _BEAT_EVERY_S:
-        _Channel.told_at = now
-        tell(Heartbeat(progress()))
+    if now - _Channel.last_sent_at > _BEAT_EVERY_S:
+        _Channel.last_sent_at = now
+        send(Heartbeat(progress()))
 
 
 def encode_record(record: Record) -> bytes:

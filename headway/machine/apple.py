@@ -13,7 +13,7 @@ OLDEST_MACOS = (((1, 12), "12.3"), ((2, 5), "13.0"), ((2, 9), "14.0"))
 
 Sources: torch's release notes; pytorch pull requests 133141 (13.0) and 163515 (14.0)."""
 
-SOUND_SINCE = (1, 13)
+OLDEST_CORRECT_TORCH = (1, 13)
 """Older versions of torch compute wrongly on MPS in places."""
 
 SYSCTL = (
@@ -68,24 +68,24 @@ def _obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str | None,
         return "this Mac has an Intel CPU", ""
     if torch is not None:
         if torch.mps is False or not torch.is_at_least(1, 12):
-            fix = how_to_renew_torch(machine.macos)
+            fix = how_to_update_torch(machine.macos)
             return f"this torch ({torch.version}) is built without MPS", fix
         needed = [macos for since, macos in OLDEST_MACOS if torch.is_at_least(*since)][-1]
         if machine.macos and numbers(machine.macos) < numbers(needed):
-            is_sound = torch.is_at_least(*SOUND_SINCE)
+            is_sound = torch.is_at_least(*OLDEST_CORRECT_TORCH)
             return (
                 f"macOS {machine.macos} is older than {needed}, which this torch "
                 f"({torch.version}) needs for MPS",
                 f"update macOS to {needed} or newer"
                 if is_sound
-                else how_to_renew_torch(machine.macos),
+                else how_to_update_torch(machine.macos),
             )
     if answers.get("kern.hv_vmm_present") == "1":
         return "this is a virtual machine, where torch cannot use the Apple GPU", ""
     return None, ""
 
 
-def how_to_renew_torch(macos: str) -> str:
+def how_to_update_torch(macos: str) -> str:
     """Return how to get the newest torch that has MPS on this macOS, or on one to update to."""
     here = numbers(macos or OLDEST_MACOS[-1][1])
     too_new = [since for since, needed in OLDEST_MACOS if here < numbers(needed)]

@@ -48,9 +48,9 @@ def detect_machine(
         machine = with_gpus(_with_torch(machine, source), environ, source, full=full)
     if not full:
         return machine
-    from headway.machine.host import look_at_host
+    from headway.machine.host import detect_host
 
-    return _with_torch(machine, source)._replace(host=look_at_host(machine, environ, source))
+    return _with_torch(machine, source)._replace(host=detect_host(machine, environ, source))
 
 
 def _scheduler(environ: Mapping[str, str]) -> str | None:

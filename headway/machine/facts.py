@@ -56,7 +56,7 @@ class Gpu(NamedTuple):
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded; None: unknown
 
     @property
-    def is_shut(self) -> bool:
+    def is_disabled(self) -> bool:
         """Whether nobody can compute on it, and waiting changes nothing."""
         return self.compute_mode == PROHIBITED or (self.is_mig and not self.slices)
 

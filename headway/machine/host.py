@@ -14,7 +14,7 @@ from headway.machine.cgroups import cpu_quota, memory_limit
 from headway.machine.facts import Host, Machine
 from headway.machine.source import Source
 
-STEERING = re.compile(
+TRAINING_VARIABLES = re.compile(
     "(CUDA|NVIDIA|NCCL|GLOO|OMP|MKL|KMP|OPENBLAS|TORCH|PYTORCH|HIP|ROCR|HSA|ACCELERATE|HEADWAY"
     "|SLURM_(JOB_ID|NTASKS|PROCID|LOCALID|NODEID|NNODES|GPUS|CPUS|STEP)|OMPI_COMM_WORLD|PMI_)"
     "|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|DISABLE_MPS"
@@ -32,7 +32,7 @@ Fact = tuple[Any, str]
 """A value and how it is known; None and why it is not."""
 
 
-def look_at_host(machine: Machine, environ: Mapping[str, str], source: Source) -> Host:
+def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) -> Host:
     """Gather them all, each with its reason."""
     python = ".".join(map(str, sys.version_info[:3])) + f" {sys.implementation.name}"
     facts: dict[str, Fact] = {
@@ -55,7 +55,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return those that steer a training, without secrets, addresses and people's names."""
     told = {}
     for name, text in environ.items():
-        if not STEERING.match(name) or SECRET.search(name):
+        if not TRAINING_VARIABLES.match(name) or SECRET.search(name):
             continue
         if name == "HEADWAY_ENV":
             told[name] = _names_only(text)

@@ -47,7 +47,7 @@ def start(channel: int, stacks: int) -> None:
     if not faulthandler.is_enabled():
         faulthandler.enable(stacks)
     faulthandler.register(signal.SIGQUIT, stacks, all_threads=True)
-    records.tell(Ready())
+    records.send(Ready())
     hook = functools.partial(_answer_after_first_group, channel)
     if _C10D in sys.modules:
         hook(sys.modules[_C10D])
@@ -105,7 +105,7 @@ def _answer_after_first_group(channel: int, c10d: ModuleType) -> None:
     def make_and_answer(*args: Any, **kwargs: Any) -> Any:
         c10d._new_process_group_helper = make  # type: ignore[attr-defined]
         _thread.start_new_thread(_answer_questions, (channel,))
-        records.tell(AnswersQuestions())
+        records.send(AnswersQuestions())
         return make(*args, **kwargs)
 
     c10d._new_process_group_helper = make_and_answer  # type: ignore[attr-defined]
@@ -113,8 +113,8 @@ def _answer_after_first_group(channel: int, c10d: ModuleType) -> None:
 
 def _answer_questions(channel: int) -> None:
     with suppress(OSError):
-        while records.is_heard() and os.read(channel, 4096):  # b"": the launcher is gone
-            records.tell(
+        while records.is_connected() and os.read(channel, 4096):  # b"": the launcher is gone
+            records.send(
                 Answer(
                     groups=read_groups(),
                     progress=records.progress(),

@@ -153,7 +153,7 @@ def _report_end(stop: SystemExit | None) -> None:
         message = stop.code[:2000] if isinstance(stop.code, str) else ""
         frame = traceback.extract_tb(stop.__traceback__)[-1]
         exited_at = Frame(frame.filename, frame.lineno or 0, frame.name)
-    records.tell(End(time.time(), code, message, exited_at, rank_monitor.read_groups()))
+    records.send(End(time.time(), code, message, exited_at, rank_monitor.read_groups()))
 
 
 def _report_crash(error: BaseException) -> NoReturn:
@@ -175,13 +175,13 @@ def _report_crash(error: BaseException) -> NoReturn:
         code=-signal.SIGINT if isinstance(error, KeyboardInterrupt) else code,
         groups=rank_monitor.read_groups(),
     )
-    records.tell(crash)
+    records.send(crash)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     if isinstance(error, KeyboardInterrupt):
         _end_by_sigint_at_exit()
     elif ours:
         sys.stderr.writelines(lines)
-    elif not (records.is_heard() and is_of_communication(crash) and _has_default_excepthook()):
+    elif not (records.is_connected() and is_of_communication(crash) and _has_default_excepthook()):
         sys.excepthook(type(error), error, shown)
     sys.exit(code)
 

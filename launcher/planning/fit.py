@@ -13,7 +13,7 @@ from headway.settings.table import Settings
 
 
 def fit(
-    layers: list[Entries], machine: Machine, settle: Callable[[list[Entries]], Settings]
+    layers: list[Entries], machine: Machine, resolve: Callable[[list[Entries]], Settings]
 ) -> tuple[list[Entries], list[str]]:
     """Return the layers with one on top that adapts them to `machine`, and what it changes.
 
@@ -22,15 +22,15 @@ def fit(
     Args:
         layers: from the weakest to the strongest.
         machine: this machine.
-        settle: resolves layers to settings.
+        resolve: resolves layers to settings.
     """
     fitted: dict[str, Entry] = {}
-    before = settle(layers)
+    before = resolve(layers)
     for name, raw in (
         *(("device", "auto"), ("devices", "all"), ("num_processes", "auto")),
         *(("mixed_precision", "fp16"), ("mixed_precision", "no")),
     ):
-        settings = settle([*layers, fitted])
+        settings = resolve([*layers, fitted])
         if settings.origin(name).layer in (Layer.DEFAULT, Layer.FLAG) or not _must_change(
             name, settings, machine, fitted
         ):
@@ -42,7 +42,7 @@ def fit(
             raw = f"idle:{idle}"
         reason = f"instead of {before.origin(name)}"
         fitted[name] = Entry(raw, Origin(Layer.DETECTED, flag="--fit", reason=reason))
-    after = settle([*layers, fitted])
+    after = resolve([*layers, fitted])
     changes = [
         f"--fit: {name} {before.values[name].value} -> {after.values[name].value} "
         f"({before.origin(name)}; {machine.best_device()[1]})"

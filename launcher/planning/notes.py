@@ -44,7 +44,7 @@ def _without_effect(settings: Settings, supervised: str | None) -> list[str]:
     where: dict[str, str] = {}
     if settings.num_machines == 1:
         where |= {"main_address": "on one machine", "main_port": "on one machine"}
-    if settings.device != "cuda" and settings.is_overruled("devices", "device"):
+    if settings.device != "cuda" and settings.is_overridden("devices", "device"):
         where["devices"] = f"on {settings.device}, which {settings.origin('device')} asks for"
     if settings.device != "mps":
         where["mps_fallback"] = f"on {settings.device}"

@@ -60,7 +60,7 @@ def build_plan(
         environ: what the processes would inherit.
         supervise: keep the launcher beside a single process.
         in_process: run a single process in this interpreter.
-        problems: what kept `settle` from reading all of the settings; reported with all else.
+        problems: what kept `try_resolve` from reading all of the settings; reported with all else.
 
     Raises:
         ConfigError: there are such problems, or settings contradict each other.

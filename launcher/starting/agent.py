@@ -76,7 +76,7 @@ def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
             agent.run()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
-    except _FailsAgain:
+    except _RepeatedFailure:
         pass
     except ConfigError:
         handler.announce_failure()
@@ -90,7 +90,7 @@ def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
     return _exit_code(agent, stopped_by, folder)
 
 
-class _FailsAgain(Exception):
+class _RepeatedFailure(Exception):
     """The run failed in the same way as before: no restart will help."""
 
 
@@ -144,17 +144,17 @@ class Agent(LocalElasticAgent):
         """Whether the ranks have been asked to stop."""
         return self._ranks is not None and self._ranks.is_stopping
 
-    def hurry(self) -> None:
+    def end_grace_period(self) -> None:
         """End the grace period of ranks that are being stopped."""
         if self._ranks:
-            self._ranks.hurry()
+            self._ranks.end_grace_period()
 
     def forwards_interrupt(self) -> bool:
         """Send a first Ctrl-C to the debugged rank; a second one ends the run at once."""
         if self._ranks is None or self._plan.settings.debug_rank is None:
             return False
         if self._ctrl_c.is_second():
-            self._ranks.hurry()
+            self._ranks.end_grace_period()
             return False
         return self._ranks.interrupt_debugged()
 
@@ -206,7 +206,7 @@ class Agent(LocalElasticAgent):
         self._stop_workers(worker_group)
         failure = self.find_failure()
         if failure is not None and failure.is_repeat_of(self._last_failure):
-            raise _FailsAgain
+            raise _RepeatedFailure
         self._last_failure = failure
         super()._restart_workers(worker_group)
 
@@ -286,7 +286,7 @@ def _signals(agent: Agent) -> Iterator[None]:
             return
         seen.append(number)
         if len(seen) > 1 and agent.is_stopping:  # else some code swallowed the first exception
-            agent.hurry()
+            agent.end_grace_period()
         else:
             raise SignalException(f"stopped by signal {number}", signal.Signals(number))
 

@@ -45,12 +45,12 @@ def claim_idle(
     began = time.monotonic()
     has_said = False
     while True:
-        with _turn(folder):
+        with _folder_lock(folder):
             machine = with_claims(look(), folder)
             selection = settings.devices.select(machine.visible_gpus)
             if not selection.problems:
                 for index in selection.indices[: settings.num_processes]:
-                    _take(machine.visible_gpus[index], folder)
+                    _lock_gpu(machine.visible_gpus[index], folder)
                 return machine
         can_wait = settings.devices.may_become_idle(machine.visible_gpus)
         if wait_s is None or not can_wait or time.monotonic() - began >= wait_s:
@@ -92,7 +92,7 @@ def _claimed_by(uuid: str, folder: str) -> str:
     return ""
 
 
-def _take(gpu: Gpu, folder: str) -> None:
+def _lock_gpu(gpu: Gpu, folder: str) -> None:
     """Lock this GPU's file until this process, and a script that replaces it, have ended."""
     import fcntl
 
@@ -106,7 +106,7 @@ def _take(gpu: Gpu, folder: str) -> None:
 
 
 @contextmanager
-def _turn(folder: str) -> Iterator[None]:
+def _folder_lock(folder: str) -> Iterator[None]:
     """Hold the folder's lock while choosing."""
     try:
         import fcntl

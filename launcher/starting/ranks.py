@@ -190,7 +190,7 @@ class RankProcesses(PContext):
     def is_stopping(self) -> bool:
         return self._stopped_at != float("inf")
 
-    def hurry(self) -> None:
+    def end_grace_period(self) -> None:
         """End the grace period; may be called from a signal handler while `close` waits."""
         self._kill_at = 0
         self._starter.woken.put(None)

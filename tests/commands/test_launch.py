@@ -432,7 +432,7 @@ def test_fit_counts_the_gpus_that_are_idle_now(
 ) -> None:
     busy = load_machine(str(FOLDER / "gpu_2_one_busy.json"))
     unasked = busy._replace(gpus=tuple(gpu._replace(use=None) for gpu in busy.gpus))
-    monkeypatch.setattr(launch, "look_at_machine", lambda _, environ: (unasked, environ))
+    monkeypatch.setattr(launch, "machine_from_flags", lambda _, environ: (unasked, environ))
     monkeypatch.setattr(launch, "detect_machine", lambda _, full: busy)
     monkeypatch.setenv("HEADWAY_DEVICES", "idle:2")
     assert launch.main(["--dry-run", "--fit", script("pass")]) == 0
@@ -443,7 +443,7 @@ def test_ctrl_c_before_the_start_is_one_line() -> None:
     text = (
         "import headway.commands.launch as launch\n"
         "def interrupt(*_): raise KeyboardInterrupt\n"
-        "launch.look_at_machine = interrupt\n"
+        "launch.machine_from_flags = interrupt\n"
         "from headway.commands.main import main\n"
         "raise SystemExit(main(['launch', 'script.py']))"
     )

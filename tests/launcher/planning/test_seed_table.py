@@ -390,7 +390,7 @@ def test_the_fallback_is_set_before_python_starts(tmp_path: Path) -> None:
     text = (
         "import sys\nfrom headway.commands import launch\n"
         "from headway.machine.facts import Machine\n"
-        "launch.look_at_machine = lambda parsed, environ: "
+        "launch.machine_from_flags = lambda parsed, environ: "
         "(Machine(system='Darwin', mps=True), environ)\n"
         f"launch.main(['-q', '--mps-fallback', 'strict', {str(tmp_path / 's.py')!r}])"
     )
