@@ -1,4 +1,4 @@
-"""A machine's snapshot as JSON: `headway env --json` writes it, `--machine FILE` reads it."""
+"""Writes a machine's snapshot as JSON for `headway env --json`, and reads it for `--machine`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_BYTES = 2**24
 LEAST = {
     **dict.fromkeys(("cores", "logical_cores", "physical_cores", "affinity", "numa_nodes"), 1),
     **dict.fromkeys(("open_files", "processes", "locked_bytes"), -1),  # unlimited
-    "cpu_quota": 0.001,  # the kernel's least quota in its longest period
+    "cpu_quota": 0.001,  # the kernel's minimum quota in its longest period
 }
-"""The least that the number in a field can be, where it is not 0."""
+"""Minimum of each numeric field, if it is not 0."""
 LARGEST = 2**63 - 1
 CHOICES = {"compute_mode": (DEFAULT, EXCLUSIVE, PROHIBITED)}
 
@@ -33,10 +33,10 @@ def as_data(machine: Machine) -> dict[str, Any]:
 
 
 def load_machine(path: str) -> Machine:
-    """Return the machine that a file describes; `headway env --json` and `headway doctor --json`.
+    """Return the machine in a file written by `headway env --json` or `headway doctor --json`.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no snapshot, or one that no machine can have.
+        ConfigError: the file cannot be read, or is not a valid snapshot.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -47,30 +47,32 @@ def load_machine(path: str) -> Machine:
     place = ""
     try:
         data = json.loads(text, object_pairs_hook=_reject_duplicate_keys)
-        if isinstance(data, dict) and "machine" in data:  # what doctor printed
+        if isinstance(data, dict) and "machine" in data:  # written by `headway doctor --json`
             data, place = data["machine"], "machine"
         if not isinstance(data, dict) or "version" not in data:
-            raise _InvalidSnapshot(place, "is no object with a version")
+            raise _InvalidSnapshot(place, "is not an object with a version")
         version = data.pop("version")
         if type(version) is not int or version != VERSION:
             at = _join(place, "version")
-            raise _InvalidSnapshot(at, f"is {_shown(version)}, and this Headway reads {VERSION}")
+            raise _InvalidSnapshot(
+                at, f"is {_shown(version)}, but this Headway reads version {VERSION}"
+            )
         machine: Machine = _typed(Machine, data, place)
         _reject_duplicate_uuids(machine, place)
     except _InvalidSnapshot as invalid:
         reason = f"{invalid.place or 'it'} {invalid.reason}"
-        raise _broken(path, f"holds no snapshot of a machine: {reason}", invalid.place) from None
+        raise _broken(path, f"is not a valid machine snapshot: {reason}", invalid.place) from None
     except (ValueError, RecursionError) as error:
-        raise _broken(path, f"holds no snapshot of a machine: {error}") from None
+        raise _broken(path, f"is not a valid machine snapshot: {error}") from None
     return machine
 
 
 class _InvalidSnapshot(ValueError):
-    """A value that is no part of a snapshot.
+    """A value that is not valid in a snapshot.
 
     Args:
         place: the keys that lead to it: gpus[0].uuid; "" for the whole.
-        reason: a sentence without its subject.
+        reason: a predicate, without the subject.
     """
 
     def __init__(self, place: str, reason: str) -> None:
@@ -82,7 +84,7 @@ def _broken(path: str, reason: str, place: str = "") -> ConfigError:
     return ConfigError(
         f"{path!r} {reason}",
         where=f"flag --machine, {path}" + (f", key {place}" if place else ""),
-        fix="write one with `headway env --json > machine.json`, on the machine in question",
+        fix="create one with `headway env --json > machine.json` on that machine",
     )
 
 
@@ -97,8 +99,8 @@ def _plain(value: Any) -> Any:
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for name, value in pairs:
-        if name in data:  # json alone would forget the first
-            raise _InvalidSnapshot("", f"has the key {name!r} twice in one object")
+        if name in data:  # json would silently drop the first
+            raise _InvalidSnapshot("", f"has the duplicate key {name!r}")
         data[name] = value
     return data
 
@@ -108,7 +110,7 @@ def _join(place: str, name: str) -> str:
 
 
 def _typed(kind: Any, data: Any, place: str) -> Any:
-    """Return `data` as the type that an annotation names; _InvalidSnapshot where it does not fit."""
+    """Return `data` converted to the annotated type; raise _InvalidSnapshot if it cannot be."""
     if isinstance(kind, UnionType):
         if data is None and NoneType in get_args(kind):
             return None
@@ -119,23 +121,23 @@ def _typed(kind: Any, data: Any, place: str) -> Any:
         return _items(get_args(kind), data, place)
     if get_origin(kind) is not None:  # Mapping[str, str]
         if not isinstance(data, dict) or not all(isinstance(one, str) for one in data.values()):
-            raise _InvalidSnapshot(place, "is no map of texts")
+            raise _InvalidSnapshot(place, "is not a map of strings")
         return data
     return _scalar(kind, data, place)
 
 
 def _scalar(kind: Any, data: Any, place: str) -> Any:
     if type(data) is not kind and not (kind is float and type(data) is int):
-        raise _InvalidSnapshot(place, f"is {_shown(data)}, not of type {kind.__name__}")
+        raise _InvalidSnapshot(place, f"is {_shown(data)}, not a {kind.__name__}")
     field = place.rpartition(".")[2]
     if field in CHOICES and data not in CHOICES[field]:
         raise _InvalidSnapshot(place, f"is {_shown(data)}, not one of {', '.join(CHOICES[field])}")
     if kind in (int, float):
         least = LEAST.get(field, 0)
-        if not data >= least:  # so that NaN is refused, too
-            raise _InvalidSnapshot(place, f"is {_shown(data)}, where {least} is the least")
+        if not data >= least:  # also rejects NaN
+            raise _InvalidSnapshot(place, f"is {_shown(data)}, but must be at least {least}")
         if data > LARGEST:
-            raise _InvalidSnapshot(place, f"is {_shown(data)}, more than any machine counts")
+            raise _InvalidSnapshot(place, f"is {_shown(data)}, which is too large")
     return kind(data)
 
 
@@ -146,7 +148,7 @@ def _shown(data: Any) -> str:
 
 def _fields(kind: Any, data: Any, place: str) -> Any:
     if not isinstance(data, dict):
-        raise _InvalidSnapshot(place, "is no object")
+        raise _InvalidSnapshot(place, "is not an object")
     hints = get_type_hints(kind)
     unknown = data.keys() - hints.keys()
     missing = hints.keys() - data.keys() - kind._field_defaults.keys()
@@ -160,7 +162,7 @@ def _fields(kind: Any, data: Any, place: str) -> Any:
 
 def _items(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
     if not isinstance(data, list):
-        raise _InvalidSnapshot(place, "is no list")
+        raise _InvalidSnapshot(place, "is not a list")
     if kinds[-1] is Ellipsis:
         kinds = kinds[:1] * len(data)
     if len(kinds) != len(data):
@@ -172,7 +174,7 @@ def _items(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
 
 
 def _reject_duplicate_uuids(machine: Machine, place: str) -> None:
-    """Raise a _InvalidSnapshot where a UUID stands for two GPUs: CUDA would show neither of them."""
+    """Raise _InvalidSnapshot if two GPUs have the same UUID."""
     first: dict[str, str] = {}
     for index, gpu in enumerate(machine.gpus):
         at = _join(place, f"gpus[{index}]")
@@ -181,6 +183,6 @@ def _reject_duplicate_uuids(machine: Machine, place: str) -> None:
         for owner, uuid in uuids.items():
             if uuid in first:
                 raise _InvalidSnapshot(
-                    f"{owner}.uuid", f"is {_shown(uuid)}, as that of {first[uuid]}"
+                    f"{owner}.uuid", f"is {_shown(uuid)}, a duplicate of {first[uuid]}"
                 )
             first[uuid] = owner
