@@ -52,7 +52,7 @@ def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | No
     selection = spec.select(visible)
     if (spec.size or len(selection.indices)) > 1:
         raise UsageError(
-            f"Accelerator(devices={devices!r}) means {spec.reading()}, but this is a single process",
+            f"Accelerator(devices={devices!r}) means {spec.reading()}, but this is one process",
             where=CALL,
             fix=f"start the script with `headway launch --devices {spec} script.py`",
         )

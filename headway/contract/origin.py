@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Layer(IntEnum):
-    """The kinds of sources. Those of a launch come first, from the lowest to the highest precedence."""
+    """The kinds of sources; those of a launch come first, in order of precedence."""
 
     DEFAULT = 0
     DETECTED = 1  # from the machine

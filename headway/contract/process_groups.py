@@ -16,7 +16,8 @@ def keep_groups_apart(c10d: ModuleType) -> None:
     groups that were created, with a store that torch found itself (`init_method`).
 
     Relies on two private names in `c10d`, which is torch.distributed.distributed_c10d:
-    `init_process_group` asks `rendezvous` for the store, then `_new_process_group_helper` creates the group.
+    `init_process_group` asks `rendezvous` for the store, then `_new_process_group_helper`
+    creates the group.
     """
     if getattr(c10d.rendezvous, "keeps_groups_apart", False):
         return

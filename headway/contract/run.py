@@ -89,12 +89,12 @@ def decode(text: str) -> RunContract:
         f"{VARIABLE} is not a run contract that this Headway can read"
         + ("" if version is None else f" (version {version}, expected {VERSION})"),
         where=f"environment {VARIABLE}={text[:60]!r}",
-        fix=f"use the same version of Headway for the launcher and the script, or `unset {VARIABLE}`",
+        fix=f"use the same version of Headway in launcher and script, or `unset {VARIABLE}`",
     )
 
 
 def read_run(environ: Mapping[str, str] = os.environ) -> RunContract | None:
-    """Return the contract from Headway's or Accelerate's launcher; None without either.
+    """Return the contract from Headway's or Accelerate's launcher, if any.
 
     Headway's launcher also sets Accelerate's variables, to the same values; they are not read.
 

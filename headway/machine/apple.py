@@ -23,8 +23,8 @@ SYSCTL = (
 )
 
 REINSTALL = (
-    "install an arm64 Python, then reinstall torch. conda: `CONDA_SUBDIR=osx-arm64 conda create -n arm "
-    "python`; pyenv: `arch -arm64 pyenv install 3.12`; uv: `uv python install cpython-3.12-macos-"
+    "install an arm64 Python, then reinstall torch. conda: `CONDA_SUBDIR=osx-arm64 conda create -n "
+    "arm python`; pyenv: `arch -arm64 pyenv install 3.12`; uv: `uv python install cpython-3.12-macos-"
     "aarch64`"
 )
 
@@ -86,7 +86,7 @@ def _obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str | None,
 
 
 def how_to_update_torch(macos: str) -> str:
-    """Return how to install the newest torch with MPS on this macOS, after updating it if needed."""
+    """Return how to install the newest torch with MPS, with a macOS update if needed."""
     here = numbers(macos or OLDEST_MACOS[-1][1])
     too_new = [since for since, needed in OLDEST_MACOS if here < numbers(needed)]
     if not too_new:
@@ -100,7 +100,9 @@ def why_no_precision(name: str, machine: Machine) -> str | None:
     """Return why MPS does not support mixed precision `name` here, or None if it does."""
     torch, row = machine.torch, PRECISIONS[name]
     if torch is not None and not torch.is_at_least(*row.mps_torch):
-        return f"torch {torch.version} does not support it on MPS; {'.'.join(map(str, row.mps_torch))} does"
+        needed = ".".join(map(str, row.mps_torch))
+        return f"torch {torch.version} does not support it on MPS; {needed} does"
     if machine.macos and numbers(machine.macos) < row.mps_macos:
-        return f"macOS {machine.macos} does not support it; macOS {'.'.join(map(str, row.mps_macos))} does"
+        needed = ".".join(map(str, row.mps_macos))
+        return f"macOS {machine.macos} does not support it; macOS {needed} does"
     return None

@@ -25,7 +25,7 @@ TRAINING_VARIABLES = re.compile(
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 ADDRESS = re.compile("ADDR|HOST|NODELIST|ENDPOINT|UR[IL]$|^(NCCL_COMM_ID|PMI_PORT|HEADWAY_RUN)$")
 HIDDEN = "hidden"
-"""Replaces a private value; every setting's parser accepts it, so that a snapshot can be replayed."""
+"""Replaces private values; every setting's parser accepts it, so that snapshots can be replayed."""
 
 Fact = tuple[Any, str]
 """A value and its source, or None and why it is unknown."""

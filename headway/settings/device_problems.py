@@ -126,7 +126,7 @@ def _too_many_processes(
         asked = f"num_processes is {processes}" if processes > 1 else f"devices is '{devices}'"
         return settings.problem(
             Code.SEVERAL_MIG_SLICES,
-            f"{asked}, but CUDA shows each process only one MIG slice, and NCCL cannot connect slices",
+            f"{asked}, but CUDA shows each process only one MIG slice, and NCCL cannot link slices",
             "pass --devices 1 --num-processes 1 and launch once for each slice, or use GPUs "
             "without MIG",
             *names,
@@ -157,7 +157,7 @@ def _of_precision(settings: Settings, selected: Sequence[Gpu]) -> list[Problem]:
     compute = "sm_" + "".join(map(str, without[0].capability))
     return settings.problem(
         Code.NO_BF16,
-        f"mixed_precision is 'bf16', but a GPU ({without[0].name}, {compute}) does not support bf16",
+        f"mixed_precision is 'bf16', but {without[0].name} ({compute}) does not support bf16",
         "set `mixed_precision: fp16`, or launch with --mixed-precision fp16",
         "mixed_precision",
     )

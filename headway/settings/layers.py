@@ -61,7 +61,7 @@ def overridden(layers: Sequence[Entries]) -> list[str]:
 
 
 def environment_layer(environ: Mapping[str, str] = os.environ) -> Entries:
-    """Return the layer of the HEADWAY_* variables; an unknown variable keeps its name as the key."""
+    """Return the layer of the HEADWAY_* variables; unknown ones keep their name as the key."""
     settings = {row.variable: name for name, row in TABLE.items()}
     return {
         settings.get(variable, variable): Entry(text, Origin(Layer.ENVIRONMENT, variable=variable))

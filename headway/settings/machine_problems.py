@@ -166,7 +166,7 @@ def _shared_memory(host: Host) -> Iterator[Check]:
             "/dev/shm",
             WARNING,
             f"{host.shm_bytes // 2**20} MiB, too small for the batches of data loader workers",
-            "`docker run --shm-size=8g`; in Kubernetes, mount an emptyDir of medium Memory at /dev/shm",
+            "`docker run --shm-size=8g`; in Kubernetes an emptyDir of medium Memory at /dev/shm",
         )
     elif host.shm_bytes is not None:
         yield Check("/dev/shm", OK, f"{host.shm_bytes / 2**30:.1f} GiB")
@@ -207,7 +207,8 @@ def _stale(host: Host) -> Iterator[tuple[Severity, str, str]]:
     if stale:
         yield (
             WARNING,
-            f"{', '.join(stale)}: left over from another launch; under plain python the script would wait for its ranks",
+            f"{', '.join(stale)}: left over from another launch; plain python would "
+            "wait for its ranks",
             f"unset {' '.join(stale)}",
         )
 

@@ -60,8 +60,8 @@ def read_profile(path: str, layer: Layer) -> dict[str, Entry]:
 
 
 def read_layer(path: str, layer: Layer) -> dict[str, Entry]:
-    """Return the entries like `read_profile`, but leave the faults of single keys to `resolve`, which
-    reports them together with all other problems.
+    """Return the entries like `read_profile`, but leave faults of single keys to `resolve`, which
+    reports them with all other problems.
     """
     return parse_layer(read_text(path), path, layer)
 

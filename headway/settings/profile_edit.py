@@ -249,8 +249,8 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
         raise ConfigError(
             f"the profile cannot be written: {error.strerror}",
             where=shown(target),
-            fix=f"check that {shown(folder)} is a writable folder on a disk with free space, or set "
-            "XDG_CONFIG_HOME",
+            fix=f"check that {shown(folder)} is a writable folder on a disk with free space, or "
+            "set XDG_CONFIG_HOME",
         ) from None
     finally:
         if temporary is not None:

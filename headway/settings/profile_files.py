@@ -50,7 +50,8 @@ def choose_profile(
     """Return the selected profile of this user, whether or not it exists.
 
     Args:
-        flag: the value of --profile; it overrides HEADWAY_PROFILE, which overrides `headway config use`.
+        flag: the value of --profile; it overrides HEADWAY_PROFILE, which overrides
+            `headway config use`.
         environ: read for HEADWAY_PROFILE and the folder of the profiles.
         flag_origin: where `flag` comes from, for messages.
 

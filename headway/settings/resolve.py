@@ -52,7 +52,7 @@ def try_resolve(
     environ: Mapping[str, str] = os.environ,
     cluster: Entries = NOTHING,
 ) -> tuple[Settings, list[Problem]]:
-    """Return the settings that can be parsed, resolved like `resolve`, and the problems of the rest."""
+    """Return the settings like `resolve`, and the problems of those that cannot be parsed."""
     values, problems, unread = _read(layers)
     if values["num_machines"].value == 1:  # set explicitly: the run stays on this machine
         cluster = NOTHING
@@ -131,7 +131,7 @@ def _bad_value(row: Setting[Any], entry: Entry, reason: str) -> Problem:
         Layer.FLAG: f"pass `{row.flag} {example}`",
         Layer.ENVIRONMENT: f"`export {row.variable}={example}`, or unset it",
         Layer.ASSIGNMENT: f"write {row.name}={example}",
-        Layer.CLUSTER: f"correct {entry.origin.variable}, or override it with {row.flag} {row.metavar}",
+        Layer.CLUSTER: f"correct {entry.origin.variable}, or override it: {row.flag} {row.metavar}",
     }.get(entry.origin.layer, f"write `{row.name}: {example}`")
     what = f"{row.name} is {written!r}, {reason}"
     return Problem(what, str(entry.origin), fix, code=Code.BAD_VALUE, names=(row.name,))

@@ -121,9 +121,14 @@ def test_every_finding_has_a_fix(name: str) -> None:
 @pytest.mark.parametrize(
     ("macos", "version", "what", "fix"),
     [
-        ("15.5", "1.12.1", "MPS computes wrongly in places before 1.13", "`pip install -U torch`"),
-        ("13.5", "1.12.1", "MPS computes wrongly", "`pip install -U 'torch<2.9'`"),
-        ("12.6", "1.12.1", "MPS computes wrongly", "`pip install -U 'torch<2.5'`"),
+        (
+            "15.5",
+            "1.12.1",
+            "MPS gives wrong results with versions before 1.13",
+            "`pip install -U torch`",
+        ),
+        ("13.5", "1.12.1", "MPS gives wrong results", "`pip install -U 'torch<2.9'`"),
+        ("12.6", "1.12.1", "MPS gives wrong results", "`pip install -U 'torch<2.5'`"),
         ("12.6", "1.11.0", "built without MPS", "`pip install -U 'torch<2.5'`"),
         (
             *("12.2", "1.12.1", "macOS 12.2 is older than 12.3"),
@@ -156,12 +161,12 @@ def test_a_quota_below_the_thread_count_is_found() -> None:
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        ("64", "OMP_NUM_THREADS=64, but there are 8 usable cores"),
-        ("64,2", "OMP_NUM_THREADS=64,2, but there are 8 usable cores"),
-        ("0", "OMP_NUM_THREADS='0' is no number of threads"),
-        ("-1", "OMP_NUM_THREADS='-1' is no number of threads"),
-        ("abc", "OMP_NUM_THREADS='abc' is no number of threads"),
-        ("", "OMP_NUM_THREADS='' is no number of threads"),
+        ("64", "OMP_NUM_THREADS=64, more than the 8 usable cores"),
+        ("64,2", "OMP_NUM_THREADS=64,2, more than the 8 usable cores"),
+        ("0", "OMP_NUM_THREADS='0' is not a number of threads"),
+        ("-1", "OMP_NUM_THREADS='-1' is not a number of threads"),
+        ("abc", "OMP_NUM_THREADS='abc' is not a number of threads"),
+        ("", "OMP_NUM_THREADS='' is not a number of threads"),
     ],
 )
 def test_a_number_of_threads_that_does_not_fit_the_cores_or_is_none_is_found(
@@ -181,10 +186,10 @@ def test_a_number_of_threads_that_fits_is_left_alone(value: str) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "status", "what"),
     [
-        ("RANK", "0", WARNING, "left of another launch"),
-        ("CUDA_LAUNCH_BLOCKING", "1", WARNING, "every kernel waits"),
-        ("NCCL_P2P_DISABLE", "1", WARNING, "through the CPU's memory"),
-        ("NCCL_ASYNC_ERROR_HANDLING", "1", WARNING, "is not read any more"),
+        ("RANK", "0", WARNING, "left over from another launch"),
+        ("CUDA_LAUNCH_BLOCKING", "1", WARNING, "kernel launches are synchronous"),
+        ("NCCL_P2P_DISABLE", "1", WARNING, "through host memory"),
+        ("NCCL_ASYNC_ERROR_HANDLING", "1", WARNING, "is no longer read by torch"),
         ("NCCL_SOCKET_IFNAME", "ib0", ERROR, "no such network interface"),
         ("NCCL_SOCKET_IFNAME", "=eth", ERROR, "no such network interface"),
         ("GLOO_SOCKET_IFNAME", "eth", ERROR, "no such network interface"),
@@ -252,7 +257,7 @@ def test_a_profile_that_names_ranks_which_a_launch_would_not_have_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HEADWAY_RANKS", "0,1")
-    assert "error profile ranks names rank 1, but the only rank is 0" in live(monkeypatch)
+    assert "error profile ranks contains rank 1, but the only rank is 0" in live(monkeypatch)
 
 
 def test_a_machine_without_faults_passes_the_live_checks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +298,7 @@ def test_mig_slices_are_one_gpu_for_torch(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_broken_profile_is_found_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("headway.yaml").write_text("devise: cpu\n")
     text = live(monkeypatch)
-    assert "error profile 'devise' is no setting; did you mean 'device'?" in text
+    assert "error profile unknown setting 'devise'; did you mean 'device'?" in text
     assert "headway.yaml, line 1" in text
 
 

@@ -67,9 +67,9 @@ def test_a_spec_means_these_gpus_of_eight(raw: str | list[str], indices: list[in
     ("raw", "reason"),
     [
         ("9", "of 8 GPUs 8 are usable"),
-        ("7,8", "there is no GPU 8"),
-        ("^9", "there is no GPU 9"),
-        ("GPU-ffff", "there is no GPU GPU-ffff"),
+        ("7,8", "GPU 8 does not exist"),
+        ("^9", "GPU 9 does not exist"),
+        ("GPU-ffff", "GPU GPU-ffff does not exist"),
         ("GPU-00", "begins the UUIDs of 8 GPUs"),
         ("2,GPU-0002", "GPU 2 is named twice"),
         ("idle:9", "of 8 GPUs 8 are idle"),

@@ -61,7 +61,7 @@ def test_what_one_process_cannot_do_is_refused_with_the_way_out(
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "gpu_4")
-    with pytest.raises(MachineError, match="there is no GPU 4"):
+    with pytest.raises(MachineError, match="GPU 4 does not exist"):
         gpu_named_by([4], "auto", None)
 
 
@@ -87,7 +87,9 @@ def run(device: str, origin: Origin = PROFILE) -> RunContract:
 def test_the_scripts_device_beats_a_profile_aloud_and_may_not_contradict_a_flag() -> None:
     agreed = merge_arguments(run("cuda"), device="cpu")
     assert agreed.device == "cpu"
-    assert agreed.notes == (f"headway: Accelerator(device='cpu') beats device 'cuda' ({PROFILE})",)
+    assert agreed.notes == (
+        f"headway: Accelerator(device='cpu') overrides device='cuda' ({PROFILE})",
+    )
     with pytest.raises(UsageError, match="contradicts device 'cuda' of the command line"):
         merge_arguments(run("cuda", Origin(Layer.FLAG, flag="--device")), device="cpu")
 

@@ -111,7 +111,7 @@ def test_profiles_that_nobody_may_look_for_are_no_missing_ones(
     assert main(words) == 2
     err = capsys.readouterr().err
     assert "Permission denied" in err
-    assert "fix:  mend the permissions of ~/.config/headway" in err
+    assert "fix:  fix the permissions of ~/.config/headway" in err
     assert main(["launch", "--dry-run", "-m", "this"]) == 2
     folder.chmod(0o700)
 
@@ -127,13 +127,13 @@ def test_a_billion_laughs_are_refused_without_a_laugh() -> None:
 
 
 def test_an_unreadable_profile_is_an_error_with_its_path() -> None:
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         read_profile(str(Path.cwd()), Layer.USER_PROFILE)
 
 
 def test_a_profile_that_is_a_fifo_is_refused_at_once() -> None:
     os.mkfifo("fifo.yaml")
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         read_profile("fifo.yaml", Layer.USER_PROFILE)
 
 

@@ -68,9 +68,9 @@ def test_set_says_when_this_machine_cannot_or_another_source_wins(
     assert main(["config", "set", "device=cuda", "num_processes=8", "max_restarts=1"]) == 0
     notes = lines(capsys.readouterr().err)
     assert len(notes) == 3
-    assert "gives way to project profile" in notes[0]
-    assert "gives way to environment HEADWAY_MAX_RESTARTS" in notes[1]
-    assert "this machine shows no GPU" in notes[2]
+    assert "is overridden by project profile" in notes[0]
+    assert "is overridden by environment HEADWAY_MAX_RESTARTS" in notes[1]
+    assert "no GPU is visible" in notes[2]
     assert "device: cuda " in profile.read_text()
 
 
@@ -225,13 +225,13 @@ def test_mistakes_of_every_kind_are_named_at_once_each_with_its_place(
     found = {one.partition("\n")[0]: one.count("\n  fix:  ") for one in err}
     assert found == dict.fromkeys(
         [
-            "'num_procesess' is no setting; did you mean 'num_processes'?",
-            "'device' stands twice; first in line 2",
+            "unknown setting 'num_procesess'; did you mean 'num_processes'?",
+            "duplicate key 'device'; first in line 2",
             "max_restarts is 'many', which is not a whole number",
-            "'main_adress' is no setting; did you mean 'main_address'?",
+            "unknown setting 'main_adress'; did you mean 'main_address'?",
             "env.A has no value",
             "debug_rank has no value",
-            "machine_rank is 5, but with num_machines 2 it is from 0 to 1",
+            "machine_rank is 5, but with num_machines 2 the ranks are 0 to 1",
         ],
         1,
     )
@@ -243,13 +243,13 @@ def test_mistakes_of_every_kind_are_named_at_once_each_with_its_place(
     ("text", "reason"),
     [
         ("ranks: [0, 7]\n", None),  # a machine with eight GPUs has rank 7
-        ("ranks: [0, 7]\nnum_processes: 4\n", "ranks names rank 7, but ranks are from 0 to 3"),
+        ("ranks: [0, 7]\nnum_processes: 4\n", "ranks contains rank 7, but ranks are 0 to 3"),
         ("debug_rank: 0\nnum_machines: 2\nmain_address: a\nnum_processes: 2\n", "debug_rank is 0"),
         ("device: gpu\ndevices: 0-3\n", None),
-        ("device: mps\ndevices: 0-3\n", "it selects GPUs, and device is 'mps'"),
+        ("device: mps\ndevices: 0-3\n", "which selects GPUs, but device is 'mps'"),
         ("hang_timeout: 0\n", "hang_timeout is '0', but it must be 1 or more"),
         ("mps_fallback: off\n", "but it must be one of on, strict"),
-        ("device: mps\nnum_processes: 2\n", "MPS is one device in one process"),
+        ("device: mps\nnum_processes: 2\n", "MPS supports only one process"),
         ("device: gpu\nnum_processes: 2\n", None),
     ],
 )
@@ -401,10 +401,10 @@ def test_control_characters_of_a_profile_do_not_steer_the_terminal(
     ("word", "said"),
     [
         ("num_processes", "'num_processes' is not KEY=VALUE"),
-        ("env.=1", "'env.' is no setting"),
-        ("num_processes.x=1", "'num_processes.x' is no setting; did you mean 'num_processes'?"),
-        ("log_dir=a\0b", "which no path can hold"),
-        ("main_address=a b", "which is neither a name nor an IP address"),
+        ("env.=1", "unknown setting 'env.'"),
+        ("num_processes.x=1", "unknown setting 'num_processes.x'; did you mean 'num_processes'?"),
+        ("log_dir=a\0b", "which contains a null byte"),
+        ("main_address=a b", "which is neither a host name nor an IP address"),
     ],
 )
 def test_one_mistake_is_one_error(

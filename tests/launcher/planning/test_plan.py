@@ -280,14 +280,14 @@ REFUSED: dict[str, tuple[Machine, dict[str, Any], type[HeadwayError], str]] = {
         LAPTOP,
         {"ranks": "0-2", "num_processes": "2"},
         ConfigError,
-        "ranks names rank 2, but ranks are from 0 to 1",
+        "ranks contains rank 2, but ranks are 0 to 1",
     ),
     "another rank than the only one": (LAPTOP, {"ranks": "1"}, ConfigError, "the only rank is 0"),
     "a rank to debug that is not there": (
         LAPTOP,
         {"debug_rank": "2", "num_processes": "2"},
         ConfigError,
-        "debug_rank names rank 2",
+        "debug_rank contains rank 2",
     ),
     "a rank to debug among machines": (
         LAPTOP,

@@ -117,7 +117,7 @@ def test_a_count_says_that_it_is_no_index() -> None:
 
 def test_a_gpu_that_does_not_exist_is_refused_with_a_list_of_those_that_do() -> None:
     refused = refusal("gpu_mixed", devices="1,2")
-    assert "there is no GPU 2" in refused
+    assert "GPU 2 does not exist" in refused
     assert "0 NVIDIA GeForce RTX 4090, 1 Tesla T4" in refused
 
 
@@ -436,7 +436,7 @@ def test_a_torch_that_says_it_is_without_mps_is_believed() -> None:
 
 def test_mps_is_one_device_in_one_process_and_cpu_ranks_are_the_way_out() -> None:
     refused = refusal("mac_m2", num_processes="2")
-    assert "MPS is one device in one process" in refused
+    assert "MPS supports only one process" in refused
     assert "--cpu --num-processes 2" in refused
     assert planned("mac_m2", device="cpu", num_processes="2").settings.num_processes == 2
     assert planned("mac_m2").supervised is None  # no process group
