@@ -24,8 +24,8 @@ SYSCTL = (
 
 REINSTALL = (
     "install an arm64 Python, then reinstall torch. conda: `CONDA_SUBDIR=osx-arm64 conda create -n "
-    "arm python`; pyenv: `arch -arm64 pyenv install 3.12`; uv: `uv python install cpython-3.12-macos-"
-    "aarch64`"
+    "arm python`; pyenv: `arch -arm64 pyenv install 3.12`; uv: `uv python install cpython-3.12-"
+    "macos-aarch64`"
 )
 
 

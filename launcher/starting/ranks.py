@@ -217,7 +217,7 @@ class RankProcesses(PContext):
 
 
 class _Streams:
-    """The descriptors of a new rank: `theirs`, five that it gets, and those that the launcher reads.
+    """The descriptors of a new rank: `theirs`, five that it gets, and those the launcher reads.
 
     Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does. A rank that
     is debugged has the launcher's own three streams instead, and rank 0 is then like any other.
