@@ -66,7 +66,7 @@ class DeviceSpec(NamedTuple):
         if wanted is not None and len(usable) < wanted:
             kind = "idle" if self.idle else "usable"
             reason = f" ({'; '.join(passed_over)})" if passed_over else ""
-            problems = (*problems, f"{len(usable)} of {len(gpus)} GPUs are {kind}{reason}")
+            problems = (*problems, f"only {len(usable)} of {len(gpus)} GPUs are {kind}{reason}")
         return Selection(tuple(usable[:wanted]), tuple(passed_over), problems)
 
     def may_become_idle(self, gpus: Sequence[Gpu]) -> bool:

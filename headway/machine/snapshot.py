@@ -128,7 +128,7 @@ def _typed(kind: Any, data: Any, place: str) -> Any:
 
 def _scalar(kind: Any, data: Any, place: str) -> Any:
     if type(data) is not kind and not (kind is float and type(data) is int):
-        raise _InvalidSnapshot(place, f"is {_shown(data)}, not a {kind.__name__}")
+        raise _InvalidSnapshot(place, f"is {_shown(data)}, not of type {kind.__name__}")
     field = place.rpartition(".")[2]
     if field in CHOICES and data not in CHOICES[field]:
         raise _InvalidSnapshot(place, f"is {_shown(data)}, not one of {', '.join(CHOICES[field])}")

@@ -194,7 +194,7 @@ def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
         ("cpu", "64 usable cores"),
     ]
     assert offered(M2) == [("mps", "Apple silicon (Apple M2)"), ("cpu", "8 usable cores")]
-    assert offered(HIDDEN) == [("cpu", "64 usable cores; CUDA_VISIBLE_DEVICES='' hides them")]
+    assert offered(HIDDEN) == [("cpu", "64 usable cores; CUDA_VISIBLE_DEVICES='' hides all GPUs")]
     precisions = offered(EIGHT_H100, "cuda", "8")
     assert [value for value, _ in precisions] == ["bf16", "no", "fp16"]
     assert "recommended: every GPU supports it" in precisions[0][1]

@@ -543,7 +543,7 @@ def test_answers_that_are_no_map_are_not_called_a_profile(
 ) -> None:
     Path("answers.yaml").write_text("cpu\n2\n")
     assert main(["config", "--answers", "answers.yaml"]) == 2
-    assert "error: the file of answers is a lone value" in capsys.readouterr().err
+    assert "error: the file of answers is a single value" in capsys.readouterr().err
 
 
 @pytest.mark.wording

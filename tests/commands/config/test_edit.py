@@ -231,7 +231,7 @@ def test_mistakes_of_every_kind_are_named_at_once_each_with_its_place(
             "unknown setting 'main_adress'; did you mean 'main_address'?",
             "env.A has no value",
             "debug_rank has no value",
-            "machine_rank is 5, but with num_machines 2 the ranks are 0 to 1",
+            "machine_rank is 5, but num_machines is 2: the ranks are 0 to 1",
         ],
         1,
     )

@@ -235,7 +235,7 @@ REFUSED: dict[str, tuple[Machine, dict[str, Any], type[HeadwayError], str]] = {
         SERVER._replace(cuda_visible_devices=""),
         {"device": "cuda"},
         MachineError,
-        "CUDA_VISIBLE_DEVICES='' hides them",
+        "CUDA_VISIBLE_DEVICES='' hides all GPUs",
     ),
     "more processes than GPUs": (SERVER, {"num_processes": "9"}, MachineError, "8 GPUs"),
     "a GPU that is not there": (SERVER, {"devices": "7,8"}, MachineError, "7 NVIDIA H100"),

@@ -69,9 +69,9 @@ def test_gpus_are_used_without_any_flag(machine: str, gpus: int) -> None:
 @pytest.mark.parametrize(
     ("machine", "reason"),
     [
-        ("mask_empty", "CUDA_VISIBLE_DEVICES='' hides them"),
-        ("mask_minus_one", "CUDA_VISIBLE_DEVICES='-1' hides them"),
-        ("mask_duplicates", "names one twice"),
+        ("mask_empty", "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
+        ("mask_minus_one", "CUDA_VISIBLE_DEVICES='-1' hides all GPUs"),
+        ("mask_duplicates", "lists one twice"),
     ],
 )
 def test_an_empty_mask_disables_gpus_and_is_the_origin(machine: str, reason: str) -> None:
@@ -140,7 +140,7 @@ def test_explicit_indices_under_a_scheduler_give_a_warning() -> None:
 def test_gpus_that_nobody_uses_are_found_and_the_others_named_with_the_reason() -> None:
     plan = planned("gpu_2_one_busy", devices="idle:1")
     assert variables(plan)["CUDA_VISIBLE_DEVICES"] == "1"
-    assert "passed over GPU 0: process 31337 computes on it" in plan.notes
+    assert "skipped GPU 0: process 31337 computes on it" in plan.notes
     assert "process 31337" in refusal("gpu_2_one_busy", devices="idle:2")
 
 
