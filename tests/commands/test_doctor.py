@@ -78,7 +78,7 @@ def test_nothing_is_wrong_with_a_machine_that_is_fine(name: str) -> None:
 
 def test_a_mask_that_names_a_gpu_that_is_not_there_is_found() -> None:
     (finding,) = found("gpu_4", CUDA_VISIBLE_DEVICES="1,9,2")
-    assert "names a GPU that is not there (9)" in finding.what
+    assert "lists a GPU that does not exist (9)" in finding.what
     assert "1 GPU (NVIDIA A100" in finding.what
 
 
@@ -92,7 +92,7 @@ def test_a_mask_that_only_says_where_it_ends_is_fine(mask: str) -> None:
 )
 def test_a_gpu_behind_the_end_of_a_mask_is_said_to_be_hidden(mask: str, end: str) -> None:
     (finding,) = found("gpu_4", CUDA_VISIBLE_DEVICES=mask)
-    assert f"={mask} ends for CUDA at {end}, and what follows is ignored (1)" in finding.what
+    assert f"={mask} ends at {end}; CUDA ignores the entries after it (1)" in finding.what
     assert "not there" not in finding.what
     assert finding.fix
 
@@ -154,7 +154,7 @@ def test_an_old_torch_on_a_mac_without_mps_computes_nothing_wrongly() -> None:
 @pytest.mark.wording
 def test_a_quota_below_the_thread_count_is_found() -> None:
     (threads,) = [one for one in found("container_half_core_2gib") if one.check == "threads"]
-    assert "cgroup quota of 0.5 cores, but torch alone starts 32 threads" in threads.what
+    assert "cgroup quota of 0.5 cores, but torch by default starts 32 threads" in threads.what
 
 
 @pytest.mark.wording
@@ -310,7 +310,7 @@ def test_a_profile_of_another_machine_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_name_that_leads_to_a_dead_address_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     dead = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("203.0.113.9", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: dead)
-    assert "resolves to 203.0.113.9, which cannot be bound: Cannot assign" in live(monkeypatch)
+    assert "resolves to 203.0.113.9, not bindable here: Cannot assign" in live(monkeypatch)
 
 
 def test_a_name_that_leads_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +392,7 @@ def test_a_machine_without_a_writable_temporary_folder_is_an_error(
 @pytest.mark.wording
 def test_a_name_that_torch_fails_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
-    assert f"error hostname this machine's name '{'a' * 64}' is too long" in live(monkeypatch)
+    assert f"error hostname hostname '{'a' * 64}' is too long" in live(monkeypatch)
 
 
 @pytest.mark.wording
@@ -407,7 +407,7 @@ def test_a_first_machine_whose_name_is_too_long_is_an_error(
 def test_too_few_open_files_for_a_check_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", failing(OSError(24, "Too many open files")))
     text = live(monkeypatch)
-    assert "which cannot be bound: Too many open files" in text
+    assert "not bindable here: Too many open files" in text
     assert "port 29500 cannot be bound: Too many open files" in text
 
 

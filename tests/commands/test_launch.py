@@ -409,7 +409,7 @@ def test_idle_gpus_of_another_machine_are_shown_without_claiming_them() -> None:
     recorded = str(FOLDER / "gpu_2_one_busy.json")
     words = ["--devices", "idle:1", "--machine", recorded, "--dry-run", script("pass")]
     done = headway("launch", *words)
-    assert "note: skipped GPU 0: process 31337 computes on it" in done.stdout, done.stderr
+    assert "note: skipped GPU 0: used by process 31337" in done.stdout, done.stderr
 
 
 def test_a_dry_run_that_would_wait_is_not_told_to_ask_for_idle_gpus() -> None:

@@ -342,7 +342,7 @@ def test_what_was_given_is_not_asked_and_an_impossible_gift_is_refused_before_an
     assert "num_processes" not in [question.name for question in script.asked]
     assert profile["num_processes"] == "2"
     script = Script([])
-    with pytest.raises(ConfigError, match="shows no GPU"):
+    with pytest.raises(ConfigError, match="no GPU is visible"):
         held(facts_of(LAPTOP, given={"device": "cuda"}), script=script)
     assert not script.asked
     with pytest.raises(ConfigError, match="env sets RANK"):

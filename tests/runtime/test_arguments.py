@@ -63,7 +63,7 @@ def test_argument_that_contradicts_a_flag_is_refused_naming_both() -> None:
 
 def test_cpu_that_contradicts_a_flag_is_refused() -> None:
     typed = RUN._replace(origins={"device": Origin(Layer.FLAG, flag="--device")})
-    with pytest.raises(UsageError, match=r"cpu=True.*contradicts device 'cuda'"):
+    with pytest.raises(UsageError, match=r"cpu=True.*contradicts device='cuda'"):
         merge_arguments(typed, cpu=True)
 
 
@@ -92,7 +92,7 @@ def test_impossible_accumulation_is_refused(steps: int) -> None:
 def test_accelerate_s_other_arguments_are_refused_with_a_way_out() -> None:
     with pytest.raises(UsageError, match=r"'log_with'[\s\S]*is_main_process"):
         reject_unsupported({"log_with": "wandb"})
-    with pytest.raises(UsageError, match=r"'even_batches'[\s\S]*equally many batches"):
+    with pytest.raises(UsageError, match=r"'even_batches'[\s\S]*same number of batches"):
         reject_unsupported({"even_batches": False})
 
 

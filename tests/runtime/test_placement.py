@@ -41,12 +41,12 @@ def test_one_process_finds_an_idle_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (3, "auto", "the first 3 GPUs", "headway launch --devices 3"),
         ([1, 3], "cuda", "GPU 1, 3", "headway launch --devices 1,3"),
-        ("^0", "gpu", "all GPUs but 0", "headway launch --devices ^0"),
-        ([1], "cpu", "selects GPUs, and device is 'cpu'", "headway launch --cpu"),
-        (True, "auto", "neither a count", "pass a count"),
-        (1.0, "auto", "neither a count", "pass a count"),
-        ("gpu:0", "auto", "neither a count", "pass a count"),
-        ([1, 1], "auto", "names a GPU twice", "pass a count"),
+        ("^0", "gpu", "all GPUs except 0", "headway launch --devices ^0"),
+        ([1], "cpu", "selects GPUs, but device is 'cpu'", "headway launch --cpu"),
+        (True, "auto", "is not a count", "pass a count"),
+        (1.0, "auto", "is not a count", "pass a count"),
+        ("gpu:0", "auto", "is not a count", "pass a count"),
+        ([1, 1], "auto", "lists a GPU twice", "pass a count"),
     ],
 )
 def test_what_one_process_cannot_do_is_refused_with_the_way_out(
@@ -90,7 +90,7 @@ def test_the_scripts_device_beats_a_profile_aloud_and_may_not_contradict_a_flag(
     assert agreed.notes == (
         f"headway: Accelerator(device='cpu') overrides device='cuda' ({PROFILE})",
     )
-    with pytest.raises(UsageError, match="contradicts device 'cuda' of the command line"):
+    with pytest.raises(UsageError, match="contradicts device='cuda' from the command line"):
         merge_arguments(run("cuda", Origin(Layer.FLAG, flag="--device")), device="cpu")
 
 

@@ -114,7 +114,7 @@ def test_set_answers_a_question_and_any_other_setting(machine: Machine) -> None:
         (["--set", "num_machines=2"], "main_address is not set"),
         (["--answers", "missing.yaml"], "the file does not exist"),
         (["--answers", "answers.yaml"], "did you mean 'device'"),
-        (["--profile", "a b"], "cannot be the name of a profile"),
+        (["--profile", "a b"], "invalid profile name"),
         (["extra"], "unknown subcommand 'extra'"),
     ],
 )
@@ -249,7 +249,7 @@ def test_a_broken_profile_is_refused_before_any_question(machine: Machine, capsy
     Path("headway.yaml").write_text("device: cpu\ndevice: cpu\n")
     assert main(["config"]) == 2
     streams = capsys.readouterr()
-    assert "stands twice" in streams.err
+    assert "duplicate key" in streams.err
     assert not streams.out
 
 
