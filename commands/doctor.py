@@ -11,11 +11,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from headway.commands.flags import Parser, look_at_machine
+from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
 from headway.errors import HeadwayError
 from headway.launcher.clusters.cluster import cluster_layer
-from headway.machine.apple import how_to_renew_torch
+from headway.machine.apple import how_to_update_torch
 from headway.machine.facts import Machine
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     parser.flag("--json", help="print one JSON object: {machine, checks}")
     parser.machine_flag()
     parsed = parser.parse_flags(argv)
-    machine, _ = look_at_machine(parsed, os.environ, full=True)
+    machine, _ = machine_from_flags(parsed, os.environ, full=True)
     if parsed.machine is None:
         live = list(_live_checks(machine))
     else:
@@ -103,7 +103,7 @@ def _ask_torch(machine: Machine) -> Check:
     try:
         os.getcwd()
     except OSError:  # the disk check reports why
-        return Check(LIVE[0], SKIPPED, "torch cannot be imported without a working folder")
+        return Check(LIVE[0], SKIPPED, "not possible without a working folder")
     try:
         done = subprocess.run(
             [sys.executable, "-c", ASK_TORCH],
@@ -115,7 +115,7 @@ def _ask_torch(machine: Machine) -> Check:
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         what = f"importing torch takes more than {TORCH_TIMEOUT_S} s"
-        return Check(LIVE[0], ERROR, what, "check for a slow or overloaded disk")
+        return Check(LIVE[0], ERROR, what, "check whether the disk is slow or overloaded")
     except OSError as error:
         what = f"cannot start another Python: {error.strerror}"
         return Check(LIVE[0], ERROR, what, "`ulimit -n 65536; ulimit -u 65536`")
@@ -127,14 +127,14 @@ def _ask_torch(machine: Machine) -> Check:
     cuda = answer["cuda"]
     if "error" in cuda:
         what = f"torch sees {cuda['count']} GPUs, but the first fails: {cuda['error']}"
-        return Check(LIVE[0], ERROR, what, "`nvidia-smi` shows its processes and compute mode")
+        return Check(LIVE[0], ERROR, what, "run `nvidia-smi` to see its processes and compute mode")
     if cuda["count"] < expected:
         what = f"torch sees {cuda['count']} of {expected} GPUs"
-        return Check(LIVE[0], ERROR, what, "reinstall the NVIDIA driver, or reboot")
+        return Check(LIVE[0], ERROR, what, "reboot, or reinstall the NVIDIA driver")
     if machine.mps and not answer["mps"]:
         built = "" if answer["mps_built"] else ": it is built without MPS"
-        what = f"torch cannot use this Mac's GPU{built}"
-        return Check(LIVE[0], ERROR, what, how_to_renew_torch(machine.macos))
+        what = f"torch cannot use MPS on this Mac{built}"
+        return Check(LIVE[0], ERROR, what, how_to_update_torch(machine.macos))
     return Check(LIVE[0], OK, f"torch {answer['version']} was imported by {sys.executable}")
 
 
@@ -148,22 +148,24 @@ def _check_profile(settings: Settings, machine: Machine) -> Iterator[Check]:
 
 
 def _check_hostname() -> Check:
-    """Check that this machine's name resolves to an address of it; gloo listens on that."""
+    """Check that the hostname resolves to an address of this machine, as gloo listens on it."""
     name = socket.gethostname()
     fix = f"add `127.0.0.1 {name}` to /etc/hosts; not needed for launches on one machine"
     try:
         address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        what = f"this machine's name {name!r} does not resolve: {error.strerror}"
+        what = f"hostname {name!r} does not resolve: {error.strerror}"
         return Check("hostname", WARNING, what, fix)
     except UnicodeError:  # DNS allows 63 characters between dots, Linux 64; torch resolves the name
-        what = f"this machine's name {name!r} is too long for DNS: torch cannot start several ranks"
-        return Check("hostname", ERROR, what, "`sudo hostname` with at most 63 characters")
+        what = f"hostname {name!r} is too long for DNS: torch cannot start several ranks"
+        return Check(
+            "hostname", ERROR, what, "set one of at most 63 characters with `sudo hostname NAME`"
+        )
     try:
         with socket.socket(address[0], socket.SOCK_STREAM) as probe:
             probe.bind((address[4][0], 0))
     except OSError as error:
-        what = f"{name!r} resolves to {address[4][0]}, which cannot be bound: {error.strerror}"
+        what = f"{name!r} resolves to {address[4][0]}, not bindable here: {error.strerror}"
         return Check("hostname", WARNING, what, fix)
     return Check("hostname", OK, f"{name} is {address[4][0]}")
 
@@ -180,7 +182,7 @@ def _check_port(settings: Settings) -> Check:
             probe.bind(("", port))
     except OSError as error:
         what = f"port {port} cannot be bound: {error.strerror}"
-        return Check("port", WARNING, what, "choose another one with --main-port")
+        return Check("port", WARNING, what, "choose another port with --main-port")
     return Check("port", OK, f"{port} is free for runs on several machines")
 
 
@@ -188,11 +190,13 @@ def _check_reachable(address: str, port: int) -> Check:
     try:
         socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S).close()
     except ConnectionRefusedError:
-        pass  # the machine is there, without a launch yet
+        pass  # the machine is reachable, but has no launch yet
     except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
         reason = error.strerror if isinstance(error, OSError) else None
         what = f"machine 0 cannot be reached at {address}:{port}: {reason or error}"
-        return Check("port", ERROR, what, "check main_address, and firewalls between the machines")
+        return Check(
+            "port", ERROR, what, "check main_address and the firewalls between the machines"
+        )
     return Check("port", OK, f"machine 0 can be reached at {address}")
 
 

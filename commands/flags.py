@@ -17,10 +17,10 @@ from headway.settings.table import TABLE, Shape
 Parsed = SimpleNamespace
 """The values of the flags, by the name of the setting or flag."""
 
-OF_OTHER_TOOLS = {  # flags of other tools: what they are here, the fix
+FOREIGN_FLAGS = {  # flags of other tools, each with its equivalent and a fix
     "--use-mps-device": (
-        "is not needed: an Apple GPU is used if there is one",
-        "remove it; --cpu opts out",
+        "is not needed: an Apple GPU is used by default",
+        "remove it; pass --cpu to use the CPU",
     ),
     "--no-cuda": ("is --cpu here", "pass --cpu"),
     "--use-cpu": ("is --cpu here", "pass --cpu"),
@@ -28,8 +28,14 @@ OF_OTHER_TOOLS = {  # flags of other tools: what they are here, the fix
     "--gpu-ids": ("is --devices here", "pass --devices 0,1"),
     "--gpus": ("is --devices here", "pass --devices with a count (2) or indices (0,1)"),
     "--auto-select-gpus": ("is --devices here", "pass --devices idle:N"),
-    "--multi-gpu": ("is not needed: all GPUs are used", "remove it; --devices selects some"),
-    "--mps": ("is --device mps here", "pass --device mps, or nothing: a Mac's GPU is the default"),
+    "--multi-gpu": (
+        "is not needed: all GPUs are used by default",
+        "remove it; select GPUs with --devices",
+    ),
+    "--mps": (
+        "is --device mps here",
+        "pass --device mps, or remove it: MPS is the default on a Mac",
+    ),
     "--nproc-per-node": ("is --num-processes here", "pass --num-processes N"),
     "--nnodes": ("is --num-machines here", "pass --num-machines M"),
 }
@@ -38,7 +44,7 @@ OF_OTHER_TOOLS = {  # flags of other tools: what they are here, the fix
 class Parser:
     """Parses flags without abbreviations; raises ConfigError instead of exiting.
 
-    argparse only prints --help: importing and filling it would slow a launch by a tenth.
+    argparse is only used for --help: importing and filling it takes a tenth of a launch.
     """
 
     def __init__(
@@ -79,10 +85,10 @@ class Parser:
         default_value: str | None = None,
         **options: Any,
     ) -> None:
-        """Add one flag; with `metavar` it takes a value, and no flag follows one with `is_last`.
+        """Add one flag; with `metavar` it takes a value, and no flag may follow one with `is_last`.
 
-        With a `default_value` the value is optional and must be written with "=", so that the flag
-        never takes the script for it.
+        With a `default_value` the value is optional and must be written with "=", so that the
+        script is never taken for the value.
         """
         if default_value is not None:
             self._default_value[name] = default_value
@@ -147,7 +153,7 @@ class Parser:
                     where="the command line",
                     fix=f"pass {name} without a value",
                 )
-            # with "=", as a value may begin with a dash
+            # with "=", because a value may begin with a dash
             own.append(f"{self._long_name[name]}={value}" if self.known[name] else name)
             if name in self._last:
                 break
@@ -196,8 +202,8 @@ class Parser:
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
 
     def _raise_unknown(self, name: str) -> NoReturn:
-        if name in OF_OTHER_TOOLS:
-            what, fix = OF_OTHER_TOOLS[name]
+        if name in FOREIGN_FLAGS:
+            what, fix = FOREIGN_FLAGS[name]
             raise ConfigError(f"{name} {what}", where="the command line", fix=fix)
         close = did_you_mean(name, self.known)
         raise ConfigError(
@@ -224,18 +230,18 @@ def flag_layer(parsed: Parsed) -> Entries:
     }
 
 
-def look_at_machine(
+def machine_from_flags(
     parsed: Parsed, environ: Mapping[str, str], *, full: bool = False
 ) -> tuple[Machine, Mapping[str, str]]:
-    """Return the machine in question, and the variables that steer a training there.
+    """Return the machine to plan for, and its environment variables that affect training.
 
     Args:
-        parsed: says with --machine which one, if it is not this one.
+        parsed: has `machine`, the file of --machine, or None for this machine.
         environ: this machine's variables.
-        full: gather also what planning does not need.
+        full: also detect what planning does not need.
 
     Raises:
-        ConfigError: the file holds no snapshot.
+        ConfigError: the file is not a valid snapshot.
     """
     if parsed.machine is None:
         return detect_machine(environ, full=full), environ
@@ -245,8 +251,8 @@ def look_at_machine(
     ignored = [row.variable for row in TABLE.values() if row.variable in environ]
     if ignored:
         print(
-            f"headway: note: {', '.join(ignored)} of this shell "
-            f"{'does' if len(ignored) == 1 else 'do'} not apply to --machine {parsed.machine}",
+            f"headway: note: {', '.join(ignored)} in this shell "
+            f"{'does' if len(ignored) == 1 else 'do'} not apply with --machine {parsed.machine}",
             file=sys.stderr,
         )
     return machine, machine.host.variables if machine.host else {}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-from headway.commands.flags import Parsed, Parser, flag_layer, look_at_machine
+from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, WorkerFailed, did_you_mean
@@ -16,10 +16,10 @@ from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.layers import environment_layer, overruled, profile_layers
+from headway.settings.layers import environment_layer, overridden, profile_layers
 from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
-from headway.settings.resolve import resolve, settle
+from headway.settings.resolve import resolve, try_resolve
 from headway.settings.table import Settings
 
 FOREVER = "forever"  # --wait without a number
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
             fix="add --dry-run to see the plan for it",
         )
     here = dict(os.environ)
-    machine, environ = look_at_machine(parsed, here)
+    machine, environ = machine_from_flags(parsed, here)
     flags = dict(flag_layer(parsed))
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         if parsed.machine is None and _wants_idle(resolved(layers)):
             machine = _with_use(environ)
         layers, adaptations = fit(layers, machine, resolved)
-    settings, problems = settle(layers, machine, environ, cluster)
+    settings, problems = try_resolve(layers, machine, environ, cluster)
     if _wants_idle(settings):
         if parsed.machine is None:
             machine = _look_for_idle_gpus(settings, problems, parsed, environ)
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
         in_process=parsed.in_process,
         problems=problems,
     )
-    stronger = overruled(profiles) if parsed.profile else []
+    stronger = overridden(profiles) if parsed.profile else []
     plan = plan._replace(notes=(*adaptations, *plan.notes, *stronger))
     if parsed.dry_run:
         from headway.launcher.planning.describe import describe

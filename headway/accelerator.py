@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from headway.accumulation import Accumulation
-from headway.arguments import agree, check_steps, refuse_foreign
+from headway.arguments import check_steps, merge_arguments, reject_unsupported
 from headway.contract.records import enter_phase
 from headway.contract.run import read_ranks, read_run
 from headway.data.loader import PreparedDataLoader
@@ -70,8 +70,8 @@ class Accelerator(Process):
         step_scheduler_with_optimizer: bool = True,
         **unsupported: NoReturn,
     ) -> None:
-        refuse_foreign(unsupported)
-        agreed = agree(
+        reject_unsupported(unsupported)
+        agreed = merge_arguments(
             read_run(),
             mixed_precision=mixed_precision,
             gradient_accumulation_steps=gradient_accumulation_steps,

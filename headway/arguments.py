@@ -1,4 +1,4 @@
-"""The constructor's arguments laid over what the launcher said. Decides only; prints nothing."""
+"""Merges the constructor's arguments with the launcher's run contract. Prints nothing."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SUPPORTED = (
     "devices",
     "step_scheduler_with_optimizer",
 )
-FOREIGN = {  # Accelerate's other arguments -> what to do instead
-    "dataloader_config": "pass split_batches=... itself; every other field keeps its default",
+UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
+    "dataloader_config": "pass split_batches=... directly; the other fields are not supported",
     "gradient_accumulation_plugin": "pass gradient_accumulation_steps=...",
-    "even_batches": "remove it: every rank always gets equally many batches",
+    "even_batches": "remove it: every rank always gets the same number of batches",
     "dispatch_batches": "remove it: every rank reads its own share of the data",
-    "use_seedable_sampler": "remove it: set_seed() decides the order in which samples come",
-    "rng_types": "remove it: samplers always agree across ranks",
+    "use_seedable_sampler": "remove it: set_seed() determines the order of samples",
+    "rng_types": "remove it: samplers are always synchronized across ranks",
     "log_with": "remove it, and log in the script under `if accelerator.is_main_process`",
-    "project_dir": "remove it, and give accelerator.save() a full path",
-    "project_config": "remove it, and give accelerator.save() a full path",
+    "project_dir": "remove it, and pass accelerator.save() a full path",
+    "project_config": "remove it, and pass accelerator.save() a full path",
     "dynamo_backend": "call torch.compile(model) before prepare()",
     "dynamo_plugin": "call torch.compile(model) before prepare()",
-    "kwargs_handlers": "remove it: torch's defaults hold for DDP and GradScaler",
+    "kwargs_handlers": "remove it: DDP and GradScaler use torch's defaults",
     "deepspeed_plugin": "remove it: models are trained with DistributedDataParallel",
     "deepspeed_plugins": "remove it: models are trained with DistributedDataParallel",
     "fsdp_plugin": "remove it: models are trained with DistributedDataParallel",
@@ -45,8 +45,8 @@ FOREIGN = {  # Accelerate's other arguments -> what to do instead
 }
 
 
-class Agreement(NamedTuple):
-    """What holds in this process, and the lines that say which wishes lost."""
+class EffectiveSettings(NamedTuple):
+    """The settings of this process, and notes on the values that were overridden."""
 
     device: str  # auto, cpu, cuda or mps
     mixed_precision: str
@@ -55,73 +55,76 @@ class Agreement(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def agree(
+def merge_arguments(
     run: RunContract | None,
     *,
     mixed_precision: str | None = None,
     gradient_accumulation_steps: int | None = None,
     cpu: bool = False,
     device: str | None = None,
-) -> Agreement:
-    """Lay the constructor's arguments over `run`; None (False for `cpu`) means no opinion.
+) -> EffectiveSettings:
+    """Override `run` by the constructor's arguments; None (False for `cpu`) means not passed.
 
     Args:
-        run: what the launcher said; None under plain python or torchrun, where no profile is read.
+        run: from the launcher; None under plain python or torchrun, where no profile is read.
 
     Raises:
-        UsageError: an argument is no possible value, or contradicts a flag of the command line.
+        UsageError: an argument is invalid, or contradicts a flag of the command line.
     """
     _check_precision(mixed_precision)
     if gradient_accumulation_steps is not None:
         check_steps(gradient_accumulation_steps)
-    said = run or NO_LAUNCHER
+    contract = run or NO_LAUNCHER
     wanted = _device(cpu, device)
-    if wanted == "gpu" and said.device in ("cuda", "mps"):  # the launcher knows which one it is
-        wanted = said.device
+    if wanted == "gpu" and contract.device in (
+        "cuda",
+        "mps",
+    ):  # the launcher has detected which one it is
+        wanted = contract.device
     given: dict[str, Any] = {
         "device": wanted,
         "mixed_precision": mixed_precision,
         "gradient_accumulation_steps": gradient_accumulation_steps,
     }
-    wishes = {name: value for name, value in given.items() if value is not None}
-    beaten = {name: value for name, value in wishes.items() if value != getattr(said, name)}
-    as_typed = {"device": "cpu=True" if cpu else f"device={device!r}"}
+    passed = {name: value for name, value in given.items() if value is not None}
+    changed = {name: value for name, value in passed.items() if value != getattr(contract, name)}
+    as_written = {"device": "cpu=True" if cpu else f"device={device!r}"}
     notes = [
-        _note(run, name, as_typed.get(name, f"{name}={value!r}"))
-        for name, value in beaten.items()
+        _note(run, name, as_written.get(name, f"{name}={value!r}"))
+        for name, value in changed.items()
         if run is not None
     ]
-    holds = said._replace(**wishes)
-    return Agreement(
-        device=holds.device,
-        mixed_precision=holds.mixed_precision,
-        gradient_accumulation_steps=holds.gradient_accumulation_steps,
-        precision_from=str(said.origins.get("mixed_precision", CALL))
+    merged = contract._replace(**passed)
+    return EffectiveSettings(
+        device=merged.device,
+        mixed_precision=merged.mixed_precision,
+        gradient_accumulation_steps=merged.gradient_accumulation_steps,
+        precision_from=str(contract.origins.get("mixed_precision", CALL))
         if mixed_precision is None
         else CALL,
         notes=tuple(note for note in notes if note is not None),
     )
 
 
-def refuse_foreign(arguments: Mapping[str, object]) -> None:
-    """Refuse arguments that Headway does not have; one of Accelerate's that is None asks nothing.
+def reject_unsupported(arguments: Mapping[str, object]) -> None:
+    """Reject arguments that Headway does not support; those of Accelerate's may be None.
 
     Raises:
-        UsageError: names the first of them and the way out.
+        UsageError: for the first of them, with the alternative.
     """
     for name, value in arguments.items():
-        if name in FOREIGN and value is None:
+        if name in UNSUPPORTED and value is None:
             continue
         guess = did_you_mean(name, SUPPORTED)
-        fix = FOREIGN.get(name) or (f"did you mean {guess}=?" if guess else "remove it")
-        raise UsageError(f"Accelerator() takes no argument {name!r}", where=CALL, fix=fix)
+        fix = UNSUPPORTED.get(name) or (f"did you mean {guess}=?" if guess else "remove it")
+        raise UsageError(f"Accelerator() got an unsupported argument {name!r}", where=CALL, fix=fix)
 
 
 def check_steps(steps: int) -> None:
     """Raise UsageError unless `steps` is a number of micro-batches."""
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise UsageError(
-            f"gradient_accumulation_steps is {steps!r}, not a whole number from 1 on",
+            f"gradient_accumulation_steps is {steps!r}, not a whole number of at least 1",
             where=CALL,
             fix="pass the number of micro-batches in one optimizer step",
         )
@@ -157,13 +160,13 @@ def _device(cpu: bool, device: str | None) -> str | None:
 
 def _note(run: RunContract, name: str, argument: str) -> str | None:
     origin = run.origins.get(name, DEFAULT)
-    said = getattr(run, name)
+    value = getattr(run, name)
     if origin.layer is Layer.FLAG:
         raise UsageError(
-            f"Accelerator({argument}) contradicts {name} {said!r} of the command line",
+            f"Accelerator({argument}) contradicts {name}={value!r} from the command line",
             where=f"{CALL}, and {origin}",
             fix="remove the argument from the script, or the flag from the command line",
         )
-    if not origin.is_said:
-        return None  # beating nobody's wish is not worth a line
-    return f"headway: Accelerator({argument}) beats {name} {said!r} ({origin})"
+    if not origin.is_user_set:
+        return None  # overriding a default needs no note
+    return f"headway: Accelerator({argument}) overrides {name}={value!r} ({origin})"

@@ -1,14 +1,14 @@
-"""Every error that Headway raises on purpose, and what each one tells the user.
+"""The errors that Headway raises on purpose.
 
-    HeadwayError            never raised itself
+    HeadwayError            the base class
     ├── ConfigError         a flag, variable, profile or script name is wrong     exit 2
-    ├── MachineError        this machine cannot do what was asked                 exit 3
+    ├── MachineError        this machine cannot do what was requested             exit 3
     ├── LaunchError         the ranks could not be started                        exit 4
     │   └── WorkerFailed    a rank failed                                         exit: the rank's
     ├── CheckpointError     a checkpoint is missing, damaged or does not fit      exit 1
     └── UsageError          a script calls the runtime in a way that cannot work  exit 2
 
-Raised deep, printed once in `headway/commands/main.py`. A traceback means a bug of ours.
+Printed once, by `headway/commands/main.py`. A traceback from a command is a bug in Headway.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ E = TypeVar("E", bound="HeadwayError")
 
 
 class Code(Enum):
-    """Which problem it is, for what decides by it; never shown."""
+    """Identifies a problem in code; never shown."""
 
     # in one source
     UNKNOWN_SETTING = auto()
@@ -57,16 +57,16 @@ class Code(Enum):
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong, as a check found it; several can be shown at once.
+    """One problem that a check found; several can be reported together.
 
     Args:
-        what: one sentence that holds the offending value.
+        what: one sentence with the offending value.
         where: the file and line, variable, flag or call that the value came from.
         fix: what the user can type or change.
         details: shown between what and where: a traceback.
-        code: which problem it is, where something decides by it.
-        names: of the settings concerned, the one to be changed first; env.NAME is one variable.
-        is_of_machine: another machine could do what is asked.
+        code: identifies the problem, if code depends on it.
+        names: of the settings concerned, first the one to change; env.NAME is one variable.
+        is_of_machine: another machine could do what was requested.
     """
 
     what: str
@@ -78,7 +78,7 @@ class Problem(NamedTuple):
     is_of_machine: bool = False
 
     def is_same_as(self, other: Problem) -> bool:
-        """Return whether it is the same problem, wherever each of the two was found."""
+        """Return whether it is the same problem, regardless of where each was found."""
         if self.code is None:
             return self == other
         return (self.code, self.names) == (other.code, other.names)
@@ -89,10 +89,10 @@ class Problem(NamedTuple):
 
 
 class HeadwayError(Exception):
-    """Say what is wrong (with the value), where it came from, and what to do about it.
+    """The base of all errors: what is wrong, where it came from, and how to fix it.
 
     Args:
-        what: one sentence that holds the offending value.
+        what: one sentence with the offending value.
         where: the file and line, variable, flag or call that the value came from.
         fix: what the user can type or change.
     """
@@ -114,13 +114,13 @@ class HeadwayError(Exception):
 
 
 class ConfigError(HeadwayError):
-    """A flag, variable, profile or script name is wrong; the user can mend it."""
+    """A flag, variable, profile or script name is wrong."""
 
     exit_code = 2
 
 
 class MachineError(HeadwayError):
-    """This machine cannot do what was asked."""
+    """This machine cannot do what was requested."""
 
     exit_code = 3
 
@@ -155,7 +155,7 @@ class UsageError(HeadwayError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return the name among `known` that `word` is most likely a typo of, if any is close."""
-    from difflib import get_close_matches  # only when something is wrong already
+    from difflib import get_close_matches  # imported only for error messages
 
     matches = get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None

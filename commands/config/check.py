@@ -18,7 +18,7 @@ from headway.machine.facts import GpuUse, Machine
 from headway.settings.problems import problems
 from headway.settings.profile import Entries, Entry, parse_layer, read_layer
 from headway.settings.profile_files import choose_profile, find_project_profile, is_there, shown
-from headway.settings.resolve import NOTHING, settle
+from headway.settings.resolve import NOTHING, try_resolve
 from headway.settings.table import AUTO
 
 SCRIPT = "your_script.py"
@@ -82,7 +82,7 @@ def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Pr
     if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # CUDA allows the most
         gpus = Origin(Layer.DEFAULT, reason="a machine with GPUs")
         layers = [*layers, {"device": Entry("cuda", gpus)}]
-    settings, unread = settle(layers, machine, {})
+    settings, unread = try_resolve(layers, machine, {})
     return [*unread, *problems(settings)]
 
 
@@ -121,7 +121,7 @@ def plan_for(
         MachineError: `machine` cannot run it.
     """
     machine = with_idle_gpus(machine)
-    settings, unread = settle(layers, machine, environ, cluster)
+    settings, unread = try_resolve(layers, machine, environ, cluster)
     return build_plan(
         settings,
         machine,

@@ -15,7 +15,7 @@ from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.layers import environment_layer, overruled
+from headway.settings.layers import environment_layer, overridden
 from headway.settings.profile import Entries, Entry, parse_profile, read_profile
 from headway.settings.profile_edit import change_profile, is_blank, set_value, unset_value, written
 from headway.settings.profile_files import (
@@ -27,7 +27,7 @@ from headway.settings.profile_files import (
     selection_path,
     shown,
 )
-from headway.settings.resolve import typed
+from headway.settings.resolve import parse_layers
 from headway.settings.table import TABLE, Raw, Settings
 
 
@@ -129,7 +129,7 @@ def checked_entries(
         ConfigError: unknown keys and invalid values, all at once.
     """
     try:
-        typed([layer_of(key, entry) for key, entry in entries.items()])
+        parse_layers([layer_of(key, entry) for key, entry in entries.items()])
     except ConfigError as error:
         problems = [*problems, *error.problems]
     if problems:
@@ -253,7 +253,7 @@ def apply(
     not_here = [problem.what for problem in launch_problems(layers, machine)]
     gone = flat(_raws(before)).keys() - flat(_raws(after)).keys() - {"version"}
     elsewhere = _set_elsewhere(sorted(gone), [*weaker, *stronger])
-    for note in [*overruled([reported, *stronger]), *elsewhere, *not_here]:
+    for note in [*overridden([reported, *stronger]), *elsewhere, *not_here]:
         print(f"headway: note: {note}", file=sys.stderr)
 
 
@@ -321,7 +321,7 @@ def _place_of(path: str) -> tuple[Layer, list[Entries], list[Entries]]:
     """
     project = find_project_profile(trusted=path)
     environment = environment_layer()
-    typed([environment])
+    parse_layers([environment])
     if project is None:
         return Layer.USER_PROFILE, [], [environment]
     if os.path.realpath(project) != os.path.realpath(path):
@@ -343,7 +343,7 @@ def use(argv: Sequence[str]) -> int:
     _, words = parser.parse_words(argv)
     if len(words) != 1:
         parser.error("exactly one profile is required")
-    chosen = choose_profile(words[0], said_by="the command line")
+    chosen = choose_profile(words[0], flag_origin="the command line")
     selection = selection_path()
     if chosen.name == DEFAULT_NAME:
         _remove(selection)

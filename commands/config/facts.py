@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from headway.commands.config.answers import QUESTIONS, checked_answers, read_answers
 from headway.commands.config.check import launch_problems, with_idle_gpus
 from headway.commands.config.edit import assignments
-from headway.commands.flags import Parsed, look_at_machine
+from headway.commands.flags import Parsed, machine_from_flags
 from headway.config_wizard.questions import LAYER_OF, PLACE, PROJECT, USER, Facts
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
@@ -22,7 +22,7 @@ from headway.settings.profile_files import (
     is_there,
     shown,
 )
-from headway.settings.resolve import typed
+from headway.settings.resolve import parse_layers
 from headway.settings.table import Raw
 
 _ANSWERED = Origin(Layer.ANSWERS, reason="your answers")
@@ -53,9 +53,9 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Fact
     Raises:
         ConfigError: a flag, an answers file, a variable or a profile is invalid.
     """
-    machine = with_idle_gpus(look_at_machine(parsed, os.environ)[0])
+    machine = with_idle_gpus(machine_from_flags(parsed, os.environ)[0])
     if parsed.machine is None:
-        typed([environment_layer()])  # raises before any question is asked
+        parse_layers([environment_layer()])  # raises before any question is asked
     given = read_answers(parsed.answers) if parsed.answers else {}
     given |= _set_by_flag(parsed.set)
     if PLACE in given and given[PLACE].raw not in paths:
@@ -71,7 +71,7 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Fact
         for place, path in paths.items()
     }
     for layer in layers.values():
-        typed([layer])
+        parse_layers([layer])
     profiles = {
         place: {key: entry.raw for key, entry in layer.items()} for place, layer in layers.items()
     }

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from headway.commands.config.check import launch_problems
-from headway.commands.flags import Parser, look_at_machine
+from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
 from headway.config_wizard.questions import as_words
 from headway.contract.origin import Layer
@@ -26,7 +26,7 @@ from headway.settings.profile_files import (
     shown,
     user_folder,
 )
-from headway.settings.resolve import resolve, typed
+from headway.settings.resolve import parse_layers, resolve
 from headway.settings.table import Settings
 
 
@@ -38,7 +38,7 @@ def show(argv: Sequence[str]) -> int:
     parser.profile_flag()
     parser.machine_flag()
     parsed = parser.parse_flags(argv)
-    machine, environ = look_at_machine(parsed, os.environ)
+    machine, environ = machine_from_flags(parsed, os.environ)
     layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
     cluster = cluster_layer(environ)
     settings = resolve(layers, machine, environ, cluster)
@@ -102,7 +102,7 @@ def _settings_in(path: str) -> str:
         return "does not exist: `headway config` writes it"
     try:
         entries = read_profile(path, Layer.PROFILE)
-        typed([entries])
+        parse_layers([entries])
     except ConfigError as error:
         return f"invalid: {error.problems[0].what}"
     return ", ".join(f"{name} {as_words(entry.raw)}" for name, entry in entries.items())

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from headway.commands.config.check import SCRIPT
 from headway.commands.exchange.accelerate_file import not_in_accelerate, to_accelerate
 from headway.commands.exchange.torchrun_export import not_in_torchrun, to_torchrun
-from headway.commands.flags import Parser, look_at_machine
+from headway.commands.flags import Parser, machine_from_flags
 from headway.errors import ConfigError, MachineError
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.plan import LaunchPlan, build_plan
@@ -34,7 +34,7 @@ def export(argv: Sequence[str]) -> int:
         parser.error(f"--format is required: one of {', '.join(FORMATS)}")
     if parsed.format not in FORMATS:
         parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
-    machine, environ = look_at_machine(parsed, os.environ)
+    machine, environ = machine_from_flags(parsed, os.environ)
     layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
     settings = resolve(layers, machine, environ, cluster_layer(environ))
     names = list(dict.fromkeys(name for layer in layers for name in layer))

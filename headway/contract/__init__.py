@@ -1,3 +1,3 @@
-"""What launcher and runtime tell each other: `run` down, `records` up. Both may come in; nothing of
-ours but errors is imported here.
+"""The protocol between launcher and runtime: `run` to the rank, `records` to the launcher.
+Imported by both; imports only errors.
 """

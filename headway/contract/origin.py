@@ -1,4 +1,4 @@
-"""Where a value came from: the layer as data, and the details that a message shows."""
+"""The origin of a value: its layer as data, and details for messages."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from typing import NamedTuple
 
 
 class Layer(IntEnum):
-    """The kinds of sources. Those of a launch come first, from the weakest to the strongest."""
+    """The kinds of sources; those of a launch come first, in order of precedence."""
 
     DEFAULT = 0
-    DETECTED = 1  # worked out from the machine
+    DETECTED = 1  # from the machine
     CLUSTER = 2  # a variable of the scheduler or MPI
     USER_PROFILE = 3
     PROJECT_PROFILE = 4
     ENVIRONMENT = 5
     FLAG = 6
-    # these are no part of a launch, and none of them replaces another
-    PROFILE = 7  # one that is looked at by itself
+    # not part of a launch; without precedence among each other
+    PROFILE = 7  # one profile on its own
     ASSIGNMENT = 8  # NAME=VALUE on a command line
     ANSWERS = 9  # to the questions of `headway config`
     IMPORTED = 10  # another tool's file or command line
 
     @property
     def label(self) -> str:
-        """The name as a person reads it: user profile."""
+        """The name for messages: user profile."""
         return self.name.lower().replace("_", " ")
 
     def is_weaker_than(self, other: Layer) -> bool:
-        """Return whether somebody set both for a launch, where `other` replaces this one."""
+        """Return whether the user can set both for a launch, and `other` overrides this one."""
         return Layer.DETECTED < self < other <= Layer.FLAG
 
 
 class Origin(NamedTuple):
-    """Where a value came from; `str` is for showing only, and everything that decides reads fields.
+    """The origin of a value; `str` is for messages only, decisions use the fields.
 
     Args:
         layer: the kind of source.
-        file: as a person writes it, with ~ for the home folder.
+        file: with ~ for the home folder.
         line: of the key in the file, from 1.
         column: of the key in the file, from 1.
         variable: of the environment.
         flag: of a command line.
-        reason: why the value is what it is, or what else is to be said of its source.
+        reason: why the value was chosen, or a remark on its source.
     """
 
     layer: Layer
@@ -63,8 +63,8 @@ class Origin(NamedTuple):
         return self._shown("")
 
     @property
-    def is_said(self) -> bool:
-        """Whether a person set the value, rather than a default, the machine or its cluster."""
+    def is_user_set(self) -> bool:
+        """Whether the user set the value; else it is a default, detected or from the cluster."""
         return self.layer > Layer.CLUSTER
 
     @property
@@ -73,7 +73,7 @@ class Origin(NamedTuple):
         return self.layer in (Layer.ENVIRONMENT, Layer.FLAG)
 
     def because(self, reason: str) -> Origin:
-        """Return the origin with one more reason."""
+        """Return the origin with another reason."""
         return self._replace(reason=f"{self.reason}; {reason}" if self.reason else reason)
 
     def _shown(self, column: str) -> str:

@@ -1,4 +1,4 @@
-"""What `mixed_precision` can be: every number format, declared once. No torch."""
+"""The choices of `mixed_precision`, declared once. No torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class NumberFormat(NamedTuple):
-    """What is known of a precision without torch.
+    """The properties of a precision that need no torch.
 
     Args:
-        help: why one might take it.
-        dtype: in which matrices are multiplied, by torch's name.
-        tolerance: how far weights may be from those of fp32 after one step.
-        mps_torch: the first torch whose MPS has autocast to it; () for all.
-        mps_macos: the first macOS whose Metal has it; () for all.
+        help: one line that helps to choose.
+        dtype: of matrix products, by torch's name.
+        tolerance: largest difference of the weights from fp32's after one step.
+        mps_torch: the first torch with autocast to it on MPS; () for all.
+        mps_macos: the first macOS with support in Metal; () for all.
     """
 
     help: str

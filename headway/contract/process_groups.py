@@ -1,4 +1,4 @@
-"""Default process groups that follow one another in a process are kept apart."""
+"""Separates the store keys of default process groups that a process creates one after another."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 
 def keep_groups_apart(c10d: ModuleType) -> None:
-    """Give every default group after the first one keys of its own in the launcher's store.
+    """Give every default group after the first its own key prefix in the launcher's store.
 
-    torch calls them all `default_pg/0`, and the store outlives them: a rank that begins the second
-    group early reads the address its peer had in the first one, and cannot connect. Only groups
-    that were formed count, and only those that torch finds the store for (`init_method`).
+    torch names them all `default_pg/0`, and the store outlives them: a rank that creates the second
+    group early reads the address of its peer in the first one, and cannot connect. Counts only
+    groups that were created, with a store that torch found itself (`init_method`).
 
     Relies on two private names in `c10d`, which is torch.distributed.distributed_c10d:
-    `init_process_group` asks `rendezvous` for the store, then `_new_process_group_helper` forms it.
+    `init_process_group` asks `rendezvous` for the store, then `_new_process_group_helper`
+    creates the group.
     """
     if getattr(c10d.rendezvous, "keeps_groups_apart", False):
         return

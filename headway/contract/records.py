@@ -1,7 +1,7 @@
-"""What a rank tells its launcher: typed records, one JSON line each, through the status channel.
+"""The records that a rank sends its launcher, one JSON line each, through the status channel.
 
-Without a launcher nothing is sent, and telling costs next to nothing. The records are NamedTuples:
-ranks import this module before the user's script, and `dataclasses` would bring `inspect` along.
+Without a launcher nothing is sent, at almost no cost. The records are NamedTuples:
+ranks import this module before the user's script, and `dataclasses` would also import `inspect`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 VERSION = 1
 _BEAT_EVERY_S = 1.0
-_LONGEST_LINE = 2**24  # bytes; what is longer is no record
+_LONGEST_LINE = 2**24  # bytes; a longer line is refused
 
 
 class Frame(NamedTuple):
@@ -43,8 +43,8 @@ class Group(NamedTuple):
     """A process group as one of its ranks sees it."""
 
     name: str
-    ranks: tuple[int, ...] | None  # global ranks of the members; None where torch forgot them
-    collectives: tuple[Collective, ...]  # the last ones, the oldest first
+    ranks: tuple[int, ...] | None  # global ranks of the members; None if torch dropped them
+    collectives: tuple[Collective, ...]  # the most recent ones, the oldest first
 
     @property
     def last_entered(self) -> int:
@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
     @property
     def waits_for(self) -> int | None:
-        """The sequence number of the first collective that is not done; None: all are."""
+        """The sequence number of the first collective that is not done, or None."""
         return min((one.number for one in self.collectives if not one.is_done), default=None)
 
     def collective(self, number: int) -> Collective | None:
@@ -63,10 +63,10 @@ class Group(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a training has come."""
+    """The progress of training."""
 
     step: int = 0  # optimizer steps done
-    phase: str = "script"  # what the runtime is doing; script: the user's own code
+    phase: str = "script"  # what the runtime is doing; script: the user's code runs
 
 
 class Ready(NamedTuple):
@@ -74,7 +74,7 @@ class Ready(NamedTuple):
 
 
 class AnswersQuestions(NamedTuple):
-    """From now on the rank sends an `Answer` for whatever comes down the status channel."""
+    """From now on the rank sends an `Answer` to every message on the status channel."""
 
 
 class Heartbeat(NamedTuple):
@@ -89,7 +89,7 @@ class Answer(NamedTuple):
     groups: tuple[Group, ...]
     progress: Progress
     main_stack: tuple[Frame, ...]  # of the main thread, the most recent call last
-    shows_stacks: bool  # on SIGQUIT: the script has not taken that signal
+    shows_stacks: bool  # on SIGQUIT: the script has not replaced the handler
 
 
 class Crash(NamedTuple):
@@ -100,15 +100,15 @@ class Crash(NamedTuple):
     message: str
     traceback: str  # as Python prints it, without the launcher's frames
     is_from_torch: bool = False  # it was raised in a file of torch's
-    code: int = 1  # what the process is about to end with; negative for a signal
+    code: int = 1  # the exit code that follows; negative for a signal
     groups: tuple[Group, ...] = ()
 
 
 class End(NamedTuple):
-    """A rank's program came to its own end; one that calls os._exit does not say so."""
+    """A rank's program ended by itself; not sent after os._exit."""
 
     time: float  # seconds since the epoch
-    code: int  # what the process is about to end with
+    code: int  # the exit code that follows
     message: str = ""  # the text of sys.exit("text")
     exited_at: Frame | None = None  # the call of sys.exit; None: the end of the script
     groups: tuple[Group, ...] = ()
@@ -121,7 +121,7 @@ class Started(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A rank's process has ended; told by the fork server."""
+    """A rank's process has ended; sent by the fork server."""
 
     pid: int
     code: int  # negative for a signal, as `subprocess` gives it
@@ -134,7 +134,7 @@ _RECORDS = {kind.__name__: kind for kind in get_args(Record)}
 
 
 class Refused(NamedTuple):
-    """A line that is no record: a script may write to any descriptor."""
+    """A line that is not a record: a script may write to any descriptor."""
 
     reason: str
 
@@ -143,13 +143,13 @@ class _Channel:
     """This process's end of the status channel."""
 
     fd: int | None = None
-    identity: tuple[int, int] | None = None  # of what `fd` was opened for
+    identity: tuple[int, int] | None = None  # of the file that `fd` was opened for
     step, phase = Progress()
-    told_at = 0.0  # when the last heartbeat went out, on the monotonic clock
+    last_sent_at = 0.0  # when the last heartbeat was sent, on the monotonic clock
 
 
 def open_channel(fd: int) -> None:
-    """Send this process's records to `fd`; what it forks is another process, and sends none."""
+    """Send this process's records to `fd`; forked children send none."""
     _Channel.fd, _Channel.identity = fd, identity(fd)
     os.register_at_fork(after_in_child=_close_channel)
 
@@ -159,7 +159,7 @@ def _close_channel() -> None:
 
 
 def identity(fd: int) -> tuple[int, int] | None:
-    """Return what tells this open file, pipe or socket from all others; None where it is closed."""
+    """Return the device and inode of an open file, pipe or socket; None if it is closed."""
     try:
         status = os.fstat(fd)
     except OSError:
@@ -167,74 +167,74 @@ def identity(fd: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def is_heard() -> bool:
-    """Return whether a launcher listens.
+def is_connected() -> bool:
+    """Return whether the channel to a launcher is open.
 
-    A script may close all descriptors that it does not know, and use their numbers again.
+    A script may close descriptors that it did not open, and reuse their numbers.
     """
     if _Channel.fd is not None and identity(_Channel.fd) != _Channel.identity:
         _Channel.fd = None
     return _Channel.fd is not None
 
 
-def tell(record: Record) -> None:
-    """Send one record, if a launcher listens."""
-    if is_heard():
+def send(record: Record) -> None:
+    """Send one record, if there is a launcher."""
+    if is_connected():
         assert _Channel.fd is not None
-        with suppress(OSError):  # the launcher is gone
+        with suppress(OSError):  # the launcher has ended
             os.write(_Channel.fd, encode_record(record))
 
 
 def progress() -> Progress:
-    """Return how far this process has come."""
+    """Return this process's progress."""
     return Progress(_Channel.step, _Channel.phase)
 
 
 def enter_phase(phase: str) -> None:
-    """Note what the runtime does from now on; `script` when it returns to the script."""
+    """Record what the runtime is doing; `script` when it returns to the script."""
     _Channel.phase = phase
     if _Channel.fd is not None:
         _beat()
 
 
 def set_step(step: int) -> None:
-    """Note how many optimizer steps are done."""
+    """Record the number of optimizer steps."""
     _Channel.step = step
 
 
 def _beat() -> None:
     """Send a heartbeat, at most one each second."""
     now = time.monotonic()
-    if now - _Channel.told_at > _BEAT_EVERY_S:
-        _Channel.told_at = now
-        tell(Heartbeat(progress()))
+    if now - _Channel.last_sent_at > _BEAT_EVERY_S:
+        _Channel.last_sent_at = now
+        send(Heartbeat(progress()))
 
 
 def encode_record(record: Record) -> bytes:
-    """Return a record as the line that goes through the status channel."""
+    """Return a record as a line for the status channel."""
     fields = {"record": type(record).__name__, "version": VERSION, **record._asdict()}
     return json.dumps(fields).encode() + b"\n"
 
 
 def decode_records(data: bytes) -> tuple[list[Record | Refused], bytes]:
-    """Return the records in what has come through a status channel, and the unfinished rest."""
+    """Return the records in data from a status channel, and the incomplete last line."""
     *lines, rest = data.split(b"\n")
     records = [decode_record(line) for line in lines]
     if len(rest) > _LONGEST_LINE:
-        records.append(Refused("the line does not end"))
+        records.append(Refused("the line is too long"))
         rest = b""
     return records, rest
 
 
 def decode_record(line: bytes) -> Record | Refused:
-    """Return the record that a line holds; strict: each field must be there, of its own type."""
+    """Return the record in a line; every field must be present, and of its declared type."""
     try:
         fields = json.loads(line)
         if type(fields) is not dict:
-            return Refused("it is no JSON object")
+            return Refused("it is not a JSON object")
         kind, version = _RECORDS.get(str(fields.pop("record", ""))), fields.pop("version", None)
         if kind is None or version != VERSION:
-            return Refused(f"it is no record of version {VERSION}")
+            return Refused(f"it is not a record of version {VERSION}")
         record: Record = _read_fields(kind, fields)
         return record
     except (ValueError, TypeError, RecursionError) as error:
@@ -254,7 +254,7 @@ def _read_fields(kind: Any, fields: dict[str, Any]) -> Any:
 
 
 def _read(expected: Any, value: Any) -> Any:
-    """Return a value that JSON gave as the type that a field declares."""
+    """Return a JSON value converted to the declared type of its field."""
     if get_origin(expected) in (UnionType, Union):  # X | None
         return None if value is None else _read(get_args(expected)[0], value)
     if get_origin(expected) is tuple and type(value) is list:

@@ -1,8 +1,7 @@
-"""What the launcher tells a worker process, and how the worker reads it.
+"""The run contract: what the launcher passes to a rank, and how the rank reads it.
 
-Down goes one JSON value in the variable `HEADWAY_RUN`, beside torch's own RANK, WORLD_SIZE, ...
-What goes up is in `status.py`; the launcher and the runtime share nothing else. Without the
-variable, Accelerate's are read.
+It is one JSON value in the variable `HEADWAY_RUN`, next to torch's RANK, WORLD_SIZE, ...; `records`
+is the other direction. Without the variable, Accelerate's variables are read.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from headway.errors import LaunchError, UsageError
 VARIABLE = "HEADWAY_RUN"
 VERSION = 2
 DEVICES = ("cpu", "cuda", "gpu", "mps")  # gpu is cuda, or mps on a Mac
-YES = ("1", "true", "t", "yes", "y", "on")  # what Accelerate takes for true
+YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
 ACCELERATE = {  # the variables of `accelerate launch`
     "device": "ACCELERATE_USE_CPU",
     "mixed_precision": "ACCELERATE_MIXED_PRECISION",
@@ -32,24 +31,24 @@ RANK_VARIABLES = (
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
 )
-"""torch's names for a process's place in the group; the launcher alone sets them."""
+"""torch's variables for a process's rank; only the launcher sets them."""
 
 
 class RunContract(NamedTuple):
-    """The resolved settings that the runtime in the script obeys, and where each came from.
+    """The resolved settings of the runtime, each with its origin.
 
-    Code in the script may not contradict one that was typed on the command line.
+    The script may not contradict one that was passed as a flag.
     """
 
     device: str  # cpu, cuda or mps; auto under `accelerate launch`
     mixed_precision: str  # a name in PRECISIONS
     gradient_accumulation_steps: int
     origins: Mapping[str, Origin]
-    timeouts_suspended: bool = False  # a rank may stand at a debugger's prompt
+    timeouts_suspended: bool = False  # a rank may wait at a debugger's prompt
 
 
 class Ranks(NamedTuple):
-    """This process's place among all processes, in torch's terms."""
+    """This process's ranks and world sizes, in torch's terms."""
 
     rank: int = 0
     local_rank: int = 0
@@ -70,10 +69,10 @@ def _fields(origin: Origin) -> dict[str, object]:
 
 
 def decode(text: str) -> RunContract:
-    """Return the contract that `text`, a value of `HEADWAY_RUN`, holds.
+    """Return the contract in `text`, a value of `HEADWAY_RUN`.
 
     Raises:
-        LaunchError: it is no contract, or one of another version of Headway.
+        LaunchError: it is not a contract, or is one of another version of Headway.
     """
     try:
         fields = json.loads(text)
@@ -87,29 +86,29 @@ def decode(text: str) -> RunContract:
     except (ValueError, TypeError, KeyError, AttributeError):
         version = None
     raise LaunchError(
-        f"{VARIABLE} holds no run that this Headway understands"
-        + ("" if version is None else f" (version {version}, this one reads {VERSION})"),
+        f"{VARIABLE} is not a run contract that this Headway can read"
+        + ("" if version is None else f" (version {version}, expected {VERSION})"),
         where=f"environment {VARIABLE}={text[:60]!r}",
-        fix=f"use one version of Headway for launching and in the script, or `unset {VARIABLE}`",
+        fix=f"use the same version of Headway in launcher and script, or `unset {VARIABLE}`",
     )
 
 
 def read_run(environ: Mapping[str, str] = os.environ) -> RunContract | None:
-    """Return what the launcher, ours or Accelerate's, told this process; None without either.
+    """Return the contract from Headway's or Accelerate's launcher, if any.
 
-    Our launcher sets Accelerate's variables, too; they say the same and are not looked at.
+    Headway's launcher also sets Accelerate's variables, to the same values; they are not read.
 
     Raises:
-        LaunchError: `HEADWAY_RUN` cannot be understood.
-        UsageError: a variable of Accelerate's has a value that Headway has not.
+        LaunchError: `HEADWAY_RUN` cannot be read.
+        UsageError: a variable of Accelerate's has a value that Headway does not support.
     """
     text = environ.get(VARIABLE)
     return _read_accelerate(environ) if text is None else decode(text)
 
 
 def _read_accelerate(environ: Mapping[str, str]) -> RunContract | None:
-    said = {name: variable for name, variable in ACCELERATE.items() if variable in environ}
-    if not said:
+    present = {name: variable for name, variable in ACCELERATE.items() if variable in environ}
+    if not present:
         return None
     precision = environ.get(ACCELERATE["mixed_precision"], "no").lower()
     if precision not in PRECISIONS:
@@ -123,18 +122,18 @@ def _read_accelerate(environ: Mapping[str, str]) -> RunContract | None:
         mixed_precision=precision,
         gradient_accumulation_steps=_number(environ, ACCELERATE["gradient_accumulation_steps"], 1),
         origins={
-            name: Origin(Layer.ENVIRONMENT, variable=said[name]) if name in said else DEFAULT
+            name: Origin(Layer.ENVIRONMENT, variable=present[name]) if name in present else DEFAULT
             for name in ACCELERATE
         },
     )
 
 
 def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
-    """Return this process's ranks as the launcher (ours or torchrun) set them; None without one.
+    """Return the ranks that Headway's launcher or torchrun set; None without a launcher.
 
     Raises:
-        UsageError: a variable is no number, WORLD_SIZE promises other ranks and RANK is missing, or
-            RANK is not below WORLD_SIZE.
+        UsageError: a variable is not a number, RANK is missing with a WORLD_SIZE above 1, or RANK
+            is not below WORLD_SIZE.
     """
     if "RANK" not in environ and environ.get("WORLD_SIZE", "1") == "1":
         return None

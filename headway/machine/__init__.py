@@ -1,1 +1,1 @@
-"""What this machine is, each fact with its reason. No torch. Everybody may come in."""
+"""Detects what a machine has, each fact with its reason, without torch. Any room may import it."""

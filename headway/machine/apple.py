@@ -1,4 +1,4 @@
-"""Apple silicon: whether MPS can be used, why not, what would help; its precisions by version."""
+"""Apple silicon: whether MPS is available, why not and how to fix it; precisions by version."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from headway.machine.facts import Machine, is_on, numbers
 from headway.machine.source import Source
 
 OLDEST_MACOS = (((1, 12), "12.3"), ((2, 5), "13.0"), ((2, 9), "14.0"))
-"""From this torch on, MPS needs that macOS.
+"""Since which torch MPS needs which macOS.
 
 Sources: torch's release notes; pytorch pull requests 133141 (13.0) and 163515 (14.0)."""
 
-SOUND_SINCE = (1, 13)
-"""Older versions of torch compute wrongly on MPS in places."""
+OLDEST_CORRECT_TORCH = (1, 13)
+"""Older versions of torch give wrong results for some operators on MPS."""
 
 SYSCTL = (
     *("kern.osproductversion", "hw.optional.arm64", "sysctl.proc_translated"),
@@ -23,20 +23,20 @@ SYSCTL = (
 )
 
 REINSTALL = (
-    "install an arm64 Python, then torch anew. conda: `CONDA_SUBDIR=osx-arm64 conda create -n arm "
-    "python`; pyenv: `arch -arm64 pyenv install 3.12`; uv: `uv python install cpython-3.12-macos-"
-    "aarch64`"
+    "install an arm64 Python, then reinstall torch. conda: `CONDA_SUBDIR=osx-arm64 conda create -n "
+    "arm python`; pyenv: `arch -arm64 pyenv install 3.12`; uv: `uv python install cpython-3.12-"
+    "macos-aarch64`"
 )
 
 
 def with_mps(machine: Machine, environ: Mapping[str, str], source: Source) -> Machine:
-    """Return the snapshot of a Mac with all that decides about MPS."""
+    """Return the snapshot of a Mac with the facts about MPS."""
     answers = ask_sysctl(source)
     machine = machine._replace(
         macos=answers.get("kern.osproductversion", ""), gpus_reason="a Mac has no CUDA"
     )
     if is_on(environ, "DISABLE_MPS"):
-        reason = f"DISABLE_MPS={environ['DISABLE_MPS']} turns it off"
+        reason = f"DISABLE_MPS={environ['DISABLE_MPS']} disables it"
         fix = "unset DISABLE_MPS"
         return machine._replace(mps_reason=reason, mps_fix=fix, mps_is_disabled=True)
     obstacle, fix = _obstacle(machine, answers)
@@ -47,7 +47,7 @@ def with_mps(machine: Machine, environ: Mapping[str, str], source: Source) -> Ma
 
 
 def ask_sysctl(source: Source) -> dict[str, str]:
-    """Return what sysctl knows of the names in SYSCTL; unknown ones are left out."""
+    """Return sysctl's values for the names in SYSCTL, without unknown names."""
     try:
         lines = source.output_of(
             ["/usr/sbin/sysctl", "-i", *SYSCTL]
@@ -58,35 +58,35 @@ def ask_sysctl(source: Source) -> dict[str, str]:
 
 
 def _obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return why MPS cannot be used, and what would help; (None, "") where it can."""
+    """Return why MPS is not available, and the fix; (None, "") if it is."""
     torch = machine.torch
     if machine.architecture != "arm64":
         if answers.get("sysctl.proc_translated") == "1":
-            return "this Python is an Intel build, which Rosetta emulates on this Mac", REINSTALL
+            return "this Python is an Intel build, emulated by Rosetta on this Mac", REINSTALL
         if answers.get("hw.optional.arm64") == "1":
             return "this Python is an Intel build on Apple silicon", REINSTALL
         return "this Mac has an Intel CPU", ""
     if torch is not None:
         if torch.mps is False or not torch.is_at_least(1, 12):
-            fix = how_to_renew_torch(machine.macos)
+            fix = how_to_update_torch(machine.macos)
             return f"this torch ({torch.version}) is built without MPS", fix
         needed = [macos for since, macos in OLDEST_MACOS if torch.is_at_least(*since)][-1]
         if machine.macos and numbers(machine.macos) < numbers(needed):
-            is_sound = torch.is_at_least(*SOUND_SINCE)
+            is_sound = torch.is_at_least(*OLDEST_CORRECT_TORCH)
             return (
                 f"macOS {machine.macos} is older than {needed}, which this torch "
                 f"({torch.version}) needs for MPS",
                 f"update macOS to {needed} or newer"
                 if is_sound
-                else how_to_renew_torch(machine.macos),
+                else how_to_update_torch(machine.macos),
             )
     if answers.get("kern.hv_vmm_present") == "1":
         return "this is a virtual machine, where torch cannot use the Apple GPU", ""
     return None, ""
 
 
-def how_to_renew_torch(macos: str) -> str:
-    """Return how to get the newest torch that has MPS on this macOS, or on one to update to."""
+def how_to_update_torch(macos: str) -> str:
+    """Return how to install the newest torch with MPS, with a macOS update if needed."""
     here = numbers(macos or OLDEST_MACOS[-1][1])
     too_new = [since for since, needed in OLDEST_MACOS if here < numbers(needed)]
     if not too_new:
@@ -97,10 +97,12 @@ def how_to_renew_torch(macos: str) -> str:
 
 
 def why_no_precision(name: str, machine: Machine) -> str | None:
-    """Return why MPS has no mixed precision `name` here, or None where it has."""
+    """Return why MPS does not support mixed precision `name` here, or None if it does."""
     torch, row = machine.torch, PRECISIONS[name]
     if torch is not None and not torch.is_at_least(*row.mps_torch):
-        return f"torch {torch.version} has none on MPS; {'.'.join(map(str, row.mps_torch))} has"
+        needed = ".".join(map(str, row.mps_torch))
+        return f"torch {torch.version} does not support it on MPS; {needed} does"
     if machine.macos and numbers(machine.macos) < row.mps_macos:
-        return f"macOS {machine.macos} has none; macOS {'.'.join(map(str, row.mps_macos))} has"
+        needed = ".".join(map(str, row.mps_macos))
+        return f"macOS {machine.macos} does not support it; macOS {needed} does"
     return None

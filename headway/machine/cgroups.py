@@ -1,4 +1,4 @@
-"""What this process's cgroup allows, and what the kernel did to it; cgroup v1 and v2.
+"""CPU and memory limits of this process's cgroup, and its OOM kills; cgroup v1 and v2.
 
 Sources: the kernel's cgroup-v2.rst; sched-bwc.rst and cgroup-v1/memory.rst.
 """
@@ -11,7 +11,7 @@ from headway.machine.source import Source
 
 
 def cpu_quota(source: Source) -> float | None:
-    """Return the smallest CPU quota, in cores, of this process's cgroup and those above it."""
+    """Return the smallest CPU quota, in cores, of this process's cgroup and its ancestors."""
     quotas = []
     for version, folder in _folders(source, "cpu"):
         if version == 2:
@@ -25,7 +25,7 @@ def cpu_quota(source: Source) -> float | None:
 
 
 def memory_limit(source: Source) -> int | None:
-    """Return the smallest memory limit, in bytes, of this process's cgroup and those above it."""
+    """Return the smallest memory limit, in bytes, of this process's cgroup and its ancestors."""
     limits = []
     for version, folder in _folders(source, "memory"):
         name = "memory.max" if version == 2 else "memory.limit_in_bytes"
@@ -36,7 +36,7 @@ def memory_limit(source: Source) -> int | None:
 
 
 def count_memory_kills(root: str = "/") -> int:
-    """Return how often the kernel's memory killer has struck in this process's cgroup."""
+    """Return how many processes of this process's cgroup the kernel's OOM killer has killed."""
     source = Source(root)
     counts = [0]
     for version, folder in _folders(source, "memory"):
@@ -48,9 +48,9 @@ def count_memory_kills(root: str = "/") -> int:
 
 
 def _folders(source: Source, controller: str) -> Iterator[tuple[int, str]]:
-    """Yield (cgroup version, folder) for this process's cgroups and all above them.
+    """Yield (cgroup version, folder) for this process's cgroups and their ancestors.
 
-    In a container only the mount itself exists.
+    In a container only the mount point exists.
     """
     for line in source.read("proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

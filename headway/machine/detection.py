@@ -1,7 +1,7 @@
-"""Looking at a machine, by the probes for each kind of fact.
+"""Detects this machine with a probe for each kind of fact.
 
-It needs no torch and makes no CUDA context. A launch gathers what planning needs; all else
-(`Machine.host`, what each GPU is busy with) only where somebody asks for the full snapshot.
+Imports no torch and creates no CUDA context. A launch detects only what planning needs; the full
+snapshot also has `Machine.host` and the use of each GPU.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from headway.machine.source import Source
 def detect_machine(
     environ: Mapping[str, str] = os.environ, source: Source | None = None, *, full: bool = False
 ) -> Machine:
-    """Look at this machine.
+    """Return a snapshot of this machine.
 
     Args:
         environ: read for CUDA_VISIBLE_DEVICES, DISABLE_MPS and the schedulers' variables.
-        source: what answers instead of the system itself: a recording.
-        full: gather also what planning does not need: `host`, and what each GPU is busy with.
+        source: a recording to read instead of this system.
+        full: also detect what planning does not need: `host`, and the use of each GPU.
 
     Raises:
-        ConfigError: DISABLE_MPS has a value that means neither yes nor no.
+        ConfigError: DISABLE_MPS is not a boolean.
     """
     source = source or Source()
     machine = Machine(
@@ -48,9 +48,9 @@ def detect_machine(
         machine = with_gpus(_with_torch(machine, source), environ, source, full=full)
     if not full:
         return machine
-    from headway.machine.host import look_at_host
+    from headway.machine.host import detect_host
 
-    return _with_torch(machine, source)._replace(host=look_at_host(machine, environ, source))
+    return _with_torch(machine, source)._replace(host=detect_host(machine, environ, source))
 
 
 def _scheduler(environ: Mapping[str, str]) -> str | None:
@@ -71,7 +71,7 @@ def _with_cores(machine: Machine, source: Source) -> Machine:
 
 
 def _has_driver(machine: Machine, source: Source) -> bool:
-    """Return whether it is worth asking a driver for GPUs."""
+    """Return whether a GPU driver may be installed."""
     if machine.system == "Linux":
         places = ("proc/driver/nvidia", "sys/class/kfd/kfd")
         return any(source.names_in(place) for place in places) or "dxg" in source.names_in("dev")
@@ -79,7 +79,7 @@ def _has_driver(machine: Machine, source: Source) -> bool:
 
 
 def _with_torch(machine: Machine, source: Source) -> Machine:
-    """Read what the installed torch is from its version.py; nothing is imported."""
+    """Add the installed torch, read from its version.py without importing it."""
     if machine.torch is not None:
         return machine
     facts: dict[str, str] = {}

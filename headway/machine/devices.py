@@ -1,12 +1,12 @@
-"""How `devices` is written, and which GPUs it means on a machine.
+"""Parses `devices`, and selects the GPUs that it means on a machine.
 
-Lightning's table, exactly: a lone number is a count, a list or anything with a comma is indices.
+As in Lightning: a single number is a count; a list or anything with a comma is indices.
 
     3, "3"          the first 3 GPUs        [1, 3], "1, 3"   GPUs 1 and 3, in this order
     -1, all, auto   all GPUs                [1], "1,"        GPU 1
 
-Beyond it: ranges (`0-3`, `0-6/2`), `^2` (all but GPU 2), the beginning of a UUID (`GPU-8f6e`,
-`MIG-a1b2`), and `idle:2` (two GPUs that nobody uses).
+In addition: ranges (`0-3`, `0-6/2`), `^2` (all but GPU 2), a prefix of a UUID (`GPU-8f6e`,
+`MIG-a1b2`), and `idle:2` (two idle GPUs).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import NamedTuple
 from headway.machine.facts import Gpu
 
 Name = int | str
-"""A GPU's index among those that are visible, or the beginning of its UUID or MIG id."""
+"""A GPU's index among the visible ones, or a prefix of its UUID or MIG id."""
 
 BUSY_PERCENT = 10  # of utilization
-BUSY_BYTES = 2**30  # of memory; on a small GPU an eighth of it, as drivers keep some to themselves
+BUSY_BYTES = 2**30  # of memory; on a small GPU an eighth of it, as drivers reserve some
 
 
 class Selection(NamedTuple):
-    """The GPUs that a spec means on one machine."""
+    """The GPUs that a spec selects on a machine."""
 
     indices: tuple[int, ...]
     passed_over: tuple[str, ...] = ()  # GPUs left out, each with the reason
-    problems: tuple[str, ...] = ()  # why the spec cannot be obeyed here
+    problems: tuple[str, ...] = ()  # why the spec cannot be satisfied here
 
 
 class DeviceSpec(NamedTuple):
-    """The `first` so many GPUs, or those `named`, or all; but none of `without`; or `idle` ones."""
+    """The `first` N GPUs, or those `named`, or all; except `without`; or N `idle` ones."""
 
     first: int | None = None
     named: tuple[Name, ...] | None = None
@@ -42,16 +42,15 @@ class DeviceSpec(NamedTuple):
 
     @property
     def size(self) -> int | None:
-        """How many GPUs it asks for, whatever the machine; None where the machine decides."""
+        """The number of GPUs, if it does not depend on the machine, else None."""
         if self.named is not None:
             return None if self.without else len(self.named)
         return self.idle if self.first is None else self.first
 
     def select(self, gpus: Sequence[Gpu]) -> Selection:
-        """Return which of a machine's visible GPUs are meant, and what is wrong with that.
+        """Return the selected ones of a machine's visible GPUs, and the problems.
 
-        What is chosen by number (`all`, `3`, `idle:2`) passes over GPUs on which nobody can
-        compute; a GPU that is named must work.
+        A selection by count (`all`, `3`, `idle:2`) skips unusable GPUs; a named GPU must be usable.
         """
         if self.named is not None:
             return self._select_named(gpus)
@@ -67,12 +66,12 @@ class DeviceSpec(NamedTuple):
         if wanted is not None and len(usable) < wanted:
             kind = "idle" if self.idle else "usable"
             reason = f" ({'; '.join(passed_over)})" if passed_over else ""
-            problems = (*problems, f"of {len(gpus)} GPUs {len(usable)} are {kind}{reason}")
+            problems = (*problems, f"only {len(usable)} of {len(gpus)} GPUs are {kind}{reason}")
         return Selection(tuple(usable[:wanted]), tuple(passed_over), problems)
 
     def may_become_idle(self, gpus: Sequence[Gpu]) -> bool:
-        """Return whether waiting can bring the idle GPUs that it asks for."""
-        coming = [gpu for gpu in gpus if gpu.use is not None and not gpu.is_shut]
+        """Return whether enough GPUs may become idle."""
+        coming = [gpu for gpu in gpus if gpu.use is not None and not gpu.is_disabled]
         is_one_slice = self.idle == 1 or not any(gpu.slice_of for gpu in gpus)
         return self.idle is not None and is_one_slice and self.idle <= len(coming)
 
@@ -84,7 +83,7 @@ class DeviceSpec(NamedTuple):
         obstacles = [
             f"GPU {i} cannot be used: {gpus[i].obstacle}" for i in chosen if gpus[i].obstacle
         ]
-        repeated = [f"GPU {index} is named twice, once by its UUID" for index in sorted(twice)]
+        repeated = [f"GPU {index} is listed twice, once by its UUID" for index in sorted(twice)]
         return Selection(chosen, problems=(*problems, *more, *repeated, *obstacles))
 
     def __str__(self) -> str:
@@ -96,15 +95,15 @@ class DeviceSpec(NamedTuple):
         return ",".join(parts) + "," * (len(parts) == 1) if parts else "all"
 
     def reading(self) -> str:
-        """Return in words how the spec was understood."""
+        """Return the spec in words."""
         if self.idle is not None:
-            return f"{self.idle} GPU{'s' * (self.idle > 1)} that nobody uses"
+            return f"{self.idle} idle GPU{'s' * (self.idle > 1)}"
         if self.first is not None:
             gpus = f"{self.first} GPUs" if self.first > 1 else "GPU"
             return f"the first {gpus}; for GPU {self.first} write `{self.first},`"
         parts = "GPU " + ", ".join(map(str, self.named)) if self.named is not None else "all GPUs"
         but = ", ".join(map(str, self.without))
-        return f"{parts} but {but}" if but else parts
+        return f"{parts} except {but}" if but else parts
 
 
 ALL = DeviceSpec()
@@ -114,7 +113,7 @@ def parse_devices(raw: str | Sequence[str]) -> DeviceSpec:
     """Return the meaning of a `devices` value from a flag, a variable, a profile or a script.
 
     Raises:
-        ValueError: it has none; the text says why, to follow "devices is '...', ".
+        ValueError: it is invalid; the message continues "devices is '...', ".
     """
     if not isinstance(raw, str):
         return _list(raw)
@@ -129,9 +128,9 @@ def parse_devices(raw: str | Sequence[str]) -> DeviceSpec:
     if word == "idle" and colon and _is_number(number) and int(number) > 0:
         return DeviceSpec(idle=int(number))
     if word == "idle":
-        raise ValueError("but how many idle GPUs? For two write idle:2")
+        raise ValueError("which needs the number of idle GPUs: idle:2")
     if text == "0":
-        raise ValueError("which selects no GPU: for GPU 0 write `0,`, for none --cpu")
+        raise ValueError("which selects no GPU: write `0,` for GPU 0, or --cpu for none")
     if not _is_number(text):
         raise ValueError(
             "which is neither a count (2), nor a list (0,2 or 0-3), nor all, ^2 or idle:2"
@@ -139,14 +138,14 @@ def parse_devices(raw: str | Sequence[str]) -> DeviceSpec:
     return DeviceSpec(first=int(text))
 
 
-# not compiled here: few launches name GPUs, and every launch would pay
+# not compiled here: that would slow every launch, and few list GPUs
 _ITEM = r"\^|\d+-|(GPU|MIG)-"
 _RANGE = r"([0-9]{1,4})-([0-9]{1,4})(?:/([1-9][0-9]{0,3}))?"
 _UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 
 
 def _is_number(text: str) -> bool:
-    """True for a number that could count the GPUs of a machine."""
+    """Return whether the text is a number, of at most four digits."""
     return text.isascii() and text.isdecimal() and len(text) <= 4
 
 
@@ -161,9 +160,9 @@ def _list(parts: Sequence[str]) -> DeviceSpec:
             named += _names(text)
     for names in (named, without):
         if len(set(names)) < len(names):
-            raise ValueError("which names a GPU twice")
+            raise ValueError("which lists a GPU twice")
     if not named and not without:
-        raise ValueError("which names no GPU")
+        raise ValueError("which lists no GPU")
     return DeviceSpec(named=tuple(named) if named else None, without=tuple(without))
 
 
@@ -174,17 +173,15 @@ def _names(text: str) -> list[Name]:
         return [text]
     found = re.fullmatch(_RANGE, text)
     if found is None:
-        raise ValueError(
-            f"in which {text!r} is neither the index of a GPU, nor a range, nor a UUID"
-        )
+        raise ValueError(f"in which {text!r} is not a GPU index, a range or a UUID")
     first, last, step = int(found[1]), int(found[2]), int(found[3] or 1)
     if last < first:
-        raise ValueError(f"in which the range {text!r} counts down; write the GPUs one by one")
+        raise ValueError(f"in which the range {text!r} is descending; list the GPUs one by one")
     return list(range(first, last + 1, step))
 
 
 def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[str, ...]]:
-    """Return the indices that `names` mean among `gpus`, and what is wrong with the others."""
+    """Return the indices in `gpus` that `names` refer to, and the problems."""
     found: list[int] = []
     problems: list[str] = []
     for name in names:
@@ -194,25 +191,25 @@ def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[
             matches = [index for index, gpu in enumerate(gpus) if gpu.uuid.startswith(name)]
         found += matches[:1]
         if not matches:
-            problems.append(f"there is no GPU {name}")
+            problems.append(f"GPU {name} does not exist")
         elif len(matches) > 1:
-            problems.append(f"{name} begins the UUIDs of {len(matches)} GPUs")
+            problems.append(f"{name} is a prefix of the UUIDs of {len(matches)} GPUs")
     return found, tuple(problems)
 
 
 def _why_busy(gpu: Gpu) -> str | None:
-    """Return why this GPU is not idle; None where nobody uses it."""
+    """Return why this GPU is not idle, or None if it is."""
     if gpu.obstacle:
         return gpu.obstacle
     use = gpu.use
     if gpu.claimed_by:
-        return f"{gpu.claimed_by} has claimed it"
+        return f"claimed by {gpu.claimed_by}"
     if use is None:
-        return "its driver does not tell what it does"
+        return "its driver does not report its use"
     if use.pids:
-        return f"process {', '.join(map(str, use.pids))} computes on it"
+        return f"used by process {', '.join(map(str, use.pids))}"
     if use.memory_bytes > min(BUSY_BYTES, gpu.memory_bytes // 8):
-        return f"{use.memory_bytes / 2**30:.1f} GiB of its memory are in use"
+        return f"{use.memory_bytes / 2**30:.1f} GiB of its memory is in use"
     if (use.utilization_percent or 0) >= BUSY_PERCENT:
-        return f"it is busy at {use.utilization_percent} %"
+        return f"its utilization is {use.utilization_percent} %"
     return None

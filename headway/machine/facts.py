@@ -1,4 +1,4 @@
-"""One snapshot of a machine, as data: every fact with its reason, every absence with its cause."""
+"""The snapshot of a machine: every fact with its reason, every missing one with its cause."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from headway.errors import ConfigError
 
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
 OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
-"""By the CUDA major version that torch is built for: the oldest driver on Linux that runs it.
+"""The oldest Linux driver for each CUDA major version that torch is built for.
 
 Source: NVIDIA, CUDA Compatibility, table of minor version compatibility."""
 
-_DIGITS = 9  # of an index or a version; int() raises an error for thousands of them
+_DIGITS = 9  # of an index or a version; int() fails for thousands of digits
 _END_OF_MASK = ("", "-1")
-"""Entries that end CUDA_VISIBLE_DEVICES on purpose; any other that names no GPU is a mistake.
+"""Entries that end CUDA_VISIBLE_DEVICES on purpose; any other unknown entry is a mistake.
 
 Source: NVIDIA, CUDA C++ Programming Guide, environment variables."""
 
 
 class GpuUse(NamedTuple):
-    """What a GPU was busy with at the moment of the snapshot."""
+    """How a GPU was used at the time of the snapshot."""
 
     memory_bytes: int
-    utilization_percent: int | None  # None: MIG slices do not tell
-    pids: tuple[int, ...]  # that have a CUDA context; in a container some stay hidden
+    utilization_percent: int | None  # None: not reported, as for MIG slices
+    pids: tuple[int, ...]  # with a CUDA context; a container hides processes outside it
 
 
 class MigSlice(NamedTuple):
-    """A part of a GPU in MIG mode, which programs take for a GPU of its own."""
+    """A slice of a GPU in MIG mode, which CUDA shows as a GPU."""
 
     name: str
     uuid: str
@@ -40,7 +40,7 @@ class MigSlice(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """One CUDA device as the driver names it, whatever CUDA_VISIBLE_DEVICES says."""
+    """One GPU as the driver lists it, regardless of CUDA_VISIBLE_DEVICES."""
 
     name: str
     uuid: str
@@ -48,31 +48,31 @@ class Gpu(NamedTuple):
     capability: tuple[int, int]  # compute capability: (8, 0) for an A100
     compute_mode: str = DEFAULT
     numa_node: int | None = None
-    is_mig: bool = False  # it computes in its slices only
+    is_mig: bool = False  # only its slices can be used
     slices: tuple[MigSlice, ...] = ()
     slice_of: str = ""  # of a slice: the whole GPU's uuid
-    use: GpuUse | None = None  # None: nobody asked
-    claimed_by: str = ""  # another launch that has taken this GPU as an idle one
+    use: GpuUse | None = None  # None: not queried
+    claimed_by: str = ""  # another launch that has claimed this GPU as idle
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded; None: unknown
 
     @property
-    def is_shut(self) -> bool:
-        """Whether nobody can compute on it, and waiting changes nothing."""
+    def is_disabled(self) -> bool:
+        """Whether it is unusable, and waiting does not help."""
         return self.compute_mode == PROHIBITED or (self.is_mig and not self.slices)
 
     @property
     def obstacle(self) -> str | None:
-        """Why no program can compute on this GPU now, or None."""
+        """Why this GPU cannot be used now, or None."""
         if self.compute_mode == PROHIBITED:
             return "its compute mode is prohibited"
         if self.compute_mode == EXCLUSIVE and self.use and self.use.pids:
-            return f"its compute mode is exclusive-process, and process {self.use.pids[0]} has it"
+            return f"its compute mode is exclusive-process, and process {self.use.pids[0]} uses it"
         if self.is_mig and not self.slices:
-            return "it is in MIG mode without a slice"
+            return "it is in MIG mode without slices"
         return None
 
     def parts(self) -> tuple[Gpu, ...]:
-        """Return what CUDA shows of this GPU: itself, or its MIG slices."""
+        """Return the devices that CUDA shows for this GPU: itself, or its MIG slices."""
         if not self.slices:
             return (self,)
         whole = self._replace(is_mig=False, slices=(), slice_of=self.uuid)
@@ -80,20 +80,20 @@ class Gpu(NamedTuple):
 
 
 class Torch(NamedTuple):
-    """The installed torch, as its version.py tells."""
+    """The installed torch, from its version.py."""
 
     version: str
     cuda: str | None = None  # the CUDA that it is built for
     hip: str | None = None
-    mps: bool | None = None  # None: only a running torch knows
+    mps: bool | None = None  # None: unknown without importing torch
 
     def is_at_least(self, *version: int) -> bool:
-        """Return whether it is this version or a newer one."""
+        """Return whether it is `version` or newer."""
         return numbers(self.version) >= version
 
 
 class Host(NamedTuple):
-    """What no plan needs, and a person who looks for a mistake does. `reasons` explains each."""
+    """Facts for diagnosis that planning does not need; `reasons` has the source of each."""
 
     os: str
     kernel: str
@@ -101,7 +101,7 @@ class Host(NamedTuple):
     cpu: str | None
     logical_cores: int | None
     physical_cores: int | None
-    affinity: int  # cores that the scheduler lets this process use
+    affinity: int  # cores in this process's affinity mask
     cpu_quota: float | None  # in cores
     numa_nodes: int | None
     memory_bytes: int | None
@@ -116,37 +116,37 @@ class Host(NamedTuple):
     kubernetes: str | None
     interfaces: tuple[str, ...]
     infiniband: tuple[str, ...]
-    variables: Mapping[str, str]  # of the environment: those that steer a training
+    variables: Mapping[str, str]  # of the environment: those that affect training
     reasons: Mapping[str, str]
 
 
 class Machine(NamedTuple):
-    """What this machine is; everything that decides takes one of these."""
+    """The snapshot of a machine, from which all decisions are made."""
 
     system: str = "Linux"  # Linux, Darwin, Windows
     macos: str = ""  # 14.5
     architecture: str = "x86_64"  # of this Python, not of the CPU
-    cores: int = 1  # those this process may use
+    cores: int = 1  # that this process may use
     cores_reason: str = "one core"
     gpus: tuple[Gpu, ...] = ()
     gpus_reason: str = "no NVIDIA driver on this machine"
     driver: str | None = None  # version of the GPU driver
-    driver_is_silent: bool = False  # there is a driver, and it does not say which GPUs there are
-    is_rocm: bool = False  # AMD's GPUs, which torch calls cuda, too
+    driver_is_silent: bool = False  # a driver is installed, but does not list the GPUs
+    is_rocm: bool = False  # AMD GPUs, which torch also calls cuda
     mps: bool = False
     mps_reason: str = "not a Mac"
-    mps_fix: str = ""  # what would bring MPS, where something can
-    mps_is_disabled: bool = False  # somebody has turned it off
+    mps_fix: str = ""  # how to make MPS available, if possible
+    mps_is_disabled: bool = False  # by DISABLE_MPS
     torch: Torch | None = None
-    torch_reason: str = "not looked at: planning does not need it here"
-    scheduler: str | None = None  # the cluster's, where it started this process
+    torch_reason: str = "not read: planning does not need it here"
+    scheduler: str | None = None  # of the cluster, if it started this process
     cuda_visible_devices: str | None = None
     cuda_device_order: str | None = None
     host: Host | None = None
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that a training sees, in its order, as CUDA reads CUDA_VISIBLE_DEVICES."""
+        """The GPUs that CUDA shows a process, in order, under CUDA_VISIBLE_DEVICES."""
         if self.torch_obstacle is not None:
             return ()
         if self.cuda_visible_devices is None:
@@ -154,9 +154,9 @@ class Machine(NamedTuple):
         visible: list[Gpu] = []
         for token in self.cuda_visible_devices.split(","):
             gpu = self._named(token.strip())
-            if gpu is None:  # CUDA ignores an unknown name and all that follows
+            if gpu is None:  # CUDA ignores an unknown entry and all that follow
                 break
-            if gpu in visible:  # CUDA then shows none at all
+            if gpu in visible:  # CUDA then shows no GPU
                 return ()
             visible.append(gpu)
         return tuple(visible)
@@ -174,7 +174,7 @@ class Machine(NamedTuple):
 
     @property
     def torch_obstacle(self) -> str | None:
-        """Why this torch cannot use the GPUs of this machine, or None."""
+        """Why the installed torch cannot use the GPUs of this machine, or None."""
         torch = self.torch
         if torch is None or not self.gpus:
             return None
@@ -184,14 +184,14 @@ class Machine(NamedTuple):
         needed = OLDEST_DRIVER.get(numbers(torch.cuda or "0")[0])
         if self.driver and needed and numbers(self.driver) < needed:
             return (
-                f"the NVIDIA driver {self.driver} is too old for this torch, built for "
-                f"CUDA {torch.cuda}: it needs {'.'.join(map(str, needed))} or newer"
+                f"the NVIDIA driver {self.driver} is too old for this torch, which is built for "
+                f"CUDA {torch.cuda} and needs driver {'.'.join(map(str, needed))} or newer"
             )
         return None
 
     @property
     def why_no_gpu(self) -> str:
-        """Why a training sees no GPU, where `visible_gpus` is empty."""
+        """Why `visible_gpus` is empty."""
         if not self.gpus:
             return self.gpus_reason
         if self.torch_obstacle is not None:
@@ -199,12 +199,12 @@ class Machine(NamedTuple):
         mask = f"CUDA_VISIBLE_DEVICES={self.cuda_visible_devices!r}"
         tokens = [token.strip() for token in (self.cuda_visible_devices or "").split(",")]
         if self._named(tokens[0]) is None:
-            return f"{mask} hides them"
-        return f"{mask} hides them: it names one twice, and CUDA then shows none"
+            return f"{mask} hides all GPUs"
+        return f"{mask} hides all GPUs: it lists one twice, and CUDA then shows none"
 
     @property
     def mask_fault(self) -> str | None:
-        """Why CUDA_VISIBLE_DEVICES shows fewer GPUs than it names, though some; or None."""
+        """Why CUDA_VISIBLE_DEVICES shows some, but not all, of the GPUs that it lists, or None."""
         mask = self.cuda_visible_devices or ""
         entries = [entry.strip() for entry in mask.split(",")]
         shown = len(self.visible_gpus)
@@ -213,24 +213,24 @@ class Machine(NamedTuple):
         last = entries[shown]
         if last not in _END_OF_MASK:
             return (
-                f"CUDA_VISIBLE_DEVICES={mask} names a GPU that is not there ({last}), and CUDA "
-                "ignores it and all that follow"
+                f"CUDA_VISIBLE_DEVICES={mask} lists a GPU that does not exist ({last}); CUDA "
+                "ignores it and all entries after it"
             )
         ignored = [entry for entry in entries[shown:] if entry not in _END_OF_MASK]
         if not ignored:
             return None
         return (
-            f"CUDA_VISIBLE_DEVICES={mask} ends for CUDA at {last or 'the empty entry'}, and what "
-            f"follows is ignored ({', '.join(ignored)})"
+            f"CUDA_VISIBLE_DEVICES={mask} ends at {last or 'the empty entry'}; CUDA ignores "
+            f"the entries after it ({', '.join(ignored)})"
         )
 
     def best_device(self) -> tuple[str, str]:
-        """Return the device to use when nobody says which, and why."""
+        """Return the device that `auto` selects, and why."""
         visible = self.visible_gpus
         if any(gpu.obstacle is None for gpu in visible):
             return "cuda", self.describe_gpus()
         if visible:
-            return "cpu", f"of {self.describe_gpus()} none can be used: {visible[0].obstacle}"
+            return "cpu", f"{self.describe_gpus()}, not usable: {visible[0].obstacle}"
         if self.gpus:
             return "cpu", self.why_no_gpu
         if self.mps:
@@ -238,17 +238,17 @@ class Machine(NamedTuple):
         return "cpu", self.mps_reason if self.system == "Darwin" else self.gpus_reason
 
     def describe_gpus(self) -> str:
-        """Return the visible GPUs in words: "8 GPUs (NVIDIA H100)"."""
+        """Describe the visible GPUs: "8 GPUs (NVIDIA H100)"."""
         names = sorted({gpu.name for gpu in self.visible_gpus})
         count = len(self.visible_gpus)
         return f"{count} GPU{'s' * (count != 1)} ({', '.join(names)})" if count else "no GPU"
 
 
 def is_on(environ: Mapping[str, str], name: str) -> bool:
-    """Return whether a variable means yes; "0", "false", "no", "off" and "" mean no, as does none.
+    """Return a boolean variable; "0", "false", "no", "off" and "" are false, as is an unset one.
 
     Raises:
-        ConfigError: it means neither.
+        ConfigError: the value is not a boolean.
     """
     word = environ.get(name, "").strip().lower()
     if word in YES:
@@ -256,14 +256,14 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
     if word in ("", "0", "false", "f", "no", "n", "off"):
         return False
     raise ConfigError(
-        f"{name} is {environ[name]!r}, which means neither yes nor no",
+        f"{name} is {environ[name]!r}, not a boolean",
         where=f"environment {name}",
-        fix=f"`export {name}=1` for yes, or unset it",
+        fix=f"`export {name}=1` to enable it, or unset it",
     )
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with: (2, 13, 0) for 2.13.0+cpu."""
+    """Return the numeric parts of a version: (2, 13, 0) for 2.13.0+cpu."""
     found: list[int] = []
     for part in version.partition("+")[0].split("."):
         if not part.isdecimal() or len(part) > _DIGITS:

@@ -1,4 +1,4 @@
-"""What would help where a machine has GPUs that a training cannot use."""
+"""How to make the GPUs of a machine usable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CUDA_WHEELS = "https://download.pytorch.org/whl"
 
 
 def how_to_use_gpus(machine: Machine) -> str:
-    """Return what would let a training use GPUs where it uses none; "" where nothing would."""
+    """Return how to make GPUs usable, or "" if nothing is known to help."""
     if machine.torch_obstacle is not None:
         return _matching_torch(machine)
     if machine.visible_gpus:
@@ -17,21 +17,21 @@ def how_to_use_gpus(machine: Machine) -> str:
         return "unset CUDA_VISIBLE_DEVICES"
     if machine.driver_is_silent:
         return (
-            "`nvidia-smi` says why; after an update of the driver: reboot. In a container: start "
-            "it with --gpus all"
+            "run `nvidia-smi` to see why; reboot after a driver update; start a container with "
+            "--gpus all"
         )
     return ""
 
 
 def how_to_free(gpu: Gpu) -> str:
-    """Return what would remove a GPU's obstacle."""
+    """Return how to make one GPU usable."""
     if gpu.compute_mode in (PROHIBITED, EXCLUSIVE):
-        return f"`sudo nvidia-smi -i {gpu.slice_of or gpu.uuid} -c DEFAULT`, or another GPU"
-    return "another GPU"
+        return f"`sudo nvidia-smi -i {gpu.slice_of or gpu.uuid} -c DEFAULT`, or use another GPU"
+    return "use another GPU"
 
 
 def _matching_torch(machine: Machine) -> str:
-    """Return how to get a torch that this machine's driver runs, and a driver for this torch."""
+    """Return how to make the installed torch and the driver match."""
     if machine.is_rocm:
         return "install torch's ROCm build: https://pytorch.org/get-started/locally"
     driver = numbers(machine.driver or "0")

@@ -1,6 +1,6 @@
-"""Texts of other programs that a machine is recognised by, each with where it was read.
+"""Texts of other programs that detection matches, each with its source.
 
-They may change with any version of that program; Headway's own texts are never matched.
+They may change with a new version of the program. Headway's own messages are never matched.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ SMI_MIG_IS_ON = "Enabled"
 """nvidia-smi --query-gpu=mig.mode.current. Source: its manual page, driver 525 and later."""
 
 SMI_IS_EXCLUSIVE = "exclusive"
-"""How nvidia-smi --query-gpu=compute_mode begins, in lower case: Exclusive_Process, and before
+"""Prefix of nvidia-smi --query-gpu=compute_mode, in lower case: Exclusive_Process, and before
 driver 418 Exclusive_Thread. Source: its manual page."""
 
 SMI_UUID = r"UUID: (\S+)\)"

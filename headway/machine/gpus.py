@@ -1,7 +1,7 @@
-"""Asks GPU drivers what there is: NVML, else nvidia-smi; for AMD the kernel's own tables.
+"""Detects GPUs: by NVML, else by nvidia-smi; AMD's by the kernel's topology files.
 
-nvidia-ml-py (`headway[nvidia]`) answers in milliseconds and nvidia-smi in tenths of a second, with
-the same facts; the tool comes with every driver, so that the package can stay a choice.
+nvidia-ml-py (`headway[nvidia]`) takes milliseconds and nvidia-smi tenths of a second, for the same
+facts. nvidia-smi comes with every driver, so the package is optional.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNCORRECTED, _VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLAT
 def with_gpus(
     machine: Machine, environ: Mapping[str, str], source: Source, *, full: bool
 ) -> Machine:
-    """Return the snapshot with its GPUs, or with the reason why none is known."""
+    """Return the snapshot with its GPUs, or with the reason why none was found."""
     if source.names_in(KFD) and not source.read(NVIDIA):
         return _with_amd_gpus(machine, environ, source)
     nvml = source.nvml()
@@ -40,7 +40,7 @@ class _Nvml:
         self._full = full
 
     def ask(self) -> dict[str, Any] | None:
-        """Return the machine's fields that it knows; None where it fails."""
+        """Return the fields of the machine that NVML reports, or None if it fails."""
         nvml = self._nvml
         try:
             nvml.nvmlInit()
@@ -50,7 +50,7 @@ class _Nvml:
             nvml.nvmlShutdown()
         except nvml.NVMLError:
             return None
-        reason = "found by NVML" if gpus else "the NVIDIA driver knows no GPU"
+        reason = "found by NVML" if gpus else "the NVIDIA driver lists no GPU"
         return {"gpus": gpus, "gpus_reason": reason, "driver": driver}
 
     def _gpu(self, handle: Any) -> Gpu:
@@ -80,7 +80,7 @@ class _Nvml:
         slices = []
         for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             part = self._may(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-            if part is not None:  # numbers without a slice are left out
+            if part is not None:  # indices without a slice are skipped
                 name, uuid = nvml.nvmlDeviceGetName(part), nvml.nvmlDeviceGetUUID(part)
                 memory = nvml.nvmlDeviceGetMemoryInfo(part).total
                 use = self._use(part) if self._full else None
@@ -98,7 +98,7 @@ class _Nvml:
         )
 
     def _may(self, call: Callable[..., Any], *args: object) -> Any:
-        """Return what `call` answers; None where this GPU does not know such a thing."""
+        """Return the result of `call`, or None if this GPU does not support it."""
         try:
             return call(*args)
         except self._nvml.NVMLError:
@@ -119,16 +119,16 @@ class _NvidiaSmi:
         self._full = full
 
     def ask(self) -> dict[str, Any]:
-        """Return the machine's fields that it knows, or the reason why it knows none."""
+        """Return the fields of the machine that nvidia-smi reports, or why it reports none."""
         try:
             rows = self._rows(f"--query-gpu={','.join(self.FIELDS)}")
             answers = [dict(zip(self.FIELDS, row, strict=True)) for row in rows]
             gpus = tuple(map(self._gpu, answers))
         except (OSError, ValueError, KeyError) as error:
-            reason = f"there is an NVIDIA driver, but nvidia-smi does not answer: {error}"
+            reason = f"an NVIDIA driver is installed, but nvidia-smi fails: {error}"
             return {"gpus": (), "gpus_reason": reason, "driver_is_silent": True}
         if not gpus:
-            return {"gpus": (), "gpus_reason": "the NVIDIA driver knows no GPU"}
+            return {"gpus": (), "gpus_reason": "the NVIDIA driver lists no GPU"}
         driver = answers[0]["driver_version"]
         return {"gpus": gpus, "gpus_reason": "found by nvidia-smi", "driver": driver}
 
@@ -172,7 +172,7 @@ class _NvidiaSmi:
         return tuple(int(pid) for gpu, pid in apps if gpu == uuid)
 
     def _slices(self, name: str, uuid: str) -> tuple[MigSlice, ...]:
-        """Read `nvidia-smi -L`, where the slices of a GPU are listed below it."""
+        """Read `nvidia-smi -L`, which lists the slices of a GPU below it."""
         slices = []
         owner = ""
         for line in self._source.output_of(["nvidia-smi", "-L"]).splitlines():
@@ -187,10 +187,10 @@ class _NvidiaSmi:
 
 
 def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source) -> Machine:
-    """Read the kernel's table of compute nodes; CPUs are in it, too.
+    """Read the kernel's list of compute nodes, which includes CPUs.
 
-    Source: the kernel's amdkfd, kfd_topology.c. amdsmi would tell more, but has to match the
-    installed ROCm, and what a plan needs stands here.
+    Source: the kernel's amdkfd, kfd_topology.c. amdsmi reports more, but must match the
+    installed ROCm; planning needs only these facts.
     """
     gpus = []
     for node in sorted(source.names_in(KFD), key=int):
@@ -204,7 +204,7 @@ def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source)
             for bank in source.names_in(f"{KFD}/{node}/mem_banks")
         ]
         sizes = [int(size) for bank in banks for size in re.findall(r"size_in_bytes (\d+)", bank)]
-        unique = int(facts.get("unique_id", "0"))  # 0 on cards that have none
+        unique = int(facts.get("unique_id", "0"))  # 0 if the card has none
         major, minor, step = version // 10000, version // 100 % 100, version % 100
         gpus.append(
             Gpu(
@@ -217,22 +217,22 @@ def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source)
     for variable in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if variable in environ:
             reason = (
-                f"{variable}={environ[variable]!r} is set, which Headway does not count through; "
-                "with CUDA_VISIBLE_DEVICES in its place, ROCm does the same"
+                f"{variable}={environ[variable]!r} is set, which Headway does not support; set "
+                "CUDA_VISIBLE_DEVICES instead, which ROCm reads too"
             )
             return machine._replace(is_rocm=True, gpus_reason=reason)
-    reason = "found by the amdgpu driver" if gpus else "the amdgpu driver knows no GPU"
+    reason = "found by the amdgpu driver" if gpus else "the amdgpu driver lists no GPU"
     return machine._replace(gpus=tuple(gpus), gpus_reason=reason, is_rocm=bool(gpus))
 
 
 def _numa_node(source: Source, bus_id: str) -> int | None:
-    """Return the NUMA node of a PCI device; None where the kernel knows none."""
+    """Return the NUMA node of a PCI device; None if the kernel reports none."""
     address = bus_id.lower()[-len("0000:00:00.0") :]
     node = _number(source.read(f"sys/bus/pci/devices/{address}/numa_node"))
     return node if node is not None and node >= 0 else None
 
 
 def _number(text: str) -> int | None:
-    """Return a whole number; None for what drivers write where they know none: [N/A]."""
+    """Return a whole number, or None for other text such as [N/A]."""
     text = text.strip()
     return int(text) if text.removeprefix("-").isdecimal() else None

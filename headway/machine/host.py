@@ -1,4 +1,4 @@
-"""The facts about a machine that a person needs to find a mistake; no plan depends on them."""
+"""Detects the facts about a machine that diagnosis needs; planning does not depend on them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ from headway.machine.cgroups import cpu_quota, memory_limit
 from headway.machine.facts import Host, Machine
 from headway.machine.source import Source
 
-STEERING = re.compile(
+TRAINING_VARIABLES = re.compile(
     "(CUDA|NVIDIA|NCCL|GLOO|OMP|MKL|KMP|OPENBLAS|TORCH|PYTORCH|HIP|ROCR|HSA|ACCELERATE|HEADWAY"
     "|SLURM_(JOB_ID|NTASKS|PROCID|LOCALID|NODEID|NNODES|GPUS|CPUS|STEP)|OMPI_COMM_WORLD|PMI_)"
     "|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|DISABLE_MPS"
     "|LD_PRELOAD|PYTHONUNBUFFERED)$"
 )
-"""The variables that steer a training; no others are kept, as they may hold secrets."""
+"""Variables that affect training; no others are recorded, as they may hold secrets."""
 
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 ADDRESS = re.compile("ADDR|HOST|NODELIST|ENDPOINT|UR[IL]$|^(NCCL_COMM_ID|PMI_PORT|HEADWAY_RUN)$")
 HIDDEN = "hidden"
-"""Stands for what is not told; a word that each setting's parser takes, so that a snapshot can be
-replayed."""
+"""Replaces private values; every setting's parser accepts it, so that snapshots can be replayed."""
 
 Fact = tuple[Any, str]
-"""A value and how it is known; None and why it is not."""
+"""A value and its source, or None and why it is unknown."""
 
 
-def look_at_host(machine: Machine, environ: Mapping[str, str], source: Source) -> Host:
-    """Gather them all, each with its reason."""
+def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) -> Host:
+    """Return all facts, each with its source."""
     python = ".".join(map(str, sys.version_info[:3])) + f" {sys.implementation.name}"
     facts: dict[str, Fact] = {
         "python": (python, "this interpreter"),
-        "affinity": (source.usable_cores(), "the scheduler's mask for this process"),
+        "affinity": (source.usable_cores(), "the affinity mask of this process"),
         "container": _container(source),
         "mpi": _hint(environ, "an MPI launcher", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
         "kubernetes": _hint(environ, "Kubernetes", "KUBERNETES_SERVICE_HOST"),
         "open_files": _limit(source, "NOFILE"),
         "processes": _limit(source, "NPROC"),
         "locked_bytes": _limit(source, "MEMLOCK"),
-        "variables": (_variables(environ), "the environment; only names that steer a training"),
+        "variables": (_variables(environ), "the environment; only variables that affect training"),
         **(_mac(machine, source) if machine.system == "Darwin" else _linux(source)),
     }
     values = {name: value for name, (value, _) in facts.items()}
@@ -52,10 +51,10 @@ def look_at_host(machine: Machine, environ: Mapping[str, str], source: Source) -
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return those that steer a training, without secrets, addresses and people's names."""
+    """Return the variables that affect training, without secrets, addresses and user names."""
     told = {}
     for name, text in environ.items():
-        if not STEERING.match(name) or SECRET.search(name):
+        if not TRAINING_VARIABLES.match(name) or SECRET.search(name):
             continue
         if name == "HEADWAY_ENV":
             told[name] = _names_only(text)
@@ -77,9 +76,9 @@ def _names_only(pairs: str) -> str:
 
 
 def without_home(text: str, environ: Mapping[str, str]) -> str:
-    """Return the text with ~ for the home folder, whose name is a person's."""
+    """Return the text with ~ for the home folder, whose name may be a user's."""
     home = environ.get("HOME", "").rstrip("/")
-    if not os.path.isabs(home):  # "x" would be found everywhere
+    if not os.path.isabs(home):  # a short relative name could match anywhere
         return text
     return re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
 
@@ -102,16 +101,14 @@ def _linux(source: Source) -> dict[str, Fact]:
         "cpu": _or_cause(model and model[1], "/proc/cpuinfo"),
         "logical_cores": _or_cause(logical, "/proc/cpuinfo"),
         "physical_cores": _or_cause(len(set(pairs)), "/proc/cpuinfo"),
-        "cpu_quota": _or_cause(
-            cpu_quota(source), "the cgroup", "no cgroup of this process has one"
-        ),
+        "cpu_quota": _or_cause(cpu_quota(source), "the cgroup", "not limited by a cgroup"),
         "numa_nodes": _or_cause(len(nodes), "/sys/devices/system/node"),
         "memory_bytes": _or_cause(memory.get("MemTotal"), "/proc/meminfo"),
         "available_bytes": _or_cause(memory.get("MemAvailable"), "/proc/meminfo"),
         "memory_limit_bytes": _or_cause(
-            memory_limit(source), "the cgroup", "no cgroup of this process has one"
+            memory_limit(source), "the cgroup", "not limited by a cgroup"
         ),
-        "shm_bytes": _or_cause(shm and shm[0], "/dev/shm", "there is no /dev/shm"),
+        "shm_bytes": _or_cause(shm and shm[0], "/dev/shm", "/dev/shm does not exist"),
         "interfaces": (tuple(source.names_in("sys/class/net")), "/sys/class/net"),
         "infiniband": (tuple(source.names_in("sys/class/infiniband")), "/sys/class/infiniband"),
     }
@@ -119,8 +116,8 @@ def _linux(source: Source) -> dict[str, Fact]:
 
 def _mac(machine: Machine, source: Source) -> dict[str, Fact]:
     answers = ask_sysctl(source)
-    absent = (None, "a Mac has none")
-    unknown = (None, "not asked on a Mac")
+    absent = (None, "not available on a Mac")
+    unknown = (None, "not detected on a Mac")
     return {
         "os": (f"macOS {machine.macos}", "sysctl"),
         "kernel": (f"Darwin, {machine.architecture}", "uname"),
@@ -133,21 +130,24 @@ def _mac(machine: Machine, source: Source) -> dict[str, Fact]:
         "available_bytes": unknown,
         "memory_limit_bytes": absent,
         "shm_bytes": absent,
-        "interfaces": ((), "not asked on a Mac"),
-        "infiniband": ((), "a Mac has none"),
+        "interfaces": ((), "not detected on a Mac"),
+        "infiniband": ((), "not available on a Mac"),
     }
 
 
 def _or_cause(value: Any, known_from: str, cause: str | None = None) -> Fact:
-    """Return the fact `value`; where it is None or 0, its absence with the cause."""
+    """Return `value` with its source; if it is None or 0, None with the cause."""
     if value:
         return value, known_from
-    return None, cause or f"{known_from} does not tell"
+    return None, cause or f"not reported by {known_from}"
 
 
 def _limit(source: Source, name: str) -> Fact:
     value = source.limit(name)
-    return value, f"RLIMIT_{name}, the soft limit" if value is not None else "no such limit here"
+    return (
+        value,
+        f"RLIMIT_{name}, the soft limit" if value is not None else "this system has no such limit",
+    )
 
 
 def _hint(environ: Mapping[str, str], what: str, *variables: str) -> Fact:
@@ -164,4 +164,4 @@ def _container(source: Source) -> Fact:
     for name in ("docker", "kubepods", "containerd", "lxc", "apptainer"):
         if name in source.read("proc/1/cgroup"):
             return name, "/proc/1/cgroup"
-    return None, "nothing that containers leave behind is here"
+    return None, "no trace of a container found"

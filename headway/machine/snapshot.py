@@ -1,4 +1,4 @@
-"""A machine's snapshot as JSON: `headway env --json` writes it, `--machine FILE` reads it."""
+"""Writes a machine's snapshot as JSON for `headway env --json`, and reads it for `--machine`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_BYTES = 2**24
 LEAST = {
     **dict.fromkeys(("cores", "logical_cores", "physical_cores", "affinity", "numa_nodes"), 1),
     **dict.fromkeys(("open_files", "processes", "locked_bytes"), -1),  # unlimited
-    "cpu_quota": 0.001,  # the kernel's least quota in its longest period
+    "cpu_quota": 0.001,  # the kernel's minimum quota in its longest period
 }
-"""The least that the number in a field can be, where it is not 0."""
+"""Minimum of each numeric field, if it is not 0."""
 LARGEST = 2**63 - 1
 CHOICES = {"compute_mode": (DEFAULT, EXCLUSIVE, PROHIBITED)}
 
@@ -33,10 +33,10 @@ def as_data(machine: Machine) -> dict[str, Any]:
 
 
 def load_machine(path: str) -> Machine:
-    """Return the machine that a file describes; `headway env --json` and `headway doctor --json`.
+    """Return the machine in a file written by `headway env --json` or `headway doctor --json`.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no snapshot, or one that no machine can have.
+        ConfigError: the file cannot be read, or is not a valid snapshot.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -46,31 +46,33 @@ def load_machine(path: str) -> Machine:
         raise _broken(path, f"cannot be read: {reason}") from None
     place = ""
     try:
-        data = json.loads(text, object_pairs_hook=_each_once)
-        if isinstance(data, dict) and "machine" in data:  # what doctor printed
+        data = json.loads(text, object_pairs_hook=_reject_duplicate_keys)
+        if isinstance(data, dict) and "machine" in data:  # written by `headway doctor --json`
             data, place = data["machine"], "machine"
         if not isinstance(data, dict) or "version" not in data:
-            raise _Misfit(place, "is no object with a version")
+            raise _InvalidSnapshot(place, "is not an object with a version")
         version = data.pop("version")
         if type(version) is not int or version != VERSION:
             at = _join(place, "version")
-            raise _Misfit(at, f"is {_shown(version)}, and this Headway reads {VERSION}")
+            raise _InvalidSnapshot(
+                at, f"is {_shown(version)}, but this Headway reads version {VERSION}"
+            )
         machine: Machine = _typed(Machine, data, place)
-        _refuse_twins(machine, place)
-    except _Misfit as misfit:
-        reason = f"{misfit.place or 'it'} {misfit.reason}"
-        raise _broken(path, f"holds no snapshot of a machine: {reason}", misfit.place) from None
+        _reject_duplicate_uuids(machine, place)
+    except _InvalidSnapshot as invalid:
+        reason = f"{invalid.place or 'it'} {invalid.reason}"
+        raise _broken(path, f"is not a valid machine snapshot: {reason}", invalid.place) from None
     except (ValueError, RecursionError) as error:
-        raise _broken(path, f"holds no snapshot of a machine: {error}") from None
+        raise _broken(path, f"is not a valid machine snapshot: {error}") from None
     return machine
 
 
-class _Misfit(ValueError):
-    """A value that is no part of a snapshot.
+class _InvalidSnapshot(ValueError):
+    """A value that is not valid in a snapshot.
 
     Args:
         place: the keys that lead to it: gpus[0].uuid; "" for the whole.
-        reason: a sentence without its subject.
+        reason: a predicate, without the subject.
     """
 
     def __init__(self, place: str, reason: str) -> None:
@@ -82,7 +84,7 @@ def _broken(path: str, reason: str, place: str = "") -> ConfigError:
     return ConfigError(
         f"{path!r} {reason}",
         where=f"flag --machine, {path}" + (f", key {place}" if place else ""),
-        fix="write one with `headway env --json > machine.json`, on the machine in question",
+        fix="create one with `headway env --json > machine.json` on that machine",
     )
 
 
@@ -94,11 +96,11 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for name, value in pairs:
-        if name in data:  # json alone would forget the first
-            raise _Misfit("", f"has the key {name!r} twice in one object")
+        if name in data:  # json would silently drop the first
+            raise _InvalidSnapshot("", f"has the duplicate key {name!r}")
         data[name] = value
     return data
 
@@ -108,7 +110,7 @@ def _join(place: str, name: str) -> str:
 
 
 def _typed(kind: Any, data: Any, place: str) -> Any:
-    """Return `data` as the type that an annotation names; _Misfit where it does not fit."""
+    """Return `data` converted to the annotated type; raise _InvalidSnapshot if it cannot be."""
     if isinstance(kind, UnionType):
         if data is None and NoneType in get_args(kind):
             return None
@@ -119,23 +121,23 @@ def _typed(kind: Any, data: Any, place: str) -> Any:
         return _items(get_args(kind), data, place)
     if get_origin(kind) is not None:  # Mapping[str, str]
         if not isinstance(data, dict) or not all(isinstance(one, str) for one in data.values()):
-            raise _Misfit(place, "is no map of texts")
+            raise _InvalidSnapshot(place, "is not a map of strings")
         return data
     return _scalar(kind, data, place)
 
 
 def _scalar(kind: Any, data: Any, place: str) -> Any:
     if type(data) is not kind and not (kind is float and type(data) is int):
-        raise _Misfit(place, f"is {_shown(data)}, not of type {kind.__name__}")
+        raise _InvalidSnapshot(place, f"is {_shown(data)}, not of type {kind.__name__}")
     field = place.rpartition(".")[2]
     if field in CHOICES and data not in CHOICES[field]:
-        raise _Misfit(place, f"is {_shown(data)}, not one of {', '.join(CHOICES[field])}")
+        raise _InvalidSnapshot(place, f"is {_shown(data)}, not one of {', '.join(CHOICES[field])}")
     if kind in (int, float):
         least = LEAST.get(field, 0)
-        if not data >= least:  # so that NaN is refused, too
-            raise _Misfit(place, f"is {_shown(data)}, where {least} is the least")
+        if not data >= least:  # also rejects NaN
+            raise _InvalidSnapshot(place, f"is {_shown(data)}, but must be at least {least}")
         if data > LARGEST:
-            raise _Misfit(place, f"is {_shown(data)}, more than any machine counts")
+            raise _InvalidSnapshot(place, f"is {_shown(data)}, which is too large")
     return kind(data)
 
 
@@ -146,13 +148,13 @@ def _shown(data: Any) -> str:
 
 def _fields(kind: Any, data: Any, place: str) -> Any:
     if not isinstance(data, dict):
-        raise _Misfit(place, "is no object")
+        raise _InvalidSnapshot(place, "is not an object")
     hints = get_type_hints(kind)
     unknown = data.keys() - hints.keys()
     missing = hints.keys() - data.keys() - kind._field_defaults.keys()
     for names, wrong in ((unknown, "unknown"), (missing, "missing")):
         if names:
-            raise _Misfit(place, f"has {wrong} fields: {', '.join(sorted(names))}")
+            raise _InvalidSnapshot(place, f"has {wrong} fields: {', '.join(sorted(names))}")
     return kind(
         **{name: _typed(hints[name], value, _join(place, name)) for name, value in data.items()}
     )
@@ -160,19 +162,19 @@ def _fields(kind: Any, data: Any, place: str) -> Any:
 
 def _items(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
     if not isinstance(data, list):
-        raise _Misfit(place, "is no list")
+        raise _InvalidSnapshot(place, "is not a list")
     if kinds[-1] is Ellipsis:
         kinds = kinds[:1] * len(data)
     if len(kinds) != len(data):
-        raise _Misfit(place, f"has {len(data)} entries, not {len(kinds)}")
+        raise _InvalidSnapshot(place, f"has {len(data)} entries, not {len(kinds)}")
     return tuple(
         _typed(kind, item, f"{place}[{index}]")
         for index, (kind, item) in enumerate(zip(kinds, data, strict=True))
     )
 
 
-def _refuse_twins(machine: Machine, place: str) -> None:
-    """Raise a _Misfit where a UUID stands for two GPUs: CUDA would show neither of them."""
+def _reject_duplicate_uuids(machine: Machine, place: str) -> None:
+    """Raise _InvalidSnapshot if two GPUs have the same UUID."""
     first: dict[str, str] = {}
     for index, gpu in enumerate(machine.gpus):
         at = _join(place, f"gpus[{index}]")
@@ -180,5 +182,7 @@ def _refuse_twins(machine: Machine, place: str) -> None:
         uuids |= {f"{at}.slices[{number}]": part.uuid for number, part in enumerate(gpu.slices)}
         for owner, uuid in uuids.items():
             if uuid in first:
-                raise _Misfit(f"{owner}.uuid", f"is {_shown(uuid)}, as that of {first[uuid]}")
+                raise _InvalidSnapshot(
+                    f"{owner}.uuid", f"is {_shown(uuid)}, a duplicate of {first[uuid]}"
+                )
             first[uuid] = owner

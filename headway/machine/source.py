@@ -1,4 +1,4 @@
-"""What the probes ask of a system: files, drivers, tools. Tests answer from recordings instead."""
+"""System access for the probes: files, drivers, tools. Tests replace it by recordings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Source:
-    """This machine. A recording overrides the answers; the probes above stay the real ones.
+    """Access to this machine; recordings override these methods, and the probes stay the same.
 
     Args:
-        root: where /proc, /sys and /etc are found.
+        root: the folder that contains /proc, /sys and /etc.
     """
 
     platform = sys.platform
@@ -21,7 +21,7 @@ class Source:
         self.root = root
 
     def read(self, path: str) -> str:
-        """Return the text of a file below the root; empty where it cannot be read."""
+        """Return the text of a file below the root; empty if it cannot be read."""
         try:
             with open(os.path.join(self.root, path), encoding="utf-8", errors="replace") as file:
                 return file.read()
@@ -29,24 +29,24 @@ class Source:
             return ""
 
     def names_in(self, path: str) -> list[str]:
-        """Return the names in a folder below the root, sorted; none where there is no folder."""
+        """Return the names in a folder below the root, sorted; empty if it does not exist."""
         try:
             return sorted(os.listdir(os.path.join(self.root, path)))
         except OSError:
             return []
 
     def architecture(self) -> str:
-        """Return what this Python runs on: x86_64 also for an Intel Python under Rosetta."""
+        """Return the architecture of this Python: x86_64 also for an Intel Python under Rosetta."""
         return os.uname().machine if hasattr(os, "uname") else ""
 
     def usable_cores(self) -> int:
-        """Return how many cores the scheduler lets this process use."""
+        """Return the number of cores in this process's affinity mask."""
         if hasattr(os, "sched_getaffinity"):
             return len(os.sched_getaffinity(0))
         return os.cpu_count() or 1
 
     def nvml(self) -> Any | None:
-        """Return nvidia-ml-py, or None where it is not installed."""
+        """Return nvidia-ml-py, or None if it is not installed."""
         try:
             import pynvml
         except ImportError:
@@ -54,7 +54,7 @@ class Source:
         return pynvml
 
     def torch_version_file(self) -> str:
-        """Return the text of the installed torch's version.py; torch itself is not imported."""
+        """Return the text of the installed torch's version.py without importing torch."""
         from importlib.util import find_spec
 
         spec = find_spec("torch")
@@ -63,10 +63,10 @@ class Source:
         return Source("/").read(os.path.join(spec.submodule_search_locations[0], "version.py"))
 
     def output_of(self, command: Sequence[str]) -> str:
-        """Return what a tool prints.
+        """Return the standard output of a tool.
 
         Raises:
-            OSError: there is no such tool, it fails, or it takes longer than 30 s.
+            OSError: the tool is not installed, fails, or takes longer than 30 s.
         """
         import subprocess
 
@@ -77,7 +77,7 @@ class Source:
         return done.stdout
 
     def bytes_in(self, path: str) -> tuple[int, int] | None:
-        """Return the size of the file system at `path` and what is free of it, in bytes."""
+        """Return the size and the free space of the file system at `path`, in bytes."""
         try:
             there = os.statvfs(os.path.join(self.root, path))
         except (OSError, AttributeError):

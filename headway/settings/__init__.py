@@ -1,3 +1,3 @@
-"""What can be set and what holds: the table, its layers, profiles, and what is wrong with them.
-The launcher, the commands, the questionnaire and the runtime may come in.
+"""The table of settings, the layers that set them, profiles, and checks of their values.
+Imported by the launcher, the commands, the questionnaire and the runtime.
 """

@@ -1,4 +1,4 @@
-"""What a machine cannot do of the device, the GPUs, the processes and the precision asked for."""
+"""Checks of the requested device, GPUs, processes and precision against a machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.settings.table import Settings
 
 
 def device_problems(settings: Settings, machine: Machine) -> list[Problem]:
-    """Return what another machine could do, and this one cannot."""
+    """Return the requests that this machine cannot fulfill, though another machine could."""
     found: list[Problem] = []
     if settings.device == "mps":
         found = _on_mps(settings, machine)
@@ -24,7 +24,7 @@ def _on_mps(settings: Settings, machine: Machine) -> list[Problem]:
     if not machine.mps:
         return settings.problem(
             Code.NO_MPS,
-            f"device is 'mps', but this machine has none: {machine.mps_reason}",
+            f"device is 'mps', but MPS is not available: {machine.mps_reason}",
             machine.mps_fix or "set `device: auto`, or launch with --cpu",
             "device",
         )
@@ -36,7 +36,7 @@ def _on_mps(settings: Settings, machine: Machine) -> list[Problem]:
     return settings.problem(
         Code.NO_PRECISION_ON_MPS,
         f"mixed_precision is {settings.mixed_precision!r}, but {reason}",
-        "set `mixed_precision: no`, or update",
+        "set `mixed_precision: no`, or update torch or macOS",
         "mixed_precision",
     )
 
@@ -71,9 +71,9 @@ def _no_gpu(settings: Settings, machine: Machine) -> list[Problem]:
     asked = f"device is 'cuda' for {count} processes" if count > 1 else "device is 'cuda'"
     return settings.problem(
         Code.NO_GPU,
-        f"{asked}, but this machine shows no GPU: {machine.why_no_gpu}",
+        f"{asked}, but no GPU is visible: {machine.why_no_gpu}",
         how_to_use_gpus(machine)
-        or "set `device: auto`, or launch with --cpu; `headway doctor` says more",
+        or "set `device: auto`, or launch with --cpu; run `headway doctor` for details",
         "device",
         *(["num_processes"] if count > 1 else []),
     )
@@ -87,7 +87,7 @@ def _no_usable_gpu(settings: Settings, machine: Machine, selection: Selection) -
     return settings.problem(
         Code.NO_USABLE_GPU,
         f"device is 'cuda', but no GPU can be used: {why}; {_shown(machine)}",
-        "leave fewer GPUs out, or launch with --cpu"
+        "exclude fewer GPUs, or launch with --cpu"
         if left
         else f"{how_to_use_gpus(machine)}; or launch with --cpu",
         "device",
@@ -96,11 +96,11 @@ def _no_usable_gpu(settings: Settings, machine: Machine, selection: Selection) -
 
 
 def _other_devices(devices: DeviceSpec, visible: Sequence[Gpu]) -> str:
-    """Return which GPUs to ask for instead, or how to get those that were asked for."""
+    """Return the GPUs to request instead, or how to make the requested ones usable."""
     if devices.may_become_idle(visible):
-        return "wait for them with --wait, or ask for fewer"
+        return "wait for them with --wait, or request fewer"
     if devices.idle is not None:
-        return "ask for fewer, or name the GPUs, as in `--devices 0,`; waiting would not help"
+        return "request fewer, or name the GPUs, as in `--devices 0,`; --wait would not help"
     found = devices._replace(without=()).select(visible).indices
     blocked = [visible[index] for index in found if visible[index].obstacle]
     if devices.named is not None and blocked:
@@ -112,7 +112,7 @@ def _other_devices(devices: DeviceSpec, visible: Sequence[Gpu]) -> str:
 
 def _shown(machine: Machine) -> str:
     fault = f" ({machine.mask_fault})" if machine.mask_fault else ""
-    return f"this machine shows {machine.describe_gpus()}{fault}"
+    return f"visible on this machine: {machine.describe_gpus()}{fault}"
 
 
 def _too_many_processes(
@@ -126,9 +126,9 @@ def _too_many_processes(
         asked = f"num_processes is {processes}" if processes > 1 else f"devices is '{devices}'"
         return settings.problem(
             Code.SEVERAL_MIG_SLICES,
-            f"{asked}, but CUDA shows a process one MIG slice only, and NCCL joins no slices",
-            "one slice and one process: --devices 1 --num-processes 1; one launch for each "
-            "slice, or GPUs without MIG",
+            f"{asked}, but CUDA shows each process only one MIG slice, and NCCL cannot link slices",
+            "pass --devices 1 --num-processes 1 and launch once for each slice, or use GPUs "
+            "without MIG",
             *names,
         )
     if processes > selected:
@@ -141,7 +141,7 @@ def _too_many_processes(
         return settings.problem(
             Code.TOO_FEW_GPUS,
             f"num_processes is {processes}, but {reason}",
-            f"--num-processes {selected}, or CPU ranks: --cpu --num-processes {processes}",
+            f"pass --num-processes {selected}, or use CPU ranks: --cpu --num-processes {processes}",
             "num_processes",
             "device",
         )
@@ -157,7 +157,7 @@ def _of_precision(settings: Settings, selected: Sequence[Gpu]) -> list[Problem]:
     compute = "sm_" + "".join(map(str, without[0].capability))
     return settings.problem(
         Code.NO_BF16,
-        f"mixed_precision is 'bf16', but a GPU ({without[0].name}, {compute}) has no bf16",
+        f"mixed_precision is 'bf16', but {without[0].name} ({compute}) does not support bf16",
         "set `mixed_precision: fp16`, or launch with --mixed-precision fp16",
         "mixed_precision",
     )

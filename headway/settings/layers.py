@@ -1,4 +1,4 @@
-"""What profiles and the environment say, each source a layer of settings that are still text."""
+"""Reads profiles and the environment into layers: one for each source, with unparsed values."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from headway.settings.profile_files import choose_profile, find_project_profile,
 from headway.settings.table import TABLE
 
 # a launch inside a launch: the outer run's contract is not a setting of this one
-_NO_SETTINGS = (RUN_VARIABLE, PROFILE_VARIABLE)
+_NOT_SETTINGS = (RUN_VARIABLE, PROFILE_VARIABLE)
 
 
 def profile_layers(
     environ: Mapping[str, str] = os.environ, folder: str = ".", profile: str | None = None
 ) -> list[Entries]:
-    """Return what the user's and the project's profile say, in this order, where they exist.
+    """Return the layers of the user's and the project's profile, in this order, if they exist.
 
     Args:
         environ: read for HEADWAY_PROFILE and XDG_CONFIG_HOME.
         folder: where the search for the project's `headway.yaml` starts.
-        profile: the value of --profile: which of the user's profiles, by name or path.
+        profile: the value of --profile: the user's profile, by name or path.
 
     Raises:
-        ConfigError: they are broken (all that is wrong at once), or the user's was named and is
-            not there.
+        ConfigError: a profile is invalid (all problems at once), or the named one does not
+            exist.
     """
     user = choose_profile(profile, environ)
     if user.chosen_by:
@@ -50,10 +50,10 @@ def profile_layers(
     return layers
 
 
-def overruled(layers: Sequence[Entries]) -> list[str]:
-    """Return a sentence for each value of the first layer that a later one replaces."""
+def overridden(layers: Sequence[Entries]) -> list[str]:
+    """Return a sentence for each value of the first layer that a later layer overrides."""
     return [
-        f"{name} of {entry.origin} gives way to {stronger[name].origin}"
+        f"{name} of {entry.origin} is overridden by {stronger[name].origin}"
         for name, entry in (layers[0] if layers else {}).items()
         for stronger in layers[1:]
         if name in stronger and stronger[name].raw != entry.raw and name != "env"
@@ -61,10 +61,10 @@ def overruled(layers: Sequence[Entries]) -> list[str]:
 
 
 def environment_layer(environ: Mapping[str, str] = os.environ) -> Entries:
-    """Return what the HEADWAY_* variables say; one of no setting stands under its own name."""
+    """Return the layer of the HEADWAY_* variables; unknown ones keep their name as the key."""
     settings = {row.variable: name for name, row in TABLE.items()}
     return {
         settings.get(variable, variable): Entry(text, Origin(Layer.ENVIRONMENT, variable=variable))
         for variable, text in environ.items()
-        if variable.startswith("HEADWAY_") and variable not in _NO_SETTINGS
+        if variable.startswith("HEADWAY_") and variable not in _NOT_SETTINGS
     }

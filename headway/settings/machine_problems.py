@@ -1,4 +1,4 @@
-"""What is wrong with a machine, judged from its snapshot alone: one check each, with its fix."""
+"""Checks of a machine, from its snapshot alone; each problem has a fix."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from headway.machine.apple import SOUND_SINCE, how_to_renew_torch
+from headway.machine.apple import OLDEST_CORRECT_TORCH, how_to_update_torch
 from headway.machine.facts import PROHIBITED, Host, Machine
 from headway.machine.fixes import how_to_use_gpus
 from headway.settings.resolve import threads_given_by
 
-MIN_SHM_BYTES = 2**30  # loader workers pass batches through it; Docker gives 64 MiB
-MIN_OPEN_FILES = 4096  # each worker and each tensor in flight takes some
+MIN_SHM_BYTES = 2**30  # data loader workers pass batches through it; Docker's default is 64 MiB
+MIN_OPEN_FILES = 4096  # workers and the tensors that they share need descriptors
 MIN_PROCESSES = 1024
 TEMPORARY_FIX = "make /tmp writable, or `export TMPDIR=FOLDER` with one that is"
 
-SLOWING = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel waits for the one before it",
-    "NCCL_P2P_DISABLE": "GPUs exchange gradients through the CPU's memory",
-    "NCCL_SHM_DISABLE": "ranks on this machine talk through the network",
+SLOW_VARIABLES = {
+    "CUDA_LAUNCH_BLOCKING": "kernel launches are synchronous",
+    "NCCL_P2P_DISABLE": "GPUs communicate through host memory",
+    "NCCL_SHM_DISABLE": "ranks on this machine communicate over the network",
     "NCCL_IB_DISABLE": "InfiniBand is not used",
 }
-RENAMED = {
+RENAMED_VARIABLES = {
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
     "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
-OF_A_LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Severity(str, Enum):
-    """How bad the outcome of a check is; the values are part of `headway doctor --json`."""
+    """The status of a check; the values are part of `headway doctor --json`."""
 
     OK = "ok"
     WARNING = "warning"
@@ -42,7 +42,7 @@ OK, WARNING, ERROR, SKIPPED = Severity
 
 
 class Check(NamedTuple):
-    """One check's outcome; where it is a problem, with what to do about it."""
+    """The result of one check, with a fix if it found a problem."""
 
     check: str
     status: Severity
@@ -51,7 +51,7 @@ class Check(NamedTuple):
 
 
 def machine_problems(machine: Machine) -> list[Check]:
-    """Return every check's outcome, those that are fine included."""
+    """Return the results of all checks, including those that passed."""
     checks = [*_torch(machine), *_device(machine), *_gpus(machine)]
     if machine.host is not None:
         checks += [
@@ -67,13 +67,15 @@ def _torch(machine: Machine) -> Iterator[Check]:
     torch = machine.torch
     if torch is None:
         yield Check("torch", ERROR, machine.torch_reason, "`pip install torch`")
-    elif machine.mps and not torch.is_at_least(*SOUND_SINCE):  # without MPS, _device has the fix
+    elif machine.mps and not torch.is_at_least(
+        *OLDEST_CORRECT_TORCH
+    ):  # without MPS, _device has the fix
         yield Check(
             "torch",
             WARNING,
-            f"torch {torch.version}: MPS computes wrongly in places before "
-            f"{'.'.join(map(str, SOUND_SINCE))}",
-            how_to_renew_torch(machine.macos),
+            f"torch {torch.version}: MPS gives wrong results with versions before "
+            f"{'.'.join(map(str, OLDEST_CORRECT_TORCH))}",
+            how_to_update_torch(machine.macos),
         )
     else:
         build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else ""
@@ -95,8 +97,8 @@ def _device(machine: Machine) -> Iterator[Check]:
     elif machine.system == "Darwin" and not machine.mps:
         is_broken = bool(machine.mps_fix) and not machine.mps_is_disabled
         status = ERROR if is_broken else WARNING
-        fix = machine.mps_fix or "nothing to do: trainings use the CPU here"
-        yield Check("device", status, f"no MPS: {machine.mps_reason}", fix)
+        fix = machine.mps_fix or "none needed: training runs on the CPU"
+        yield Check("device", status, f"MPS is not available: {machine.mps_reason}", fix)
     elif machine.driver_is_silent:
         yield Check("device", ERROR, machine.gpus_reason, how_to_use_gpus(machine))
     else:
@@ -107,17 +109,17 @@ def _gpus(machine: Machine) -> Iterator[Check]:
     visible = {gpu.slice_of or gpu.uuid for gpu in machine.visible_gpus}
     is_hidden = machine.torch_obstacle is None and machine.cuda_visible_devices is not None
     for index, gpu in enumerate(machine.gpus):
-        if is_hidden and gpu.uuid not in visible:  # no training here meets it
+        if is_hidden and gpu.uuid not in visible:  # not used by training on this machine
             continue
-        # by UUID: --devices counts through CUDA_VISIBLE_DEVICES, nvidia-smi does not
+        # by UUID: indices of --devices are relative to CUDA_VISIBLE_DEVICES, nvidia-smi's are not
         without = f"`--devices {','.join('^' + part.uuid for part in gpu.parts())}`"
         if gpu.ecc_errors:
             yield Check(
                 "ECC",
                 ERROR,
-                f"GPU {index} ({gpu.name}) had {gpu.ecc_errors} uncorrected memory errors",
-                f"`sudo nvidia-smi -i {index} --gpu-reset`; if they come back, replace it, and "
-                f"until then {without}",
+                f"GPU {index} ({gpu.name}) has {gpu.ecc_errors} uncorrected ECC memory errors",
+                f"`sudo nvidia-smi -i {index} --gpu-reset`; if they recur, replace the GPU, and "
+                f"until then pass {without}",
             )
         if gpu.obstacle is not None:
             mode = gpu.compute_mode == PROHIBITED
@@ -132,26 +134,26 @@ def _gpus(machine: Machine) -> Iterator[Check]:
 
 
 def _cores(machine: Machine, host: Host) -> Iterator[Check]:
-    said = host.variables.get("OMP_NUM_THREADS")
+    text = host.variables.get("OMP_NUM_THREADS")
     threads = threads_given_by(host.variables)
     fix = f"`export OMP_NUM_THREADS={machine.cores}`, or unset it"
-    if said is not None and threads is None:
-        what = f"OMP_NUM_THREADS={said!r} is no number of threads, and is ignored"
+    if text is not None and threads is None:
+        what = f"OMP_NUM_THREADS={text!r} is not a number of threads, and is ignored"
         yield Check("threads", WARNING, what, fix)
     elif threads is not None and threads > machine.cores:
         yield Check(
             "threads",
             WARNING,
-            f"OMP_NUM_THREADS={said}, but there are {machine.cores_reason}: threads wait for each "
-            "other",
+            f"OMP_NUM_THREADS={text}, more than the {machine.cores_reason}: the CPU is "
+            "oversubscribed",
             fix,
         )
     elif host.cpu_quota is not None and host.cpu_quota < host.affinity and threads is None:
         yield Check(
             "threads",
             WARNING,
-            f"{machine.cores_reason}, but torch alone starts {host.affinity} threads",
-            "nothing under `headway launch`, which counts the quota; under plain python "
+            f"{machine.cores_reason}, but torch by default starts {host.affinity} threads",
+            "none needed under `headway launch`, which respects the quota; under plain python "
             f"`export OMP_NUM_THREADS={machine.cores}`",
         )
     else:
@@ -163,8 +165,8 @@ def _shared_memory(host: Host) -> Iterator[Check]:
         yield Check(
             "/dev/shm",
             WARNING,
-            f"{host.shm_bytes // 2**20} MiB, too little for the batches of loader workers",
-            "`docker run --shm-size=8g`; Kubernetes: an emptyDir of medium Memory at /dev/shm",
+            f"{host.shm_bytes // 2**20} MiB, too small for the batches of data loader workers",
+            "`docker run --shm-size=8g`; in Kubernetes an emptyDir of medium Memory at /dev/shm",
         )
     elif host.shm_bytes is not None:
         yield Check("/dev/shm", OK, f"{host.shm_bytes / 2**30:.1f} GiB")
@@ -181,37 +183,38 @@ def _limits(host: Host) -> Iterator[Check]:
     if host.infiniband and host.locked_bytes is not None and host.locked_bytes >= 0:
         low.append((f"{host.locked_bytes // 1024} KiB of locked memory", "`ulimit -l unlimited`"))
     for what, fix in low:
-        yield Check("limits", WARNING, f"only {what} are allowed", fix)
+        yield Check("limits", WARNING, f"the limit is only {what}", fix)
     if not low:
         yield Check("limits", OK, "open files, processes, locked memory")
 
 
 def _variables(machine: Machine, host: Host) -> Iterator[Check]:
     found = [*_stale(host), *_wrong_interfaces(host)]
-    for name, effect in SLOWING.items():
+    for name, effect in SLOW_VARIABLES.items():
         if host.variables.get(name, "0") not in ("", "0"):
             found.append((WARNING, f"{name}={host.variables[name]}: {effect}", f"unset {name}"))
-    for old, new in RENAMED.items():
+    for old, new in RENAMED_VARIABLES.items():
         if old in host.variables:
-            found.append((WARNING, f"{old} is not read any more", f"set {new} instead"))
+            found.append((WARNING, f"{old} is no longer read by torch", f"set {new} instead"))
     for status, what, fix in found:
         yield Check("variables", status, what, fix)
     if not found:
-        yield Check("variables", OK, f"{len(host.variables)} that steer a training")
+        yield Check("variables", OK, f"{len(host.variables)} that affect training")
 
 
 def _stale(host: Host) -> Iterator[tuple[Severity, str, str]]:
-    stale = [name for name in OF_A_LAUNCH if name in host.variables]
+    stale = [name for name in LAUNCH_VARIABLES if name in host.variables]
     if stale:
         yield (
             WARNING,
-            f"{', '.join(stale)}: left of another launch; plain python would wait for its ranks",
+            f"{', '.join(stale)}: left over from another launch; plain python would "
+            "wait for its ranks",
             f"unset {' '.join(stale)}",
         )
 
 
 def _wrong_interfaces(host: Host) -> Iterator[tuple[Severity, str, str]]:
-    """Check names of network interfaces; NCCL takes beginnings, "=" exact names, "^" exclusions."""
+    """Check names of network interfaces; NCCL takes prefixes, "=" exact names, "^" exclusions."""
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         text = host.variables.get(variable, "")
         if not text or text.startswith("^") or not host.interfaces:
@@ -225,4 +228,8 @@ def _wrong_interfaces(host: Host) -> Iterator[tuple[Severity, str, str]]:
         ]
         if not there:
             exists = ", ".join(host.interfaces)
-            yield ERROR, f"{variable}={text}: no such network interface", f"one of {exists}"
+            yield (
+                ERROR,
+                f"{variable}={text}: no such network interface",
+                f"set it to one of {exists}",
+            )

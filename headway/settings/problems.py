@@ -1,6 +1,6 @@
-"""What a launch refuses, as a list of problems: settings against each other and against a machine.
+"""Checks of the settings against each other and against a machine, as a list of problems.
 
-`resolve` reports values that cannot be read at all; `machine_problems` judges a machine alone.
+`resolve` reports values that cannot be parsed; `machine_problems` checks a machine alone.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ SETTING_OF = {
     "CUDA_VISIBLE_DEVICES": "devices",
     "PYTORCH_ENABLE_MPS_FALLBACK": "mps_fallback",
 }
-"""Variables that follow from a setting, and may not be set beside it."""
+"""Variables that Headway derives from a setting, so that `env` may not set them."""
 
 
 def problems(settings: Settings, machine: Machine | None = None) -> list[Problem]:
-    """Return what a launch under these settings refuses.
+    """Return the problems that make a launch with these settings impossible.
 
     Args:
         settings: resolved.
-        machine: the one that they are for; None: only what is wrong on every machine.
+        machine: the machine to launch on; None: check only what is independent of the machine.
     """
     found = [*_of_devices(settings), *_of_machines(settings), *_of_variables(settings)]
-    # where their number is detected, another machine may have more ranks
+    # if num_processes is detected, another machine may have more ranks
     if machine is not None or settings.origin("num_processes").layer is not Layer.DETECTED:
         found += _of_ranks(settings)
     is_detected = settings.origin("device").layer is Layer.DETECTED
@@ -52,30 +52,30 @@ def _of_devices(settings: Settings) -> list[Problem]:
     if device == "cpu" and settings.mixed_precision == "fp16":
         found += settings.problem(
             Code.FP16_ON_CPU,
-            "mixed_precision is 'fp16', but on a CPU only bf16 is supported",
+            "mixed_precision is 'fp16', but the CPU supports only bf16",
             "set `mixed_precision: bf16`, or launch with --mixed-precision bf16",
             "mixed_precision",
             "device",
         )
     is_only_one = device == "mps" and settings.devices.first == 1
     selects_gpus = settings.devices != ALL and not is_only_one
-    if device != "cuda" and selects_gpus and not settings.is_overruled("devices", "device"):
+    if device != "cuda" and selects_gpus and not settings.is_overridden("devices", "device"):
         found += settings.problem(
             Code.DEVICES_WITHOUT_CUDA,
-            f"devices is {str(settings.devices)!r}, but it selects GPUs, and device is {device!r}",
-            "leave devices out; for several CPU ranks set num_processes"
-            + ("" if is_detected else "; for GPUs leave device to `auto`"),
+            f"devices is {str(settings.devices)!r}, which selects GPUs, but device is {device!r}",
+            "remove devices; for several CPU ranks set num_processes"
+            + ("" if is_detected else "; to use GPUs, set `device: auto`"),
             "devices",
             "device",
         )
     size = settings.devices.size
-    both = device == "cuda" and settings.are_said("devices", "num_processes")
+    both = device == "cuda" and settings.are_user_set("devices", "num_processes")
     if both and size not in (None, processes):
         found += settings.problem(
             Code.DEVICES_OR_PROCESSES,
             f"devices selects {size} GPU{'s' * (size != 1)} ({settings.devices.reading()}), "
             f"but num_processes is {processes}",
-            "leave one of the two out, or make them agree",
+            "remove one of the two, or make them equal",
             "devices",
             "num_processes",
         )
@@ -88,7 +88,7 @@ def _several_on_mps(settings: Settings) -> list[Problem]:
     return settings.problem(
         Code.SEVERAL_ON_MPS,
         f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
-        "but MPS is one device in one process, without a process group",
+        "but MPS supports only one process",
         f"use one process, or CPU ranks: --cpu --num-processes {settings.num_processes}",
         "num_processes",
         "num_machines",
@@ -102,8 +102,8 @@ def _of_machines(settings: Settings) -> list[Problem]:
     if rank >= machines:
         found += settings.problem(
             Code.MACHINE_RANK,
-            f"machine_rank is {rank}, but with num_machines {machines} "
-            + (f"it is from 0 to {machines - 1}" if machines > 1 else "the only machine is 0"),
+            f"machine_rank is {rank}, but num_machines is {machines}"
+            + (f": the ranks are 0 to {machines - 1}" if machines > 1 else ": the only rank is 0"),
             "give every machine its own rank, counted from 0, and the same num_machines",
             "machine_rank",
             "num_machines",
@@ -111,9 +111,9 @@ def _of_machines(settings: Settings) -> list[Problem]:
     if machines > 1 and settings.main_address is None:
         found += settings.problem(
             Code.NO_MAIN_ADDRESS,
-            f"num_machines is {machines}, but nobody says where machine 0 is",
-            "set main_address=HOST, or launch with --main-address HOST, on every machine: the name "
-            "or IP address of machine 0",
+            f"num_machines is {machines}, but main_address is not set",
+            "on every machine, set main_address=HOST or launch with --main-address HOST: the host "
+            "name or IP address of machine 0",
             "num_machines",
             "main_address",
         )
@@ -133,17 +133,17 @@ def _of_variables(settings: Settings) -> list[Problem]:
         if name in SETTING_OF:
             found += settings.problem(
                 Code.VARIABLE_OF_SETTING,
-                f"env sets {name}, which follows from the setting {SETTING_OF[name]}",
+                f"env sets {name}, which Headway derives from the setting {SETTING_OF[name]}",
                 f"set {SETTING_OF[name]} instead",
                 f"env.{name}",
                 SETTING_OF[name],
             )
-    if "OMP_NUM_THREADS" in settings.env and settings.are_said("threads_per_process"):
+    if "OMP_NUM_THREADS" in settings.env and settings.are_user_set("threads_per_process"):
         found += settings.problem(
             Code.THREADS_TWICE,
             f"threads_per_process is {settings.threads_per_process}, but env sets "
             f"OMP_NUM_THREADS={settings.env['OMP_NUM_THREADS']}",
-            "leave one of the two out",
+            "remove one of the two",
             "threads_per_process",
             "env.OMP_NUM_THREADS",
         )
@@ -151,7 +151,7 @@ def _of_variables(settings: Settings) -> list[Problem]:
 
 
 def _of_ranks(settings: Settings) -> list[Problem]:
-    """Return what is wrong with the ranks that are to be shown or debugged."""
+    """Return the problems of the ranks to show and the rank to debug."""
     if settings.num_machines > 1:
         if settings.debug_rank is None:
             return []
@@ -159,7 +159,7 @@ def _of_ranks(settings: Settings) -> list[Problem]:
             Code.DEBUG_ON_MACHINES,
             f"debug_rank is {settings.debug_rank}, but num_machines is "
             f"{settings.num_machines}: the ranks of other machines would not wait for it",
-            "debug on one machine; --cpu --num-processes N gives it N ranks",
+            "debug on one machine; --cpu --num-processes N starts N ranks there",
             "debug_rank",
             "num_machines",
         )
@@ -171,17 +171,17 @@ def _of_ranks(settings: Settings) -> list[Problem]:
 
 
 def missing_ranks(settings: Settings, world_size: int) -> list[Problem]:
-    """Return the problem of a rank that is to be shown, and is not below `world_size`."""
+    """Return the problem if `ranks` contains a rank that is not below `world_size`."""
     missing = [rank for rank in settings.ranks or () if rank >= world_size]
     return _missing_rank(settings, "ranks", missing[0], world_size) if missing else []
 
 
 def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> list[Problem]:
-    there = f"ranks are from 0 to {world_size - 1}" if world_size > 1 else "the only rank is 0"
+    there = f"ranks are 0 to {world_size - 1}" if world_size > 1 else "the only rank is 0"
     return settings.problem(
         Code.MISSING_RANK,
-        f"{name} names rank {rank}, but {there}",
-        "leave it out, or start more processes",
+        f"{name} contains rank {rank}, but {there}",
+        "remove it, or start more processes",
         name,
         "num_processes",
     )

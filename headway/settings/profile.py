@@ -1,8 +1,8 @@
-"""What a machine profile says, read strictly.
+"""Strict reader of profiles.
 
 A profile is one flat YAML map of settings. It is read from the parser's events, so that every
-value keeps its line, every scalar stays the text that the user wrote (`no` is no boolean here), and
-no tag, alias or deep nesting is ever built.
+value keeps its line, every scalar stays the text that the user wrote (`no` is not a boolean here),
+and no tag, alias or deep nesting is ever built.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ _QUOTED = ("'", '"', "|", ">")  # a scalar's style; a plain one has none
 
 
 class Mark(NamedTuple):
-    """Where a key and its value stand in the text, as indices of characters."""
+    """Positions of a key and its value in the text, as indices of characters."""
 
     key: int
     value: int
-    end: int  # behind the value's last character
+    end: int  # after the value's last character
     items: Mapping[str, Mark]  # of the keys in a map; empty for other values
 
 
 class Entry(NamedTuple):
-    """One key of a profile: its value as text, list or map of texts, and where it stands."""
+    """One key of a profile: its value as a string, a list or a map of strings, and its position."""
 
     raw: Raw
     origin: Origin
-    mark: Mark | None = None  # None for what is in no file
-    faults: tuple[Problem, ...] = ()  # why the value cannot be relied on; `resolve` reports them
+    mark: Mark | None = None  # None if it is not from a file
+    faults: tuple[Problem, ...] = ()  # why the value is invalid; `resolve` reports them
 
 
 Entries = Mapping[str, Entry]
-"""A layer: what one source says, by the names of settings."""
+"""A layer: the entries of one source, by the names of settings."""
 
 
 def read_profile(path: str, layer: Layer) -> dict[str, Entry]:
-    """Return the entries of the profile at `path`, by key; whether a key exists is not asked here.
+    """Return the entries of the profile at `path`, by key; unknown keys are not reported here.
 
     Args:
         path: a YAML file.
         layer: for the origin of each value.
 
     Raises:
-        ConfigError: unreadable, no YAML, not a flat map, an alias, a tag, a newer version; a
-            duplicate key or one without a value.
+        ConfigError: the file is unreadable, not YAML or not a flat map, uses an alias or a tag,
+            has a newer version, or has a duplicate key or a key without a value.
     """
     entries = parse_profile(read_text(path), path, layer)
     entries.pop("version", None)
@@ -60,14 +60,14 @@ def read_profile(path: str, layer: Layer) -> dict[str, Entry]:
 
 
 def read_layer(path: str, layer: Layer) -> dict[str, Entry]:
-    """Return what `read_profile` does, for `resolve`: faults of single keys are left to it, so that
-    they are reported together with all else that is wrong.
+    """Return the entries like `read_profile`, but leave faults of single keys to `resolve`, which
+    reports them with all other problems.
     """
     return parse_layer(read_text(path), path, layer)
 
 
 def parse_layer(text: str, path: str, layer: Layer) -> dict[str, Entry]:
-    """Return what `read_layer` does, of a profile's `text`; `path` is for messages."""
+    """Return the entries like `read_layer`, from a profile's `text`; `path` is for messages."""
     entries = _Reader(path, layer).read(text)
     version = entries.pop("version", None)
     if version and version.faults:
@@ -76,7 +76,7 @@ def parse_layer(text: str, path: str, layer: Layer) -> dict[str, Entry]:
 
 
 def parse_profile(text: str, path: str, layer: Layer) -> dict[str, Entry]:
-    """Return the entries of a profile's `text`, the version included; `path` is for messages."""
+    """Return the entries of a profile's `text`, including the version; `path` is for messages."""
     reader = _Reader(path, layer)
     entries = reader.read(text)
     if reader.faults:
@@ -85,7 +85,7 @@ def parse_profile(text: str, path: str, layer: Layer) -> dict[str, Entry]:
 
 
 def yaml_loader() -> Any:
-    """Return the loader that profiles are read by: the quick one where it was built."""
+    """Return the YAML loader for profiles: the C extension if it is installed."""
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -98,7 +98,7 @@ class _Reader:
         self.path = path
         self.layer = layer
         self.noun = "the file of answers" if layer is Layer.ANSWERS else "the profile"
-        self.faults: list[tuple[str, Problem]] = []  # with the key of the profile
+        self.faults: list[tuple[str, Problem]] = []  # with the key that each belongs to
         self.key = ""  # the one that is being read
         self.end = 0  # of the value read last
 
@@ -119,16 +119,16 @@ class _Reader:
             extra = next(self.events)
             if not isinstance(extra, yaml.StreamEndEvent):
                 raise self._error(
-                    "a second document begins", extra, "keep one document in the file"
+                    "the file has more than one YAML document", extra, "keep only one document"
                 )
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             is_tab = mark is not None and text[mark.index : mark.index + 1] == "\t"
-            problem = "a tab, where only spaces may be" if is_tab else error.problem
+            problem = "a tab is used for indentation" if is_tab else error.problem
             raise ConfigError(
                 f"{self.noun} is not YAML: {problem or error.context}",
                 where=str(self._origin(mark)),
-                fix="indent by spaces" if is_tab else "write one `key: value` on each line",
+                fix="indent with spaces" if is_tab else "write one `key: value` on each line",
             ) from None
         except yaml.YAMLError as error:  # a character that YAML forbids; it has no mark
             line = text.count("\n", 0, getattr(error, "position", 0)) + 1
@@ -144,17 +144,19 @@ class _Reader:
     def _settings(self) -> dict[str, Entry]:
         event = next(self.events)
         if not isinstance(event, self.yaml.MappingStartEvent):
-            found = "a list" if isinstance(event, self.yaml.SequenceStartEvent) else "a lone value"
+            found = (
+                "a list" if isinstance(event, self.yaml.SequenceStartEvent) else "a single value"
+            )
             raise self._error(
                 f"{self.noun} is {found}", event, "write one `key: value` on each line"
             )
-        self._refuse_tricks(event)
+        self._reject_tags_and_aliases(event)
         entries: dict[str, Entry] = {}
         for key, event in self._keys():
             self.key = key
             raw, mark = self._value(key, event)
             if key in entries:
-                what = f"{key!r} stands twice; first in line {entries[key].origin.line}"
+                what = f"duplicate key {key!r}; first defined in line {entries[key].origin.line}"
                 self._note(Code.DUPLICATE_KEY, key, what, event, "keep one of the two")
                 continue
             entries[key] = Entry(raw, self._origin(event.start_mark), mark)
@@ -163,7 +165,7 @@ class _Reader:
         return entries
 
     def _check_version(self, raw: Raw, event: Any) -> None:
-        """Stop at a newer version before its other novelties are taken for mistakes."""
+        """Stop at a newer version before its new keys are reported as unknown."""
         if raw == str(VERSION):
             return
         newer = isinstance(raw, str) and raw.isdecimal() and raw.isascii() and int(raw[:9]) > 0
@@ -176,9 +178,9 @@ class _Reader:
         )
 
     def _value(self, key: str, at: Any) -> tuple[Raw, Mark]:
-        """Read the value of `key`, which stands where the event `at` does."""
+        """Read the value of `key`, whose key is the event `at`."""
         event = next(self.events)
-        self._refuse_tricks(event)
+        self._reject_tags_and_aliases(event)
         items: dict[str, Mark] = {}
         raw: Raw
         if isinstance(event, self.yaml.SequenceStartEvent):
@@ -192,7 +194,7 @@ class _Reader:
                 value = next(self.events)
                 if name in raw:
                     twice = f"{key}.{name}"
-                    what = f"{twice} stands twice"
+                    what = f"duplicate key {twice!r}"
                     self._note(Code.DUPLICATE_KEY, twice, what, item, "keep one of the two")
                 raw[name] = self._scalar(f"{key}.{name}", value)
                 places = (item.start_mark.index, value.start_mark.index, self.end)
@@ -210,17 +212,17 @@ class _Reader:
         self._close(event)
 
     def _close(self, event: Any) -> None:
-        """Note where a collection ends: behind its bracket, or else with its last value."""
+        """Record where a collection ends: after its bracket, or with its last value."""
         if event.start_mark.index < event.end_mark.index:
             self.end = event.end_mark.index
 
     def _scalar(self, key: str, event: Any) -> str:
-        self._refuse_tricks(event)
+        self._reject_tags_and_aliases(event)
         if not isinstance(event, self.yaml.ScalarEvent):
-            raise self._error(f"{key} holds a list or a map too deep", event, "write plain values")
+            raise self._error(f"{key} is nested too deeply", event, "write plain values")
         value: str = event.value
         if self._is_null(event):
-            fix = "give it one, or delete the line"
+            fix = "add a value, or delete the line"
             self._note(Code.NO_VALUE, key, f"{key} has no value", event, fix)
         self.end = event.end_mark.index
         return value
@@ -229,24 +231,26 @@ class _Reader:
         is_plain = isinstance(event, self.yaml.ScalarEvent) and event.style not in _QUOTED
         return is_plain and event.value in _NULLS
 
-    def _refuse_tricks(self, event: Any) -> None:
+    def _reject_tags_and_aliases(self, event: Any) -> None:
         if isinstance(event, self.yaml.AliasEvent) or getattr(event, "anchor", None):
             raise self._error(
-                "a profile takes no YAML anchors (&) or aliases (*)", event, "write the value out"
+                "YAML anchors (&) and aliases (*) are not supported in profiles",
+                event,
+                "write the value out",
             )
         if getattr(event, "tag", None):
             raise self._error(
-                f"a profile takes no YAML tags, and this is {event.tag!r}", event, "remove the tag"
+                f"YAML tags are not supported in profiles: {event.tag!r}", event, "remove the tag"
             )
 
     def _error(self, what: str, event: Any, fix: str) -> ConfigError:
-        """Return the error that ends the reading, together with what was noted before."""
+        """Return the error that ends reading, with the faults found so far."""
         place = str(self._origin(None if event is None else event.start_mark))
         problem = Problem(what, place, fix, code=Code.BAD_FILE)
         return ConfigError.of([*(fault for _, fault in self.faults), problem])
 
     def _note(self, code: Code, name: str, what: str, event: Any, fix: str) -> None:
-        """Note a problem that the rest of the file can still be read after."""
+        """Record a problem after which the rest of the file can still be read."""
         place = str(self._origin(event.start_mark))
         self.faults.append((self.key, Problem(what, place, fix, code=code, names=(name,))))
 

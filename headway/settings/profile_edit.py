@@ -1,7 +1,7 @@
-"""Changing a profile: one key at a time in its text, and the text whole or not at all on the disk.
+"""Edits profiles: changes one key in the text, and replaces the file atomically.
 
-A key is changed where the parser saw it, so that all a user wrote around it stays; the result is
-read again before anybody else can read it.
+A key is changed at the position that the parser reported, so that comments and formatting are kept;
+the result is parsed again before it is written.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BLANK = f"version: {VERSION}\n"
 _TEMPORARY = (".headway-", ".tmp")
 _PLAIN = re.compile(
     r"""
-    0 | [1-9][0-9]{0,15}            # a number that is written back as it stands,
-  | (?: [A-Za-z_/] | \.{1,2}/ ) [A-Za-z0-9_/.+-]*    # or no number for any reader
+    0 | [1-9][0-9]{0,15}            # a number that YAML readers write back unchanged,
+  | (?: [A-Za-z_/] | \.{1,2}/ ) [A-Za-z0-9_/.+-]*    # or not a number for any reader
   | (?: 0 | [1-9][0-9]{0,7} ) \. (?: 0 | [0-9]{0,6}[1-9] )
     """,
     re.VERBOSE,
@@ -36,7 +36,7 @@ _LINE_END = re.compile(r"\r?\n|\Z")
 
 
 def is_blank(text: str) -> bool:
-    """True for a text that holds nothing but comments."""
+    """Return whether the text contains only comments."""
     lines = (line.strip() for line in text.removeprefix("\ufeff").splitlines())
     return all(not line or line.startswith("#") for line in lines)
 
@@ -46,10 +46,10 @@ def set_value(text: str, key: str, raw: Raw) -> str:
 
     Args:
         text: a profile that can be read; BLANK is one.
-        key: a setting, or `env.NAME` for one variable.
+        key: the name of a setting, or `env.NAME` for one variable.
 
     Raises:
-        ConfigError: the text is written in a way that cannot be changed at one place.
+        ConfigError: the key cannot be changed without changing other text.
     """
     values, marks = _read(text)
     name, _, item = key.partition(".")
@@ -65,8 +65,8 @@ def unset_value(text: str, key: str) -> str:
     """Return the profile `text` without `key` and the comment on its line.
 
     Raises:
-        ConfigError: the text is written in a way that cannot be changed at one place.
-        KeyError: there is no such key.
+        ConfigError: the key cannot be changed without changing other text.
+        KeyError: the key does not exist.
     """
     values, marks = _read(text)
     name, _, item = key.partition(".")
@@ -81,7 +81,7 @@ def unset_value(text: str, key: str) -> str:
             return _checked(edited, {**values, name: rest}, key)
         if rest:
             return set_value(text, name, rest)
-    if not values.keys() - {name}:  # a profile is never empty
+    if not values.keys() - {name}:  # a profile must not become empty
         text = _put(text, marks, "version", str(VERSION))
         values, marks = _read(text)
     del values[name]
@@ -96,7 +96,7 @@ def _variables(raw: Raw | None) -> dict[str, str]:
         raise ConfigError(
             f"env is {raw!r}, {error}",
             where="the profile",
-            fix="mend it first: `headway config edit`",
+            fix="correct it first: `headway config edit`",
         ) from None
 
 
@@ -107,11 +107,11 @@ def _read(text: str) -> tuple[dict[str, Raw], dict[str, Mark]]:
 
 
 def _put(text: str, marks: Mapping[str, Mark], name: str, raw: Raw) -> str:
-    """Write `name: raw` into the map whose keys stand at `marks`: over the old value, or last."""
+    """Write `name: raw` into the map with keys at `marks`: over the old value, or at the end."""
     if name in marks:
         mark = marks[name]
         before, old = text[: mark.value], text[mark.value : mark.end].rstrip()
-        if "\n" in text[mark.key : mark.value + len(old)]:  # the new one stands beside its key
+        if "\n" in text[mark.key : mark.value + len(old)]:  # write the new value beside its key
             colon, comments = _colon_and_comments(text, mark)
             line = text.rfind("\n", 0, mark.key) + 1
             margin = text[line : mark.key] if text[line : mark.key].isspace() else ""
@@ -133,12 +133,14 @@ def _put(text: str, marks: Mapping[str, Mark], name: str, raw: Raw) -> str:
 
 
 def _colon_and_comments(text: str, mark: Mark) -> tuple[int, list[str]]:
-    """Return the end of the colon behind a key, and the comments from there to the value's end."""
+    """Return the end of the colon after a key, and the comments from there to the value's end."""
     import yaml
 
     at, colon = mark.key, 0
     comments: list[str] = []
-    for token in yaml.scan(text, Loader=yaml_loader()):  # the reader's own: it bears tabs
+    for token in yaml.scan(
+        text, Loader=yaml_loader()
+    ):  # the reader's own loader, which accepts tabs
         start, end = token.start_mark.index, token.end_mark.index
         if mark.key <= start < mark.end:
             comments += re.findall(r"#[^\r\n]*", text[at:start]) if colon else []
@@ -149,7 +151,7 @@ def _colon_and_comments(text: str, mark: Mark) -> tuple[int, list[str]]:
 
 
 def _cut(text: str, marks: Mapping[str, Mark], name: str) -> str:
-    """Remove `name` from the map whose keys stand at `marks`; it is not the only one."""
+    """Remove `name` from the map with keys at `marks`; it is not the only key."""
     mark = marks[name]
     if _is_flow(text, marks):
         following = [other.key for other in marks.values() if other.key > mark.key]
@@ -174,7 +176,7 @@ def _line_end(text: str, mark: Mark) -> re.Match[str]:
 
 
 def written(raw: Raw) -> str:
-    """Return `raw` as YAML on one line, which every reader of YAML takes for the same texts."""
+    """Return `raw` as one line of YAML that every YAML reader reads as the same strings."""
     if isinstance(raw, Mapping):
         return "{" + ", ".join(f"{_plain(key)}: {_plain(text)}" for key, text in raw.items()) + "}"
     return _plain(raw) if isinstance(raw, str) else "[" + ", ".join(map(_plain, raw)) + "]"
@@ -188,15 +190,15 @@ def _plain(text: str) -> str:
 
 
 def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
-    """Read `edited` again: it must say what it did before, but for the change."""
+    """Parse `edited` again and check that only the change differs."""
     try:
         found = _read(edited)[0]
     except ConfigError:
         found = {}
     if found != expected:
         raise ConfigError(
-            f"{key} cannot be changed without touching what stands around it",
-            where="the way in which the profile is written",
+            f"{key} cannot be changed without changing other parts of the profile",
+            where="the profile's YAML formatting",
             fix="change it by hand: `headway config edit`",
         )
     return edited
@@ -205,13 +207,13 @@ def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
 def change_profile(path: str, change: Callable[[str], str]) -> str:
     """Replace the text of the profile at `path` by `change(text)`, and return the new text.
 
-    Whole or not at all, and readable at every moment: writers take turns by a lock on the folder;
-    the text goes to a temporary file beside the profile, is flushed to the disk, and then takes the
-    profile's name. A link is followed, and an existing file keeps its permissions.
+    Atomic: writers hold a lock on the folder; the text is written to a temporary file beside the
+    profile, flushed to disk, and renamed to the profile. A link is followed, and an existing file
+    keeps its permissions.
 
     Args:
-        path: the profile; it and its folder may be missing.
-        change: gets the present text, empty where there is none.
+        path: of the profile; it and its folder need not exist.
+        change: gets the present text, empty if the file does not exist.
 
     Raises:
         ConfigError: the folder cannot be written to, or the disk is full; or `change` raised it.
@@ -224,7 +226,7 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
     try:
         os.makedirs(folder, exist_ok=True)
         with _locked(folder):
-            if os.path.islink(target):  # realpath gives up where links go round in circles
+            if os.path.islink(target):  # realpath stops at a loop of links
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             exists = os.path.exists(target)
             before = read_text(target) if exists else ""
@@ -247,8 +249,8 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
         raise ConfigError(
             f"the profile cannot be written: {error.strerror}",
             where=shown(target),
-            fix=f"see that {shown(folder)} is a folder that you may write to, on a disk with "
-            "free space; or set XDG_CONFIG_HOME",
+            fix=f"check that {shown(folder)} is a writable folder on a disk with free space, or "
+            "set XDG_CONFIG_HOME",
         ) from None
     finally:
         if temporary is not None:
@@ -257,10 +259,10 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
 
 
 def _refuse_to_write(target: str, text: str) -> None:
-    """Refuse what nobody could read again, and to replace what may not be written to."""
+    """Raise ConfigError if the text is too long to be read again, or the file is read-only."""
     if len(text.encode()) > MAX_BYTES:
         raise ConfigError(
-            f"the profile would be larger than {MAX_BYTES // 2**20} MiB, and nobody could read it",
+            f"the profile would be larger than {MAX_BYTES // 2**20} MiB, the limit for reading it",
             where=shown(target),
             fix="shorten its values",
         )
@@ -269,7 +271,7 @@ def _refuse_to_write(target: str, text: str) -> None:
         raise ConfigError(
             "the profile is read-only",
             where=shown(target),
-            fix=f"`chmod u+w {shlex.quote(target)}`, if you may change it",
+            fix=f"make it writable: `chmod u+w {shlex.quote(target)}`",
         )
 
 
@@ -281,8 +283,8 @@ def _umask() -> int:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """Hold the folder's lock; at the end its entries are put on the disk too."""
-    if os.name == "nt":  # folders cannot be opened there: os.replace alone must do
+    """Hold the folder's lock; at the end flush the folder's entries to disk."""
+    if os.name == "nt":  # folders cannot be opened on Windows; os.replace is atomic by itself
         yield
         return
     import fcntl
@@ -290,15 +292,15 @@ def _locked(folder: str) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        _remove_litter(folder)
+        _remove_temporary_files(folder)
         yield
         os.fsync(handle)
     finally:
         os.close(handle)  # releases the lock
 
 
-def _remove_litter(folder: str) -> None:
-    """Remove the temporary files of writers that were killed; whoever holds the lock is alone."""
+def _remove_temporary_files(folder: str) -> None:
+    """Remove the temporary files of writers that were killed; called with the lock held."""
     prefix, suffix = _TEMPORARY
     for name in os.listdir(folder):
         if name.startswith(prefix) and name.endswith(suffix):

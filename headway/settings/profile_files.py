@@ -1,6 +1,4 @@
-"""Which machine profile is meant, where it lies, and the text in it; what the text says is read
-elsewhere.
-"""
+"""Selects and finds profiles, and reads their text; `profile.py` parses it."""
 
 from __future__ import annotations
 
@@ -20,14 +18,14 @@ MAX_BYTES = 2**20
 
 
 class ProfileChoice(NamedTuple):
-    """Which profile of this user is meant."""
+    """The selected profile of this user."""
 
     name: str  # a name, or a path
     path: str
-    chosen_by: str  # the flag, variable or file that says so; empty where nobody does
+    chosen_by: str  # the flag, variable or file that selects it; empty for the default
 
     def must_exist(self) -> None:
-        """Refuse a profile that somebody named and that is not there.
+        """Check that the selected profile exists.
 
         Raises:
             ConfigError: it does not exist.
@@ -36,32 +34,33 @@ class ProfileChoice(NamedTuple):
             folder = os.path.dirname(self.path)
             close = None if is_path(self.name) else did_you_mean(self.name, profile_names(folder))
             raise ConfigError(
-                f"there is no profile {self.name!r}"
+                f"profile {self.name!r} does not exist"
                 + (f"; did you mean {close!r}?" if close else ""),
                 where=self.chosen_by or shown(self.path),
-                fix="`headway config list` names all; "
-                f"`headway config --profile {self.name}` makes this one",
+                fix="`headway config list` shows all profiles; "
+                f"`headway config --profile {self.name}` creates this one",
             )
 
 
 def choose_profile(
     flag: str | None = None,
     environ: Mapping[str, str] = os.environ,
-    said_by: str = "flag --profile",
+    flag_origin: str = "flag --profile",
 ) -> ProfileChoice:
-    """Return which profile of this user is meant, whether or not it exists.
+    """Return the selected profile of this user, whether or not it exists.
 
     Args:
-        flag: the value of --profile; it beats HEADWAY_PROFILE, which beats `headway config use`.
+        flag: the value of --profile; it overrides HEADWAY_PROFILE, which overrides
+            `headway config use`.
         environ: read for HEADWAY_PROFILE and the folder of the profiles.
-        said_by: where `flag` comes from, for messages.
+        flag_origin: where `flag` comes from, for messages.
 
     Raises:
-        ConfigError: the name cannot be one.
+        ConfigError: the name is invalid.
     """
-    is_said = flag is not None or VARIABLE in environ
+    is_named = flag is not None or VARIABLE in environ
     if flag is not None:
-        name, chosen_by = flag, said_by
+        name, chosen_by = flag, flag_origin
     elif VARIABLE in environ:
         name, chosen_by = environ[VARIABLE], f"environment {VARIABLE}"
     else:
@@ -73,11 +72,11 @@ def choose_profile(
         return ProfileChoice(name, _absolute(name, chosen_by), chosen_by)
     if not _is_name(name):
         raise ConfigError(
-            f"{name!r} cannot be the name of a profile",
+            f"invalid profile name {name!r}",
             where=chosen_by,
             fix="use letters, digits, '-', '_' and '.', or a path to a YAML file"
-            + (f"; or `unset {VARIABLE}`" if is_said and flag is None else "")
-            + ("" if is_said else f"; `headway config use {DEFAULT_NAME}` begins anew"),
+            + (f"; or `unset {VARIABLE}`" if is_named and flag is None else "")
+            + ("" if is_named else f"; `headway config use {DEFAULT_NAME}` selects the default"),
         )
     return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)
 
@@ -89,12 +88,12 @@ def _absolute(name: str, chosen_by: str) -> str:
         raise ConfigError(
             f"{name!r} is in the working directory, which has been removed",
             where=chosen_by,
-            fix="`cd` to a folder that exists, or give the whole path",
+            fix="`cd` to a folder that exists, or pass an absolute path",
         ) from None
 
 
 def is_path(name: str) -> bool:
-    """True for what names a file, rather than a profile of this user."""
+    """Return whether `name` is a path rather than the name of a profile."""
     return "/" in name or os.sep in name or name.endswith((".yaml", ".yml"))
 
 
@@ -119,7 +118,7 @@ def selection_path(environ: Mapping[str, str] = os.environ) -> str:
 
 def user_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Return the folder of this user's profiles, whether or not it exists."""
-    if "linux" in sys.platform:  # what platformdirs answers, without its import time
+    if "linux" in sys.platform:  # the same folder as platformdirs, without its import time
         return _xdg_folder(environ, "XDG_CONFIG_HOME", ".config")
     from platformdirs import user_config_dir
 
@@ -128,18 +127,18 @@ def user_folder(environ: Mapping[str, str] = os.environ) -> str:
 
 def _xdg_folder(environ: Mapping[str, str], variable: str, below_home: str) -> str:
     folder = environ.get(variable, "")
-    if not os.path.isabs(folder):  # the XDG specification has relative ones ignored
+    if not os.path.isabs(folder):  # the XDG specification says to ignore relative paths
         folder = os.path.join(_home(), below_home)
     return os.path.join(folder, "headway")
 
 
 def _home() -> str:
-    """Return this user's home folder; the root for a user whom the system does not know."""
+    """Return this user's home folder; `/` for a user without an entry in the password database."""
     home = os.path.expanduser("~")
-    if home == "/" and hasattr(os, "getuid"):  # what an empty HOME gives
+    if home == "/" and hasattr(os, "getuid"):  # HOME is empty
         import pwd
 
-        with suppress(KeyError):  # as in a container that runs under some number
+        with suppress(KeyError):  # as in a container with an arbitrary user id
             home = pwd.getpwuid(os.getuid()).pw_dir
     return home if os.path.isabs(home) else "/"
 
@@ -147,15 +146,15 @@ def _home() -> str:
 def find_project_profile(start: str = ".", trusted: str | None = None) -> str | None:
     """Return the nearest `headway.yaml` from `start` upward, or None.
 
-    The search ends after the home folder, at the root, and where another file system begins.
+    The search ends after the home folder, at the root, or at a file system boundary.
 
     Args:
         start: the folder to begin in.
-        trusted: a path that this user has named, whoever it belongs to.
+        trusted: a path that this user has named, accepted whatever its owner.
 
     Raises:
         ConfigError: the file found belongs neither to this user nor to root; its `env` could make
-            this user's processes load somebody else's code.
+            this user's processes load another user's code.
     """
     home = os.path.realpath(_home())
     try:
@@ -181,24 +180,24 @@ def _check_owner(path: str) -> None:
     for owner in {os.lstat(path).st_uid, os.stat(path).st_uid if os.path.exists(path) else 0}:
         if owner not in (os.getuid(), 0):
             raise ConfigError(
-                f"{path} belongs to user {owner}, neither to you nor to root, and is not obeyed",
+                f"{path} is owned by user {owner}, not by you or root, and is not trusted",
                 where=f"project profile {shown(path)}",
-                fix=f"if you trust it, name it: `--profile {shown(path)}`, or "
+                fix=f"if you trust it, select it: `--profile {shown(path)}`, or "
                 f"`export {VARIABLE}={shown(path)}`",
             )
 
 
 def shown(path: str) -> str:
-    """Return `path` as a person would write it, with ~ for the home folder."""
+    """Return `path` with ~ for the home folder."""
     home = _home()
     return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
 
 
 def is_there(path: str) -> bool:
-    """True when there is something at `path`, if only a link to nothing.
+    """Return whether `path` exists, also as a broken link.
 
     Raises:
-        ConfigError: nobody may look, so that a profile may be there and would be ignored.
+        ConfigError: the folder cannot be searched, so that an existing profile would be ignored.
     """
     try:
         os.lstat(path)
@@ -206,29 +205,29 @@ def is_there(path: str) -> bool:
         return False
     except OSError as error:
         raise ConfigError(
-            f"whether there is a profile cannot be seen: {error.strerror}",
+            f"cannot check whether the profile exists: {error.strerror}",
             where=shown(path),
-            fix=f"mend the permissions of {shown(os.path.dirname(path))} and of the folders above, "
-            "or set XDG_CONFIG_HOME to a folder of yours",
+            fix=f"fix the permissions of {shown(os.path.dirname(path))} and its parent folders, "
+            "or set XDG_CONFIG_HOME to a folder that you can read",
         ) from None
     return True
 
 
 def text_at(path: str) -> str:
-    """Return what `read_text` does, empty where there is no file."""
+    """Return the text like `read_text`, empty if the file does not exist."""
     return read_text(path) if is_there(path) else ""
 
 
 def read_text(path: str, kind: str = "profile", *, may_be_pipe: bool = False) -> str:
-    """Return the text of the file at `path`, which should be a profile, or another `kind`.
+    """Return the text of the file at `path`, a profile or another `kind` of file.
 
     Args:
         path: of the file.
-        kind: what it should be, for messages.
-        may_be_pipe: wait for a pipe or terminal until its end.
+        kind: what the file is, for messages.
+        may_be_pipe: accept a pipe or terminal, and read it to its end.
 
     Raises:
-        ConfigError: unreadable, no ordinary file, larger than MAX_BYTES, no UTF-8.
+        ConfigError: unreadable, not a regular file, larger than MAX_BYTES, or not UTF-8.
     """
     waits = 0 if may_be_pipe else getattr(os, "O_NONBLOCK", 0)
     try:
@@ -237,25 +236,25 @@ def read_text(path: str, kind: str = "profile", *, may_be_pipe: bool = False) ->
         if stat.S_ISDIR(mode) or not (may_be_pipe or stat.S_ISREG(mode)):
             os.close(handle)
             raise ConfigError(
-                f"the {kind} is no file", where=shown(path), fix="name a file, or move it away"
+                f"the {kind} is not a file", where=shown(path), fix="pass a file, or move it away"
             )
         with open(handle, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(
-            "there is no such file", where=shown(path), fix="name a file that exists"
+            "the file does not exist", where=shown(path), fix="pass a file that exists"
         ) from None
     except OSError as error:
         raise ConfigError(
             f"the {kind} cannot be read: {error.strerror}",
             where=shown(path),
-            fix="mend its permissions, or remove it",
+            fix="fix its permissions, or remove it",
         ) from None
     if len(data) > MAX_BYTES:
         raise ConfigError(
-            f"the {kind} is larger than {MAX_BYTES // 2**20} MiB, so it is none",
+            f"the {kind} is larger than {MAX_BYTES // 2**20} MiB, the limit",
             where=shown(path),
-            fix="name another file, or move this one away",
+            fix="pass another file, or move this one away",
         )
     try:
         return data.decode("utf-8-sig")

@@ -1,7 +1,7 @@
-"""Settle every setting: default < detected < cluster < profiles < environment < flag.
+"""Resolve every setting: default < detected < cluster < profiles < environment < flag.
 
-No exception to that order, and every value keeps its origin. Values that the user left to `auto`
-are taken from the cluster's variables or worked out from the machine, after the others.
+Every value keeps its origin. Settings that are `auto` take the value of the cluster's variables or
+a value detected from the machine, after all others are resolved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.table import AUTO, TABLE, Setting, Settings, Value
 
 NOTHING: Entries = MappingProxyType({})
-"""The layer in which nothing is said."""
+"""The empty layer."""
 
 
 def resolve(
@@ -32,29 +32,29 @@ def resolve(
     """Return one typed value for every setting, each with its origin.
 
     Args:
-        layers: from the weakest to the strongest, without the defaults.
-        machine: what `auto` is worked out from.
-        environ: read for OMP_NUM_THREADS, which beats what would be computed.
-        cluster: the layer of the cluster's variables, for settings that are left to `auto`.
+        layers: from the lowest to the highest precedence, without the defaults.
+        machine: what `auto` is detected from.
+        environ: read for OMP_NUM_THREADS, which overrides the detected number of threads.
+        cluster: the layer of the cluster's variables, for settings that are `auto`.
 
     Raises:
         ConfigError: all unknown names and impossible values at once.
     """
-    settings, problems = settle(layers, machine, environ, cluster)
+    settings, problems = try_resolve(layers, machine, environ, cluster)
     if problems:
         raise ConfigError.of(problems)
     return settings
 
 
-def settle(
+def try_resolve(
     layers: Sequence[Entries],
     machine: Machine,
     environ: Mapping[str, str] = os.environ,
     cluster: Entries = NOTHING,
 ) -> tuple[Settings, list[Problem]]:
-    """Return what `resolve` does as far as it can be read, and what is wrong with the rest."""
+    """Return the settings like `resolve`, and the problems of those that cannot be parsed."""
     values, problems, unread = _read(layers)
-    if values["num_machines"].value == 1:  # somebody keeps the run to this machine
+    if values["num_machines"].value == 1:  # set explicitly: the run stays on this machine
         cluster = NOTHING
     asked_of_cluster = {name: entry for name, entry in cluster.items() if _is_auto(values[name])}
     answers, faults, unusable = _read([asked_of_cluster])
@@ -70,7 +70,7 @@ def settle(
             if asked.layer is not Layer.DEFAULT:
                 origin = origin.because(f"auto from {asked.brief}")
             values[name] = Value(value, origin)
-            if unread:  # it may follow from a guess
+            if unread:  # it may depend on an invalid value
                 unread.add(name)
     return Settings(values, unread), problems
 
@@ -79,8 +79,8 @@ def _is_auto(value: Value) -> bool:
     return bool(value.value == AUTO)
 
 
-def typed(layers: Sequence[Entries]) -> dict[str, Value]:
-    """Return the value of every setting before anything is detected: `auto` stays `auto`.
+def parse_layers(layers: Sequence[Entries]) -> dict[str, Value]:
+    """Return the parsed value of every setting, without detection: `auto` stays `auto`.
 
     Raises:
         ConfigError: all unknown names and impossible values at once.
@@ -92,7 +92,7 @@ def typed(layers: Sequence[Entries]) -> dict[str, Value]:
 
 
 def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], set[str]]:
-    """Return the values that can be read, what is wrong, and the settings that it concerns."""
+    """Return the values that can be parsed, the problems, and the settings that they concern."""
     problems: list[Problem] = []
     unread: set[str] = set()
     values = {name: Value(row.default, DEFAULT) for name, row in TABLE.items()}
@@ -116,7 +116,7 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
 
 
 def _merged(old: Value, new: Value) -> Value:
-    """Maps (`env`) grow from layer to layer; all other values replace each other."""
+    """Merge maps (`env`) across layers; any other value replaces the old one."""
     if isinstance(new.value, dict) and old.value:
         origin = new.origin.because(f"and {old.origin.brief}")
         return Value({**old.value, **new.value}, origin)
@@ -131,24 +131,23 @@ def _bad_value(row: Setting[Any], entry: Entry, reason: str) -> Problem:
         Layer.FLAG: f"pass `{row.flag} {example}`",
         Layer.ENVIRONMENT: f"`export {row.variable}={example}`, or unset it",
         Layer.ASSIGNMENT: f"write {row.name}={example}",
-        Layer.CLUSTER: f"correct {entry.origin.variable}, or pass {row.flag} {row.metavar}, "
-        "which replaces it",
+        Layer.CLUSTER: f"correct {entry.origin.variable}, or override it: {row.flag} {row.metavar}",
     }.get(entry.origin.layer, f"write `{row.name}: {example}`")
     what = f"{row.name} is {written!r}, {reason}"
     return Problem(what, str(entry.origin), fix, code=Code.BAD_VALUE, names=(row.name,))
 
 
 def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
-    """Return what is wrong with a name of no setting, and the setting that may be meant."""
-    what, known = f"{name!r} is no setting", {name: name for name in TABLE}
+    """Return the problem of an unknown name, and the setting it is probably a typo of."""
+    what, known = f"unknown setting {name!r}", {name: name for name in TABLE}
     if origin.layer is Layer.ENVIRONMENT:
-        what = f"{name} is no variable of Headway"
+        what = f"unknown variable {name}"
         known = {row.variable: row.name for row in TABLE.values()} | {PROFILE_VARIABLE: ""}
     close = did_you_mean(name, known)
     problem = Problem(
         what + (f"; did you mean {close!r}?" if close else ""),
         str(origin),
-        "correct the name, or remove it; `headway config set --help` lists all settings",
+        "correct or remove it; `headway config set --help` lists all settings",
         code=Code.UNKNOWN_SETTING,
         names=(name,),
     )
@@ -156,10 +155,12 @@ def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
 
 
 def _without_alias(device: Value, machine: Machine) -> Value:
-    """Read `gpu` as the kind of GPU that is here; where there is none, as cuda, to be refused."""
+    """Replace `gpu` by the kind of GPU of this machine; without one by cuda, rejected later."""
     if device.value != "gpu":
         return device
-    is_mac = machine.mps or machine.system == "Darwin"  # one without MPS says why
+    is_mac = (
+        machine.mps or machine.system == "Darwin"
+    )  # on a Mac without MPS, the error for mps gives the reason
     name = "mps" if is_mac and not machine.visible_gpus else "cuda"
     return Value(name, device.origin.because("gpu"))
 
@@ -172,14 +173,14 @@ def _detected(value: object, reason: str) -> Value:
 
 
 def _from_variable(value: object, name: str, text: str, source: str = "environment") -> Value:
-    """Return what follows from a variable that is none of ours."""
+    """Return a value detected from another program's variable."""
     reason = f"{source} {name}={text}"
     return Value(value, Origin(Layer.DETECTED, variable=name, reason=reason))
 
 
 def _detect_device(_: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
     name = "ACCELERATE_USE_CPU"
-    # the launcher sets this one for what it starts; then it is no wish of the user's
+    # inside a launch the launcher has set this variable, not the user
     if RUN_VARIABLE not in environ and is_on(environ, name):
         return _from_variable("cpu", name, environ[name])
     return _detected(*machine.best_device())
@@ -214,7 +215,7 @@ def _detect_threads(settings: Settings, machine: Machine, environ: Mapping[str, 
 
 
 def threads_given_by(variables: Mapping[str, str]) -> int | None:
-    """Return what OMP_NUM_THREADS says; None without it, or where OpenMP could not obey it."""
+    """Return the value of OMP_NUM_THREADS; None if it is unset or not valid for OpenMP."""
     first = variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     # "4,2" is 4 threads, and 2 in a nested region
     is_number = first.isdecimal() and first.isascii() and len(first) <= 9
@@ -226,17 +227,17 @@ def _detect_num_machines(_: Settings, __: Machine, ___: Mapping[str, str]) -> Va
 
 
 def _detect_machine_rank(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
-    return _detected(0, "the only one" if settings.num_machines == 1 else "no other was given")
+    return _detected(0, "the only machine" if settings.num_machines == 1 else "not set")
 
 
 def _detect_main_address(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
-    return _detected(None, "one machine" if settings.num_machines == 1 else "none was given")
+    return _detected(None, "one machine" if settings.num_machines == 1 else "not set")
 
 
 def _detect_main_port(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
     if settings.num_machines > 1:
-        return _detected(29500, "torch's usual port")
-    return _detected(None, "on one machine the system chooses a free port")
+        return _detected(29500, "torch's default port")
+    return _detected(None, "one machine: any free port")
 
 
 def _detect_start_method(_: Settings, machine: Machine, __: Mapping[str, str]) -> Value:

@@ -1,9 +1,9 @@
 """Every setting, declared once: type, default, choices, help; flags, profile keys, environment
-names, `--help` and the messages are derived from here.
+names, `--help` and messages are derived from it.
 
 `Settings` is both the table (its class attributes) and, as an instance, one resolved set of typed
-values that remembers where each came from. No dataclasses here or elsewhere before the script
-starts: importing them costs a fifth of what a whole launch may cost.
+values, each with its origin. No dataclasses here or elsewhere on the launch path: importing them
+takes a fifth of the time that a whole launch may take.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from headway.machine.devices import ALL, DeviceSpec, parse_devices
 T = TypeVar("T")
 
 Raw = str | Sequence[str] | Mapping[str, str]
-"""A value as a source holds it: text from a flag or a variable; from YAML also a list or a map."""
+"""An unparsed value: a string from a flag or a variable; from YAML also a list or a map."""
 
 AUTO = "auto"
-"""Written by the user, or the default: let Headway work the value out from the machine."""
+"""The value that is replaced by one detected from the machine."""
 
 
 class Value(NamedTuple):
@@ -39,7 +39,7 @@ class Shape(Enum):
 
     ONE = auto()  # one value
     LIST = auto()  # or a list of values
-    MAP = auto()  # or a map of values, which grows from layer to layer
+    MAP = auto()  # or a map of values, merged across layers
 
 
 class Setting(Generic[T]):
@@ -47,11 +47,11 @@ class Setting(Generic[T]):
 
     Args:
         parse: turns a raw value into the setting's type; raises ValueError with the reason.
-        default: the value when nobody says anything; AUTO where the machine decides.
+        default: the value when the setting is not set; AUTO if it is detected.
         help: one line for `--help` and the documentation.
         metavar: how the value is written in `--help`.
-        shape: what a profile may hold besides one value.
-        needs_launcher: a value other than the default keeps a launcher beside the script.
+        shape: what a profile may contain besides one value.
+        needs_launcher: a value other than the default needs the launcher to supervise the script.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Setting(Generic[T]):
 
     @property
     def example(self) -> str:
-        """A value that is possible, for messages."""
+        """A valid value, for messages."""
         if self.default is None and isinstance(self.kind, Count):
             return str(self.kind.minimum)
         if self.default is None or self.shape is Shape.MAP:
@@ -107,17 +107,17 @@ class Setting(Generic[T]):
         return "HEADWAY_" + self.name.upper()
 
     def parse(self, raw: Raw) -> T | str:
-        """Return the value that `raw` means (AUTO where that is allowed).
+        """Return the parsed value of `raw` (AUTO if the setting allows it).
 
         Raises:
-            ValueError: it means none; the text goes on from "<name> is <raw>, ".
+            ValueError: it is invalid; the message continues "<name> is <raw>, ".
         """
         if self.default == AUTO and isinstance(raw, str) and raw.strip().lower() == AUTO:
             return AUTO
         return self.kind(raw)
 
     def canonical(self, raw: Raw) -> Raw:
-        """Return `raw` as other readers of YAML expect it: without spaces around it, in lower case.
+        """Return `raw` in the form that profiles are written in: stripped, and in lower case.
 
         Raises:
             ValueError: as `parse` does.
@@ -136,12 +136,12 @@ def _text(raw: Raw) -> str:
 
 
 class Choice:
-    """Reads one of `words`, whatever its case.
+    """Parses one of `words`, ignoring case.
 
     Args:
-        words: that are possible.
-        same: other words, and which of `words` each means.
-        or_auto: the setting takes AUTO, too.
+        words: the valid values.
+        same: aliases, and the one of `words` that each stands for.
+        or_auto: the setting also accepts AUTO.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Choice:
 
 
 class Count:
-    """Reads whole numbers from `minimum` to `maximum`, both included."""
+    """Parses whole numbers from `minimum` to `maximum`, both included."""
 
     def __init__(self, minimum: int, maximum: int | None = None) -> None:
         self.minimum = minimum
@@ -196,7 +196,7 @@ def _ranks(raw: Raw) -> tuple[int, ...] | None:
         if not all(end.isdecimal() and end.isascii() and len(end) <= 6 for end in ends):
             raise ValueError(f"in which {part.strip()!r} is neither a rank (3) nor a range (0-3)")
         if int(ends[0]) > int(ends[1]):
-            raise ValueError(f"in which {part.strip()!r} runs backwards")
+            raise ValueError(f"in which {part.strip()!r} is a range whose end is below its start")
         ranks.update(range(int(ends[0]), int(ends[1]) + 1))
     return tuple(sorted(ranks))
 
@@ -211,14 +211,14 @@ def _path(raw: Raw) -> str:
     from os.path import expanduser
 
     if "\0" in _text(raw):
-        raise ValueError("which no path can hold")
+        raise ValueError("which contains a null byte")
     return expanduser(_text(raw))
 
 
 def _host(raw: Raw) -> str:
     host = _text(raw)
     if any(char.isspace() or not char.isprintable() for char in host):
-        raise ValueError("which is neither a name nor an IP address")
+        raise ValueError("which is neither a host name nor an IP address")
     return host
 
 
@@ -239,10 +239,10 @@ def _variables(raw: Raw) -> dict[str, str]:
         pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
         names = [name for name, _ in pairs]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"in which {twice[0]} stands twice")
+            raise ValueError(f"in which {twice[0]} is set twice")
     for name, value in pairs:
         if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"in which {name!r} cannot be the name of a variable")
+            raise ValueError(f"in which {name!r} is not a valid variable name")
     return dict(pairs)
 
 
@@ -252,7 +252,7 @@ class Settings:
     device = Setting(
         Choice(*DEVICES, or_auto=True),
         AUTO,
-        "where the script computes; gpu is cuda, or mps on a Mac",
+        "device to run on; gpu is cuda, or mps on a Mac",
     )
     devices = Setting[DeviceSpec](
         _devices,
@@ -276,7 +276,7 @@ class Settings:
     mps_fallback = Setting(
         Choice("on", "strict", or_auto=True),
         AUTO,
-        "operators that MPS lacks: computed on the CPU (on), or an error (strict)",
+        "operators not implemented for MPS: run on the CPU (on), or raise an error (strict)",
     )
     gradient_accumulation_steps = Setting(
         Count(1), 1, "micro-batches for each optimizer step", metavar="N"
@@ -290,52 +290,52 @@ class Settings:
     num_machines = Setting(
         Count(1),
         AUTO,
-        "machines in this run: a number, or auto (what the cluster's variables say, else 1)",
+        "machines in this run: a number, or auto (from the cluster's variables, else 1)",
         metavar="M",
     )
     machine_rank = Setting(
         Count(0),
         AUTO,
-        "this machine's place among them, from 0 (auto: what the cluster's variables say, else 0)",
+        "rank of this machine, from 0 (auto: from the cluster's variables, else 0)",
         metavar="R",
     )
     main_address = Setting[str | None](
         _host,
         AUTO,
-        "name or IP address of machine 0 (auto: what the cluster's variables say)",
+        "host name or IP address of machine 0 (auto: from the cluster's variables)",
         metavar="HOST",
     )
     main_port = Setting[int | None](
         Count(1, 65535),
         AUTO,
-        "port on machine 0 (auto: what the cluster's variables say, else 29500; on one machine the "
-        "system chooses)",
+        "port on machine 0 (auto: from the cluster's variables, else 29500; on one machine any "
+        "free port)",
         metavar="PORT",
     )
     max_restarts = Setting(
         Count(0),
         0,
-        "how often all processes are started again after a failure",
+        "how often to restart all processes after a failure",
         metavar="N",
         needs_launcher=True,
     )
     grace_period_s = Setting(
         Count(0, 86400),
         30,
-        "seconds that ranks get to stop, counted from the stop signal",
+        "seconds that ranks have to stop after the stop signal, before they are killed",
         metavar="S",
     )
     hang_timeout = Setting[int | None](
         Count(1),
         None,
-        "seconds without any progress of the ranks after which the run is ended, with all stacks",
+        "end the run, with the stacks of all ranks, after this many seconds without progress",
         metavar="S",
         needs_launcher=True,
     )
     log_dir = Setting[str | None](
         _path,
         None,
-        "folder that keeps one log file for each process",
+        "folder for one log file per process",
         metavar="DIR",
         needs_launcher=True,
     )
@@ -349,26 +349,27 @@ class Settings:
     debug_rank = Setting[int | None](
         Count(0),
         None,
-        "rank that gets the terminal, for breakpoint() and pdb; the others are silent, and torch's "
-        "default timeouts are suspended, but not those that the script itself gives. Ctrl-C "
+        "rank that gets the terminal, for breakpoint() and pdb; the others' output is hidden, and "
+        "torch's default timeouts are disabled, but not those that the script sets. Ctrl-C "
         "interrupts the rank; twice within a second, it ends the run",
         metavar="R",
     )
     start_method = Setting(
         Choice("fork", "exec", or_auto=True),
         AUTO,
-        "how ranks start: forked from one warm process, or each a fresh interpreter (exec)",
+        "how ranks start: forked from a process that has imported torch (fork), or each in a new "
+        "interpreter (exec)",
     )
     env = Setting[dict[str, str]](
         _variables,
         {},
-        "extra environment variable for the script",
+        "environment variable to set for the script",
         metavar="NAME=VALUE",
         shape=Shape.MAP,
     )
 
     def __init__(self, values: Mapping[str, Value], unread: Collection[str] = ()) -> None:
-        """Hold `values`; those of the settings in `unread` are no more than guesses."""
+        """Store `values`; those of the settings in `unread` are placeholders for invalid values."""
         self.values = values
         self.unread = unread
 
@@ -380,18 +381,18 @@ class Settings:
         """Return where the values of these settings came from, for a message."""
         return "; ".join(f"{name}: {self.origin(name)}" for name in names)
 
-    def are_said(self, *names: str) -> bool:
-        """Return whether somebody set all of these, rather than a default or a detection."""
-        return all(self.origin(name).is_said for name in names)
+    def are_user_set(self, *names: str) -> bool:
+        """Return whether the user set all of these."""
+        return all(self.origin(name).is_user_set for name in names)
 
-    def is_overruled(self, name: str, by: str) -> bool:
-        """Return whether the setting `by` was said in a stronger layer than `name`."""
+    def is_overridden(self, name: str, by: str) -> bool:
+        """Return whether `by` was set in a layer of higher precedence than `name`."""
         return self.origin(name).layer.is_weaker_than(self.origin(by).layer)
 
     def problem(self, code: Code, what: str, fix: str, *names: str) -> list[Problem]:
-        """Return what is wrong with these settings together, the one to be changed first.
+        """Return a problem of these settings, the first of which is the one to change.
 
-        Nothing where one could not be read: that has been said, and this may follow from it.
+        Empty if one of them is invalid: that is reported already, and may be the cause.
         """
         settings = [name.partition(".")[0] for name in names]
         if any(name in self.unread for name in settings):

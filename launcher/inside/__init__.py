@@ -1,1 +1,1 @@
-"""What runs in a rank's own process, around the script. Only `starting` and `run` come in."""
+"""Runs in a rank's process, around the script. Imported only by `starting` and `run`."""

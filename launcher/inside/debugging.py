@@ -1,4 +1,4 @@
-"""What `--debug-rank` needs for breakpoint(): the terminal, and process groups without a timeout.
+"""For `--debug-rank` and breakpoint(): the terminal, and process groups without timeouts.
 
 The rank reads and writes the launcher's terminal directly. It is in a session of its own, so that
 Ctrl-C reaches only the launcher, which forwards it.
@@ -14,26 +14,26 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 _DOUBLE_PRESS_S = 1.0
-_NO_TIMEOUT = timedelta(weeks=3)  # in milliseconds it fits into the 32 bits that poll(2) takes
+_NO_TIMEOUT = timedelta(weeks=3)  # in milliseconds it fits into the 32 bits of poll(2)
 
 
 class CtrlC:
-    """Distinguishes a first Ctrl-C, meant for the debugged rank, from a second within a second."""
+    """Distinguishes a single Ctrl-C, for the debugged rank, from two within a second."""
 
     def __init__(self) -> None:
         self._pressed_at = float("-inf")
 
     def is_second(self) -> bool:
-        """Register one press; return whether another one came shortly before."""
+        """Record a Ctrl-C; return whether another came within the last second."""
         before, self._pressed_at = self._pressed_at, time.monotonic()
         return self._pressed_at - before < _DOUBLE_PRESS_S
 
 
 @contextmanager
 def lent_terminal() -> Iterator[None]:
-    """Leave the terminal to a rank, and restore its modes, also after a rank killed at a prompt.
+    """Give a rank the terminal, and restore its modes, also after a rank killed at a prompt.
 
-    Ctrl-Z is ignored meanwhile: it would stop the launcher while the rank goes on reading.
+    Ignores Ctrl-Z, which would stop the launcher while the rank continues to read.
     """
     if not os.isatty(0):
         yield

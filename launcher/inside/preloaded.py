@@ -1,9 +1,8 @@
-"""Gives the script the torch that the fork server imported, as if the script imported it itself.
+"""Provides the torch that the fork server imported when the script imports torch.
 
 Until its `import torch`, no module of torch or numpy is in `sys.modules`, and none of their warning
-filters is set. torch and OpenMP have read their environment variables already: if the script
-changes such a variable before its own `import torch`, which works under plain python, a note says
-so.
+filters is set. torch and OpenMP have already read their environment variables: if the script
+changes one before its own `import torch`, which works under plain python, a note is printed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ READ_AT_IMPORT = (
     *("TORCH_CUDA_SANITIZER", "PYTORCH_JIT", "PYTORCH_ENABLE_MPS_FALLBACK"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
 )
-"""Prefixes of the variables that `import torch` reads, as found by logging calls of getenv."""
+"""Prefixes of the variables that `import torch` reads, found by logging calls of getenv."""
 
 _filters: dict[str, list[tuple[Any, ...]]] = {}  # by package: those that its import sets
 

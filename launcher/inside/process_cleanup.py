@@ -1,4 +1,4 @@
-"""Makes sure that no process outlives its launcher."""
+"""Ends processes that would outlive their launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MIN_GRACE_S = 2.0
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; end at once if it has died already.
+    """Ask the kernel to kill this process when its parent dies; exit if it has died already.
 
     A fork clears this, so every process calls it. Linux only; elsewhere it does nothing.
     Source: prctl(2), PR_SET_PDEATHSIG.

@@ -1,4 +1,4 @@
-"""In a rank's process: answers the launcher's questions, also while the script is inside C++ code.
+"""Runs in a rank and answers the launcher's questions, also while the script is in C++ code.
 
 Python's faulthandler writes all stacks on SIGQUIT, and when the process crashes, without help from
 the interpreter. A thread that starts with the first process group answers which collectives this
@@ -47,7 +47,7 @@ def start(channel: int, stacks: int) -> None:
     if not faulthandler.is_enabled():
         faulthandler.enable(stacks)
     faulthandler.register(signal.SIGQUIT, stacks, all_threads=True)
-    records.tell(Ready())
+    records.send(Ready())
     hook = functools.partial(_answer_after_first_group, channel)
     if _C10D in sys.modules:
         hook(sys.modules[_C10D])
@@ -95,7 +95,7 @@ class AfterImport:
 def _answer_after_first_group(channel: int, c10d: ModuleType) -> None:
     """Start the answering thread when the script makes its first process group.
 
-    Before that a script finds no thread but its own; `threading` does not list this one.
+    Until then the script has no thread but its own; `threading` does not list this one.
     Relies on a private name of torch: `_new_process_group_helper` makes every process group.
     """
     keep_groups_apart(c10d)
@@ -105,7 +105,7 @@ def _answer_after_first_group(channel: int, c10d: ModuleType) -> None:
     def make_and_answer(*args: Any, **kwargs: Any) -> Any:
         c10d._new_process_group_helper = make  # type: ignore[attr-defined]
         _thread.start_new_thread(_answer_questions, (channel,))
-        records.tell(AnswersQuestions())
+        records.send(AnswersQuestions())
         return make(*args, **kwargs)
 
     c10d._new_process_group_helper = make_and_answer  # type: ignore[attr-defined]
@@ -113,8 +113,8 @@ def _answer_after_first_group(channel: int, c10d: ModuleType) -> None:
 
 def _answer_questions(channel: int) -> None:
     with suppress(OSError):
-        while records.is_heard() and os.read(channel, 4096):  # b"": the launcher is gone
-            records.tell(
+        while records.is_connected() and os.read(channel, 4096):  # b"": the launcher has ended
+            records.send(
                 Answer(
                     groups=read_groups(),
                     progress=records.progress(),
@@ -152,8 +152,8 @@ def read_groups() -> tuple[Group, ...]:
 def _flight_records() -> Iterator[tuple[str, Collective]]:
     """Yield the group and the collective of each entry of torch's flight recorders, oldest first.
 
-    Nothing where they are off. They are private in torch, and documented as its debugging aid; NCCL
-    has one of its own.
+    Empty if they are off. Relies on private names of torch, documented for debugging; NCCL has its
+    own recorder.
     """
     module = sys.modules.get("torch._C._distributed_c10d")
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):

@@ -29,7 +29,7 @@ from headway.launcher.inside.process_cleanup import die_with_parent
 from headway.launcher.reporting.reasons import is_of_communication
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""Blocked while a rank's process is made, so that none is lost or reaches the parent's handler."""
+"""Blocked while a rank's process is started, so that none is lost or runs the parent's handler."""
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 _LAUNCHER = os.path.join(_PACKAGE, "launcher") + os.sep
@@ -53,7 +53,7 @@ def bootstrap_code(module: str) -> str:
 
 
 def main() -> None:
-    """Run the program in this fresh interpreter, as the fork server's command line says."""
+    """Run the program in this fresh interpreter, given by the fork server's command line."""
     server, channel, stacks, kind, name, *args = sys.argv[1:]
     die_with_parent(int(server))
     for fd in (channel, stacks):
@@ -146,21 +146,21 @@ def _is_source(path: str) -> bool:
 
 
 def _report_end(stop: SystemExit | None) -> None:
-    """Report that the program came to its own end; one that calls os._exit never gets here."""
+    """Report that the program ended by itself; not reached after os._exit."""
     code, message, exited_at = 0, "", None
     if stop is not None:
         code = stop.code & 255 if isinstance(stop.code, int) else int(stop.code is not None)
         message = stop.code[:2000] if isinstance(stop.code, str) else ""
         frame = traceback.extract_tb(stop.__traceback__)[-1]
         exited_at = Frame(frame.filename, frame.lineno or 0, frame.name)
-    records.tell(End(time.time(), code, message, exited_at, rank_monitor.read_groups()))
+    records.send(End(time.time(), code, message, exited_at, rank_monitor.read_groups()))
 
 
 def _report_crash(error: BaseException) -> NoReturn:
-    """Report an unhandled exception to the launcher, show it as Python would, and end likewise.
+    """Report an unhandled exception to the launcher, print it as Python would, and exit.
 
-    A HeadwayError is a mistake of the user's: it is shown without our frames, and keeps its exit
-    code. A KeyboardInterrupt is not shown.
+    A HeadwayError is a user error: it is printed without Headway's frames, with its own exit
+    code. A KeyboardInterrupt is not printed.
     """
     shown = error.__traceback__ = _without_our_frames(error.__traceback__)
     ours = isinstance(error, HeadwayError)
@@ -175,13 +175,13 @@ def _report_crash(error: BaseException) -> NoReturn:
         code=-signal.SIGINT if isinstance(error, KeyboardInterrupt) else code,
         groups=rank_monitor.read_groups(),
     )
-    records.tell(crash)
+    records.send(crash)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     if isinstance(error, KeyboardInterrupt):
         _end_by_sigint_at_exit()
     elif ours:
         sys.stderr.writelines(lines)
-    elif not (records.is_heard() and is_of_communication(crash) and _has_default_excepthook()):
+    elif not (records.is_connected() and is_of_communication(crash) and _has_default_excepthook()):
         sys.excepthook(type(error), error, shown)
     sys.exit(code)
 
@@ -194,7 +194,7 @@ def _is_from_torch(trace: TracebackType | None) -> bool:
 def _has_default_excepthook() -> bool:
     """Return whether sys.excepthook is Python's, or torch's, which adds the rank.
 
-    An error that only says that another rank is gone is then left to the launcher's one report.
+    The launcher then reports a communication error, which only means that another rank ended.
     """
     module = sys.excepthook.__module__ or ""
     return module == "sys" or module.startswith("torch.")
@@ -229,7 +229,7 @@ def _is_our_wrapper(trace: TracebackType) -> bool:
 
 
 def _end_by_sigint_at_exit() -> None:
-    """Have `finish_process` end this process by SIGINT, as Python does after KeyboardInterrupt."""
+    """Make `finish_process` end this process by SIGINT, as Python does after KeyboardInterrupt."""
     global _ends_by_sigint
     _ends_by_sigint = True
 

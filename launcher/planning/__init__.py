@@ -1,3 +1,3 @@
-"""Settings and machine become one frozen plan; pure. The commands and the later rooms of the
-launcher come in.
+"""Builds the frozen plan of a launch from settings and machine, without I/O. Imported by the
+commands and the later rooms of the launcher.
 """

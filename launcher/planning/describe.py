@@ -1,4 +1,4 @@
-"""A plan in words: the whole of it for `--dry-run`, one line for a real start."""
+"""Describes a plan: in full for `--dry-run`, in one line for a launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.settings.table import TABLE, Settings, Value
 
 
 def describe(plan: LaunchPlan) -> str:
-    """Return the plan for a person: every setting with its origin, how it runs, what changes."""
+    """Return the full plan: settings with their origins, how it starts, the environment."""
     settings = plan.settings
     lines = [summary(plan), "", "settings"]
     lines += [f"  {row}" for row in settings_table(settings).splitlines()]
@@ -32,7 +32,7 @@ def describe(plan: LaunchPlan) -> str:
         f"  {row}" for row in _columns([_changed(*item) for item in plan.environment.items()])
     ]
     if plan.supervised is not None:
-        lines.append(f"  and for each rank its own {', '.join(RANK_VARIABLES[:6])}, ...")
+        lines.append(f"  and for each rank {', '.join(RANK_VARIABLES[:6])}, ...")
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 
 
@@ -72,9 +72,9 @@ def _how(plan: LaunchPlan) -> tuple[str, str]:
 
 def _port(plan: LaunchPlan) -> tuple[str, str]:
     if plan.supervised is None:
-        return "none", "one process has no group"
+        return "none", "one process has no process group"
     if plan.is_one_machine:
-        return f"a free one on {LOOPBACK}", plan.settings.origin("main_port").brief
+        return f"any free port on {LOOPBACK}", plan.settings.origin("main_port").brief
     address = f"{plan.settings.main_address}:{plan.settings.main_port}"
     return address, plan.settings.origin("main_address").brief
 
@@ -102,7 +102,7 @@ def _changed(name: str, change: Value) -> tuple[str, str, str]:
 
 
 def _columns(rows: list[tuple[str, str, str]]) -> list[str]:
-    """Align three columns; one long cell does not push the others aside."""
+    """Align three columns; a very long cell does not widen its column."""
     rows = [(printable(name), printable(value), printable(origin)) for name, value, origin in rows]
     widths = [min(max(len(row[column]) for row in rows), 44) for column in (0, 1)]
     return [
@@ -112,5 +112,5 @@ def _columns(rows: list[tuple[str, str, str]]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return `text` with what would steer the terminal written out, as in Python's strings."""
+    """Return `text` with control characters escaped, as in Python's strings."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,4 +1,4 @@
-"""`--fit`: a profile that was written on another machine, adapted to this one, change by change."""
+"""`--fit`: adapts a profile from another machine to this one, and lists each change."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from headway.settings.table import Settings
 
 
 def fit(
-    layers: list[Entries], machine: Machine, settle: Callable[[list[Entries]], Settings]
+    layers: list[Entries], machine: Machine, resolve: Callable[[list[Entries]], Settings]
 ) -> tuple[list[Entries], list[str]]:
-    """Return the layers with one on top that adapts them to `machine`, and what it changes.
+    """Return the layers plus one that adapts them to `machine`, and a line for each change.
 
-    What was typed as a flag for this launch is not touched: it is obeyed or refused.
+    Settings that were passed as flags are not changed.
 
     Args:
-        layers: from the weakest to the strongest.
+        layers: from the lowest to the highest precedence.
         machine: this machine.
-        settle: resolves layers to settings.
+        resolve: resolves layers to settings.
     """
     fitted: dict[str, Entry] = {}
-    before = settle(layers)
+    before = resolve(layers)
     for name, raw in (
         *(("device", "auto"), ("devices", "all"), ("num_processes", "auto")),
         *(("mixed_precision", "fp16"), ("mixed_precision", "no")),
     ):
-        settings = settle([*layers, fitted])
+        settings = resolve([*layers, fitted])
         if settings.origin(name).layer in (Layer.DEFAULT, Layer.FLAG) or not _must_change(
             name, settings, machine, fitted
         ):
@@ -38,11 +38,11 @@ def fit(
         if name == "devices" and settings.device == "cuda" and settings.devices.idle is not None:
             idle = len(settings.devices.select(machine.visible_gpus).indices)
             if not idle:
-                continue  # refused, or waited for
+                continue  # rejected or waited for later
             raw = f"idle:{idle}"
         reason = f"instead of {before.origin(name)}"
         fitted[name] = Entry(raw, Origin(Layer.DETECTED, flag="--fit", reason=reason))
-    after = settle([*layers, fitted])
+    after = resolve([*layers, fitted])
     changes = [
         f"--fit: {name} {before.values[name].value} -> {after.values[name].value} "
         f"({before.origin(name)}; {machine.best_device()[1]})"
@@ -53,7 +53,7 @@ def fit(
 
 
 def _must_change(name: str, settings: Settings, machine: Machine, fitted: Collection[str]) -> bool:
-    """Return whether this machine cannot do what the setting `name` asks."""
+    """Return whether the value of the setting `name` is impossible on this machine."""
     device = settings.device
     if name == "device":
         return machine.best_device()[0] != device != "cpu"

@@ -1,7 +1,6 @@
 """Resolved settings + a machine -> a frozen LaunchPlan. Pure: no I/O, no torch.
 
-Everything that cannot be honoured is refused, with all problems at once; nothing is changed
-quietly.
+Settings that cannot be used are rejected, with all problems at once; none is changed silently.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ LOOPBACK = "127.0.0.1"
 
 
 class LaunchPlan(NamedTuple):
-    """All that a launch will do; `describe` prints one, `run` carries one out."""
+    """The plan of a launch; `describe` prints it, `run` executes it."""
 
     program: Program
     python: Sequence[str]  # and its own flags
     settings: Settings
     gpus: tuple[int, ...]  # indices among the visible GPUs, one for each process
-    supervised: str | None  # why a launcher stays beside the script; None: the script replaces it
-    in_process: bool  # nor replaces it: the script runs in the launcher's interpreter
+    supervised: str | None  # why the launcher supervises the script; None: the script replaces it
+    in_process: bool  # the script runs in the launcher's interpreter
     environment: Mapping[str, Value]  # what changes; a value of None means removed
     notes: tuple[str, ...]
 
     @property
     def is_one_machine(self) -> bool:
-        """True when all ranks run here, so that nothing needs to leave the loopback device."""
+        """Whether all ranks run on this machine and communicate over the loopback interface."""
         return self.settings.num_machines == 1
 
 
@@ -57,14 +56,14 @@ def build_plan(
         machine: this machine, or a recorded one.
         program: the user's script or module.
         python: the interpreter that runs it, and its own flags.
-        environ: what the processes would inherit.
-        supervise: keep the launcher beside a single process.
+        environ: the environment that the processes inherit.
+        supervise: supervise even a single process.
         in_process: run a single process in this interpreter.
-        problems: what kept `settle` from reading all of the settings; reported with all else.
+        problems: those that `try_resolve` found; reported with all others.
 
     Raises:
         ConfigError: there are such problems, or settings contradict each other.
-        MachineError: this machine cannot do what they ask.
+        MachineError: this machine cannot do what they request.
     """
     found = [
         *problems,

@@ -1,4 +1,4 @@
-"""The user's program, and the Python that runs it: this one, with the flags that it was given."""
+"""The user's program, and the Python interpreter with its flags that runs it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 
 class Program(NamedTuple):
-    """What the user wants to run, and the arguments that are the program's own."""
+    """The user's program and its arguments."""
 
     name: str  # a path, or a module's name
     args: tuple[str, ...] = ()
-    kind: str = "script"  # script, module, or program for what is no Python
+    kind: str = "script"  # script, module, or program if it is not Python
 
     def command(self, python: Sequence[str]) -> list[str]:
         """Return the argv that runs it."""
@@ -22,9 +22,9 @@ class Program(NamedTuple):
 
 
 def interpreter() -> tuple[str, ...]:
-    """Return this Python, and its own flags: -O and -X dev of `python -O -X dev -m headway`.
+    """Return this Python and its flags: -O and -X dev of `python -O -X dev -m headway`.
 
-    The flags in the first line of an installed `headway` are its installer's, and stay there.
+    Flags in the shebang of an installed `headway` come from its installer and are not included.
     """
     return (sys.executable, *flags_in(sys.orig_argv))
 

@@ -1,4 +1,4 @@
-"""Why a launcher stays beside the script, and whether the program can run in that way."""
+"""Decides whether the launcher supervises the script, and checks that the program allows it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.settings.table import TABLE, Settings
 
 
 def why_supervised(settings: Settings, supervise: bool) -> str | None:
-    """Return why the launcher stays; None: the script may replace it."""
+    """Return why the launcher supervises the script; None: the script may replace it."""
     name = _setting_for_a_launcher(settings)
     if name is not None:
         return f"{name} is {settings.values[name].value}"
@@ -29,11 +29,11 @@ def _setting_for_a_launcher(settings: Settings) -> str | None:
 
 
 def refuse_missing_ranks(settings: Settings, world_size: int) -> None:
-    """Refuse ranks on the console that are not there; only at the rendezvous is it known how many
-    several machines have.
+    """Check `ranks` against the world size, which on several machines is known only after the
+    rendezvous.
 
     Raises:
-        ConfigError: `ranks` names one that is not below `world_size`.
+        ConfigError: `ranks` contains one that is not below `world_size`.
     """
     if found := missing_ranks(settings, world_size):
         raise ConfigError.of(found)
@@ -47,7 +47,7 @@ def program_problems(
     supervise: bool,
     in_process: bool,
 ) -> list[Problem]:
-    """Return what keeps the program from running in the way that is asked for."""
+    """Return why the program cannot run in the requested way."""
     supervised = why_supervised(settings, supervise)
     found = []
     if in_process and supervised is not None:
@@ -55,9 +55,9 @@ def program_problems(
         origin = "flag --supervise" if name is None else settings.where(name)
         found.append(
             Problem(
-                f"--in-process runs one process with no launcher beside it, but {supervised}",
+                f"--in-process runs one process without a launcher, but {supervised}",
                 f"flag --in-process; {origin}",
-                "pass --num-processes 1, and leave out what needs a launcher",
+                "pass --num-processes 1, and remove settings that need a launcher",
                 code=Code.LAUNCHER_IN_PROCESS,
                 names=() if name is None else (name,),
             )
@@ -65,19 +65,19 @@ def program_problems(
     if in_process and program.kind == "program":
         found.append(
             Problem(
-                f"--in-process runs Python, and {program.name} is a program of its own",
+                f"--in-process runs Python, but {program.name} is another program",
                 "flag --in-process; flag --no-python",
-                "leave one of the two out",
+                "remove one of the two",
                 code=Code.PROGRAM_IN_PROCESS,
             )
         )
     if supervised is not None and "-i" in python:
         found.append(
             Problem(
-                "python -i shows a prompt after the script, which a rank has no place for, "
+                "python -i shows a prompt after the script, which ranks under a launcher cannot, "
                 f"but {supervised}",
                 "Python's flag -i",
-                "leave -i out, or run one process",
+                "remove -i, or run one process",
                 code=Code.PYTHON_PROMPT,
             )
         )

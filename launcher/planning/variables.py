@@ -1,4 +1,4 @@
-"""The environment of the script: which variables a plan sets or removes, each with its origin."""
+"""The environment variables that a plan sets or removes, each with its origin."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def variables_of(
     supervised: str | None,
     environ: Mapping[str, str],
 ) -> dict[str, Value]:
-    """Return what changes in the environment; a value of None means removed.
+    """Return the changes of the environment; None removes a variable.
 
     Args:
         settings: resolved.
-        machine: the one that the script runs on.
-        gpus: indices of the selected ones among the visible.
-        supervised: why a launcher stays beside the script, if it does.
-        environ: what the script would inherit.
+        machine: the machine that the script runs on.
+        gpus: indices of the selected GPUs among the visible ones.
+        supervised: why the launcher supervises the script, if it does.
+        environ: the environment that the script inherits.
     """
     device = settings.device
     changes = {
@@ -36,31 +36,31 @@ def variables_of(
         "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
     }
     if settings.origin("gradient_accumulation_steps").layer is not Layer.DEFAULT:
-        # to Accelerate it beats what the script itself says
+        # Accelerate lets it override the script's own argument
         steps = _from(settings, "gradient_accumulation_steps")
         changes["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = steps
     threads = threads_given_by(settings.env) or threads_given_by(environ)
     if threads is None or settings.origin("threads_per_process").layer is not Layer.DETECTED:
         changes["OMP_NUM_THREADS"] = _from(settings, "threads_per_process")
     if device == "mps":
-        # torch reads it once, as a number, when its library loads; other text would crash it
+        # torch parses it as a number when its library loads, and crashes on other text
         on = "1" if settings.mps_fallback == "on" else "0"
         changes["PYTORCH_ENABLE_MPS_FALLBACK"] = _from(settings, "mps_fallback", on)
     if device == "cpu" and machine.visible_gpus:
         changes["CUDA_VISIBLE_DEVICES"] = _from(settings, "device", "")
     if gpus:
         changes |= _gpu_mask(settings, machine, gpus)
-    stale = _ours(None, "of another launch around this one")
+    stale = _ours(None, "left over from another launch")
     changes |= {name: stale for name in RANK_VARIABLES if name in environ}
     if supervised is not None and not environ.get("PYTHONUNBUFFERED"):
-        changes["PYTHONUNBUFFERED"] = _ours("1", "output passes through pipes")
+        changes["PYTHONUNBUFFERED"] = _ours("1", "output goes through pipes")
     if settings.num_processes * settings.num_machines > 1 and not environ.get(_FLIGHT_RECORDER):
-        reason = "each rank remembers its last collectives, should it hang"
+        reason = "records the last collectives, to explain a hang"
         changes[_FLIGHT_RECORDER] = _ours("2000", reason)
     if supervised is not None and _is_local(settings):
         changes |= _loopback_interfaces(settings, machine, environ)
     if settings.debug_rank is not None and device == "cuda":
-        # it would end ranks whose collectives wait for the debugged one
+        # it would end ranks that wait for the debugged one
         changes["TORCH_NCCL_ENABLE_MONITORING"] = _from(settings, "debug_rank", "0")
     for name in settings.env:
         changes[name] = _from(settings, "env", settings.env[name])
@@ -78,7 +78,7 @@ def _contract(settings: Settings, supervised: str | None) -> RunContract:
 
 
 def _ours(value: str | None, reason: str) -> Value:
-    """Return the value of a variable that no setting decides."""
+    """Return the value of a variable that does not come from a setting."""
     return Value(value, Origin(Layer.DEFAULT, reason=reason))
 
 
@@ -96,13 +96,13 @@ def _gpu_mask(settings: Settings, machine: Machine, gpus: tuple[int, ...]) -> di
             settings, "devices", _mask(gpus, machine, by_uuid=has_slices)
         )
     if counts_fastest_first(machine) and machine.cuda_visible_devices is None:
-        reason = "several models of GPU: counted as nvidia-smi counts them"
+        reason = "different GPU models: same order as in nvidia-smi"
         changes["CUDA_DEVICE_ORDER"] = _ours("PCI_BUS_ID", reason)
     return changes
 
 
 def counts_fastest_first(machine: Machine) -> bool:
-    """Return whether CUDA numbers the GPUs in another order than the driver's tools may do.
+    """Return whether CUDA's numbering of the GPUs may differ from the driver's tools.
 
     Source: NVIDIA, CUDA C++ Programming Guide, environment variables: CUDA_DEVICE_ORDER.
     """
@@ -111,7 +111,7 @@ def counts_fastest_first(machine: Machine) -> bool:
 
 
 def _mask(gpus: tuple[int, ...], machine: Machine, *, by_uuid: bool) -> str:
-    """Map indices through an existing CUDA_VISIBLE_DEVICES, never around it."""
+    """Map indices through an existing CUDA_VISIBLE_DEVICES."""
     if by_uuid:
         return ",".join(machine.visible_gpus[index].uuid for index in gpus)
     if machine.cuda_visible_devices is None:
@@ -121,7 +121,7 @@ def _mask(gpus: tuple[int, ...], machine: Machine, *, by_uuid: bool) -> str:
 
 
 def _is_local(settings: Settings) -> bool:
-    """True when all ranks are on this machine, several agents on it included."""
+    """Return whether all ranks are on this machine, possibly under several agents."""
     address = settings.main_address or ""
     return settings.num_machines == 1 or address == "localhost" or address.startswith("127.")
 

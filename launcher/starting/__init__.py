@@ -1,3 +1,3 @@
-"""Starts the ranks and stays until they have ended: agent, fork server, GPU claims. Only `run` and
-the commands come in.
+"""Starts and supervises the ranks: agent, fork server, GPU claims. Imported only by `run` and the
+commands.
 """

@@ -46,7 +46,7 @@ _ENDED_BY_INTERRUPT = 130
 
 
 def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
-    """Run all ranks of this machine to their end and return the launcher's exit code.
+    """Run all ranks of this machine and return the launcher's exit code.
 
     Args:
         plan: the launch.
@@ -56,7 +56,7 @@ def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
     Raises:
         WorkerFailed: a rank failed; the error's exit code is the rank's.
         LaunchError: the ranks could not be started, or another machine failed.
-        ConfigError: `ranks` names a rank that no machine has.
+        ConfigError: `ranks` contains a rank that does not exist.
     """
     settings = plan.settings
     folder = _log_folder(plan)
@@ -76,7 +76,7 @@ def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
             agent.run()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
-    except _FailsAgain:
+    except _RepeatedFailure:
         pass
     except ConfigError:
         handler.announce_failure()
@@ -90,12 +90,12 @@ def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
     return _exit_code(agent, stopped_by, folder)
 
 
-class _FailsAgain(Exception):
-    """The run failed in the same way as before: no restart will help."""
+class _RepeatedFailure(Exception):
+    """The run failed in the same way as before, so it is not restarted."""
 
 
 class Agent(LocalElasticAgent):
-    """torch's agent with our ranks.
+    """torch's agent with Headway's rank processes.
 
     The only class that relies on these private names of torch: `_start_workers(worker_group)` is
     called after each rendezvous and returns the pids, `_restart_workers(worker_group)` before one
@@ -131,7 +131,7 @@ class Agent(LocalElasticAgent):
 
     @property
     def exits(self) -> list[RankExit]:
-        """How the ranks of the last attempt ended, the first one first."""
+        """How the ranks of the last attempt ended, in order."""
         return list(self._ranks.exits.values()) if self._ranks else []
 
     @property
@@ -144,17 +144,17 @@ class Agent(LocalElasticAgent):
         """Whether the ranks have been asked to stop."""
         return self._ranks is not None and self._ranks.is_stopping
 
-    def hurry(self) -> None:
+    def end_grace_period(self) -> None:
         """End the grace period of ranks that are being stopped."""
         if self._ranks:
-            self._ranks.hurry()
+            self._ranks.end_grace_period()
 
     def forwards_interrupt(self) -> bool:
         """Send a first Ctrl-C to the debugged rank; a second one ends the run at once."""
         if self._ranks is None or self._plan.settings.debug_rank is None:
             return False
         if self._ctrl_c.is_second():
-            self._ranks.hurry()
+            self._ranks.end_grace_period()
             return False
         return self._ranks.interrupt_debugged()
 
@@ -206,13 +206,13 @@ class Agent(LocalElasticAgent):
         self._stop_workers(worker_group)
         failure = self.find_failure()
         if failure is not None and failure.is_repeat_of(self._last_failure):
-            raise _FailsAgain
+            raise _RepeatedFailure
         self._last_failure = failure
         super()._restart_workers(worker_group)
 
     def _print_restart(self, attempt: int) -> None:
         failure = self._last_failure
-        cause = "another machine lost its ranks" if failure is None else failure.cause
+        cause = "ranks on another machine failed" if failure is None else failure.cause
         _say(f"{cause}; restart {attempt}")
 
 
@@ -230,7 +230,7 @@ def _rank_environment(group: WorkerGroup, worker: Any, attempt: int) -> dict[str
         "ROLE_WORLD_SIZE": str(worker.role_world_size),
         "MASTER_ADDR": str(group.master_addr),
         "MASTER_PORT": str(group.master_port),
-        # all machines count rounds alike, so the ranks of one attempt use the same store keys
+        # the same on all machines, so that the ranks of one attempt use the same store keys
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(group.spec.max_restarts),
         "TORCHELASTIC_RUN_ID": group.spec.rdzv_handler.get_run_id(),
@@ -255,7 +255,7 @@ def _rendezvous_handler(plan: LaunchPlan) -> rendezvous.FixedRendezvous:
 
 
 def _log_folder(plan: LaunchPlan) -> str | None:
-    """Make a new folder below `log_dir`, so that no earlier run's logs are overwritten."""
+    """Create a new folder in `log_dir`, so that earlier logs are not overwritten."""
     log_dir = plan.settings.log_dir
     if log_dir is None:
         return None
@@ -285,8 +285,10 @@ def _signals(agent: Agent) -> Iterator[None]:
         if number == signal.SIGINT and not seen and agent.forwards_interrupt():
             return
         seen.append(number)
-        if len(seen) > 1 and agent.is_stopping:  # else some code swallowed the first exception
-            agent.hurry()
+        if (
+            len(seen) > 1 and agent.is_stopping
+        ):  # otherwise other code swallowed the first exception
+            agent.end_grace_period()
         else:
             raise SignalException(f"stopped by signal {number}", signal.Signals(number))
 

@@ -1,6 +1,6 @@
-"""Takes idle GPUs so that no other launch on this machine takes the same: one lock file per GPU.
+"""Claims idle GPUs, so that no other launch on this machine uses them: one lock file per GPU.
 
-A lock belongs to an open file: the kernel releases it when the launch has ended, in whatever way.
+A lock belongs to an open file: the kernel releases it when the launch ends, also if it is killed.
 A script that replaces the launcher inherits it. A launch holds the folder's lock while it chooses,
 so that two launches never choose at the same time.
 """
@@ -18,7 +18,7 @@ from headway.machine.facts import Gpu, Machine
 from headway.settings.table import Settings
 
 FOLDER = "/tmp/headway-gpus"
-"""The same for all users and any TMPDIR: all launches must see the same files."""
+"""The same for all users and independent of TMPDIR, as all launches must see the same files."""
 
 POLL_S = 2.0
 
@@ -29,13 +29,13 @@ def claim_idle(
     wait_s: float | None,
     folder: str = FOLDER,
 ) -> Machine:
-    """Claim the GPUs that `settings.devices` selects, and return the machine they were chosen on.
+    """Claim the GPUs that `settings.devices` selects; return the snapshot that they are from.
 
     If too few are idle and waiting does not help, nothing is claimed: the plan reports why.
 
     Args:
         settings: resolved, with `devices: idle:N`.
-        look: returns the machine as it is now, with what each GPU is busy with.
+        look: returns a new snapshot of the machine, with the use of each GPU.
         wait_s: how long to wait for GPUs that become idle; None: not at all.
         folder: where the lock files are.
 
@@ -43,26 +43,26 @@ def claim_idle(
         MachineError: the lock files cannot be written.
     """
     began = time.monotonic()
-    has_said = False
+    is_waiting = False
     while True:
-        with _turn(folder):
+        with _folder_lock(folder):
             machine = with_claims(look(), folder)
             selection = settings.devices.select(machine.visible_gpus)
             if not selection.problems:
                 for index in selection.indices[: settings.num_processes]:
-                    _take(machine.visible_gpus[index], folder)
+                    _lock_gpu(machine.visible_gpus[index], folder)
                 return machine
         can_wait = settings.devices.may_become_idle(machine.visible_gpus)
         if wait_s is None or not can_wait or time.monotonic() - began >= wait_s:
             return machine
-        if not has_said:
+        if not is_waiting:
             print(f"headway: waiting: {'; '.join(selection.problems)}", file=sys.stderr, flush=True)
-            has_said = True
+            is_waiting = True
         time.sleep(min(POLL_S, max(0.0, began + wait_s - time.monotonic())))
 
 
 def with_claims(machine: Machine, folder: str = FOLDER) -> Machine:
-    """Return the machine with the GPUs marked that another launch has claimed."""
+    """Return the machine with `claimed_by` set for GPUs that other launches have claimed."""
     return machine._replace(
         gpus=tuple(
             gpu._replace(
@@ -82,7 +82,7 @@ def _claimed_by(uuid: str, folder: str) -> str:
     path = _path(uuid, folder)
     try:
         with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: looking claims nothing
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a shared lock, which claims nothing
     except FileNotFoundError:
         return ""
     except BlockingIOError:
@@ -92,8 +92,8 @@ def _claimed_by(uuid: str, folder: str) -> str:
     return ""
 
 
-def _take(gpu: Gpu, folder: str) -> None:
-    """Lock this GPU's file until this process, and a script that replaces it, have ended."""
+def _lock_gpu(gpu: Gpu, folder: str) -> None:
+    """Lock this GPU's file until this process, or the script that replaces it, ends."""
     import fcntl
 
     path = _path(gpu.uuid, folder)
@@ -106,8 +106,8 @@ def _take(gpu: Gpu, folder: str) -> None:
 
 
 @contextmanager
-def _turn(folder: str) -> Iterator[None]:
-    """Hold the folder's lock while choosing."""
+def _folder_lock(folder: str) -> Iterator[None]:
+    """Hold the folder's lock while GPUs are selected."""
     try:
         import fcntl
     except ImportError:
@@ -135,23 +135,23 @@ def _path(name: str, folder: str) -> str:
 
 
 def _open(path: str) -> int:
-    """Open a lock file; reading is enough for a lock, and all that another user's file allows."""
+    """Open a lock file read-only: enough for a lock, and allowed for another user's file."""
     flags = os.O_RDONLY | os.O_NOFOLLOW
     try:
         lock = os.open(path, flags)
     except FileNotFoundError:
         lock = os.open(path, flags | os.O_CREAT, 0o644)
     if os.fstat(lock).st_uid == os.getuid():
-        os.fchmod(lock, 0o644)  # a strict umask would lock out other users
+        os.fchmod(lock, 0o644)  # regardless of the umask
     return lock
 
 
 def _unusable(path: str, error: OSError) -> MachineError:
-    """Return the error for a lock that cannot be taken, with who can fix it."""
+    """Return the error for a lock file that cannot be used, with the owner who can fix it."""
     folder = os.path.dirname(path)
     path_at_fault, fix = folder, f"`chmod 1777 {folder}`"
     if not os.path.lexists(folder):
-        fix = f"`mkdir -m 1777 {folder}`, as a user with the right to"
+        fix = f"`mkdir -m 1777 {folder}`, as a user with permission"
     elif not os.path.isdir(folder):
         fix = f"`rm {folder}`"
     elif os.path.lexists(path):
@@ -161,7 +161,7 @@ def _unusable(path: str, error: OSError) -> MachineError:
         owner, fix = f" of {_user(uid)}", f"ask {_user(uid)} for {fix}"
     return MachineError(
         f"idle GPUs cannot be claimed: {path_at_fault}{owner}: {error.strerror}",
-        where="devices: idle:N takes a lock file for each GPU",
+        where="devices: idle:N needs a lock file for each GPU",
         fix=f"{fix}; or name the GPUs: --devices 0,1",
     )
 

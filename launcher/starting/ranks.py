@@ -45,7 +45,7 @@ class RankProcesses(PContext):
         watch: reads the records that they send.
         attempt: 0, and one more for each restart.
         reports_its_end: the program is Python, and sends a record when it comes to its end.
-        debug_rank: the rank that has the launcher's own terminal.
+        debug_rank: the rank that has the launcher's terminal.
         grace_s: how long ranks that are asked to stop may take; the agent of torch 2.11 has no
             such argument to pass on.
     """
@@ -78,7 +78,7 @@ class RankProcesses(PContext):
         self._local_ranks: dict[int, int] = {}  # by pid
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
-        self.statuses: list[RankStatus] = []  # where all ranks were when communication failed
+        self.statuses: list[RankStatus] = []  # of all ranks when communication failed
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
 
     def start(self) -> None:
@@ -111,7 +111,7 @@ class RankProcesses(PContext):
             self._watch.add(rank, pid, streams.channel, streams.stacks)
 
     def _collect(self, timeout_s: float = 0) -> None:
-        """Note the ranks that have ended, after waiting at most `timeout_s` for the first."""
+        """Record the ranks that have ended, after waiting at most `timeout_s` for the first."""
         with suppress(queue.Empty):
             while True:
                 self._starter.woken.get(timeout_s > 0, timeout_s or None)
@@ -133,7 +133,7 @@ class RankProcesses(PContext):
         )
         for record in self._watch.end(rank, ended.code):
             if isinstance(record, Crash):
-                if is_of_communication(record):  # the rank has not shown it
+                if is_of_communication(record):  # the rank has not printed it
                     self._output.keep(rank, record.traceback)
                 end = end._replace(crash=record)
             else:
@@ -164,7 +164,7 @@ class RankProcesses(PContext):
         return None
 
     def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
-        """Ask the living ranks to stop, wait, then end whatever is left in their sessions."""
+        """Signal the running ranks to stop, wait, then kill the rest of their sessions."""
         self._collect()
         grace_s = self._grace_s
         failed = [end for end in self.exits.values() if end.is_failure]
@@ -183,25 +183,25 @@ class RankProcesses(PContext):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         while self._alive():
-            self.forward(signal.SIGKILL)  # one that was only just forked has no session yet
+            self.forward(signal.SIGKILL)  # a rank that was just forked may not have its session yet
             self._collect(timeout_s=1)
 
     @property
     def is_stopping(self) -> bool:
         return self._stopped_at != float("inf")
 
-    def hurry(self) -> None:
+    def end_grace_period(self) -> None:
         """End the grace period; may be called from a signal handler while `close` waits."""
         self._kill_at = 0
         self._starter.woken.put(None)
 
     def forward(self, number: int) -> None:
-        """Send a signal to the ranks that are alive, and not to what they have started."""
+        """Send a signal to the running ranks, but not to their child processes."""
         for local_rank in self._alive():
             self._send(local_rank, number)
 
     def interrupt_debugged(self) -> bool:
-        """Send Ctrl-C to the debugged rank; False where none is alive."""
+        """Send Ctrl-C to the debugged rank; False if it is not running."""
         for local_rank in self._alive():
             if int(self.envs[local_rank]["RANK"]) == self._debug_rank:
                 self._send(local_rank, signal.SIGINT)

@@ -1,10 +1,10 @@
-"""The fork server, a process between the launcher and its ranks: starts them, and leaves none.
+"""The fork server: a process that starts the ranks for the launcher, and ends them all with it.
 
 It starts before the launcher's own imports and runs in parallel with them. To fork ranks it imports
 torch once; it then has one Python thread, no CUDA context, and a session of its own. Requests
 are JSON over a socket, answers are records; a request carries the rank's stdin, stdout, stderr,
-status channel and pipe of stacks. When the launcher has ended, in whatever way, all processes below
-this one are ended.
+status channel and pipe of stacks. When the launcher ends, also if it is killed, all descendants of
+this process are ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headway.launcher.planning.program import interpreter
 
 
 class Job(NamedTuple):
-    """What all ranks of the run share, as this process's command line says it."""
+    """What all ranks share, from this process's command line."""
 
     method: str  # fork, exec; program: not a Python script
     grace_s: float
@@ -44,7 +44,7 @@ class Job(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """A request for one rank."""
+    """A request to start one rank."""
 
     env: dict[str, str]
     fds: list[int]  # stdin, stdout, stderr, status channel, stacks
@@ -64,7 +64,7 @@ def main() -> None:
         _warm_up()
     rank = _serve(server, job)
     if rank is None:
-        os._exit(0)  # without a quarter of a second for the finalization of torch
+        os._exit(0)  # skips torch's finalization, which takes 0.25 s
     set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
     rank_monitor.start(*rank.fds[3:])
     preloaded.hand_out_torch()
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _warm_up() -> None:
-    """Import what every training script imports, and exempt it from garbage collection."""
+    """Import torch, and exempt its objects from garbage collection."""
     with preloaded.recorded_filters():
         import torch.distributed
 
@@ -82,10 +82,10 @@ def _warm_up() -> None:
 
 
 def _serve(server: socket.socket, job: Job) -> Rank | None:
-    """Answer requests; return None when the launcher has ended, and the rank in a forked rank."""
+    """Serve requests; return None when the launcher has ended, or the rank in a forked child."""
     selector = selectors.DefaultSelector()
     selector.register(server, selectors.EVENT_READ)
-    ranks: dict[int, int] = {}  # by pid, a descriptor that can be read when the rank has ended
+    ranks: dict[int, int] = {}  # by pid, a descriptor that is readable when the rank has ended
     here = os.getpid()
     while True:
         for key, _ in selector.select():
@@ -135,7 +135,7 @@ def _answer(server: socket.socket, record: Record) -> None:
 
 @contextmanager
 def _stop_signals_blocked() -> Iterator[None]:
-    """Block stop signals while a process is made; in a forked one they stay blocked."""
+    """Block stop signals while a process is started; in a forked child they stay blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOP_SIGNALS)
     here = os.getpid()
     try:
@@ -157,8 +157,8 @@ def _start_fresh(job: Job, rank: Rank) -> int:
     command = [job.name, *job.args]
     is_ours = job.method == "exec"
     if is_ours:
-        told = [str(os.getpid()), *map(str, ours), job.kind, *command]
-        command = [*interpreter(), "-c", worker.bootstrap_code("inside.worker"), *told]
+        arguments = [str(os.getpid()), *map(str, ours), job.kind, *command]
+        command = [*interpreter(), "-c", worker.bootstrap_code("inside.worker"), *arguments]
     try:
         with _stop_signals_blocked() if is_ours else nullcontext():
             process = subprocess.Popen(
@@ -173,15 +173,15 @@ def _start_fresh(job: Job, rank: Rank) -> int:
     except OSError as error:
         os.write(stderr, f"{job.name}: {error.strerror}\n".encode())
         return _fork() or os._exit(127)  # as a shell would
-    process.returncode = 0  # it is reaped in _reap, not by Popen
+    process.returncode = 0  # reaped in _reap, not by Popen
     return process.pid
 
 
-_statuses: dict[int, int] = {}  # by pid, where the system has no pidfds
+_statuses: dict[int, int] = {}  # by pid, on systems without pidfds
 
 
 def _watch(pid: int) -> int:
-    """Return a descriptor that can be read once process `pid` has ended."""
+    """Return a descriptor that is readable once process `pid` has ended."""
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
     reading, writing = os.pipe()
@@ -201,7 +201,7 @@ def _reap(pid: int, fd: int) -> int:
 
 
 def _become_rank(server_pid: int, rank: Rank) -> None:
-    """Set the forked process up as a fresh interpreter for this rank would be."""
+    """Set up the forked process like a new interpreter for this rank."""
     die_with_parent(server_pid)
     os.setsid()
     for target, fd in enumerate(rank.fds[:3]):
@@ -216,7 +216,7 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
 
 
 def _reseed() -> None:
-    """Reseed the generators that a fresh process seeds at random; `random` does so after a fork."""
+    """Reseed torch's and NumPy's generators, which the fork copied; `random` reseeds itself."""
     import torch
 
     torch.default_generator.seed()
@@ -225,7 +225,7 @@ def _reseed() -> None:
 
 
 def _reopen_streams() -> None:
-    """Reopen Python's three standard streams with the buffering that a fresh process gives them."""
+    """Reopen Python's three standard streams with the buffering of a new process."""
     assert isinstance(sys.stdout, io.TextIOWrapper)
     unbuffered = sys.stdout.write_through  # by -u or PYTHONUNBUFFERED
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):

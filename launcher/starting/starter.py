@@ -1,4 +1,4 @@
-"""The launcher's side of `server.py`: asks it to start ranks, and reads which have ended.
+"""The launcher's side of `server.py`: requests ranks, and reads which have ended.
 
 Imports no torch, so that the server can be started before the launcher's own slow imports.
 """
@@ -23,14 +23,14 @@ from headway.launcher.inside.process_cleanup import adopt_orphans, end_descendan
 from headway.launcher.inside.worker import bootstrap_code
 from headway.launcher.planning.plan import LaunchPlan
 
-_TITLE_ROOM = "-" * 60  # an argument that the ranks' process titles overwrite
+_TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
 
 
 class Starter:
     """Starts ranks, keeps how they ended in `ends`, and wakes a thread that waits for `woken`.
 
-    The ends are not in the queue: an exception from a signal handler could lose one that was just
-    taken out.
+    The queue does not hold the ends: an exception from a signal handler could lose one that was
+    just removed from it.
 
     Args:
         plan: how the ranks start.
@@ -44,7 +44,7 @@ class Starter:
         self._socket, theirs = socket.socketpair()
         adopt_orphans()
         program, settings = plan.program, plan.settings
-        told = [
+        arguments = [
             str(theirs.fileno()),
             "program" if program.kind == "program" else settings.start_method,
             str(settings.grace_period_s),
@@ -55,7 +55,12 @@ class Starter:
         ]
         try:
             self._server = subprocess.Popen(
-                [*unbuffered(plan.python, environ), "-c", bootstrap_code("starting.server"), *told],
+                [
+                    *unbuffered(plan.python, environ),
+                    "-c",
+                    bootstrap_code("starting.server"),
+                    *arguments,
+                ],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -89,12 +94,12 @@ class Starter:
             raise LaunchError(
                 "the process that starts the ranks has ended",
                 where=f"process {self._server.pid}, exit code {self._server.wait()}",
-                fix="read what it printed above, or try --start-method exec",
+                fix="see its output above, or try --start-method exec",
             )
         return pid
 
     def close(self) -> None:
-        """Have the server end all processes that are left of the ranks, and wait until it has."""
+        """Tell the server to end the remaining processes of the ranks, and wait for it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         if self._server.wait() != 0:  # it was killed, and this process adopted its children
@@ -130,15 +135,15 @@ def unbuffered(python: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def cannot_start(error: OSError) -> LaunchError:
-    """Return the error for an operating system that refuses to start a process."""
+    """Return the error for a process that the operating system cannot start."""
     fixes = {
         errno.E2BIG: "shorten the arguments or the environment",
-        errno.EMFILE: "raise the number of open files: `ulimit -n 4096`",
-        errno.EAGAIN: "raise the number of processes: `ulimit -u`, or start fewer ranks",
+        errno.EMFILE: "raise the limit of open files: `ulimit -n 4096`",
+        errno.EAGAIN: "raise the limit of processes: `ulimit -u`, or start fewer ranks",
         errno.ENOMEM: "start fewer ranks, or free some memory",
     }
     return LaunchError(
         f"the ranks cannot be started: {error.strerror}",
         where="the operating system",
-        fix=fixes.get(error.errno or 0, "install Headway into a working Python"),
+        fix=fixes.get(error.errno or 0, "reinstall Headway in a working Python"),
     )

@@ -78,7 +78,7 @@ def test_nothing_is_wrong_with_a_machine_that_is_fine(name: str) -> None:
 
 def test_a_mask_that_names_a_gpu_that_is_not_there_is_found() -> None:
     (finding,) = found("gpu_4", CUDA_VISIBLE_DEVICES="1,9,2")
-    assert "names a GPU that is not there (9)" in finding.what
+    assert "lists a GPU that does not exist (9)" in finding.what
     assert "1 GPU (NVIDIA A100" in finding.what
 
 
@@ -92,7 +92,7 @@ def test_a_mask_that_only_says_where_it_ends_is_fine(mask: str) -> None:
 )
 def test_a_gpu_behind_the_end_of_a_mask_is_said_to_be_hidden(mask: str, end: str) -> None:
     (finding,) = found("gpu_4", CUDA_VISIBLE_DEVICES=mask)
-    assert f"={mask} ends for CUDA at {end}, and what follows is ignored (1)" in finding.what
+    assert f"={mask} ends at {end}; CUDA ignores the entries after it (1)" in finding.what
     assert "not there" not in finding.what
     assert finding.fix
 
@@ -121,9 +121,14 @@ def test_every_finding_has_a_fix(name: str) -> None:
 @pytest.mark.parametrize(
     ("macos", "version", "what", "fix"),
     [
-        ("15.5", "1.12.1", "MPS computes wrongly in places before 1.13", "`pip install -U torch`"),
-        ("13.5", "1.12.1", "MPS computes wrongly", "`pip install -U 'torch<2.9'`"),
-        ("12.6", "1.12.1", "MPS computes wrongly", "`pip install -U 'torch<2.5'`"),
+        (
+            "15.5",
+            "1.12.1",
+            "MPS gives wrong results with versions before 1.13",
+            "`pip install -U torch`",
+        ),
+        ("13.5", "1.12.1", "MPS gives wrong results", "`pip install -U 'torch<2.9'`"),
+        ("12.6", "1.12.1", "MPS gives wrong results", "`pip install -U 'torch<2.5'`"),
         ("12.6", "1.11.0", "built without MPS", "`pip install -U 'torch<2.5'`"),
         (
             *("12.2", "1.12.1", "macOS 12.2 is older than 12.3"),
@@ -149,19 +154,19 @@ def test_an_old_torch_on_a_mac_without_mps_computes_nothing_wrongly() -> None:
 @pytest.mark.wording
 def test_a_quota_below_the_thread_count_is_found() -> None:
     (threads,) = [one for one in found("container_half_core_2gib") if one.check == "threads"]
-    assert "cgroup quota of 0.5 cores, but torch alone starts 32 threads" in threads.what
+    assert "cgroup quota of 0.5 cores, but torch by default starts 32 threads" in threads.what
 
 
 @pytest.mark.wording
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        ("64", "OMP_NUM_THREADS=64, but there are 8 usable cores"),
-        ("64,2", "OMP_NUM_THREADS=64,2, but there are 8 usable cores"),
-        ("0", "OMP_NUM_THREADS='0' is no number of threads"),
-        ("-1", "OMP_NUM_THREADS='-1' is no number of threads"),
-        ("abc", "OMP_NUM_THREADS='abc' is no number of threads"),
-        ("", "OMP_NUM_THREADS='' is no number of threads"),
+        ("64", "OMP_NUM_THREADS=64, more than the 8 usable cores"),
+        ("64,2", "OMP_NUM_THREADS=64,2, more than the 8 usable cores"),
+        ("0", "OMP_NUM_THREADS='0' is not a number of threads"),
+        ("-1", "OMP_NUM_THREADS='-1' is not a number of threads"),
+        ("abc", "OMP_NUM_THREADS='abc' is not a number of threads"),
+        ("", "OMP_NUM_THREADS='' is not a number of threads"),
     ],
 )
 def test_a_number_of_threads_that_does_not_fit_the_cores_or_is_none_is_found(
@@ -181,10 +186,10 @@ def test_a_number_of_threads_that_fits_is_left_alone(value: str) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "status", "what"),
     [
-        ("RANK", "0", WARNING, "left of another launch"),
-        ("CUDA_LAUNCH_BLOCKING", "1", WARNING, "every kernel waits"),
-        ("NCCL_P2P_DISABLE", "1", WARNING, "through the CPU's memory"),
-        ("NCCL_ASYNC_ERROR_HANDLING", "1", WARNING, "is not read any more"),
+        ("RANK", "0", WARNING, "left over from another launch"),
+        ("CUDA_LAUNCH_BLOCKING", "1", WARNING, "kernel launches are synchronous"),
+        ("NCCL_P2P_DISABLE", "1", WARNING, "through host memory"),
+        ("NCCL_ASYNC_ERROR_HANDLING", "1", WARNING, "is no longer read by torch"),
         ("NCCL_SOCKET_IFNAME", "ib0", ERROR, "no such network interface"),
         ("NCCL_SOCKET_IFNAME", "=eth", ERROR, "no such network interface"),
         ("GLOO_SOCKET_IFNAME", "eth", ERROR, "no such network interface"),
@@ -252,7 +257,7 @@ def test_a_profile_that_names_ranks_which_a_launch_would_not_have_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HEADWAY_RANKS", "0,1")
-    assert "error profile ranks names rank 1, but the only rank is 0" in live(monkeypatch)
+    assert "error profile ranks contains rank 1, but the only rank is 0" in live(monkeypatch)
 
 
 def test_a_machine_without_faults_passes_the_live_checks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +298,7 @@ def test_mig_slices_are_one_gpu_for_torch(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_broken_profile_is_found_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("headway.yaml").write_text("devise: cpu\n")
     text = live(monkeypatch)
-    assert "error profile 'devise' is no setting; did you mean 'device'?" in text
+    assert "error profile unknown setting 'devise'; did you mean 'device'?" in text
     assert "headway.yaml, line 1" in text
 
 
@@ -305,7 +310,7 @@ def test_a_profile_of_another_machine_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_name_that_leads_to_a_dead_address_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     dead = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("203.0.113.9", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: dead)
-    assert "resolves to 203.0.113.9, which cannot be bound: Cannot assign" in live(monkeypatch)
+    assert "resolves to 203.0.113.9, not bindable here: Cannot assign" in live(monkeypatch)
 
 
 def test_a_name_that_leads_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +392,7 @@ def test_a_machine_without_a_writable_temporary_folder_is_an_error(
 @pytest.mark.wording
 def test_a_name_that_torch_fails_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
-    assert f"error hostname this machine's name '{'a' * 64}' is too long" in live(monkeypatch)
+    assert f"error hostname hostname '{'a' * 64}' is too long" in live(monkeypatch)
 
 
 @pytest.mark.wording
@@ -402,7 +407,7 @@ def test_a_first_machine_whose_name_is_too_long_is_an_error(
 def test_too_few_open_files_for_a_check_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", failing(OSError(24, "Too many open files")))
     text = live(monkeypatch)
-    assert "which cannot be bound: Too many open files" in text
+    assert "not bindable here: Too many open files" in text
     assert "port 29500 cannot be bound: Too many open files" in text
 
 

@@ -248,7 +248,7 @@ def test_a_mistake_is_two_to_four_lines_and_exit_2_before_anything_starts(case: 
 def test_four_cuda_processes_without_a_gpu_are_refused_with_exit_3() -> None:
     done = headway("launch", "--device", "cuda", "--num-processes", "4", script("pass"))
     assert done.returncode == 3
-    assert "this machine shows no GPU" in done.stderr
+    assert "no GPU is visible" in done.stderr
 
 
 def test_every_word_after_the_script_is_the_scripts_also_a_flag_of_ours() -> None:
@@ -397,7 +397,7 @@ def test_a_profile_of_another_machine_is_fitted_aloud() -> None:
     Path("headway.yaml").write_text("device: cuda\nnum_processes: 8\n")
     refused = headway("launch", script("print('ran')"))
     assert refused.returncode == 3
-    assert "device is 'cuda' for 8 processes, but this machine shows no GPU" in refused.stderr
+    assert "device is 'cuda' for 8 processes, but no GPU is visible" in refused.stderr
     assert "device: project profile" in refused.stderr
     done = headway("launch", "-q", "--fit", "script.py")
     assert done.stdout == "ran\n"
@@ -409,7 +409,7 @@ def test_idle_gpus_of_another_machine_are_shown_without_claiming_them() -> None:
     recorded = str(FOLDER / "gpu_2_one_busy.json")
     words = ["--devices", "idle:1", "--machine", recorded, "--dry-run", script("pass")]
     done = headway("launch", *words)
-    assert "note: passed over GPU 0: process 31337 computes on it" in done.stdout, done.stderr
+    assert "note: skipped GPU 0: used by process 31337" in done.stdout, done.stderr
 
 
 def test_a_dry_run_that_would_wait_is_not_told_to_ask_for_idle_gpus() -> None:
@@ -432,7 +432,7 @@ def test_fit_counts_the_gpus_that_are_idle_now(
 ) -> None:
     busy = load_machine(str(FOLDER / "gpu_2_one_busy.json"))
     unasked = busy._replace(gpus=tuple(gpu._replace(use=None) for gpu in busy.gpus))
-    monkeypatch.setattr(launch, "look_at_machine", lambda _, environ: (unasked, environ))
+    monkeypatch.setattr(launch, "machine_from_flags", lambda _, environ: (unasked, environ))
     monkeypatch.setattr(launch, "detect_machine", lambda _, full: busy)
     monkeypatch.setenv("HEADWAY_DEVICES", "idle:2")
     assert launch.main(["--dry-run", "--fit", script("pass")]) == 0
@@ -443,7 +443,7 @@ def test_ctrl_c_before_the_start_is_one_line() -> None:
     text = (
         "import headway.commands.launch as launch\n"
         "def interrupt(*_): raise KeyboardInterrupt\n"
-        "launch.look_at_machine = interrupt\n"
+        "launch.machine_from_flags = interrupt\n"
         "from headway.commands.main import main\n"
         "raise SystemExit(main(['launch', 'script.py']))"
     )

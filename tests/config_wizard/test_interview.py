@@ -194,7 +194,7 @@ def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
         ("cpu", "64 usable cores"),
     ]
     assert offered(M2) == [("mps", "Apple silicon (Apple M2)"), ("cpu", "8 usable cores")]
-    assert offered(HIDDEN) == [("cpu", "64 usable cores; CUDA_VISIBLE_DEVICES='' hides them")]
+    assert offered(HIDDEN) == [("cpu", "64 usable cores; CUDA_VISIBLE_DEVICES='' hides all GPUs")]
     precisions = offered(EIGHT_H100, "cuda", "8")
     assert [value for value, _ in precisions] == ["bf16", "no", "fp16"]
     assert "recommended: every GPU supports it" in precisions[0][1]
@@ -206,19 +206,19 @@ def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
 @pytest.mark.parametrize(
     ("machine", "replies", "reason"),
     [
-        (LAPTOP, ["cuda"], "this machine shows no GPU: no NVIDIA driver"),
+        (LAPTOP, ["cuda"], "no GPU is visible: no NVIDIA driver"),
         (LAPTOP, ["tpu"], "'tpu' is not one of cpu or a number from 1 to 1"),
         (LAPTOP, ["3"], "'3' is not one of cpu"),
-        (EIGHT_H100, ["cuda", "9"], "num_processes is 9, but this machine shows 8 GPUs"),
+        (EIGHT_H100, ["cuda", "9"], "num_processes is 9, but visible on this machine: 8 GPUs"),
         (EIGHT_H100, ["", "-2"], "num_processes is '-2', but it must be 1 or more"),
         (EIGHT_H100, ["", "many"], "not a whole number"),
-        (WITH_T4, ["", "", "bf16"], "Tesla T4, sm_75) has no bf16"),
-        (LAPTOP, ["", "", "", "yes", "fp16"], "on a CPU only bf16"),
+        (WITH_T4, ["", "", "bf16"], "Tesla T4 (sm_75) does not support bf16"),
+        (LAPTOP, ["", "", "", "yes", "fp16"], "the CPU supports only bf16"),
         (LAPTOP, ["", "", "", "y", "", "0"], "1 or more"),
         (LAPTOP, ["", "", "", "y", *[""] * 5, "RANK=1"], "env sets RANK"),
-        (LAPTOP, ["", "", "", "y", *[""] * 6, "2", "-"], "nobody says where machine 0 is"),
-        (LAPTOP, ["", "", "", "y", *[""] * 6, "2", "node0", "2"], "it is from 0 to 1"),
-        (M2, ["", "", "", "y", *[""] * 5, "2"], "MPS is one device in one process"),
+        (LAPTOP, ["", "", "", "y", *[""] * 6, "2", "-"], "main_address is not set"),
+        (LAPTOP, ["", "", "", "y", *[""] * 6, "2", "node0", "2"], "the ranks are 0 to 1"),
+        (M2, ["", "", "", "y", *[""] * 5, "2"], "MPS supports only one process"),
     ],
 )
 def test_a_wrong_answer_is_refused_at_once_with_the_reason_and_asked_again(
@@ -293,7 +293,7 @@ def test_ranks_chosen_before_go_with_the_last_process_that_had_them(name: str) -
     user: dict[str, Raw] = {**CPU, "num_processes": "4", name: "3"}
     assert held(facts_of(LAPTOP, user), script=Endless())[1] == user
     assert held(facts_of(LAPTOP, user), "cpu", "2")[1] == {**CPU, "num_processes": "2"}
-    with pytest.raises(ConfigError, match=f"{name} names rank 3"):
+    with pytest.raises(ConfigError, match=f"{name} contains rank 3"):
         held(facts_of(LAPTOP, given={name: "3"}), "cpu", "2")
     machines = {"num_machines": "2", "main_address": "node0"}
     many: dict[str, Raw] = {**CPU, "num_processes": "2", **machines, "ranks": "3"}
@@ -331,7 +331,7 @@ def test_input_that_ends_early_leaves_the_rest_to_the_defaults_and_says_so() -> 
 
 
 def test_input_that_ends_after_a_refused_answer_is_an_error_and_no_default() -> None:
-    with pytest.raises(ConfigError, match="this machine shows no GPU"):
+    with pytest.raises(ConfigError, match="no GPU is visible"):
         held(facts_of(LAPTOP), "cuda")
 
 
@@ -342,7 +342,7 @@ def test_what_was_given_is_not_asked_and_an_impossible_gift_is_refused_before_an
     assert "num_processes" not in [question.name for question in script.asked]
     assert profile["num_processes"] == "2"
     script = Script([])
-    with pytest.raises(ConfigError, match="shows no GPU"):
+    with pytest.raises(ConfigError, match="no GPU is visible"):
         held(facts_of(LAPTOP, given={"device": "cuda"}), script=script)
     assert not script.asked
     with pytest.raises(ConfigError, match="env sets RANK"):
@@ -350,7 +350,7 @@ def test_what_was_given_is_not_asked_and_an_impossible_gift_is_refused_before_an
 
 
 def test_nobody_asked_and_a_default_that_cannot_be_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="nobody says where machine 0 is"):
+    with pytest.raises(ConfigError, match="main_address is not set"):
         interview(
             facts_of(LAPTOP, given={"num_machines": "2"}),
             Defaults(lambda _: None),

@@ -90,7 +90,7 @@ def test_arrows_letters_and_numbers_move_through_a_menu() -> None:
         ("2", "cpu"),
         ("cpx\x7fu", "cpu"),
         ("\x1b[200~cpu\n\x1b[201~", "cpu"),  # pasted
-        ("x\x1b[B", "cpu"),  # an arrow key begins anew
+        ("x\x1b[B", "cpu"),  # an arrow key selects the default
         ("\x1b[Bcud", "cuda"),
     ],
 )

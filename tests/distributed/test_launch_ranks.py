@@ -203,7 +203,7 @@ def test_a_rank_to_show_that_no_machine_has_is_refused_once_they_have_met() -> N
     ]
     outputs = [machine.communicate(timeout=60)[1] for machine in machines]
     assert [machine.returncode for machine in machines] == [2, 4]
-    assert "ranks names rank 2, but ranks are from 0 to 1" in outputs[0]
+    assert "ranks contains rank 2, but ranks are 0 to 1" in outputs[0]
     assert "machine 0 failed" in outputs[1]
 
 

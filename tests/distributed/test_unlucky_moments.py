@@ -95,7 +95,7 @@ import os, signal
 from types import SimpleNamespace
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.launcher.starting.agent import _signals
-agent = SimpleNamespace(is_stopping=False, hurry=lambda: print("hurry"))
+agent = SimpleNamespace(is_stopping=False, end_grace_period=lambda: print("end_grace_period"))
 with _signals(agent):
     for _ in range(2):
         try:
@@ -108,7 +108,7 @@ with _signals(agent):
 
 
 def test_a_stop_signal_that_was_swallowed_may_come_again() -> None:
-    assert run_python(SWALLOWED).stdout.split() == ["swallowed", "swallowed", "hurry"]
+    assert run_python(SWALLOWED).stdout.split() == ["swallowed", "swallowed", "end_grace_period"]
 
 
 FORK = """

@@ -57,7 +57,7 @@ def test_a_command_of_the_readme_and_the_guides_does_what_it_is_there_for(
     printed = screens.run(shlex.join(words), stage)
     assert printed.strip()
     assert "Traceback" not in printed
-    refused = "error: device is 'cuda' for 4 processes, but this machine shows no GPU"
+    refused = "error: device is 'cuda' for 4 processes, but no GPU is visible"
     assert printed.startswith(refused) == ("--device cuda" in command), printed
     assert ("error:" in printed) == ("--device cuda" in command), printed
 

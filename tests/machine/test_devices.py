@@ -66,13 +66,13 @@ def test_a_spec_means_these_gpus_of_eight(raw: str | list[str], indices: list[in
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        ("9", "of 8 GPUs 8 are usable"),
-        ("7,8", "there is no GPU 8"),
-        ("^9", "there is no GPU 9"),
-        ("GPU-ffff", "there is no GPU GPU-ffff"),
-        ("GPU-00", "begins the UUIDs of 8 GPUs"),
-        ("2,GPU-0002", "GPU 2 is named twice"),
-        ("idle:9", "of 8 GPUs 8 are idle"),
+        ("9", "only 8 of 8 GPUs are usable"),
+        ("7,8", "GPU 8 does not exist"),
+        ("^9", "GPU 9 does not exist"),
+        ("GPU-ffff", "GPU GPU-ffff does not exist"),
+        ("GPU-00", "is a prefix of the UUIDs of 8 GPUs"),
+        ("2,GPU-0002", "GPU 2 is listed twice"),
+        ("idle:9", "only 8 of 8 GPUs are idle"),
     ],
 )
 def test_a_spec_that_eight_gpus_cannot_obey_says_why(raw: str, reason: str) -> None:
@@ -94,14 +94,14 @@ def test_gpus_chosen_by_number_pass_over_those_that_nobody_can_use() -> None:
 @pytest.mark.parametrize(
     ("gpu", "reason"),
     [
-        (EIGHT[0]._replace(use=GpuUse(0, 0, (17, 18))), "process 17, 18 computes on it"),
-        (EIGHT[0]._replace(use=GpuUse(5 * 2**30, 0, ())), "5.0 GiB of its memory are in use"),
-        (EIGHT[0]._replace(use=GpuUse(0, 40, ())), "busy at 40 %"),
-        (EIGHT[0]._replace(use=None), "does not tell"),
-        (EIGHT[0]._replace(claimed_by="another launch"), "another launch has claimed it"),
+        (EIGHT[0]._replace(use=GpuUse(0, 0, (17, 18))), "used by process 17, 18"),
+        (EIGHT[0]._replace(use=GpuUse(5 * 2**30, 0, ())), "5.0 GiB of its memory is in use"),
+        (EIGHT[0]._replace(use=GpuUse(0, 40, ())), "utilization is 40 %"),
+        (EIGHT[0]._replace(use=None), "does not report its use"),
+        (EIGHT[0]._replace(claimed_by="another launch"), "claimed by another launch"),
         (
             EIGHT[0]._replace(compute_mode=EXCLUSIVE, use=GpuUse(0, 0, (17,))),
-            "exclusive-process, and process 17 has it",
+            "exclusive-process, and process 17 uses it",
         ),
     ],
 )

@@ -165,7 +165,7 @@ def test_a_driver_that_does_not_answer_says_so(nvml: Nvml | None) -> None:
         nvml.nvmlInit = _refuse  # type: ignore[method-assign]
     machine = detect_machine({}, Recorded(recording))
     assert machine.gpus == ()
-    assert "does not answer" in machine.gpus_reason
+    assert "nvidia-smi fails" in machine.gpus_reason
 
 
 def _refuse() -> None:
@@ -212,9 +212,9 @@ EXPECTED = {
     "cpu_torch_on_gpu_box": ("cpu", "torch (2.13.0+cpu) is built without CUDA"),
     "driver_too_old": ("cpu", "driver 535.129.03 is too old"),
     "container_half_core_2gib": ("cpu", "no NVIDIA driver"),
-    "mask_empty": ("cpu", "CUDA_VISIBLE_DEVICES='' hides them"),
-    "mask_minus_one": ("cpu", "CUDA_VISIBLE_DEVICES='-1' hides them"),
-    "mask_duplicates": ("cpu", "names one twice"),
+    "mask_empty": ("cpu", "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
+    "mask_minus_one": ("cpu", "CUDA_VISIBLE_DEVICES='-1' hides all GPUs"),
+    "mask_duplicates": ("cpu", "lists one twice"),
     "amd_2": ("cuda", "gfx90a"),
 }
 
@@ -267,7 +267,7 @@ def test_a_memory_limit_of_cgroup_v1_counts_and_its_way_to_say_none_does_not() -
     host = snapshot(recording).host
     assert host is not None
     assert host.memory_limit_bytes is None
-    assert "no cgroup" in host.reasons["memory_limit_bytes"]
+    assert "not limited by a cgroup" in host.reasons["memory_limit_bytes"]
 
 
 def test_secrets_stay_out_of_a_snapshot() -> None:
@@ -280,14 +280,14 @@ def test_secrets_stay_out_of_a_snapshot() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "no snapshot"),
-        ("[]", "no object"),
+        ("", "not a valid machine snapshot"),
+        ("[]", "not an object"),
         ('{"version": 9}', "version is 9"),
         ('{"version": 1, "coers": 3}', "unknown fields: coers"),
         ('{"version": 1, "cores": "3"}', "cores is '3', not of type int"),
         ('{"version": 1, "gpus": [{"name": "x"}]}', "missing fields: capability"),
-        ('{"version": 1, "gpus": 3}', "no list"),
-        ("[" * 100_000, "no snapshot"),
+        ('{"version": 1, "gpus": 3}', "not a list"),
+        ("[" * 100_000, "not a valid machine snapshot"),
     ],
 )
 def test_a_file_that_is_no_snapshot_is_refused_with_the_place(
@@ -306,19 +306,19 @@ TWIN = load_machine(str(FOLDER / "gpu_4.json")).gpus[0].uuid
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("cores", 0, "is 0, where 1 is the least"),
-        ("cores", -4, "is -4, where 1 is the least"),
-        ("cores", 2**63, "is 9223372036854775808, more than any machine counts"),
-        ("version", True, "is True, and this Headway reads 1"),
-        ("gpus[1].memory_bytes", -1, "is -1, where 0 is the least"),
-        ("gpus[1].capability[0]", -8, "is -8, where 0 is the least"),
+        ("cores", 0, "is 0, but must be at least 1"),
+        ("cores", -4, "is -4, but must be at least 1"),
+        ("cores", 2**63, "is 9223372036854775808, which is too large"),
+        ("version", True, "is True, but this Headway reads version 1"),
+        ("gpus[1].memory_bytes", -1, "is -1, but must be at least 0"),
+        ("gpus[1].capability[0]", -8, "is -8, but must be at least 0"),
         ("gpus[1].compute_mode", "fast", "is 'fast', not one of default, exclusive-process"),
-        ("gpus[1].uuid", TWIN, f"is '{TWIN}', as that of"),
-        ("host.physical_cores", 0, "is 0, where 1 is the least"),
-        ("host.open_files", -2, "is -2, where -1 is the least"),
+        ("gpus[1].uuid", TWIN, f"is '{TWIN}', a duplicate of"),
+        ("host.physical_cores", 0, "is 0, but must be at least 1"),
+        ("host.open_files", -2, "is -2, but must be at least -1"),
         ("host.memory_bytes", 1.5, "is 1.5, not of type int"),
-        ("host.cpu_quota", 0, "is 0, where 0.001 is the least"),
-        ("host.cpu_quota", float("nan"), "is nan, where 0.001 is the least"),
+        ("host.cpu_quota", 0, "is 0, but must be at least 0.001"),
+        ("host.cpu_quota", float("nan"), "is nan, but must be at least 0.001"),
     ],
 )
 def test_a_value_that_no_machine_has_is_refused_with_file_and_key(
@@ -336,7 +336,7 @@ def test_a_value_that_no_machine_has_is_refused_with_file_and_key(
 
 def test_a_key_that_stands_twice_is_refused() -> None:
     Path("machine.json").write_text('{"version": 1, "cores": 8, "cores": 16}')
-    with pytest.raises(ConfigError, match="has the key 'cores' twice"):
+    with pytest.raises(ConfigError, match="has the duplicate key 'cores'"):
         load_machine("machine.json")
 
 
@@ -375,7 +375,7 @@ def test_zero_false_no_and_nothing_mean_no(word: str) -> None:
 
 
 def test_a_switch_that_means_neither_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="'maybe', which means neither yes nor no"):
+    with pytest.raises(ConfigError, match="'maybe', not a boolean"):
         is_on({"DISABLE_MPS": "maybe"}, "DISABLE_MPS")
 
 

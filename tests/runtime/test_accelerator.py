@@ -401,7 +401,7 @@ def test_free_memory_forgets_objects_and_returns_nones() -> None:
 
 
 def test_an_unknown_argument_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="no argument 'fsdp_plugin'"):
+    with pytest.raises(UsageError, match="unsupported argument 'fsdp_plugin'"):
         Accelerator(fsdp_plugin=object())  # type: ignore[arg-type]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.arguments import agree, refuse_foreign
+from headway.arguments import merge_arguments, reject_unsupported
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract
 from headway.errors import UsageError
@@ -23,82 +23,83 @@ RUN = RunContract(
 
 
 def test_without_launcher_and_arguments_the_defaults_hold() -> None:
-    agreed = agree(None)
+    agreed = merge_arguments(None)
     assert agreed[:3] == ("auto", "no", 1)
     assert agreed.notes == ()
 
 
 def test_launcher_s_settings_hold_where_the_script_says_nothing() -> None:
-    agreed = agree(RUN)
+    agreed = merge_arguments(RUN)
     assert agreed[:3] == ("cuda", "fp16", 4)
     assert agreed.precision_from == str(PROFILE)
     assert agreed.notes == ()
 
 
 def test_argument_beats_profile_and_says_so_in_one_line() -> None:
-    agreed = agree(RUN, mixed_precision="bf16")
+    agreed = merge_arguments(RUN, mixed_precision="bf16")
     assert agreed.mixed_precision == "bf16"
     assert agreed.notes == (
-        f"headway: Accelerator(mixed_precision='bf16') beats mixed_precision 'fp16' ({PROFILE})",
+        "headway: Accelerator(mixed_precision='bf16') overrides "
+        f"mixed_precision='fp16' ({PROFILE})",
     )
 
 
 def test_argument_no_beats_profile_too() -> None:
-    assert agree(RUN, mixed_precision="no").mixed_precision == "no"
+    assert merge_arguments(RUN, mixed_precision="no").mixed_precision == "no"
 
 
 def test_cpu_beats_a_detected_device_without_a_line() -> None:
-    agreed = agree(RUN, cpu=True)
+    agreed = merge_arguments(RUN, cpu=True)
     assert agreed.device == "cpu"
     assert agreed.notes == ()
 
 
 def test_argument_that_contradicts_a_flag_is_refused_naming_both() -> None:
     with pytest.raises(UsageError) as refused:
-        agree(RUN, gradient_accumulation_steps=2)
+        merge_arguments(RUN, gradient_accumulation_steps=2)
     assert "gradient_accumulation_steps=2" in str(refused.value)
     assert "--gradient-accumulation-steps" in str(refused.value)
 
 
 def test_cpu_that_contradicts_a_flag_is_refused() -> None:
     typed = RUN._replace(origins={"device": Origin(Layer.FLAG, flag="--device")})
-    with pytest.raises(UsageError, match=r"cpu=True.*contradicts device 'cuda'"):
-        agree(typed, cpu=True)
+    with pytest.raises(UsageError, match=r"cpu=True.*contradicts device='cuda'"):
+        merge_arguments(typed, cpu=True)
 
 
 def test_argument_that_repeats_a_flag_is_fine() -> None:
-    assert agree(RUN, gradient_accumulation_steps=4).notes == ()
+    assert merge_arguments(RUN, gradient_accumulation_steps=4).notes == ()
 
 
 @pytest.mark.parametrize("precision", ["fp8", "float16", ""])
 def test_unknown_precision_is_refused(precision: str) -> None:
     with pytest.raises(UsageError, match="not one of no, fp16, bf16"):
-        agree(None, mixed_precision=precision)
+        merge_arguments(None, mixed_precision=precision)
 
 
 @pytest.mark.parametrize(("name", "meant"), [("fp32", "no"), ("float16", "fp16"), ("fp8", "bf16")])
 def test_the_name_that_was_meant_is_the_fix(name: str, meant: str) -> None:
     with pytest.raises(UsageError, match=f"pass mixed_precision='{meant}'"):
-        agree(None, mixed_precision=name)
+        merge_arguments(None, mixed_precision=name)
 
 
 @pytest.mark.parametrize("steps", [0, -1, True, 1.5])
 def test_impossible_accumulation_is_refused(steps: int) -> None:
     with pytest.raises(UsageError, match="gradient_accumulation_steps is"):
-        agree(None, gradient_accumulation_steps=steps)
+        merge_arguments(None, gradient_accumulation_steps=steps)
 
 
 def test_accelerate_s_other_arguments_are_refused_with_a_way_out() -> None:
     with pytest.raises(UsageError, match=r"'log_with'[\s\S]*is_main_process"):
-        refuse_foreign({"log_with": "wandb"})
-    with pytest.raises(UsageError, match=r"'even_batches'[\s\S]*equally many batches"):
-        refuse_foreign({"even_batches": False})
+        reject_unsupported({"log_with": "wandb"})
+    with pytest.raises(UsageError, match=r"'even_batches'[\s\S]*same number of batches"):
+        reject_unsupported({"even_batches": False})
 
 
 def test_accelerate_s_other_arguments_may_be_none() -> None:
-    refuse_foreign({"log_with": None, "project_dir": None})
+    reject_unsupported({"log_with": None, "project_dir": None})
 
 
 def test_a_mistyped_argument_is_refused_with_a_guess() -> None:
     with pytest.raises(UsageError, match="did you mean mixed_precision="):
-        refuse_foreign({"mixed_precison": None})
+        reject_unsupported({"mixed_precison": None})

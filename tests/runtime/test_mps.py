@@ -78,7 +78,7 @@ def test_gpu_without_any_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bf16_on_an_old_macos_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "mac_13_new_torch", True)
-    with pytest.raises(MachineError, match=r"macOS 13.7.4 has none"):
+    with pytest.raises(MachineError, match=r"macOS 13.7.4 does not support it"):
         precision.precision_for("bf16", torch.device("mps"), where="here")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway import placement
-from headway.arguments import agree
+from headway.arguments import merge_arguments
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import Ranks, RunContract
 from headway.errors import MachineError, UsageError
@@ -41,12 +41,12 @@ def test_one_process_finds_an_idle_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (3, "auto", "the first 3 GPUs", "headway launch --devices 3"),
         ([1, 3], "cuda", "GPU 1, 3", "headway launch --devices 1,3"),
-        ("^0", "gpu", "all GPUs but 0", "headway launch --devices ^0"),
-        ([1], "cpu", "selects GPUs, and device is 'cpu'", "headway launch --cpu"),
-        (True, "auto", "neither a count", "pass a count"),
-        (1.0, "auto", "neither a count", "pass a count"),
-        ("gpu:0", "auto", "neither a count", "pass a count"),
-        ([1, 1], "auto", "names a GPU twice", "pass a count"),
+        ("^0", "gpu", "all GPUs except 0", "headway launch --devices ^0"),
+        ([1], "cpu", "selects GPUs, but device is 'cpu'", "headway launch --cpu"),
+        (True, "auto", "is not a count", "pass a count"),
+        (1.0, "auto", "is not a count", "pass a count"),
+        ("gpu:0", "auto", "is not a count", "pass a count"),
+        ([1, 1], "auto", "lists a GPU twice", "pass a count"),
     ],
 )
 def test_what_one_process_cannot_do_is_refused_with_the_way_out(
@@ -61,7 +61,7 @@ def test_what_one_process_cannot_do_is_refused_with_the_way_out(
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "gpu_4")
-    with pytest.raises(MachineError, match="there is no GPU 4"):
+    with pytest.raises(MachineError, match="GPU 4 does not exist"):
         gpu_named_by([4], "auto", None)
 
 
@@ -85,26 +85,31 @@ def run(device: str, origin: Origin = PROFILE) -> RunContract:
 
 
 def test_the_scripts_device_beats_a_profile_aloud_and_may_not_contradict_a_flag() -> None:
-    agreed = agree(run("cuda"), device="cpu")
+    agreed = merge_arguments(run("cuda"), device="cpu")
     assert agreed.device == "cpu"
-    assert agreed.notes == (f"headway: Accelerator(device='cpu') beats device 'cuda' ({PROFILE})",)
-    with pytest.raises(UsageError, match="contradicts device 'cuda' of the command line"):
-        agree(run("cuda", Origin(Layer.FLAG, flag="--device")), device="cpu")
+    assert agreed.notes == (
+        f"headway: Accelerator(device='cpu') overrides device='cuda' ({PROFILE})",
+    )
+    with pytest.raises(UsageError, match="contradicts device='cuda' from the command line"):
+        merge_arguments(run("cuda", Origin(Layer.FLAG, flag="--device")), device="cpu")
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_gpu_is_what_the_launcher_found(device: str) -> None:
-    agreed = agree(run(device), device="gpu")
+    agreed = merge_arguments(run(device), device="gpu")
     assert (agreed.device, agreed.notes) == (device, ())
-    assert agree(None, device="gpu").device == "gpu"
+    assert merge_arguments(None, device="gpu").device == "gpu"
 
 
 def test_auto_in_the_script_leaves_it_to_the_launcher() -> None:
-    assert agree(run("cpu", Origin(Layer.FLAG, flag="--device")), device="auto").device == "cpu"
+    assert (
+        merge_arguments(run("cpu", Origin(Layer.FLAG, flag="--device")), device="auto").device
+        == "cpu"
+    )
 
 
 def test_a_device_that_does_not_exist_and_two_that_contradict_are_refused() -> None:
     with pytest.raises(UsageError, match="'tpu', not one of auto, cpu, cuda, gpu, mps"):
-        agree(None, device="tpu")
+        merge_arguments(None, device="tpu")
     with pytest.raises(UsageError, match="cpu=True and device='mps' contradict"):
-        agree(None, cpu=True, device="mps")
+        merge_arguments(None, cpu=True, device="mps")

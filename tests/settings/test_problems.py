@@ -11,7 +11,7 @@ from headway.errors import Code
 from headway.machine.facts import Machine
 from headway.settings.problems import problems
 from headway.settings.profile import Entry
-from headway.settings.resolve import resolve, settle
+from headway.settings.resolve import resolve, try_resolve
 from headway.settings.table import Settings
 from tests.machines.recorded import load
 
@@ -69,7 +69,7 @@ def test_a_mac_s_own_device_is_its_problem_and_a_device_that_was_set_is_everybod
 def test_the_same_problem_is_known_again_in_another_place() -> None:
     def unknown(name: str, layer: Layer, file: str) -> Any:
         entry = Entry("1", Origin(layer, file, 3))
-        return settle([{name: entry}], Machine(), {})[1][0]
+        return try_resolve([{name: entry}], Machine(), {})[1][0]
 
     first = unknown("devise", Layer.USER_PROFILE, "a.yaml")
     assert first.is_same_as(unknown("devise", Layer.ASSIGNMENT, "b.yaml"))

@@ -48,7 +48,7 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "empty": ("", "empty", None),
     "only a comment": ("# nothing\n", "empty", None),
     "a list": ("- device\n- cpu\n", "is a list", 1),
-    "a lone value": ("cpu", "is a lone value", 1),
+    "a lone value": ("cpu", "is a single value", 1),
     "half a file": ("device: cpu\nenv: {A: 1,", "not YAML", 3),
     "bad indentation": ("device: cpu\n  devices: 1\n", "not YAML", 2),
     "an open quote": ("device: 'cpu", "not YAML", 1),
@@ -57,8 +57,12 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "a list for a number": ("num_processes: [1, 2]\n", "list", 1),
     "a map for a text": ("device:\n  cpu: yes\n", "map", 1),
     "out of range": ("device: cpu\nmain_port: 70000\n", "from 1 to 65535", 2),
-    "a duplicate key": ("device: cpu\n\ndevice: mps\n", "stands twice; first in line 1", 3),
-    "a duplicate variable": ("env:\n  A: 1\n  A: 2\n", "env.A stands twice", 3),
+    "a duplicate key": (
+        "device: cpu\n\ndevice: mps\n",
+        "duplicate key 'device'; first defined in line 1",
+        3,
+    ),
+    "a duplicate variable": ("env:\n  A: 1\n  A: 2\n", "duplicate key 'env.A'", 3),
     "an unknown nested key": ("env:\n  A:\n    B: 1\n", "too deep", 3),
     "no value": ("device:\nnum_processes: 2\n", "no value", 1),
     "a null": ("device: ~\n", "no value", 1),
@@ -66,8 +70,8 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "a local tag": ("device: !cpu cpu\n", "tags", 1),
     "an anchor": ("device: &a cpu\n", "anchors", 1),
     "an alias": ("device: *a\n", "anchors", 1),
-    "a merge key": ("<<: {device: cpu}\n", "no setting", 1),
-    "two documents": ("device: cpu\n---\ndevice: cpu\n", "second document", 2),
+    "a merge key": ("<<: {device: cpu}\n", "unknown setting", 1),
+    "two documents": ("device: cpu\n---\ndevice: cpu\n", "more than one YAML document", 2),
     "a control character": ("device: cpu\nlog_dir: a\0b\n", "not YAML", 2),
     "no UTF-8": (b"device: cpu\nlog_dir: \xff\n", "not UTF-8", 2),
     "a newer version": ("version: 99\nworkers: {a: {b: c}}\n", "version 99.*pip install -U", 1),
@@ -111,7 +115,7 @@ def test_profiles_that_nobody_may_look_for_are_no_missing_ones(
     assert main(words) == 2
     err = capsys.readouterr().err
     assert "Permission denied" in err
-    assert "fix:  mend the permissions of ~/.config/headway" in err
+    assert "fix:  fix the permissions of ~/.config/headway" in err
     assert main(["launch", "--dry-run", "-m", "this"]) == 2
     folder.chmod(0o700)
 
@@ -127,13 +131,13 @@ def test_a_billion_laughs_are_refused_without_a_laugh() -> None:
 
 
 def test_an_unreadable_profile_is_an_error_with_its_path() -> None:
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         read_profile(str(Path.cwd()), Layer.USER_PROFILE)
 
 
 def test_a_profile_that_is_a_fifo_is_refused_at_once() -> None:
     os.mkfifo("fifo.yaml")
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         read_profile("fifo.yaml", Layer.USER_PROFILE)
 
 
@@ -154,7 +158,7 @@ def test_a_relative_xdg_folder_is_ignored_and_an_empty_home_looked_up(
 def test_a_project_profile_of_another_user_is_refused() -> None:
     Path("headway.yaml").write_text("env: {LD_PRELOAD: /tmp/theirs.so}\n")
     os.chown("headway.yaml", 12345, 12345)
-    with pytest.raises(ConfigError, match="belongs to user 12345"):
+    with pytest.raises(ConfigError, match="is owned by user 12345"):
         find_project_profile(os.getcwd())
 
 
@@ -166,7 +170,7 @@ def test_a_project_profile_of_another_user_is_obeyed_where_it_is_named(
     os.chown("headway.yaml", 12345, 12345)
     show = ["config", "show"]
     assert main(show) == 2
-    assert "name it: `--profile ~/work/headway.yaml`" in capsys.readouterr().err
+    assert "select it: `--profile ~/work/headway.yaml`" in capsys.readouterr().err
     assert main(["config", "list"]) == 0
     assert main([*show, "--profile", "headway.yaml"]) == 0
     monkeypatch.setenv("HEADWAY_PROFILE", "~/work/headway.yaml")
@@ -200,7 +204,7 @@ def test_what_cannot_be_a_name_is_refused_with_its_origin(name: str) -> None:
 def test_a_profile_that_was_named_must_exist() -> None:
     Path(user_folder()).mkdir(parents=True)
     (Path(user_folder()) / "gpu8.yaml").write_text("device: cuda\n")
-    with pytest.raises(ConfigError, match=r"no profile 'gpu4'; did you mean 'gpu8'\?"):
+    with pytest.raises(ConfigError, match=r"profile 'gpu4' does not exist; did you mean 'gpu8'\?"):
         profile_layers({}, profile="gpu4")
     with pytest.raises(ConfigError, match=r"no profile '\./gpu4.yaml'"):
         profile_layers({}, profile="./gpu4.yaml")
@@ -238,7 +242,7 @@ def test_a_user_whom_the_system_does_not_know_has_no_profile(
 
 @pytest.mark.wording
 def test_a_tab_is_called_a_tab() -> None:
-    with pytest.raises(ConfigError, match="a tab, where only spaces may be") as caught:
+    with pytest.raises(ConfigError, match="a tab is used for indentation") as caught:
         parse_profile("env:\n\tA: 1\n", "p.yaml", Layer.PROFILE)
     assert caught.value.problems[0].where == "profile p.yaml, line 2, column 1"
     assert caught.value.problems[0].fix == "indent by spaces"

@@ -70,7 +70,7 @@ def test_a_wrong_answer_in_a_pipe_writes_nothing(
 ) -> None:
     typed(monkeypatch, "cuda\n")
     assert main(["config"]) == 2
-    assert "this machine shows no GPU" in capsys.readouterr().err
+    assert "no GPU is visible" in capsys.readouterr().err
     assert not Path(choose_profile().path).exists()
 
 
@@ -110,11 +110,11 @@ def test_set_answers_a_question_and_any_other_setting(machine: Machine) -> None:
         (["--set", "num_proceses=2"], "did you mean 'num_processes'"),
         (["--set", "num_processes=two"], "not a whole number"),
         (["--set", "device"], "not KEY=VALUE"),
-        (["--set", "device=cuda"], "this machine shows no GPU"),
-        (["--set", "num_machines=2"], "nobody says where machine 0 is"),
-        (["--answers", "missing.yaml"], "there is no such file"),
+        (["--set", "device=cuda"], "no GPU is visible"),
+        (["--set", "num_machines=2"], "main_address is not set"),
+        (["--answers", "missing.yaml"], "the file does not exist"),
         (["--answers", "answers.yaml"], "did you mean 'device'"),
-        (["--profile", "a b"], "cannot be the name of a profile"),
+        (["--profile", "a b"], "invalid profile name"),
         (["extra"], "unknown subcommand 'extra'"),
     ],
 )
@@ -249,7 +249,7 @@ def test_a_broken_profile_is_refused_before_any_question(machine: Machine, capsy
     Path("headway.yaml").write_text("device: cpu\ndevice: cpu\n")
     assert main(["config"]) == 2
     streams = capsys.readouterr()
-    assert "stands twice" in streams.err
+    assert "duplicate key" in streams.err
     assert not streams.out
 
 
@@ -259,7 +259,7 @@ def test_a_stronger_source_than_the_new_profile_is_named(
 ) -> None:
     monkeypatch.setenv("HEADWAY_NUM_PROCESSES", "3")
     assert main(["config", "--yes"]) == 0
-    assert "gives way to environment HEADWAY_NUM_PROCESSES" in capsys.readouterr().err
+    assert "is overridden by environment HEADWAY_NUM_PROCESSES" in capsys.readouterr().err
 
 
 def full_disk(*_: object) -> None:
@@ -488,11 +488,11 @@ def test_the_summary_and_the_notes_count_what_the_other_profile_says(
     assert main(["config"]) == 0
     out, err = capsys.readouterr()
     assert "A launch: your_script.py: 4 processes on cpu" in out
-    assert "default.yaml, line 4, column 1 gives way to project profile" in err
+    assert "default.yaml, line 4, column 1 is overridden by project profile" in err
     main(["config", "set", "num_processes=4", "ranks=3"])
     Path("answers.yaml").write_text("device: cpu\nnum_processes: 2\nplace: project\n")
     assert main(["config", "--answers", "answers.yaml"]) == 0
-    assert "note: ranks names rank 3, but ranks are from 0 to 1" in capsys.readouterr().err
+    assert "note: ranks contains rank 3, but ranks are 0 to 1" in capsys.readouterr().err
 
 
 def test_what_the_user_keeps_for_all_projects_is_not_copied_into_one(
@@ -543,7 +543,7 @@ def test_answers_that_are_no_map_are_not_called_a_profile(
 ) -> None:
     Path("answers.yaml").write_text("cpu\n2\n")
     assert main(["config", "--answers", "answers.yaml"]) == 2
-    assert "error: the file of answers is a lone value" in capsys.readouterr().err
+    assert "error: the file of answers is a single value" in capsys.readouterr().err
 
 
 @pytest.mark.wording
@@ -553,7 +553,7 @@ def test_what_only_the_user_knows_has_no_default(
     typed(monkeypatch, "cpu\n1\nuser\nno\n\nnode0\n")
     assert main(["config", "--set", "num_machines=2"]) == 0
     out = capsys.readouterr().out
-    assert "The name or IP address of machine 0?\n\nnum_machines is 2, but nobody says" in out
+    assert "The name or IP address of machine 0?\n\nnum_machines is 2, but main_address" in out
     assert profile()["main_address"] == "node0"
 
 

@@ -131,11 +131,11 @@ def test_an_older_precision_gives_way_to_none(said: str) -> None:
             "distributed_type: MULTI_GPU\nnum_processes: 5\nnum_machines: 2\n",
             "is not divisible by",
         ),
-        ("distributed_type: MULTI_CPU\nmixed_precision: fp16\n", "on a CPU only bf16"),
+        ("distributed_type: MULTI_CPU\nmixed_precision: fp16\n", "the CPU supports only bf16"),
         ("distributed_type: [", "not valid YAML or JSON"),
         ('{"distributed_type": }', "not valid YAML or JSON"),
         ("[" * 100_000, "not valid YAML or JSON"),
-        ("distributed_type: MULTI_GPU\ngpu_ids: 1,x\n", "neither the index of a GPU"),
+        ("distributed_type: MULTI_GPU\ngpu_ids: 1,x\n", "not a GPU index"),
         ("distributed_type: MULTI_GPU\nnum_processes: many\n", "a whole number"),
         ("- 1\n", "not an Accelerate configuration"),
         ("distributed_type: multi_gpu\nnum_processes: 4\n", "distributed_type is 'multi_gpu'"),
@@ -241,7 +241,7 @@ def test_a_torchrun_command_line_is_taken_over(
         (["torchrun", "--nproc-per-node", "0", "t.py"], "1 or more"),
         ([], "a file or a torchrun command line is required"),
         (["a", "b"], "neither one file"),
-        (["missing.yaml"], "there is no such file"),
+        (["missing.yaml"], "the file does not exist"),
     ],
 )
 def test_mistakes_in_what_is_to_be_imported_are_refused(
@@ -364,7 +364,7 @@ def test_ranks_of_one_machine_are_shown_by_torchrun_too(capsys: Capture) -> None
 @pytest.mark.parametrize(
     ("values", "code", "reason"),
     [
-        ({"device": "cuda"}, 3, "this machine shows no GPU"),
+        ({"device": "cuda"}, 3, "no GPU is visible"),
         ({"device": "cuda", "devices": "idle:2"}, 2, "idle GPUs are only chosen at a launch"),
     ],
 )

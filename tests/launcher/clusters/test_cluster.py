@@ -135,7 +135,7 @@ def test_variables_that_contradict_each_other_are_refused_by_their_names(
         monkeypatch.setenv(name, text)
     assert main(["launch", "--cpu", "--dry-run", script("pass")]) == 2
     error = capsys.readouterr().err
-    assert "machine_rank is 2, but with num_machines 2 it is from 0 to 1" in error
+    assert "machine_rank is 2, but num_machines is 2: the ranks are 0 to 1" in error
     assert "from: machine_rank: PET_NODE_RANK; num_machines: PET_NNODES" in error
 
 

@@ -101,7 +101,7 @@ def test_idle_gpus_become_as_many_as_are_idle() -> None:
 
 
 def test_where_no_gpu_is_idle_none_that_is_busy_is_taken() -> None:
-    with pytest.raises(MachineError, match="2 GPUs 0 are idle"):
+    with pytest.raises(MachineError, match="only 0 of 2 GPUs are idle"):
         fitted("amd_2", devices="idle:2")
 
 

@@ -112,7 +112,7 @@ def test_a_prompt_after_the_script_is_for_one_process() -> None:
     python = ["/bin/python", "-i"]
     launch = plan(python=python)
     assert launch.program.command(launch.python)[:3] == ["/bin/python", "-i", "train.py"]
-    with pytest.raises(ConfigError, match="a rank has no place for, but num_processes is 2"):
+    with pytest.raises(ConfigError, match="ranks under a launcher cannot, but num_processes is 2"):
         plan(python=python, num_processes="2")
 
 
@@ -235,17 +235,22 @@ REFUSED: dict[str, tuple[Machine, dict[str, Any], type[HeadwayError], str]] = {
         SERVER._replace(cuda_visible_devices=""),
         {"device": "cuda"},
         MachineError,
-        "CUDA_VISIBLE_DEVICES='' hides them",
+        "CUDA_VISIBLE_DEVICES='' hides all GPUs",
     ),
     "more processes than GPUs": (SERVER, {"num_processes": "9"}, MachineError, "8 GPUs"),
     "a GPU that is not there": (SERVER, {"devices": "7,8"}, MachineError, "7 NVIDIA H100"),
     "mps without a Mac": (LAPTOP, {"device": "mps"}, MachineError, "not a Mac"),
-    "two processes on one MPS device": (MAC, {"num_processes": "2"}, MachineError, "one device"),
+    "two processes on one MPS device": (
+        MAC,
+        {"num_processes": "2"},
+        MachineError,
+        "only one process",
+    ),
     "bf16 on an old GPU": (
         Machine(gpus=(T4,)),
         {"mixed_precision": "bf16"},
         MachineError,
-        "Tesla T4, sm_75",
+        "Tesla T4 \\(sm_75",
     ),
     "fp16 on a CPU": (LAPTOP, {"mixed_precision": "fp16"}, ConfigError, "bf16"),
     "GPUs chosen for a CPU run": (
@@ -264,30 +269,35 @@ REFUSED: dict[str, tuple[Machine, dict[str, Any], type[HeadwayError], str]] = {
         LAPTOP,
         {"num_machines": "2", "machine_rank": "2", "main_address": "a"},
         ConfigError,
-        "from 0 to 1",
+        "ranks are 0 to 1",
     ),
-    "a machine rank on one machine": (LAPTOP, {"machine_rank": "1"}, ConfigError, "only machine"),
-    "machines without an address": (LAPTOP, {"num_machines": "2"}, ConfigError, "where machine 0"),
+    "a machine rank on one machine": (LAPTOP, {"machine_rank": "1"}, ConfigError, "only rank is 0"),
+    "machines without an address": (
+        LAPTOP,
+        {"num_machines": "2"},
+        ConfigError,
+        "main_address is not set",
+    ),
     "a variable of the launcher's": (LAPTOP, {"env": "RANK=3"}, ConfigError, "RANK"),
     "an inner rank's variable": (LAPTOP, {"env": "GROUP_RANK=3"}, ConfigError, "GROUP_RANK"),
     "a variable that follows from a setting": (
         LAPTOP,
         {"env": "ACCELERATE_MIXED_PRECISION=bf16"},
         ConfigError,
-        "follows from the setting mixed_precision",
+        "which Headway derives from the setting mixed_precision",
     ),
     "a rank to show that is not there": (
         LAPTOP,
         {"ranks": "0-2", "num_processes": "2"},
         ConfigError,
-        "ranks names rank 2, but ranks are from 0 to 1",
+        "ranks contains rank 2, but ranks are 0 to 1",
     ),
     "another rank than the only one": (LAPTOP, {"ranks": "1"}, ConfigError, "the only rank is 0"),
     "a rank to debug that is not there": (
         LAPTOP,
         {"debug_rank": "2", "num_processes": "2"},
         ConfigError,
-        "debug_rank names rank 2",
+        "debug_rank contains rank 2",
     ),
     "a rank to debug among machines": (
         LAPTOP,
@@ -346,7 +356,7 @@ def test_ranks_that_are_chosen_or_debugged_need_no_launcher_beside_the_only_one(
 def test_a_debugged_run_says_who_has_the_terminal_and_what_it_goes_without() -> None:
     launch = plan(SERVER, num_processes="2", debug_rank="1", ranks="0", log_dir="logs")
     assert "rank 1 has the terminal" in summary(launch)
-    assert "ranks has no effect beside debug_rank (flag --ranks)" in launch.notes
+    assert "ranks has no effect with debug_rank (flag --ranks)" in launch.notes
     assert "rank 1 writes to the terminal, and into no log file" in launch.notes
     assert set_by(launch)["TORCH_NCCL_ENABLE_MONITORING"] == "0"
     assert json.loads(set_by(launch)["HEADWAY_RUN"] or "")["timeouts_suspended"]

@@ -231,7 +231,7 @@ from headway.commands import launch
 from headway.commands.main import main
 from headway.launcher.starting import gpu_claims as claims
 from tests.launcher.starting.test_gpu_claims import FOUR
-launch.look_at_machine = lambda parsed, environ: (FOUR, environ)
+launch.machine_from_flags = lambda parsed, environ: (FOUR, environ)
 launch.detect_machine = lambda environ, full: FOUR
 claims.claim_idle = partial(claims.claim_idle, folder=folder)
 raise SystemExit(main(["launch", "--devices", "idle:1", "script.py"]))
