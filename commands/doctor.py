@@ -19,7 +19,7 @@ from headway.machine.apple import how_to_update_torch
 from headway.machine.facts import Machine
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
-from headway.settings.layers import environment_layer, profile_layers
+from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.machine_problems import (
     ERROR,
     OK,
@@ -85,7 +85,7 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
     """Yield the checks that need the machine itself."""
     yield _ask_torch(machine)
     try:
-        layers = [*profile_layers(), environment_layer()]
+        layers = launch_layers(profile_layers(), os.environ)
         settings = resolve(layers, machine, cluster=cluster_layer(os.environ))
     except HeadwayError as error:
         settings = resolve([], machine)

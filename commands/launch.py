@@ -16,7 +16,7 @@ from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.layers import environment_layer, overridden, profile_layers
+from headway.settings.layers import launch_layers, overridden, profile_layers
 from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
     profiles = profile_layers(here, profile=parsed.profile)
-    layers: list[Entries] = [*profiles, environment_layer(environ), flags]
+    layers = launch_layers(profiles, environ, flags)
     cluster = cluster_layer(environ)
 
     def resolved(some: Sequence[Entries]) -> Settings:

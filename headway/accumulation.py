@@ -16,8 +16,6 @@ class Accumulation:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self._gradient: torch.Tensor | None = None  # of the last loss
-        self._gradient_key: tuple[object, ...] = ()
         self.reset()
 
     def reset(self) -> None:
@@ -35,10 +33,7 @@ class Accumulation:
     def gradient_of(self, loss: torch.Tensor) -> torch.Tensor:
         """Return 1 / steps, as the gradient to start the backward pass of `loss` with.
 
-        The same bits as those of a backward pass of `loss / steps`, without the division.
+        The same bits as those of a backward pass of `loss / steps`, without the division. A new
+        tensor each time: the script's own backward functions may write into it.
         """
-        key = (self.steps, loss.dtype, loss.device, loss.shape)
-        if self._gradient is None or key != self._gradient_key:
-            self._gradient = torch.ones_like(loss, requires_grad=False) / self.steps
-            self._gradient_key = key
-        return self._gradient
+        return torch.full_like(loss, 1 / self.steps, requires_grad=False)

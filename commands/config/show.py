@@ -16,7 +16,7 @@ from headway.errors import ConfigError
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.describe import printable, settings_table
 from headway.machine.devices import DeviceSpec
-from headway.settings.layers import environment_layer, profile_layers
+from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.profile import read_profile
 from headway.settings.profile_files import (
     choose_profile,
@@ -39,7 +39,7 @@ def show(argv: Sequence[str]) -> int:
     parser.machine_flag()
     parsed = parser.parse_flags(argv)
     machine, environ = machine_from_flags(parsed, os.environ)
-    layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
+    layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     cluster = cluster_layer(environ)
     settings = resolve(layers, machine, environ, cluster)
     # in plain columns: rich would take 80 ms, more than all the rest

@@ -16,7 +16,7 @@ from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program
 from headway.machine.facts import Machine
-from headway.settings.layers import environment_layer, profile_layers
+from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.resolve import resolve
 from headway.settings.table import TABLE, Settings
 
@@ -35,7 +35,7 @@ def export(argv: Sequence[str]) -> int:
     if parsed.format not in FORMATS:
         parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
     machine, environ = machine_from_flags(parsed, os.environ)
-    layers = [*profile_layers(profile=parsed.profile), environment_layer(environ)]
+    layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     settings = resolve(layers, machine, environ, cluster_layer(environ))
     names = list(dict.fromkeys(name for layer in layers for name in layer))
     if parsed.format == "torchrun":

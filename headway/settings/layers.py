@@ -60,6 +60,13 @@ def overridden(layers: Sequence[Entries]) -> list[str]:
     ]
 
 
+def launch_layers(
+    profiles: Sequence[Entries], environ: Mapping[str, str], flags: Entries | None = None
+) -> list[Entries]:
+    """Return the sources of a launch from the weakest to the strongest; a later one overrides."""
+    return [*profiles, environment_layer(environ), *([] if flags is None else [flags])]
+
+
 def environment_layer(environ: Mapping[str, str] = os.environ) -> Entries:
     """Return the layer of the HEADWAY_* variables; unknown ones keep their name as the key."""
     settings = {row.variable: name for name, row in TABLE.items()}

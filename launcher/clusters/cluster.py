@@ -63,7 +63,7 @@ def _is_set_up_for_torchrun(environ: Environ) -> bool:
 
 
 def _torchrun_counts(environ: Environ) -> Entries:
-    """Read PET_NPROC_PER_NODE, a number or a word for what is detected here anyway, and PET_NNODES."""
+    """Read PET_NPROC_PER_NODE and PET_NNODES; words such as auto mean what is detected anyway."""
     text = environ.get(_NPROC, "auto")
     is_detected = text in ("auto", "gpu", "cpu", "xpu")
     processes = {} if is_detected else {"num_processes": Entry(text, said_by(_NPROC))}

@@ -54,3 +54,26 @@ def test_a_gradient_that_the_script_gives_is_weighted_too_and_one_that_lacks_is_
     with pytest.raises(RuntimeError, match="only for scalar outputs"):
         accelerator.backward(weight * 1.0)
     assert progress().phase == "script"  # also after a failure
+
+
+class _ReversesGradients(torch.autograd.Function):
+    """Writes into the gradient that it is given, as many such layers do."""
+
+    @staticmethod
+    def forward(ctx: object, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.neg_()
+
+
+def test_a_backward_that_writes_into_its_gradient_changes_no_later_micro_batch() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    gradients = []
+    for _ in range(3):
+        weight = torch.ones(3, requires_grad=True)
+        accelerator.backward(_ReversesGradients.apply(weight.sum()))  # type: ignore[no-untyped-call]
+        assert weight.grad is not None
+        gradients.append(weight.grad[0].item())
+    assert gradients == [-0.5, -0.5, -0.5]
