@@ -131,7 +131,7 @@ def main():
         "nice": os.nice(0),
         "gc": __import__("gc").get_threshold(),
         "recursion": sys.getrecursionlimit(),
-        "trace": str(sys.gettrace()) + str(sys.getprofile()),
+        "trace": [type(one).__name__ for one in (sys.gettrace(), sys.getprofile())],
         "faulthandler": __import__("faulthandler").is_enabled(),
         "environ": {
             name: text for name, text in os.environ.items() if name not in ("_", "OLDPWD", "SHLVL")
