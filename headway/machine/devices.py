@@ -132,9 +132,7 @@ def parse_devices(raw: str | Sequence[str]) -> DeviceSpec:
     if text == "0":
         raise ValueError("which selects no GPU: write `0,` for GPU 0, or --cpu for none")
     if not _is_number(text):
-        raise ValueError(
-            "which is neither a count (2), nor a list (0,2 or 0-3), nor all, ^2 or idle:2"
-        )
+        raise ValueError("which is not a count (2), a list (0,2 or 0-3), all, ^2 or idle:2")
     return DeviceSpec(first=int(text))
 
 

@@ -100,7 +100,7 @@ def _other_devices(devices: DeviceSpec, visible: Sequence[Gpu]) -> str:
     if devices.may_become_idle(visible):
         return "wait for them with --wait, or request fewer"
     if devices.idle is not None:
-        return "request fewer, or name the GPUs, as in `--devices 0,`; --wait would not help"
+        return "request fewer, or name the GPUs, as in `--devices 0,`; waiting would not help"
     found = devices._replace(without=()).select(visible).indices
     blocked = [visible[index] for index in found if visible[index].obstacle]
     if devices.named is not None and blocked:

@@ -48,16 +48,16 @@ def found(recording: Recording | str, **variables: str) -> list[Check]:
 WRONG = {
     "cpu_torch_on_gpu_box": (ERROR, "device", "built without CUDA", "whl/cu130"),
     "driver_too_old": (ERROR, "device", "535.129.03 is too old", "whl/cu126"),
-    "mac_rosetta": (ERROR, "device", "Rosetta emulates", "conda"),
+    "mac_rosetta": (ERROR, "device", "emulated by Rosetta", "conda"),
     "mac_12_2": (ERROR, "device", "older than 12.3", "update macOS"),
     "mac_torch_without_mps": (ERROR, "device", "built without MPS", "pip install -U torch"),
-    "mac_intel": (WARNING, "device", "Intel CPU", "nothing to do"),
-    "mac_virtual": (WARNING, "device", "virtual machine", "nothing to do"),
+    "mac_intel": (WARNING, "device", "Intel CPU", "none needed"),
+    "mac_virtual": (WARNING, "device", "virtual machine", "none needed"),
     "mac_m2": (WARNING, "limits", "only 256 open files", "ulimit -n"),
     "mask_empty": (WARNING, "device", "CUDA_VISIBLE_DEVICES='' hides", "unset"),
     "gpu_prohibited": (WARNING, "compute mode", "GPU 0", "nvidia-smi -i 0 -c DEFAULT"),
-    "gpu_exclusive": (WARNING, "compute mode", "process 4242 has it", "--devices ^GPU-"),
-    "gpu_ecc_errors": (ERROR, "ECC", "3 uncorrected memory errors", "--gpu-reset"),
+    "gpu_exclusive": (WARNING, "compute mode", "process 4242 uses it", "--devices ^GPU-"),
+    "gpu_ecc_errors": (ERROR, "ECC", "3 uncorrected ECC memory errors", "--gpu-reset"),
     "container_half_core_2gib": (WARNING, "/dev/shm", "64 MiB", "--shm-size"),
 }
 

@@ -206,7 +206,7 @@ def test_a_profile_that_was_named_must_exist() -> None:
     (Path(user_folder()) / "gpu8.yaml").write_text("device: cuda\n")
     with pytest.raises(ConfigError, match=r"profile 'gpu4' does not exist; did you mean 'gpu8'\?"):
         profile_layers({}, profile="gpu4")
-    with pytest.raises(ConfigError, match=r"no profile '\./gpu4.yaml'"):
+    with pytest.raises(ConfigError, match=r"profile '\./gpu4.yaml'"):
         profile_layers({}, profile="./gpu4.yaml")
     assert profile_layers({}) == []  # nobody named the default
 
@@ -245,4 +245,4 @@ def test_a_tab_is_called_a_tab() -> None:
     with pytest.raises(ConfigError, match="a tab is used for indentation") as caught:
         parse_profile("env:\n\tA: 1\n", "p.yaml", Layer.PROFILE)
     assert caught.value.problems[0].where == "profile p.yaml, line 2, column 1"
-    assert caught.value.problems[0].fix == "indent by spaces"
+    assert caught.value.problems[0].fix == "indent with spaces"

@@ -226,7 +226,7 @@ def test_mistakes_of_every_kind_are_named_at_once_each_with_its_place(
     assert found == dict.fromkeys(
         [
             "unknown setting 'num_procesess'; did you mean 'num_processes'?",
-            "duplicate key 'device'; first in line 2",
+            "duplicate key 'device'; first defined in line 2",
             "max_restarts is 'many', which is not a whole number",
             "unknown setting 'main_adress'; did you mean 'main_address'?",
             "env.A has no value",

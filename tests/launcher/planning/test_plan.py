@@ -357,11 +357,14 @@ def test_a_debugged_run_says_who_has_the_terminal_and_what_it_goes_without() -> 
     launch = plan(SERVER, num_processes="2", debug_rank="1", ranks="0", log_dir="logs")
     assert "rank 1 has the terminal" in summary(launch)
     assert "ranks has no effect with debug_rank (flag --ranks)" in launch.notes
-    assert "rank 1 writes to the terminal, and into no log file" in launch.notes
+    assert "rank 1 writes to the terminal, not to a log file" in launch.notes
     assert set_by(launch)["TORCH_NCCL_ENABLE_MONITORING"] == "0"
     assert json.loads(set_by(launch)["HEADWAY_RUN"] or "")["timeouts_suspended"]
     ls = Program("/bin/ls", kind="program")
-    assert "no timeouts in /bin/ls" in plan(program=ls, num_processes="2", debug_rank="1").notes[0]
+    assert (
+        "does not disable timeouts in /bin/ls"
+        in plan(program=ls, num_processes="2", debug_rank="1").notes[0]
+    )
 
 
 def test_cpu_ranks_on_a_mac_are_fine() -> None:

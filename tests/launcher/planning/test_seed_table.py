@@ -146,7 +146,7 @@ def test_gpus_that_nobody_uses_are_found_and_the_others_named_with_the_reason() 
 
 def test_exclusive_gpus_in_use_and_prohibited_ones_are_passed_over() -> None:
     for machine, reason in (
-        ("gpu_exclusive", "exclusive-process, and process 4242 has it"),
+        ("gpu_exclusive", "exclusive-process, and process 4242 uses it"),
         ("gpu_prohibited", "compute mode is prohibited"),
     ):
         plan = planned(machine)
@@ -214,8 +214,10 @@ def test_a_mask_that_cuda_cuts_short_is_named() -> None:
     entries = {"devices": Entry("2", Origin(Layer.FLAG, flag="--devices"))}
     script = Program("train.py")
     plan = build_plan(resolve([], cut, environ), cut, script, python=["python"], environ=environ)
-    assert any("CUDA_VISIBLE_DEVICES=1,9,2 names a GPU that is not there" in n for n in plan.notes)
-    with pytest.raises(MachineError, match="CUDA_VISIBLE_DEVICES=1,9,2 names a GPU"):
+    assert any(
+        "CUDA_VISIBLE_DEVICES=1,9,2 lists a GPU that does not exist" in n for n in plan.notes
+    )
+    with pytest.raises(MachineError, match="CUDA_VISIBLE_DEVICES=1,9,2 lists a GPU"):
         build_plan(
             resolve([entries], cut, environ), cut, script, python=["python"], environ=environ
         )
@@ -242,9 +244,7 @@ def test_a_device_that_is_asked_for_opts_out_of_the_devices_of_a_weaker_layer(
     ]
     settings = resolve(list(layers), there, {})
     plan = build_plan(settings, there, Program("a.py"), python=["python"], environ={})
-    assert plan.notes == (
-        "devices has no effect on cpu, which flag --cpu asks for (flag --devices)",
-    )
+    assert plan.notes == ("devices has no effect on cpu, set by flag --cpu (flag --devices)",)
     assert "which selects GPUs" in refusal(machine, ConfigError, device="cpu", devices="2")
 
 
@@ -408,7 +408,7 @@ WHY_NO_MPS = {
     "mac_12_2": ("macOS 12.2 is older than 12.3", "update macOS to 14.0 or newer, then"),
     "mac_13_new_torch": ("macOS 13.7.4 is older than 14.0", "update macOS to 14.0"),
     "mac_torch_without_mps": ("torch (1.11.0) is built without MPS", "pip install -U torch"),
-    "mac_rosetta": ("an Intel build, which Rosetta emulates", "conda"),
+    "mac_rosetta": ("an Intel build, emulated by Rosetta", "conda"),
     "mac_intel": ("this Mac has an Intel CPU", "--cpu"),
     "mac_virtual": ("virtual machine", "--cpu"),
 }
