@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 VERSION = 1
 _BEAT_EVERY_S = 1.0
+_dumps, _write, _monotonic = json.dumps, os.write, time.monotonic  # a script may replace them
 _LONGEST_LINE = 2**24  # bytes; a longer line is refused
 
 
@@ -178,11 +179,11 @@ def is_connected() -> bool:
 
 
 def send(record: Record) -> None:
-    """Send one record, if there is a launcher."""
-    if is_connected():
-        assert _Channel.fd is not None
-        with suppress(OSError):  # the launcher has ended
-            os.write(_Channel.fd, encode_record(record))
+    """Send one record, if there is a launcher; what goes wrong is not the script's problem."""
+    with suppress(Exception):  # the launcher has ended, or the script has replaced a function
+        if is_connected():
+            assert _Channel.fd is not None
+            _write(_Channel.fd, encode_record(record))
 
 
 def progress() -> Progress:
@@ -204,7 +205,7 @@ def set_step(step: int) -> None:
 
 def _beat() -> None:
     """Send a heartbeat, at most one each second."""
-    now = time.monotonic()
+    now = _monotonic()
     if now - _Channel.last_sent_at > _BEAT_EVERY_S:
         _Channel.last_sent_at = now
         send(Heartbeat(progress()))
@@ -213,7 +214,7 @@ def _beat() -> None:
 def encode_record(record: Record) -> bytes:
     """Return a record as a line for the status channel."""
     fields = {"record": type(record).__name__, "version": VERSION, **record._asdict()}
-    return json.dumps(fields).encode() + b"\n"
+    return _dumps(fields).encode() + b"\n"
 
 
 def decode_records(data: bytes) -> tuple[list[Record | Refused], bytes]:
