@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from types import UnionType
@@ -217,14 +218,24 @@ def encode_record(record: Record) -> bytes:
     return _dumps(fields).encode() + b"\n"
 
 
-def decode_records(data: bytes) -> tuple[list[Record | Refused], bytes]:
-    """Return the records in data from a status channel, and the incomplete last line."""
-    *lines, rest = data.split(b"\n")
-    records = [decode_record(line) for line in lines]
-    if len(rest) > _LONGEST_LINE:
-        records.append(Refused("the line is too long"))
-        rest = b""
-    return records, rest
+class RecordReader:
+    """Reads the records in the data of one status channel, where a line may come in many parts."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []  # of the unfinished line
+        self._size = 0
+
+    def read(self, data: bytes) -> Iterator[Record | Refused]:
+        """Yield what the lines that `data` completes are."""
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            yield decode_record(b"".join([*self._parts, line]))
+            self._parts, self._size = [], 0
+        self._parts.append(rest)
+        self._size += len(rest)
+        if self._size > _LONGEST_LINE:
+            self._parts, self._size = [], 0
+            yield Refused("the line is too long")
 
 
 def decode_record(line: bytes) -> Record | Refused:

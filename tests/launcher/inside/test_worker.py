@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from headway.contract.records import Crash, decode_records
+from headway.contract.records import Crash, RecordReader
 from headway.launcher.inside.worker import bootstrap_code
 from headway.launcher.reporting.stacks import parse_traceback
 from tests.distributed.launching import environment, script
@@ -99,7 +99,7 @@ def test_an_odd_exception_is_shown_as_plain_python_does_and_reported(crash: str)
     )
     rank, sent = run_as_rank(name)
     assert (rank.returncode, rank.stderr) == (plain.returncode, plain.stderr)
-    reported = [one for one in decode_records(sent)[0] if isinstance(one, Crash)]
+    reported = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
     assert [(one.kind, one.message) for one in reported] == [(kind, message)]
     assert abs(reported[0].time - time.time()) < 60
     first = parse_traceback(reported[0].traceback)[0]
