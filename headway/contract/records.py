@@ -18,7 +18,15 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 VERSION = 1
 _BEAT_EVERY_S = 1.0
 _dumps, _write, _monotonic = json.dumps, os.write, time.monotonic  # a script may replace them
+_LONGEST_NAME = 200  # characters of an exception's class in a message
 _LONGEST_LINE = 2**24  # bytes; a longer line is refused
+
+
+def shown(text: str) -> str:
+    """Return text from a script for one line of a message: control characters as escapes."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 class Frame(NamedTuple):
@@ -29,7 +37,7 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        return shown(f"{self.file}:{self.line} in {self.function}")
 
 
 class Collective(NamedTuple):
@@ -104,6 +112,11 @@ class Crash(NamedTuple):
     is_from_torch: bool = False  # it was raised in a file of torch's
     code: int = 1  # the exit code that follows; negative for a signal
     groups: tuple[Group, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The exception's class, for a message."""
+        return shown(self.kind[:_LONGEST_NAME])
 
 
 class End(NamedTuple):

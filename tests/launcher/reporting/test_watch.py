@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 
 from headway.contract.records import (
+    Collective,
     End,
     Frame,
     Group,
@@ -20,7 +21,7 @@ from headway.contract.records import (
     Record,
     encode_record,
 )
-from headway.launcher.reporting.hang import Exit
+from headway.launcher.reporting.hang import Exit, RankStatus, describe
 from headway.launcher.reporting.watch import Watch
 
 
@@ -71,6 +72,20 @@ def test_how_a_rank_left_is_what_it_reported_and_the_code_of_its_process(rank: R
     assert status.exit == Exit(5, True, place)
     assert str(status.exit) == "exit code 5, by sys.exit at train.py:3 in main"
     assert status.groups == end.groups
+
+
+def test_control_characters_in_a_place_are_shown_as_text(rank: Rank) -> None:
+    place = Frame("a\n\x1b[2Jb.py", 3, "main")
+    rank.tell(End(1.0, 0, "", place, ()))
+    rank.watch.end(0, 5)
+    (status,) = rank.watch.statuses()
+    assert str(status.exit) == "exit code 5, by sys.exit at a\\n\\x1b[2Jb.py:3 in main"
+    group = Group("0", (0, 1), (Collective(1, "all\n\x1breduce", "[4]", False),))
+    waiting = RankStatus(1, stacks=((place,),), groups=(group,))
+    report = describe([status, waiting])
+    assert "\x1b" not in report
+    assert "all\\n\\x1breduce" in report
+    assert 'File "a\\n\\x1b[2Jb.py"' in report
 
 
 def test_a_rank_that_left_without_a_word_has_only_its_code(rank: Rank) -> None:
