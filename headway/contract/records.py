@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from types import UnionType
@@ -16,7 +17,16 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 VERSION = 1
 _BEAT_EVERY_S = 1.0
+_dumps, _write, _monotonic = json.dumps, os.write, time.monotonic  # a script may replace them
+_LONGEST_NAME = 200  # characters of an exception's class in a message
 _LONGEST_LINE = 2**24  # bytes; a longer line is refused
+
+
+def shown(text: str) -> str:
+    """Return text from a script for one line of a message: control characters as escapes."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 class Frame(NamedTuple):
@@ -27,7 +37,7 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        return shown(f"{self.file}:{self.line} in {self.function}")
 
 
 class Collective(NamedTuple):
@@ -102,6 +112,11 @@ class Crash(NamedTuple):
     is_from_torch: bool = False  # it was raised in a file of torch's
     code: int = 1  # the exit code that follows; negative for a signal
     groups: tuple[Group, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The exception's class, for a message."""
+        return shown(self.kind[:_LONGEST_NAME])
 
 
 class End(NamedTuple):
@@ -178,11 +193,11 @@ def is_connected() -> bool:
 
 
 def send(record: Record) -> None:
-    """Send one record, if there is a launcher."""
-    if is_connected():
-        assert _Channel.fd is not None
-        with suppress(OSError):  # the launcher has ended
-            os.write(_Channel.fd, encode_record(record))
+    """Send one record, if there is a launcher; what goes wrong is not the script's problem."""
+    with suppress(Exception):  # the launcher has ended, or the script has replaced a function
+        if is_connected():
+            assert _Channel.fd is not None
+            _write(_Channel.fd, encode_record(record))
 
 
 def progress() -> Progress:
@@ -204,7 +219,7 @@ def set_step(step: int) -> None:
 
 def _beat() -> None:
     """Send a heartbeat, at most one each second."""
-    now = time.monotonic()
+    now = _monotonic()
     if now - _Channel.last_sent_at > _BEAT_EVERY_S:
         _Channel.last_sent_at = now
         send(Heartbeat(progress()))
@@ -213,17 +228,27 @@ def _beat() -> None:
 def encode_record(record: Record) -> bytes:
     """Return a record as a line for the status channel."""
     fields = {"record": type(record).__name__, "version": VERSION, **record._asdict()}
-    return json.dumps(fields).encode() + b"\n"
+    return _dumps(fields).encode() + b"\n"
 
 
-def decode_records(data: bytes) -> tuple[list[Record | Refused], bytes]:
-    """Return the records in data from a status channel, and the incomplete last line."""
-    *lines, rest = data.split(b"\n")
-    records = [decode_record(line) for line in lines]
-    if len(rest) > _LONGEST_LINE:
-        records.append(Refused("the line is too long"))
-        rest = b""
-    return records, rest
+class RecordReader:
+    """Reads the records in the data of one status channel, where a line may come in many parts."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []  # of the unfinished line
+        self._size = 0
+
+    def read(self, data: bytes) -> Iterator[Record | Refused]:
+        """Yield what the lines that `data` completes are."""
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            yield decode_record(b"".join([*self._parts, line]))
+            self._parts, self._size = [], 0
+        self._parts.append(rest)
+        self._size += len(rest)
+        if self._size > _LONGEST_LINE:
+            self._parts, self._size = [], 0
+            yield Refused("the line is too long")
 
 
 def decode_record(line: bytes) -> Record | Refused:

@@ -82,14 +82,33 @@ def decode(text: str) -> RunContract:
                 name: Origin(**{**details, "layer": Layer[details["layer"]]})
                 for name, details in fields["origins"].items()
             }
-            return RunContract(**fields)
-    except (ValueError, TypeError, KeyError, AttributeError):
+            run = RunContract(**fields)
+            if _is_valid(run):
+                return run
+            version = None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         version = None
     raise LaunchError(
         f"{VARIABLE} is not a run contract that this Headway can read"
         + ("" if version is None else f" (version {version}, expected {VERSION})"),
         where=f"environment {VARIABLE}={text[:60]!r}",
         fix=f"use the same version of Headway in launcher and script, or `unset {VARIABLE}`",
+    )
+
+
+def _is_valid(run: RunContract) -> bool:
+    """Return whether every value is of its declared type, and one that there is."""
+    origins = run.origins.values()
+    texts = [text for one in origins for text in (one.file, one.variable, one.flag, one.reason)]
+    numbers = [number for one in origins for number in (one.line, one.column)]
+    return (
+        run.device in ("auto", *DEVICES)
+        and run.mixed_precision in PRECISIONS
+        and type(run.gradient_accumulation_steps) is int
+        and run.gradient_accumulation_steps > 0
+        and type(run.timeouts_suspended) is bool
+        and all(type(text) is str for text in texts)
+        and all(number is None or type(number) is int for number in numbers)
     )
 
 

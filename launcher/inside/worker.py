@@ -15,10 +15,10 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from headway.contract import process_groups, records
 from headway.contract.records import Crash, End, Frame
@@ -30,6 +30,8 @@ from headway.launcher.reporting.reasons import is_of_communication
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """Blocked while a rank's process is started, so that none is lost or runs the parent's handler."""
+
+T = TypeVar("T")
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 _LAUNCHER = os.path.join(_PACKAGE, "launcher") + os.sep
@@ -97,8 +99,11 @@ def run_program(
         _report_end(stop)
         raise
     except BaseException as error:  # noqa: BLE001  it is shown and reported, and ends the process
-        _report_crash(error)
-    _report_end(None)
+        crash = error, sys.exc_info()[2]  # error.__traceback__ may be the script's own property
+    else:
+        _report_end(None)
+        return
+    _report_crash(*crash)  # out of the handler: an exception in sys.excepthook has no context
 
 
 def _run_file(path: str, main: types.ModuleType) -> None:
@@ -145,50 +150,118 @@ def _is_source(path: str) -> bool:
         return b"\0" not in file.read(512)
 
 
+def _now(clock: Callable[[], float] = time.time) -> float:
+    """Return the seconds since the epoch, also where the script has replaced `time.time`.
+
+    A default is out of reach of tools that replace it in all modules.
+    """
+    return clock()
+
+
+def _attempt(do: Callable[[], T], otherwise: T) -> T:
+    """Return what `do` returns, or `otherwise` if it raises: objects of the script may raise
+    anything at any access, and the script may have replaced functions of any module.
+    """
+    try:
+        return do()
+    except BaseException:  # noqa: BLE001  also a SystemExit from `__str__`, as in Python
+        return otherwise
+
+
 def _report_end(stop: SystemExit | None) -> None:
     """Report that the program ended by itself; not reached after os._exit."""
-    code, message, exited_at = 0, "", None
+    end = End(_now(), 0, "", None, _attempt(rank_monitor.read_groups, ()))
     if stop is not None:
-        code = stop.code & 255 if isinstance(stop.code, int) else int(stop.code is not None)
-        message = stop.code[:2000] if isinstance(stop.code, str) else ""
-        frame = traceback.extract_tb(stop.__traceback__)[-1]
-        exited_at = Frame(frame.filename, frame.lineno or 0, frame.name)
-    records.send(End(time.time(), code, message, exited_at, rank_monitor.read_groups()))
+        end = _attempt(lambda: _with_exit(end, stop), end._replace(code=1))
+    records.send(end)
 
 
-def _report_crash(error: BaseException) -> NoReturn:
+def _with_exit(end: End, stop: SystemExit) -> End:
+    frame = traceback.extract_tb(stop.__traceback__)[-1]
+    return end._replace(
+        code=stop.code & 255 if isinstance(stop.code, int) else int(stop.code is not None),
+        message=stop.code[:2000] if isinstance(stop.code, str) else "",
+        exited_at=Frame(frame.filename, frame.lineno or 0, frame.name),
+    )
+
+
+def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn:
     """Report an unhandled exception to the launcher, print it as Python would, and exit.
 
     A HeadwayError is a user error: it is printed without Headway's frames, with its own exit
     code. A KeyboardInterrupt is not printed.
     """
-    shown = error.__traceback__ = _without_our_frames(error.__traceback__)
-    ours = isinstance(error, HeadwayError)
-    lines = _format_briefly(error) if ours else traceback.format_exception(error)
+    shown = _without_our_frames(trace)
+    BaseException.with_traceback(error, shown)
+    kind = type.__dict__["__name__"].__get__(type(error))  # a metaclass may have its own
+    message = _attempt(lambda: str(error)[:2000], "<exception str() failed>")  # as in Python
+    ours = issubclass(type(error), HeadwayError)
+    text = _attempt(
+        lambda: "".join(_format_briefly(error) if ours else traceback.format_exception(error)),
+        "".join([*_format_frames(shown), f"{kind}: {message}\n"]),
+    )
     code = error.exit_code if isinstance(error, HeadwayError) else 1
     crash = Crash(
-        time=time.time(),
-        kind=type(error).__name__,
-        message=str(error)[:2000],
-        traceback="".join(lines)[-20000:],
-        is_from_torch=_is_from_torch(error.__traceback__),
+        time=_now(),
+        kind=kind,
+        message=message,
+        traceback=text[-20000:],
+        is_from_torch=_attempt(lambda: _is_from_torch(shown), False),
         code=-signal.SIGINT if isinstance(error, KeyboardInterrupt) else code,
-        groups=rank_monitor.read_groups(),
+        groups=_attempt(rank_monitor.read_groups, ()),
     )
     records.send(crash)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     if isinstance(error, KeyboardInterrupt):
         _end_by_sigint_at_exit()
     elif ours:
-        sys.stderr.writelines(lines)
-    elif not (records.is_connected() and is_of_communication(crash) and _has_default_excepthook()):
-        sys.excepthook(type(error), error, shown)
+        _write_error(text)
+    elif not _attempt(lambda: _is_for_the_launcher(crash), False):
+        _show(error, shown)
     sys.exit(code)
+
+
+def _show(error: BaseException, trace: TracebackType | None) -> None:
+    """Print an exception as Python does: by the script's hook, and if that raises, both."""
+    if not hasattr(sys, "excepthook"):
+        _write_error("sys.excepthook is missing\n")
+        sys.__excepthook__(type(error), error, trace)
+        return
+    try:
+        sys.excepthook(type(error), error, trace)
+        return
+    except SystemExit:
+        raise
+    except BaseException as raised:  # noqa: BLE001  it is shown
+        own = _without_our_frames(sys.exc_info()[2])
+        second = BaseException.with_traceback(raised, own)
+    _write_error("Error in sys.excepthook:\n")
+    sys.__excepthook__(type(second), second, own)
+    _write_error("\nOriginal exception was:\n")
+    sys.__excepthook__(type(error), error, trace)
+
+
+def _write_error(text: str) -> None:
+    _attempt(lambda: sys.stderr.write(text), 0)
+
+
+def _format_frames(trace: TracebackType | None) -> Iterator[str]:
+    """Yield the lines of a traceback without their sources, with no function of a module."""
+    yield "Traceback (most recent call last):\n"
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        yield f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}\n'
+        trace = trace.tb_next
 
 
 def _is_from_torch(trace: TracebackType | None) -> bool:
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
-    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("torch.")
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("torch.")
+
+
+def _is_for_the_launcher(crash: Crash) -> bool:
+    """Return whether the launcher reports the exception instead of this process."""
+    return records.is_connected() and is_of_communication(crash) and _has_default_excepthook()
 
 
 def _has_default_excepthook() -> bool:

@@ -76,11 +76,11 @@ class Failure(NamedTuple):
         """What the other ranks did, in a few words."""
         words = ""
         if self.divergence and self.first.crash is not None:
-            return f"; rank {self.first.rank} then failed with {self.first.crash.kind}"
+            return f"; rank {self.first.rank} then failed with {self.first.crash.name}"
         if self.same:
             words += f"; so did {named(self.same)}"
         for end in self.different:
-            words += f"; rank {end.rank} failed with {end.crash.kind if end.crash else end.code}"
+            words += f"; rank {end.rank} failed with {end.crash.name if end.crash else end.code}"
         if self.victims:
             words += f"; {named(self.victims)} stopped after rank {self.first.rank} failed"
         return words

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from headway.contract.records import Frame, Group, Progress
+from headway.contract.records import Frame, Group, Progress, shown
 from headway.launcher.reporting.failures import named, ranges
 from headway.launcher.reporting.foreign_messages import EQUAL_SIZE_COLLECTIVES
 from headway.launcher.reporting.stacks import Stack, format_stack, users_frame
@@ -205,7 +205,8 @@ def explain(statuses: Sequence[RankStatus]) -> list[str]:
     for one in statuses:
         if one.rank not in told and one.place is not None:
             by_place.setdefault(_place(one), []).append(one.rank)
-    return lines + [f"{_are(ranks)} {place}" for place, ranks in by_place.items()]
+    lines += [f"{_are(ranks)} {place}" for place, ranks in by_place.items()]
+    return [shown(line) for line in lines]
 
 
 def explain_divergence(statuses: Sequence[RankStatus]) -> list[str]:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headway.contract.records import Crash
+from headway.contract.records import Crash, shown
 from headway.launcher.reporting.foreign_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
@@ -132,15 +132,16 @@ def find_reason(evidence: Evidence) -> Reason:
 
 def describe_cause(reason: Reason, evidence: Evidence, rank: str) -> str:
     """Return the sentence that says why the run failed."""
-    return reason.cause.format(
+    sentence = reason.cause.format(
         rank=rank,
-        exception=evidence.crash and evidence.crash.kind,
+        exception=evidence.crash and evidence.crash.name,
         signal=signal_name(-evidence.code),
         code=evidence.code,
         message=evidence.message,
         memory_kills=evidence.memory_kills,
         divergence="".join(evidence.divergence[:1]),
     )
+    return shown(sentence)
 
 
 def is_out_of_memory(crash: Crash) -> bool:

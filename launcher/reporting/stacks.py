@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from itertools import dropwhile
 
-from headway.contract.records import Frame
+from headway.contract.records import Frame, shown
 from headway.launcher.reporting.foreign_messages import (
     CODE_OF_DASH_C,
     CRASHED_THREAD,
@@ -119,7 +119,7 @@ def _is_before_the_script(frame: Frame) -> bool:
 def format_stack(stack: Stack) -> Iterable[str]:
     """Yield the lines of a stack as Python prints it, with the source lines."""
     for frame in stack:
-        yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
+        yield shown(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
         source = linecache.getline(frame.file, frame.line).strip()
         if source:
             yield f"    {source}"

@@ -23,8 +23,8 @@ from headway.contract.records import (
     Progress,
     Ready,
     Record,
+    RecordReader,
     Refused,
-    decode_records,
 )
 from headway.launcher.reporting import hang
 from headway.launcher.reporting.foreign_messages import CAUGHT_SIGNALS, STATE, STOPPED_STATES
@@ -44,6 +44,9 @@ _ANSWER_WITHIN_S = 1.0  # for the collectives, and then again for the stacks
 _SUSPENDED_S = 1.0  # a select() that took so much too long: this process was stopped (Ctrl-Z)
 _QUIET_S = 0.5  # stacks that have not grown for so long are complete, whatever they end with
 _POLL_S = 0.02
+_READ_SIZE = 65536
+_MAX_READ = 2**20  # bytes of one descriptor at a time, more than a pipe or socket usually holds
+_MAX_REFUSED = 100  # lines of one rank; then nothing more that it sends is looked at
 _ASK_EVERY_S = 10.0  # at most, for the collectives of ranks under `hang_timeout`
 
 
@@ -205,11 +208,11 @@ class _Rank:
         self.text = ""  # what faulthandler wrote
         self._rank = rank
         self._pid = pid
-        self._rest = b""
+        self._reader = RecordReader()
         self._shows_stacks: bool | None = None  # on SIGQUIT; None: not reported yet
         self._main_stack: Stack = ()  # of the main thread
         self._answers_questions = False
-        self._has_refused = False  # a line on its channel
+        self._num_refused = 0  # lines on its channel
         self._groups: tuple[Group, ...] | None = None
         self._progress: Progress | None = None
         self._awaits_groups = False
@@ -217,36 +220,43 @@ class _Rank:
         self._grew_at = 0.0  # the text
 
     def read(self) -> bool:
-        """Read what has come; return whether it shows progress."""
+        """Read what has come, up to a limit; return whether it shows progress."""
         if self.code is not None:
             return False
-        lines = self._rest + self._read_available(self.fds[0])
+        sent = self._read_available(self.fds[0])
         written = self._read_available(self.fds[1])
         if written:
             self.text += written.decode(errors="replace")
             self._grew_at = time.monotonic()
-        records, self._rest = decode_records(lines)
-        progresses = [self._take_in(record) for record in records]
-        return any(progresses)
+        shows_progress = False
+        if self._num_refused < _MAX_REFUSED:  # else still read: the rank must not wait for it
+            for record in self._reader.read(sent):
+                shows_progress |= self._take_in(record)
+                if self._num_refused == _MAX_REFUSED:
+                    break
+        return shows_progress
 
     def _read_available(self, fd: int) -> bytes:
-        """Return what is in a pipe or socket, without waiting for more."""
-        data = b""
+        """Return what is in a pipe or socket, up to a limit, without waiting for more."""
+        parts: list[bytes] = []
         with suppress(BlockingIOError, ConnectionResetError):
-            while part := os.read(fd, 65536):
-                data += part
-            self.closed.add(fd)
-        return data
+            for _ in range(_MAX_READ // _READ_SIZE):
+                part = os.read(fd, _READ_SIZE)
+                if not part:
+                    self.closed.add(fd)
+                    break
+                parts.append(part)
+        return b"".join(parts)
 
     def _take_in(self, record: Record | Refused) -> bool:
         """Keep what a record says; return whether it shows progress."""
         if isinstance(record, Refused):
-            if not self._has_refused:
+            self._num_refused += 1
+            if self._num_refused == 1:
                 say(
                     f"note: rank {self._rank} wrote to the launcher's status channel what is no "
                     f"record ({record.reason}); it is ignored"
                 )
-            self._has_refused = True
             return False
         if isinstance(record, Ready):
             self._shows_stacks = True

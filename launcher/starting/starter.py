@@ -63,6 +63,8 @@ class Starter:
                 ],
                 env=environ,
                 stdin=subprocess.DEVNULL,
+                stdout=1,  # passed on also where it is the null device instead of a closed stream
+                stderr=2,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone
             )

@@ -20,10 +20,10 @@ from headway.contract.records import (
     Progress,
     Ready,
     Record,
+    RecordReader,
     Refused,
     Started,
     decode_record,
-    decode_records,
     encode_record,
 )
 
@@ -49,13 +49,15 @@ def test_every_kind_of_record_arrives_as_it_was_told() -> None:
     assert {type(record) for record in RECORDS} == {*get_args(Record)}
     lines = b"".join(map(encode_record, RECORDS))
     assert lines.count(b"\n") == len(RECORDS)
-    assert decode_records(lines) == (RECORDS, b"")
+    assert [*RecordReader().read(lines)] == RECORDS
 
 
 def test_a_record_that_has_come_in_part_waits_for_its_rest() -> None:
     line = encode_record(Started(7))
-    assert decode_records(line[:9]) == ([], line[:9])
-    assert decode_records(line + line[:9]) == ([Started(7)], line[:9])
+    reader = RecordReader()
+    assert [*reader.read(line[:9])] == []
+    assert [*reader.read(line[9:] + line[:9])] == [Started(7)]
+    assert [*reader.read(line[9:])] == [Started(7)]
 
 
 def changed(record: Record, /, **fields: object) -> bytes:
@@ -102,6 +104,6 @@ def test_what_is_no_record_is_refused_and_raises_nothing(line: bytes) -> None:
 
 
 def test_a_line_without_an_end_is_given_up() -> None:
-    records, rest = decode_records(b"x" * (2**24 + 1))
-    assert [type(record) for record in records] == [Refused]
-    assert rest == b""
+    reader = RecordReader()
+    assert [type(one) for one in reader.read(b"x" * (2**24 + 1))] == [Refused]
+    assert [*reader.read(encode_record(Started(7)))] == [Started(7)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from headway.contract.origin import DEFAULT, Layer, Origin
@@ -28,6 +30,32 @@ def test_without_a_launcher_there_is_no_contract_and_there_are_no_ranks() -> Non
 def test_a_contract_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(LaunchError, match="HEADWAY_RUN"):
         decode(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": 5},
+        {"device": "toaster"},
+        {"mixed_precision": ["no"]},
+        {"mixed_precision": "fp7"},
+        {"gradient_accumulation_steps": -1},
+        {"gradient_accumulation_steps": True},
+        {"gradient_accumulation_steps": 2.0},
+        {"timeouts_suspended": "yes"},
+        {"origins": {"device": {"layer": "FLAG", "flag": 5}}},
+        {"origins": {"device": {"layer": "USER_PROFILE", "line": "3"}}},
+        {"origins": []},
+    ],
+)
+def test_a_contract_with_a_value_of_the_wrong_kind_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(LaunchError, match="HEADWAY_RUN"):
+        decode(json.dumps({**json.loads(encode(RUN)), **changes}))
+
+
+def test_a_contract_that_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(LaunchError, match="HEADWAY_RUN"):
+        decode("[" * 100_000)
 
 
 def test_accelerate_s_variables_are_read_where_ours_is_missing() -> None:

@@ -576,3 +576,19 @@ def test_a_backend_that_torch_lacks_is_shown_without_our_frames() -> None:
         for name in ("rank_monitor.py", "process_groups.py", "worker.py")
         if name in done.stderr
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "closed"),
+    [
+        ("--num-processes=2", ">&-"),
+        ("--num-processes=2", "2>&-"),
+        ("--supervise", ">&- 2>&-"),
+    ],
+)
+def test_closed_standard_streams_stop_no_rank(flags: str, closed: str) -> None:
+    name = script("import os; print('hello'); open('ran_' + os.environ['RANK'], 'w').close()")
+    command = f'exec "$@" {flags} {name} {closed}'
+    words = ["sh", "-c", command, "sh", *HEADWAY, "-q", "--cpu"]
+    assert subprocess.run(words, env=environment(), timeout=120).returncode == 0
+    assert Path("ran_0").exists()

@@ -354,3 +354,27 @@ def run_alone(command: list[str], number: signal.Signals | None) -> tuple[int, s
     assert not survivors
     lines = [line for line in errors.splitlines() if not line.startswith("headway: ")]
     return process.returncode, output, lines
+
+
+@pytest.mark.parametrize("junk", [b"\n", b"x"])
+def test_a_rank_that_floods_its_status_channel_does_not_delay_a_stop(junk: bytes) -> None:
+    name = script(f"""
+import os
+from headway.contract.records import _Channel
+os.write(_Channel.fd, {junk!r} * 5_000_000)
+if os.environ["RANK"] == "0":
+    open("flooded", "w").close()
+while True:
+    os.write(_Channel.fd, {junk!r} * 100_000)
+""")
+    process = start("-q", "--cpu", "--num-processes", "2", name)
+    deadline = time.monotonic() + 60
+    while not Path("flooded").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, shown = process.communicate(timeout=30)
+    assert time.monotonic() - began < 4
+    assert process.returncode == 128 + signal.SIGTERM, shown
+    assert shown.count("status channel") == (2 if junk == b"\n" else shown.count("too long"))

@@ -44,6 +44,17 @@ def test_the_first_exception_is_the_cause_whoever_ends_first() -> None:
     assert found.exit_code == 1
 
 
+def test_control_characters_of_a_script_are_shown_as_text_in_one_line() -> None:
+    odd = Crash(2.0, "Bad\n\x1b[31m\x85" + "x" * 500, "boom", "")
+    other = Crash(2.1, "Worse\r\x07", "bang", "")
+    found = failure(ended(1, 1, 2.0, crash=odd), ended(2, 1, 2.1, crash=other))
+    assert found.cause.startswith("rank 1 of 4 failed with Bad\\n\\x1b[31m\\x85xxx")
+    assert len(found.cause) < 250
+    assert "rank 2 failed with Worse\\r\\x07" in found.aftermath
+    left = failure(ended(1, 3, 2.0, message="no\ndata\x1b[2J"))
+    assert left.cause == "rank 1 of 4 ended with exit code 3: no\\ndata\\x1b[2J"
+
+
 def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> None:
     found = failure(ended(2, 0, 1.5), ended(0, 1, PEER.time, crash=PEER))
     assert found.cause == "rank 2 of 4 left by os._exit(0) while the others went on"

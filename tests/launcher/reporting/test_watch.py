@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from headway.contract.records import (
+    Collective,
     End,
     Frame,
     Group,
@@ -18,7 +21,7 @@ from headway.contract.records import (
     Record,
     encode_record,
 )
-from headway.launcher.reporting.hang import Exit
+from headway.launcher.reporting.hang import Exit, RankStatus, describe
 from headway.launcher.reporting.watch import Watch
 
 
@@ -71,6 +74,60 @@ def test_how_a_rank_left_is_what_it_reported_and_the_code_of_its_process(rank: R
     assert status.groups == end.groups
 
 
+def test_control_characters_in_a_place_are_shown_as_text(rank: Rank) -> None:
+    place = Frame("a\n\x1b[2Jb.py", 3, "main")
+    rank.tell(End(1.0, 0, "", place, ()))
+    rank.watch.end(0, 5)
+    (status,) = rank.watch.statuses()
+    assert str(status.exit) == "exit code 5, by sys.exit at a\\n\\x1b[2Jb.py:3 in main"
+    group = Group("0", (0, 1), (Collective(1, "all\n\x1breduce", "[4]", False),))
+    waiting = RankStatus(1, stacks=((place,),), groups=(group,))
+    report = describe([status, waiting])
+    assert "\x1b" not in report
+    assert "all\\n\\x1breduce" in report
+    assert 'File "a\\n\\x1b[2Jb.py"' in report
+
+
 def test_a_rank_that_left_without_a_word_has_only_its_code(rank: Rank) -> None:
     assert rank.watch.end(0, -9) == []
     assert str(rank.watch.statuses()[0].exit) == "exit code -9"
+
+
+def test_millions_of_empty_lines_hold_up_neither_the_rank_nor_the_launcher(
+    rank: Rank, capfd: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    rank.channel.sendall(b"\n" * 5_000_000)
+    rank.watch.end(0, 0)
+    assert time.monotonic() - began < 2
+    assert capfd.readouterr().err.count("status channel") == 1
+
+
+@pytest.mark.parametrize("junk", [b"\n", b"x"])
+def test_a_rank_that_never_stops_to_write_can_be_ended_at_any_time(rank: Rank, junk: bytes) -> None:
+    def write() -> None:
+        with suppress(OSError):
+            while True:
+                rank.channel.sendall(junk * 100_000)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    time.sleep(1)
+    began = time.monotonic()
+    rank.watch.end(0, 0)
+    assert time.monotonic() - began < 1
+    writer.join(10)
+    assert not writer.is_alive()
+
+
+def test_one_very_long_line_takes_time_in_proportion_to_its_length(rank: Rank) -> None:
+    began = time.monotonic()
+    for _ in range(2000):
+        rank.channel.sendall(b"x" * 8000)
+        rank.watch.statuses()
+    assert time.monotonic() - began < 3
+    rank.channel.sendall(b"\n")
+    rank.tell(Heartbeat(Progress(3, "data")))
+    deadline = time.monotonic() + 20
+    while rank.watch.statuses()[0].progress != Progress(3, "data"):
+        assert time.monotonic() < deadline
