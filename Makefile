@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --editable
 TREE := headway tests examples benchmarks docs
+RANK_TESTS := tests/distributed tests/examples
 RUNTIME_TESTS := tests/runtime tests/data tests/precision tests/strategies \
 	tests/distributed/test_runtime_with_ranks.py tests/distributed/test_smoke.py
 FOLDERS := headway launcher commands config_wizard tests examples benchmarks docs
@@ -17,8 +18,10 @@ FOLDERS := headway launcher commands config_wizard tests examples benchmarks doc
 demo: $(VENV)/.demo
 	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
 
+# ranks need the cores for themselves: their tests run one after the other, and without coverage
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses 2 --cov
+	$(BIN)/python -m pytest --numprocesses 2 --cov $(RANK_TESTS:%=--ignore %)
+	$(BIN)/python -m pytest $(RANK_TESTS)
 	$(BIN)/python tests/other_pythons.py
 
 # no processes: for the loop of daily work
