@@ -416,14 +416,14 @@ def test_a_dry_run_that_would_wait_is_not_told_to_ask_for_idle_gpus() -> None:
     recorded = str(FOLDER / "gpu_2_one_busy.json")
     words = ["--devices", "idle:2", "--wait", "--machine", recorded, "--dry-run", script("pass")]
     done = headway("launch", *words)
-    assert "of 2 GPUs 1 are idle" in done.stderr
+    assert "only 1 of 2 GPUs are idle" in done.stderr
     assert "--wait waits for idle GPUs" not in done.stderr
 
 
 def test_variables_of_this_shell_do_not_apply_to_another_machine_and_that_is_said() -> None:
     words = ["--machine", str(FOLDER / "gpu_4.json"), "--dry-run", script("pass")]
     done = headway("launch", *words, HEADWAY_DEVICE="cpu")
-    assert "note: HEADWAY_DEVICE of this shell does not apply to --machine" in done.stderr
+    assert "note: HEADWAY_DEVICE in this shell does not apply with --machine" in done.stderr
     assert "note" not in headway("launch", *words).stderr
 
 

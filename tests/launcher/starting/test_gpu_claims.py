@@ -104,7 +104,7 @@ def test_a_claimed_gpu_is_passed_over_with_the_reason_until_its_launch_ends(
     assert chosen_by(first) == [0, 1, 2]
     selection = asking_for("idle:2").devices.select(with_claims(FOUR, str(tmp_path)).visible_gpus)
     assert selection.indices == (3,)
-    assert "GPU 0: another launch" in selection.passed_over[0]
+    assert "GPU 0: claimed by another launch" in selection.passed_over[0]
     first.kill()  # however it ends
     end(first)
     assert with_claims(FOUR, str(tmp_path)) == FOUR
@@ -117,7 +117,7 @@ def test_a_launch_that_waits_gets_the_gpus_of_one_that_ends(tmp_path: Path) -> N
     chosen_by(first)
     second = start(tmp_path, "idle:2", wait_s=30)
     assert second.stderr is not None
-    assert "waiting: of 4 GPUs 0 are idle" in second.stderr.readline()
+    assert "waiting: only 0 of 4 GPUs are idle" in second.stderr.readline()
     end(first)
     assert chosen_by(second) == [0, 1]
     end(second)
@@ -260,5 +260,5 @@ def test_real_launches_at_once_give_each_script_a_gpu_of_its_own(tmp_path: Path)
     end(*(launch for launch in launches if launch is not refused))
     assert sorted(gpu for gpus in chosen for gpu in gpus) == [0, 1, 2, 3]
     assert refused.returncode == 3
-    assert "of 4 GPUs 0 are idle (GPU 0: another launch" in said
+    assert "only 0 of 4 GPUs are idle (GPU 0: claimed by another launch" in said
     assert "fix:  wait for them with --wait" in said
