@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, get_args
 
 import pytest
@@ -106,4 +107,13 @@ def test_what_is_no_record_is_refused_and_raises_nothing(line: bytes) -> None:
 def test_a_line_without_an_end_is_given_up() -> None:
     reader = RecordReader()
     assert [type(one) for one in reader.read(b"x" * (2**24 + 1))] == [Refused]
+    assert [*reader.read(encode_record(Started(7)))] == [Started(7)]
+
+
+def test_one_long_line_in_small_parts_takes_time_in_proportion_to_its_length() -> None:
+    reader, began = RecordReader(), time.monotonic()
+    for _ in range(2**14):
+        assert [*reader.read(b"x" * 1000)] == []
+        assert time.monotonic() - began < 5
+    assert [type(one) for one in reader.read(b"\n")] == [Refused]
     assert [*reader.read(encode_record(Started(7)))] == [Started(7)]

@@ -118,16 +118,3 @@ def test_a_rank_that_never_stops_to_write_can_be_ended_at_any_time(rank: Rank, j
     assert time.monotonic() - began < 1
     writer.join(10)
     assert not writer.is_alive()
-
-
-def test_one_very_long_line_takes_time_in_proportion_to_its_length(rank: Rank) -> None:
-    began = time.monotonic()
-    for _ in range(2000):
-        rank.channel.sendall(b"x" * 8000)
-        rank.watch.statuses()
-    assert time.monotonic() - began < 3
-    rank.channel.sendall(b"\n")
-    rank.tell(Heartbeat(Progress(3, "data")))
-    deadline = time.monotonic() + 20
-    while rank.watch.statuses()[0].progress != Progress(3, "data"):
-        assert time.monotonic() < deadline
