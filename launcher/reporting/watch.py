@@ -243,8 +243,8 @@ class _Rank:
         if isinstance(record, Refused):
             if not self._has_refused:
                 say(
-                    f"note: rank {self._rank} wrote to the launcher's status channel what is no "
-                    f"record ({record.reason}); it is ignored"
+                    f"note: rank {self._rank} wrote to the launcher's status channel; ignored, "
+                    f"as it is not a record: {record.reason}"
                 )
             self._has_refused = True
             return False
@@ -259,7 +259,6 @@ class _Rank:
             self._shows_stacks, self._main_stack = record.shows_stacks, record.main_stack
             if record.progress != Progress():  # the script uses an Accelerator
                 self._progress = record.progress
-            self._awaits_groups = False
             return self._note_groups(record.groups)
         elif isinstance(record, (Crash, End)):
             self.ends.append(record)
@@ -269,6 +268,7 @@ class _Rank:
     def _note_groups(self, groups: tuple[Group, ...]) -> bool:
         """Keep a rank's groups; return whether they have changed."""
         before, self._groups = self._groups, groups
+        self._awaits_groups = False
         return groups != before
 
     def ask_for_groups(self) -> None:
