@@ -254,8 +254,8 @@ class _Rank:
             self._num_refused += 1
             if self._num_refused == 1:
                 say(
-                    f"note: rank {self._rank} wrote to the launcher's status channel what is no "
-                    f"record ({record.reason}); it is ignored"
+                    f"note: rank {self._rank} wrote to the launcher's status channel; ignored, "
+                    f"as it is not a record: {record.reason}"
                 )
             return False
         if isinstance(record, Ready):
@@ -269,7 +269,6 @@ class _Rank:
             self._shows_stacks, self._main_stack = record.shows_stacks, record.main_stack
             if record.progress != Progress():  # the script uses an Accelerator
                 self._progress = record.progress
-            self._awaits_groups = False
             return self._note_groups(record.groups)
         elif isinstance(record, (Crash, End)):
             self.ends.append(record)
@@ -279,6 +278,7 @@ class _Rank:
     def _note_groups(self, groups: tuple[Group, ...]) -> bool:
         """Keep a rank's groups; return whether they have changed."""
         before, self._groups = self._groups, groups
+        self._awaits_groups = False
         return groups != before
 
     def ask_for_groups(self) -> None:
