@@ -43,6 +43,7 @@ def place(settings: Settings) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.wording
 def test_without_a_cluster_a_run_has_one_machine() -> None:
     assert cluster_layer({"RANK": "1", "WORLD_SIZE": "2", "SLURM_NODEID": "1"}) == NOTHING
     settings = settings_in({})
@@ -50,6 +51,7 @@ def test_without_a_cluster_a_run_has_one_machine() -> None:
     assert str(settings.origin("num_machines")) == "detected: one machine"
 
 
+@pytest.mark.wording
 def test_torchruns_variables_give_the_place_and_each_value_names_its_variable() -> None:
     settings = settings_in(POD)
     assert place(settings) == (2, 1, "job-master-0", 23456)
@@ -60,6 +62,7 @@ def test_torchruns_variables_give_the_place_and_each_value_names_its_variable() 
     assert {settings.origin(name).layer for name in cluster_layer(POD)} == {Layer.CLUSTER}
 
 
+@pytest.mark.wording
 def test_the_number_of_processes_on_a_machine_is_read_and_its_words_mean_what_is_detected() -> None:
     settings = settings_in({"PET_NPROC_PER_NODE": "3"})
     assert settings.num_processes == 3
@@ -85,6 +88,7 @@ def test_what_a_person_says_replaces_the_clusters_variable(name: str) -> None:
     assert {settings.origin(other).layer for other in others} == {Layer.CLUSTER}
 
 
+@pytest.mark.wording
 def test_auto_asks_the_cluster() -> None:
     settings = settings_in(POD, num_machines="auto", main_port="auto")
     assert place(settings) == (2, 1, "job-master-0", 23456)
@@ -113,6 +117,7 @@ def test_a_range_of_one_number_of_machines_is_that_number(text: str) -> None:
         ("PET_MASTER_PORT", "http", "main_port"),
     ],
 )
+@pytest.mark.wording
 def test_an_impossible_variable_is_refused_by_its_name_unless_a_person_says_otherwise(
     variable: str, text: str, name: str
 ) -> None:
@@ -128,6 +133,7 @@ def test_an_impossible_variable_is_refused_by_its_name_unless_a_person_says_othe
     assert str(settings_in(environ, **{name: said}).values[name].value) == said
 
 
+@pytest.mark.wording
 def test_variables_that_contradict_each_other_are_refused_by_their_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +150,7 @@ def test_variables_that_contradict_each_other_are_refused_by_their_names(
     [["launch", "--cpu", "--dry-run", "script.py"], ["config", "show", "--origin"]],
     ids=lambda words: words[0],
 )
+@pytest.mark.wording
 def test_dry_run_and_config_show_name_the_variables(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +202,7 @@ Cluster(
 TOY = {"TOY_JOB": "7", "TOY_MACHINES": "2", "TOY_INDEX": "1", "TOY_HOSTS": "127.0.0.1 other"}
 
 
+@pytest.mark.wording
 def test_a_cluster_is_one_row_and_dry_run_shows_its_origins(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

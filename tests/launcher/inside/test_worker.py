@@ -15,6 +15,8 @@ from headway.launcher.inside.worker import bootstrap_code
 from headway.launcher.reporting.stacks import parse_traceback
 from tests.distributed.launching import environment, script
 
+pytestmark = pytest.mark.processes
+
 FAILED = "<exception str() failed>"
 ODD = "class Odd(Exception):\n    def __str__(self): {}\nraise Odd\n"
 REPLACED = "{}\nraise ValueError('boom')\n"
