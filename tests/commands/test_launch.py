@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,7 @@ SUPERVISED = ("launch", "-q", "--cpu", "--supervise")
         (["--epochs", "--help-me"], ""),
     ],
 )
+@pytest.mark.skipif(find_spec("torch") is None, reason="starts ranks, which needs torch")
 def test_a_usage_error_of_a_script_that_was_given_a_flag_of_ours_ends_with_a_note(
     words: list[str], note: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,7 @@ def test_a_cluster_is_one_row_and_dry_run_shows_its_origins(
 
 
 @pytest.mark.processes
+@pytest.mark.skipif(find_spec("torch") is None, reason="starts ranks, which needs torch")
 def test_the_machines_of_a_cluster_start_one_run_without_a_flag() -> None:
     name = script("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
     Path("toy.py").write_text(
