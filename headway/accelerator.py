@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from headway.accumulation import Accumulation
 from headway.arguments import check_steps, merge_arguments, reject_unsupported
-from headway.contract.records import enter_phase
+from headway.contract.records import beat, channel
 from headway.contract.run import read_ranks, read_run
 from headway.data.loader import PreparedDataLoader
 from headway.errors import UsageError
@@ -267,11 +267,13 @@ class Accelerator(Process):
                 kwargs["gradient"] = given / self._accumulation.steps
             elif loss.numel() == 1:  # for others torch says that it needs a gradient
                 kwargs["gradient"] = self._accumulation.gradient_of(loss)
-        enter_phase("backward")
+        channel.phase = "backward"
+        if channel.fd is not None:
+            beat()
         try:
             self._precision.backward(loss, **kwargs)
         finally:
-            enter_phase("script")
+            channel.phase = "script"
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step.

@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from headway.accumulation import Accumulation
-from headway.contract.records import enter_phase, set_step
+from headway.contract.records import beat, channel
 from headway.precision.precision import Precision
 
 
@@ -34,13 +34,16 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Change the weights, unless gradients accumulate or overflowed (fp16)."""
         if self._accumulation.sync_gradients:
-            enter_phase("optimizer step")
+            channel.phase = "optimizer step"
+            if channel.fd is not None:
+                beat()
             try:
                 self.step_was_skipped = self._precision.step(self.optimizer, closure)
             finally:
-                enter_phase("script")
-            self.step_count += not self.step_was_skipped
-            set_step(self.step_count)
+                channel.phase = "script"
+            if not self.step_was_skipped:
+                self.step_count += 1
+                channel.step = self.step_count
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, unless they accumulate."""
@@ -48,10 +51,10 @@ class PreparedOptimizer(torch.optim.Optimizer):
             self._precision.gradients_dropped(self.optimizer)
             self.optimizer.zero_grad(set_to_none)
 
-    def withheld_step_since(self, step_count: int) -> bool:
-        """Return whether no step was taken since then, for accumulation or an overflow."""
-        is_due = self._accumulation.sync_gradients
-        return self.step_count == step_count and (not is_due or self.step_was_skipped)
+    @property
+    def is_withheld(self) -> bool:
+        """Whether the last `step()` left the weights alone: accumulation, or an overflow."""
+        return self.step_was_skipped or not self._accumulation.sync_gradients
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -115,9 +118,10 @@ class PreparedScheduler:
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step, unless the optimizer had to wait; arguments (a metric) go to the scheduler."""
-        if self._step_with_optimizer and self._optimizer.withheld_step_since(self._seen_steps):
+        steps = self._optimizer.step_count
+        if steps == self._seen_steps and self._step_with_optimizer and self._optimizer.is_withheld:
             return
-        self._seen_steps = self._optimizer.step_count
+        self._seen_steps = steps
         self.scheduler.step(*args, **kwargs)
 
     def __repr__(self) -> str:

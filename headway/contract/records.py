@@ -154,23 +154,33 @@ class Refused(NamedTuple):
     reason: str
 
 
-class _Channel:
-    """This process's end of the status channel."""
+class Channel:
+    """This process's end of the status channel, and the progress that it tells.
 
-    fd: int | None = None
-    identity: tuple[int, int] | None = None  # of the file that `fd` was opened for
-    step, phase = Progress()
-    last_sent_at = 0.0  # when the last heartbeat was sent, on the monotonic clock
+    The runtime sets `phase` and `step` directly, several times in each training step: a function
+    call would cost as much as all the rest. It calls `beat()` if `fd` is not None.
+    """
+
+    __slots__ = ("fd", "identity", "last_sent_at", "phase", "step")
+
+    def __init__(self) -> None:
+        self.fd: int | None = None
+        self.identity: tuple[int, int] | None = None  # of the file that `fd` was opened for
+        self.last_sent_at = 0.0  # when the last heartbeat was sent, on the monotonic clock
+        self.step, self.phase = Progress()
+
+
+channel = Channel()  # an instance: Python forgets its caches whenever a class attribute is set
 
 
 def open_channel(fd: int) -> None:
     """Send this process's records to `fd`; forked children send none."""
-    _Channel.fd, _Channel.identity = fd, identity(fd)
+    channel.fd, channel.identity = fd, identity(fd)
     os.register_at_fork(after_in_child=_close_channel)
 
 
 def _close_channel() -> None:
-    _Channel.fd = None
+    channel.fd = None
 
 
 def identity(fd: int) -> tuple[int, int] | None:
@@ -187,41 +197,29 @@ def is_connected() -> bool:
 
     A script may close descriptors that it did not open, and reuse their numbers.
     """
-    if _Channel.fd is not None and identity(_Channel.fd) != _Channel.identity:
-        _Channel.fd = None
-    return _Channel.fd is not None
+    if channel.fd is not None and identity(channel.fd) != channel.identity:
+        channel.fd = None
+    return channel.fd is not None
 
 
 def send(record: Record) -> None:
     """Send one record, if there is a launcher; what goes wrong is not the script's problem."""
     with suppress(Exception):  # the launcher has ended, or the script has replaced a function
         if is_connected():
-            assert _Channel.fd is not None
-            _write(_Channel.fd, encode_record(record))
+            assert channel.fd is not None
+            _write(channel.fd, encode_record(record))
 
 
 def progress() -> Progress:
     """Return this process's progress."""
-    return Progress(_Channel.step, _Channel.phase)
+    return Progress(channel.step, channel.phase)
 
 
-def enter_phase(phase: str) -> None:
-    """Record what the runtime is doing; `script` when it returns to the script."""
-    _Channel.phase = phase
-    if _Channel.fd is not None:
-        _beat()
-
-
-def set_step(step: int) -> None:
-    """Record the number of optimizer steps."""
-    _Channel.step = step
-
-
-def _beat() -> None:
+def beat() -> None:
     """Send a heartbeat, at most one each second."""
     now = _monotonic()
-    if now - _Channel.last_sent_at > _BEAT_EVERY_S:
-        _Channel.last_sent_at = now
+    if now - channel.last_sent_at > _BEAT_EVERY_S:
+        channel.last_sent_at = now
         send(Heartbeat(progress()))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from headway.collectives import is_on, send_to_device
-from headway.contract.records import enter_phase
+from headway.contract.records import beat, channel
 from headway.data.active_loader import LoaderLoop
 from headway.data.sharding import share_of
 from headway.errors import UsageError
@@ -59,19 +59,24 @@ class PreparedDataLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.set_epoch(self._epoch)
         self._epoch += 1
-        loop = LoaderLoop()
+        loop, device = LoaderLoop(), self._device
         try:
-            batches, unpack = self._share.begin()
-            following = _next(batches)
+            items, unpack = self._share.begin()
+            channel.phase = "data"
+            following = next(items, _END)
             while following is not _END:
                 batch, global_batch = unpack(following)
-                following = _next(batches)  # one batch ahead
+                channel.phase = "data"
+                if channel.fd is not None:
+                    beat()
+                following = next(items, _END)  # one batch ahead
+                channel.phase = "script"
                 loop.begin_batch(global_batch, is_last=following is _END)
-                if self._device is not None and not is_on(batch, self._device):
-                    is_gpu = self._device.type == "cuda"
-                    batch = send_to_device(batch, self._device, non_blocking=is_gpu)
+                if device is not None and not is_on(batch, device):
+                    batch = send_to_device(batch, device, non_blocking=device.type == "cuda")
                 yield batch
         finally:
+            channel.phase = "script"
             loop.end()
 
     def __len__(self) -> int:
@@ -103,11 +108,3 @@ class PreparedDataLoader(DataLoader[Any]):
 
 
 _END = object()
-
-
-def _next(batches: Iterator[Any]) -> Any:
-    enter_phase("data")
-    try:
-        return next(batches, _END)
-    finally:
-        enter_phase("script")

@@ -39,7 +39,10 @@ class Precision:
 
     def step(self, optimizer: Optimizer, closure: Callable[[], float] | None) -> bool:
         """Let `optimizer` step; return whether the step was skipped for an overflow."""
-        optimizer.step(closure)
+        if closure is None:
+            optimizer.step()  # some of the scripts' own take no closure
+        else:
+            optimizer.step(closure)
         return False
 
     def gradients_dropped(self, optimizer: Optimizer) -> None:

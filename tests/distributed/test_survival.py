@@ -360,12 +360,12 @@ def run_alone(command: list[str], number: signal.Signals | None) -> tuple[int, s
 def test_a_rank_that_floods_its_status_channel_does_not_delay_a_stop(junk: bytes) -> None:
     name = script(f"""
 import os
-from headway.contract.records import _Channel
-os.write(_Channel.fd, {junk!r} * 5_000_000)
+from headway.contract.records import channel
+os.write(channel.fd, {junk!r} * 5_000_000)
 if os.environ["RANK"] == "0":
     open("flooded", "w").close()
 while True:
-    os.write(_Channel.fd, {junk!r} * 100_000)
+    os.write(channel.fd, {junk!r} * 100_000)
 """)
     process = start("-q", "--cpu", "--num-processes", "2", name)
     deadline = time.monotonic() + 60

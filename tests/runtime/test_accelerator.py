@@ -207,6 +207,19 @@ def test_save_writes_files_open_files_and_safetensors(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == [path.name]
 
 
+def test_an_optimizer_whose_step_takes_no_closure_steps() -> None:
+    class Halving(torch.optim.Optimizer):
+        def step(self) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for weight in group["params"]:
+                    weight.data /= 2
+
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = Accelerator(cpu=True).prepare(Halving([weight], {}))
+    optimizer.step()
+    assert weight.item() == 0.5
+
+
 def test_scheduler_may_step_on_its_own() -> None:
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
     _, optimizer, _, scheduler = accelerator.prepare(*make())
