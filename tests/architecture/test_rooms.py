@@ -1,6 +1,6 @@
 """The rooms keep to their doors: who imports whom, who imports torch, who touches os.environ.
 
-python -m tests.architecture.test_rooms     writes the arrows in docs/architecture.md anew
+python -m tests.architecture.test_rooms     writes arrows and files in docs/architecture.md anew
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.architecture.tree import (
 
 PAGE = ROOT / "docs" / "architecture.md"
 BLOCK = re.compile(r"^```rooms\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILES_BLOCK = re.compile(r"^```files\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOTHING = "-"
 
 RUNTIME = ("world", "collectives", "data", "training", "precision", "strategies", "accelerator")
@@ -100,6 +101,26 @@ def test_the_rooms_and_their_arrows_are_those_of_the_page() -> None:
     assert found[1] == picture(), "python -m tests.architecture.test_rooms writes the arrows anew"
 
 
+def listing() -> str:
+    """Return the block of the page that lists every file with what its docstring says first."""
+    lines: dict[Path, list[str]] = {}
+    for path in sorted(FILES.values()):
+        if path.stem != "__init__":
+            docstring = ast.get_docstring(ast.parse(path.read_text()))
+            assert docstring, f"{path} has no docstring"
+            said = " ".join(docstring.split("\n\n")[0].split())
+            lines.setdefault(path.parent, []).append(f"  {path.name}: {said}\n")
+    return "".join(
+        "".join([f"{folder.relative_to(ROOT)}/\n", *those]) for folder, those in lines.items()
+    )
+
+
+def test_the_files_are_those_of_the_page() -> None:
+    found = FILES_BLOCK.search(PAGE.read_text())
+    assert found is not None
+    assert found[1] == listing(), "python -m tests.architecture.test_rooms lists the files anew"
+
+
 def test_no_room_imports_from_a_later_one() -> None:
     order = list(MEMBERS)
     for room, others in arrows().items():
@@ -144,5 +165,6 @@ def test_the_lists_above_name_rooms_and_modules_that_exist() -> None:
 
 if __name__ == "__main__":
     text = PAGE.read_text()
-    PAGE.write_text(BLOCK.sub(lambda _: f"```rooms\n{picture()}```", text))
+    text = BLOCK.sub(lambda _: f"```rooms\n{picture()}```", text)
+    PAGE.write_text(FILES_BLOCK.sub(lambda _: f"```files\n{listing()}```", text))
     print(Path(PAGE).relative_to(ROOT))
