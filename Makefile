@@ -18,10 +18,10 @@ FOLDERS := headway launcher commands config_wizard tests examples benchmarks doc
 demo: $(VENV)/.demo
 	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
 
-# ranks need the cores for themselves: their tests run one after the other, and without coverage
+# coverage does not see into ranks, which are processes of their own
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses 2 --cov $(RANK_TESTS:%=--ignore %)
-	$(BIN)/python -m pytest $(RANK_TESTS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(RANK_TESTS)
 	$(BIN)/python tests/other_pythons.py
 
 # no processes: for the loop of daily work

@@ -245,7 +245,7 @@ class Accelerator(Process):
         freed = [None] * len(objects)
         del objects
         gc.collect()
-        if self.device.type == "cuda":
+        if self.device.type == "cuda":  # pragma: needs a GPU
             torch.cuda.empty_cache()
         elif self.device.type == "mps":
             torch.mps.empty_cache()

@@ -56,7 +56,7 @@ class World:
     def distributed_type(self) -> DistributedType:
         if self.ranks.world_size == 1:
             return DistributedType.NO
-        if self.device.type == "cuda":
+        if self.device.type == "cuda":  # pragma: needs a GPU
             return DistributedType.MULTI_GPU
         return DistributedType.MULTI_CPU
 
@@ -82,7 +82,7 @@ def join_world(device: str, gpu: int | None = None) -> World:
             dist.get_rank(), dist.get_rank(), dist.get_world_size(), dist.get_world_size()
         )
     world = World(_device_of(ranks, device, gpu), ranks)
-    if world.device.type == "cuda":
+    if world.device.type == "cuda":  # pragma: needs a GPU
         torch.cuda.set_device(world.device)
     if ranks.world_size > 1:
         if not dist.is_initialized():
@@ -147,7 +147,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
                 where=f"device {asked!r}, LOCAL_WORLD_SIZE={ranks.local_world_size}",
                 fix="start as many processes as there are GPUs, or train with `--cpu`",
             )
-        return torch.device("cuda", index)
+        return torch.device("cuda", index)  # pragma: needs a GPU
     if name == "mps" and not torch.backends.mps.is_available():
         machine = detect_machine()
         reason = "torch finds no Apple GPU that it can use here"
@@ -162,7 +162,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
 
 
 def _best_device(ranks: Ranks) -> str:
-    if torch.cuda.is_available():
+    if torch.cuda.is_available():  # pragma: needs a GPU
         return "cuda"
     # one process only: ranks cannot form a group on MPS
     if ranks.world_size == 1 and torch.backends.mps.is_available() and detect_machine().mps:

@@ -97,19 +97,24 @@ def own_surroundings(
 
 
 @pytest.fixture(autouse=True)
-def own_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Give the test and all it starts a temporary folder, and look into it afterwards."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield
-    left = [name for name in os.listdir(folder) if not name.startswith("pymp-")]
+def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give the test and all it starts a temporary folder, and look into it afterwards.
+
+    Not below `tmp_path`: with the name of a test in it, sockets in it would have too long a path.
+    """
+    with tempfile.TemporaryDirectory(prefix="headway-test-") as name:
+        with monkeypatch.context() as patch:
+            patch.setenv("TMPDIR", name)
+            patch.setattr(tempfile, "tempdir", name)
+            yield Path(name)
+        left = [one for one in os.listdir(name) if not one.startswith("pymp-")]
     assert not left, f"left behind in the temporary folder: {left}"
 
 
 @pytest.fixture
-def ordinary_user(own_surroundings: None, tmp_path: Path) -> Iterator[None]:
+def ordinary_user(
+    own_surroundings: None, own_temporary_folder: Path, tmp_path: Path
+) -> Iterator[None]:
     """Be somebody whom permissions bind: root is nobody during the test."""
     if not hasattr(os, "getuid") or os.getuid() != 0:
         yield
@@ -120,7 +125,7 @@ def ordinary_user(own_surroundings: None, tmp_path: Path) -> Iterator[None]:
     try:
         for folder, mode in modes.items():
             folder.chmod(mode | 0o011)
-        for path in (tmp_path, *tmp_path.rglob("*")):
+        for path in (own_temporary_folder, tmp_path, *tmp_path.rglob("*")):
             os.chown(path, nobody, -1)
         os.seteuid(nobody)
         yield

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.12", "3.13")
 PACKAGES = ["pyyaml", "psutil", "questionary", "rich", "platformdirs"]
-PACKAGES += ["pytest", "pytest-timeout", "hypothesis", "pexpect", "pyte"]
+PACKAGES += ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pexpect", "pyte"]
 TESTS = ["tests/architecture", "tests/contract", "tests/machine", "tests/settings"]
 TESTS += ["tests/launcher", "tests/commands", "tests/config_wizard"]
 
@@ -43,7 +43,7 @@ def run_tests(python: str, version: str) -> int:
         subprocess.run([own, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
         ready.write_text(" ".join(PACKAGES))
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
+    command = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--numprocesses", "2", *TESTS]
     return subprocess.run(command, cwd=ROOT, env=variables).returncode
 
 

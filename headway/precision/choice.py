@@ -30,14 +30,14 @@ def precision_for(name: str, device: torch.device, *, where: str) -> Precision:
             where=where,
             fix="use bf16, which CPUs can compute with, or no",
         )
-    if name == "bf16" and device.type == "cuda":
+    if name == "bf16" and device.type == "cuda":  # pragma: needs a GPU
         _require_bf16(device, where)
     if device.type == "mps":
         _require_on_mps(name, where)
     return PRECISIONS[name](device)
 
 
-def _require_bf16(device: torch.device, where: str) -> None:
+def _require_bf16(device: torch.device, where: str) -> None:  # pragma: needs a GPU
     major, minor = torch.cuda.get_device_capability(device)
     if torch.version.hip is None and major < 8:
         raise MachineError(

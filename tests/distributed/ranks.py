@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,18 @@ Seen = list[dict[str, Any]]
 
 def run_ranks(world: int, folder: Path) -> Seen | str:
     """Return what each rank saw, or the output of one that failed."""
+    with tempfile.TemporaryDirectory() as scratch:  # a short path, for the sockets in it
+        return _run_ranks(world, folder, scratch)
+
+
+def _run_ranks(world: int, folder: Path, scratch: str) -> Seen | str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = [
         subprocess.Popen(
             [sys.executable, str(WORKER), str(folder)],
-            env=environment(rank, world, port) | {"TMPDIR": str(folder)},
+            env=environment(rank, world, port) | {"TMPDIR": scratch},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

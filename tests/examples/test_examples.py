@@ -98,7 +98,8 @@ def run(launcher: list[str], example: str, folder: Path, *options: str) -> tuple
     done = subprocess.run(
         [*launcher, str(EXAMPLES / example), *options],
         cwd=folder,
-        env=environment(TMPDIR=str(scratch)),
+        # threads of torch spin while they wait for each other: on busy cores for minutes
+        env=environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=150,
