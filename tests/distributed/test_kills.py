@@ -71,6 +71,7 @@ def test_nothing_survives_launcher_and_fork_server_killed_together(count: int) -
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("method", ["fork", "exec"])
 def test_nothing_survives_launcher_and_fork_server_killed_together_fifty_times(method: str) -> None:
     counts = itertools.islice(itertools.cycle([1, 2, 8, 2, 2]), 25)
@@ -91,6 +92,7 @@ def test_nothing_survives_two_of_the_three_above_the_ranks_killed_together(spare
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_nothing_survives_any_one_process_killed_forty_eight_times() -> None:
     chosen = random.Random(0)
     for _ in range(48):
