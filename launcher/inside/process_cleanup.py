@@ -1,4 +1,4 @@
-"""Ends processes that would outlive their launcher."""
+"""Ends processes that would outlive their launcher, and reaps those that it has adopted."""
 
 from __future__ import annotations
 
@@ -6,33 +6,31 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import psutil
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
 _MIN_GRACE_S = 2.0
+_POLL_S = 0.05
 
 
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies; exit if it has died already.
 
-    A fork clears this, so every process calls it. Linux only; elsewhere it does nothing.
-    Source: prctl(2), PR_SET_PDEATHSIG.
+    A fork clears this, so every process calls it; an exec keeps it. Linux only; elsewhere it does
+    nothing. Source: prctl(2), PR_SET_PDEATHSIG.
     """
     if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) and os.getppid() != parent:
         os._exit(1)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends.
+def adopts_orphans() -> bool:
+    """Become the parent of descendants whose own parent ends; return whether the system can.
 
-    Linux only; elsewhere it does nothing. Source: prctl(2), PR_SET_CHILD_SUBREAPER.
+    Linux only. Source: prctl(2), PR_SET_CHILD_SUBREAPER.
     """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> bool:
@@ -43,34 +41,62 @@ def _prctl(option: int, value: int) -> bool:
     return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
 
 
-def end_descendants(grace_s: float) -> None:
-    """End all descendants: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds."""
-    import psutil
+def wake_on_child_end() -> tuple[int, int]:
+    """Return a pipe of which the first end is readable once a child has ended.
 
-    me = psutil.Process()
+    The second end is the interpreter's: see `signal.set_wakeup_fd`.
+    """
+    reading, writing = os.pipe()
+    for fd in (reading, writing):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reading, writing
+
+
+def reap() -> Iterator[tuple[int, int]]:
+    """Yield the pid and the wait status of each child that has ended.
+
+    Raises:
+        ChildProcessError: no child is left.
+    """
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        yield pid, status
+
+
+def end_descendants(grace_s: float) -> None:
+    """End all descendants: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
+
+    Processes of another user that refuse the signals are left.
+    """
     deadline = time.monotonic() + max(grace_s, _MIN_GRACE_S)
-    asked: set[int] = set()
-    while below := [one for one in me.children(recursive=True) if _runs(one)]:
+    asked, refused = set[object](), set[object]()
+    while _has_children():  # what adopts orphans has children as long as it has descendants
+        import psutil
+
+        below = [one for one in psutil.Process().children(recursive=True) if one not in refused]
+        if refused and not below:
+            return
         late = time.monotonic() > deadline
         for one in below:
-            if late or one.pid not in asked:
-                asked.add(one.pid)
-                with suppress(psutil.Error):
+            if late or one not in asked:
+                asked.add(one)
+                try:
                     one.send_signal(signal.SIGKILL if late else signal.SIGTERM)
-        time.sleep(0.05)
-        _reap_all()
+                except psutil.AccessDenied:
+                    refused.add(one)
+                except psutil.NoSuchProcess:
+                    pass
+        time.sleep(_POLL_S)
 
 
-def _runs(process: psutil.Process) -> bool:
-    import psutil
-
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _reap_all() -> None:
+def _has_children() -> bool:
+    """Reap the children that have ended, and return whether any is left."""
     with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
+        for _ in reap():
             pass
+        return True
+    return False

@@ -25,7 +25,6 @@ from headway.contract.records import Crash, End, Frame
 from headway.contract.run import read_run
 from headway.errors import HeadwayError
 from headway.launcher.inside import rank_monitor
-from headway.launcher.inside.process_cleanup import die_with_parent
 from headway.launcher.reporting.reasons import is_of_communication
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -56,8 +55,7 @@ def bootstrap_code(module: str) -> str:
 
 def main() -> None:
     """Run the program in this fresh interpreter, given by the fork server's command line."""
-    server, channel, stacks, kind, name, *args = sys.argv[1:]
-    die_with_parent(int(server))
+    channel, stacks, kind, name, *args = sys.argv[1:]
     for fd in (channel, stacks):
         os.set_inheritable(int(fd), False)
     atexit.register(finish_process)

@@ -4,7 +4,7 @@ It starts before the launcher's own imports and runs in parallel with them. To f
 torch once; it then has one Python thread, no CUDA context, and a session of its own. Requests
 are JSON over a socket, answers are records; a request carries the rank's stdin, stdout, stderr,
 status channel and pipe of stacks. When the launcher ends, also if it is killed, all descendants of
-this process are ended.
+this process are ended. Orphans among them are adopted, and reaped when they end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -29,8 +28,16 @@ from typing import NamedTuple
 
 from headway.contract.records import Ended, Record, Started, encode_record
 from headway.launcher.inside import preloaded, rank_monitor, worker
-from headway.launcher.inside.process_cleanup import adopt_orphans, die_with_parent, end_descendants
+from headway.launcher.inside.process_cleanup import (
+    adopts_orphans,
+    die_with_parent,
+    end_descendants,
+    reap,
+    wake_on_child_end,
+)
 from headway.launcher.planning.program import interpreter
+from headway.launcher.starting.guardian import fork_below_guardian
+from headway.launcher.starting.titles import set_title
 
 
 class Job(NamedTuple):
@@ -59,10 +66,11 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     server = socket.socket(fileno=int(fd))
     server.set_inheritable(False)
-    adopt_orphans()
+    fork_below_guardian(server, job.grace_s)
+    adopts_orphans()  # a fork clears it
     if method == "fork":
         _warm_up()
-    rank = _serve(server, job)
+    rank = _Server(server, job).serve()
     if rank is None:
         os._exit(0)  # skips torch's finalization, which takes 0.25 s
     set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
@@ -81,37 +89,76 @@ def _warm_up() -> None:
     gc.freeze()
 
 
-def _serve(server: socket.socket, job: Job) -> Rank | None:
-    """Serve requests; return None when the launcher has ended, or the rank in a forked child."""
-    selector = selectors.DefaultSelector()
-    selector.register(server, selectors.EVENT_READ)
-    ranks: dict[int, int] = {}  # by pid, a descriptor that is readable when the rank has ended
-    here = os.getpid()
-    while True:
-        for key, _ in selector.select():
-            if key.fileobj is not server:
-                pid, fd = key.data, key.fd
-                selector.unregister(fd)
-                del ranks[pid]
-                _answer(server, Ended(pid, _reap(pid, fd), time.time()))
+class _Server:
+    """Serves requests until the launcher has ended."""
+
+    def __init__(self, launcher: socket.socket, job: Job) -> None:
+        self._launcher = launcher
+        self._job = job
+        self._wake_fds = wake_on_child_end()
+        self._ranks: dict[int, int | None] = {}  # by pid, a descriptor from `_watch`
+        self._selector = selectors.DefaultSelector()
+        for fd in (launcher.fileno(), self._wake_fds[0]):
+            self._selector.register(fd, selectors.EVENT_READ)
+
+    def serve(self) -> Rank | None:
+        """Return None when the launcher has ended, or the rank in a forked child."""
+        while True:
+            ready = {key.fd: key.data for key, _ in self._selector.select()}
+            for pid in filter(None, ready.values()):  # in the order in which they ended
+                self._end(pid, os.waitpid(pid, 0)[1])
+            if self._wake_fds[0] in ready:
+                self._reap()
+            if self._launcher.fileno() not in ready:
                 continue
-            rank = _receive(server)
+            rank = _receive(self._launcher)
             if rank is None:
-                end_descendants(job.grace_s if ranks else 0)
+                end_descendants(self._job.grace_s if self._ranks else 0)
                 return None
-            pid = _fork() if job.method == "fork" else _start_fresh(job, rank)
-            if pid == 0:
-                selector.close()
-                server.close()
-                for fd in ranks.values():
-                    os.close(fd)
-                _become_rank(here, rank)
+            if self._start(rank) == 0:
                 return rank
-            for fd in rank.fds:
+
+    def _start(self, rank: Rank) -> int:
+        """Start a rank and return its pid; 0 in the forked child, which is set up then."""
+        here = os.getpid()
+        pid = _fork() if self._job.method == "fork" else _start_fresh(self._job, rank)
+        if pid == 0:
+            self._close()
+            _become_rank(here, rank)
+            return 0
+        for theirs in rank.fds:
+            os.close(theirs)
+        self._ranks[pid] = _watch(pid)
+        if (fd := self._ranks[pid]) is not None:
+            self._selector.register(fd, selectors.EVENT_READ, pid)
+        _answer(self._launcher, Started(pid))
+        return pid
+
+    def _reap(self) -> None:
+        """Reap adopted orphans, and ranks that have ended since."""
+        os.read(self._wake_fds[0], 4096)
+        with suppress(ChildProcessError):
+            for pid, status in reap():
+                if pid in self._ranks:
+                    self._end(pid, status)
+
+    def _end(self, pid: int, status: int) -> None:
+        """Report the end of a rank."""
+        fd = self._ranks.pop(pid)
+        if fd is not None:
+            self._selector.unregister(fd)
+            os.close(fd)
+        _answer(self._launcher, Ended(pid, os.waitstatus_to_exitcode(status), time.time()))
+
+    def _close(self) -> None:
+        """Close in a forked child what is the server's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._selector.close()
+        self._launcher.close()
+        for fd in (*self._wake_fds, *self._ranks.values()):
+            if fd is not None:
                 os.close(fd)
-            ranks[pid] = _watch(pid)
-            selector.register(ranks[pid], selectors.EVENT_READ, pid)
-            _answer(server, Started(pid))
 
 
 def _receive(server: socket.socket) -> Rank | None:
@@ -153,11 +200,12 @@ def _fork() -> int:
 
 
 def _start_fresh(job: Job, rank: Rank) -> int:
+    here = os.getpid()
     stdin, stdout, stderr, *ours = rank.fds
     command = [job.name, *job.args]
     is_ours = job.method == "exec"
     if is_ours:
-        arguments = [str(os.getpid()), *map(str, ours), job.kind, *command]
+        arguments = [*map(str, ours), job.kind, *command]
         command = [*interpreter(), "-c", worker.bootstrap_code("inside.worker"), *arguments]
     try:
         with _stop_signals_blocked() if is_ours else nullcontext():
@@ -169,35 +217,21 @@ def _start_fresh(job: Job, rank: Rank) -> int:
                 stderr=stderr,
                 pass_fds=ours if is_ours else [],
                 start_new_session=True,
+                preexec_fn=lambda: die_with_parent(here),
             )
     except OSError as error:
         os.write(stderr, f"{job.name}: {error.strerror}\n".encode())
         return _fork() or os._exit(127)  # as a shell would
-    process.returncode = 0  # reaped in _reap, not by Popen
+    process.returncode = 0  # reaped by the server, not by Popen
     return process.pid
 
 
-_statuses: dict[int, int] = {}  # by pid, on systems without pidfds
-
-
-def _watch(pid: int) -> int:
-    """Return a descriptor that is readable once process `pid` has ended."""
-    if hasattr(os, "pidfd_open"):
+def _watch(pid: int) -> int | None:
+    """Return a descriptor that is readable once a child has ended; None on systems without."""
+    try:
         return os.pidfd_open(pid)
-    reading, writing = os.pipe()
-
-    def wait() -> None:
-        _statuses[pid] = os.waitpid(pid, 0)[1]
-        os.close(writing)
-
-    threading.Thread(target=wait, daemon=True).start()
-    return reading
-
-
-def _reap(pid: int, fd: int) -> int:
-    os.close(fd)
-    status = _statuses.pop(pid) if pid in _statuses else os.waitpid(pid, 0)[1]
-    return os.waitstatus_to_exitcode(status)
+    except (AttributeError, OSError):
+        return None
 
 
 def _become_rank(server_pid: int, rank: Rank) -> None:
@@ -243,21 +277,3 @@ def _reopen_streams() -> None:
         stream.mode = mode  # type: ignore[misc]
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-
-
-def set_title(title: str) -> None:
-    """Overwrite this process's arguments with `title`, which `ps` then shows. Linux only.
-
-    Source: proc(5), /proc/pid/stat fields 48 and 49 (arg_start, arg_end).
-    """
-    import ctypes
-
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
-    except (OSError, ValueError, IndexError):
-        return
-    if end > start:
-        text = title.encode(errors="surrogateescape")[: end - start - 1]
-        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)

@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from headway.contract.records import Ended, Started, decode_record
 from headway.errors import LaunchError
-from headway.launcher.inside.process_cleanup import adopt_orphans, end_descendants
+from headway.launcher.inside.process_cleanup import adopts_orphans, end_descendants
 from headway.launcher.inside.worker import bootstrap_code
 from headway.launcher.planning.plan import LaunchPlan
 
@@ -42,7 +42,7 @@ class Starter:
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._socket, theirs = socket.socketpair()
-        adopt_orphans()
+        adopts_orphans()
         program, settings = plan.program, plan.settings
         arguments = [
             str(theirs.fileno()),
@@ -54,7 +54,7 @@ class Starter:
             *program.args,
         ]
         try:
-            self._server = subprocess.Popen(
+            self._guardian = subprocess.Popen(
                 [
                     *unbuffered(plan.python, environ),
                     "-c",
@@ -95,7 +95,7 @@ class Starter:
         if pid is None:
             raise LaunchError(
                 "the process that starts the ranks has ended",
-                where=f"process {self._server.pid}, exit code {self._server.wait()}",
+                where=f"process {self._guardian.pid}, exit code {self._guardian.wait()}",
                 fix="see its output above, or try --start-method exec",
             )
         return pid
@@ -104,9 +104,9 @@ class Starter:
         """Tell the server to end the remaining processes of the ranks, and wait for it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-        if self._server.wait() != 0:  # it was killed, and this process adopted its children
+        self._reader.join()  # until the server and its guardian have ended
+        if self._guardian.wait() != 0:  # this process adopted what they left
             end_descendants(0)
-        self._reader.join()
         self._socket.close()
 
     def _read(self) -> None:

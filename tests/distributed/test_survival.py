@@ -16,6 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.distributed.families import (
+    MANNERS,
+    family_script,
+    survivors,
+    wait_for_families,
+)
 from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
 
 pytestmark = [
@@ -24,34 +30,6 @@ pytestmark = [
 ]
 
 GRACE_S = 2
-
-POLITE = ""
-STUBBORN = """
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-    signal.signal(number, lambda *_: None)
-"""
-FAMILY = """
-sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
-note(subprocess.Popen(sleep).pid)
-note(subprocess.Popen(sleep, start_new_session=True).pid)  # a daemon of the script's
-import torch.utils.data
-loader = torch.utils.data.DataLoader(range(1000), num_workers=2)
-batches = iter(loader)
-next(batches)
-for worker in batches._workers:
-    note(worker.pid)
-"""
-SCRIPT = """
-import os, signal, subprocess, sys, time
-pids = [os.getpid()]
-def note(pid):
-    pids.append(pid)
-{manners}
-open("pids_" + os.environ["RANK"] + ".tmp", "w").write(" ".join(map(str, pids)))
-os.rename("pids_" + os.environ["RANK"] + ".tmp", "pids_" + os.environ["RANK"])
-while True:
-    time.sleep(0.1)
-"""
 
 
 def close_terminal(process: subprocess.Popen[str]) -> None:
@@ -91,8 +69,8 @@ def kill_a_rank(process: subprocess.Popen[str]) -> None:
 
 
 def kill_the_server(process: subprocess.Popen[str]) -> None:
-    for child in psutil.Process(process.pid).children():
-        child.kill()
+    rank = int(Path("pids_0").read_text().split()[0])
+    psutil.Process(psutil.Process(rank).ppid()).kill()
 
 
 def send(number: int):  # type: ignore[no-untyped-def]
@@ -115,8 +93,6 @@ STOPS = {  # how the run is ended: what is done, the exit code of polite ranks
     "rank killed": (kill_a_rank, 137),
     "server killed": (kill_the_server, 137),
 }
-MANNERS = {"polite": POLITE, "stubborn": STUBBORN, "family": FAMILY}
-
 FULL = [(stop, manner, count) for stop in STOPS for manner in MANNERS for count in (1, 4)]
 SHORT = {
     ("ctrl-c", "polite", 4),
@@ -141,28 +117,17 @@ SHORT = {
 )
 def test_nothing_survives(stop: str, manner: str, count: int) -> None:
     do, code = STOPS[stop]
-    text = SCRIPT.format(manners=MANNERS[manner])
     words = ["--supervise", "--num-processes", str(count), "--grace-period-s", str(GRACE_S)]
     begin = InTerminal.start if stop == "terminal closed" else start
-    process: subprocess.Popen[str] = begin("-q", "--cpu", *words, script(text))
-    deadline = time.monotonic() + 90
-    while len(list(Path.cwd().glob("pids_?"))) < count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    server = [child.pid for child in psutil.Process(process.pid).children()]
-    pids = [int(pid) for path in Path.cwd().glob("pids_?") for pid in path.read_text().split()]
-    assert all(is_alive(pid) for pid in pids)
+    process: subprocess.Popen[str] = begin(
+        "-q", "--cpu", *words, script(family_script(MANNERS[manner]))
+    )
+    families = wait_for_families(process, count)
+    assert all(is_alive(pid) for pids in families.values() for pid in pids)
 
     do(process)
     process.communicate(timeout=60)
-    until = time.monotonic() + (GRACE_S + 2 if stop == "launcher killed" else 0.5)
-    while time.monotonic() < until and any(is_alive(pid) for pid in [*pids, *server]):
-        time.sleep(0.05)
-    survivors = [pid for pid in [*pids, *server] if is_alive(pid)]
-    for pid in survivors:
-        os.kill(pid, signal.SIGKILL)
-    assert not survivors
+    assert not survivors(GRACE_S + 2 if stop == "launcher killed" else 0.5)
     if manner == "polite":
         assert process.returncode == code
     elif stop.startswith("ctrl-c"):

@@ -75,7 +75,7 @@ def run_as_rank(name: str) -> tuple[subprocess.CompletedProcess[str], bytes]:
     """Run a script as a rank of its own; return how it ended, and what it sent."""
     ours, channel = socket.socketpair()
     reading, stacks = os.pipe()
-    arguments = [str(os.getpid()), str(channel.fileno()), str(stacks), "script", name]
+    arguments = [str(channel.fileno()), str(stacks), "script", name]
     with ours, channel:
         process = subprocess.run(
             [sys.executable, "-c", bootstrap_code("inside.worker"), *arguments],

@@ -1,0 +1,79 @@
+"""Ranks with children of every kind, for tests that end a run: all of it must be gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+POLITE = ""
+STUBBORN = """
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, lambda *_: None)
+"""
+FAMILY = """
+sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
+note(subprocess.Popen(sleep).pid)
+note(subprocess.Popen(sleep, start_new_session=True).pid)  # a daemon of the script's
+import torch.utils.data
+loader = torch.utils.data.DataLoader(range(1000), num_workers=2)
+batches = iter(loader)
+next(batches)
+for worker in batches._workers:
+    note(worker.pid)
+"""
+MANNERS = {"polite": POLITE, "stubborn": STUBBORN, "family": FAMILY}
+
+_SCRIPT = """
+import os, signal, subprocess, sys, time
+pids = [os.getpid()]
+def note(pid):
+    pids.append(pid)
+{manners}
+open("pids_" + os.environ["RANK"] + ".tmp", "w").write(" ".join(map(str, pids)))
+os.rename("pids_" + os.environ["RANK"] + ".tmp", "pids_" + os.environ["RANK"])
+while True:
+    time.sleep(0.1)
+"""
+
+
+def family_script(manners: str) -> str:
+    """Return a script that notes the pids of each rank and its children, and never ends."""
+    return _SCRIPT.format(manners=manners)
+
+
+def wait_for_families(process: subprocess.Popen[str], count: int) -> dict[int, list[int]]:
+    """Return the pids of each rank's processes, its own first, once all have noted them."""
+    deadline = time.monotonic() + 90
+    while len(found := sorted(Path.cwd().glob("pids_?"))) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return {int(path.name[-1]): [*map(int, path.read_text().split())] for path in found}
+
+
+def processes_of_this_test() -> list[psutil.Process]:
+    """Return every running process that this test has started, also those that nobody waits for.
+
+    Each test has a HOME of its own.
+    """
+    home = os.environ["HOME"]
+    return [
+        one
+        for one in psutil.process_iter(["environ", "status"])
+        if (one.info["environ"] or {}).get("HOME") == home and one.pid != os.getpid()
+    ]
+
+
+def survivors(within_s: float) -> list[str]:
+    """Return what still runs of this test after at most `within_s`, and end it."""
+    deadline = time.monotonic() + within_s
+    while (left := processes_of_this_test()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    named = [f"{one.pid} {one.name()} {one.cmdline()}" for one in left if one.is_running()]
+    for one in left:
+        one.kill()
+    return named

@@ -1,0 +1,129 @@
+"""Whatever is killed by SIGKILL, alone or together with others: nothing of the run lives on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.distributed.families import (
+    FAMILY,
+    family_script,
+    processes_of_this_test,
+    survivors,
+    wait_for_families,
+)
+from tests.distributed.launching import script, start
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(sys.platform != "linux", reason="subreapers and parent-death signals"),
+]
+
+_GONE_WITHIN_S = 10  # asked to stop, two seconds later killed; the rest is for a busy machine
+
+
+def start_families(count: int, *words: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """Start a run with children of every kind; return the pids of its ranks too."""
+    for earlier in Path.cwd().glob("pids_?"):
+        earlier.unlink()
+    flags = ["-q", "--cpu", "--supervise", "--num-processes", str(count), "--grace-period-s", "0"]
+    process = start(*flags, *words, script(family_script(FAMILY)))
+    families = wait_for_families(process, count)
+    return process, [pids[0] for pids in families.values()]
+
+
+def above(rank: int, launcher: int) -> list[int]:
+    """Return the pids from a rank's parent up to the launcher."""
+    pids = []
+    for one in psutil.Process(rank).parents():
+        pids.append(one.pid)
+        if one.pid == launcher:
+            return pids
+    raise AssertionError("the launcher is not above its rank")
+
+
+def kill_suspended(pids: list[int]) -> None:
+    """Kill processes at one instant, as far as they can see."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
+
+
+def kill_launcher_and_server(count: int, *words: str) -> list[str]:
+    """Kill both in a new run; return what is left."""
+    process, ranks = start_families(count, *words)
+    kill_suspended([above(ranks[0], process.pid)[0], process.pid])
+    process.communicate()
+    return survivors(_GONE_WITHIN_S)
+
+
+@pytest.mark.parametrize("count", [1, 2, pytest.param(8, marks=pytest.mark.long)])
+def test_nothing_survives_launcher_and_fork_server_killed_together(count: int) -> None:
+    assert not kill_launcher_and_server(count)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_nothing_survives_launcher_and_fork_server_killed_together_fifty_times(method: str) -> None:
+    counts = itertools.islice(itertools.cycle([1, 2, 8, 2, 2]), 25)
+    left = [kill_launcher_and_server(count, "--start-method", method) for count in counts]
+    assert not any(left)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("spared", ["fork server", "guardian", "launcher"])
+def test_nothing_survives_two_of_the_three_above_the_ranks_killed_together(spared: str) -> None:
+    process, ranks = start_families(2)
+    ours = dict(
+        zip(["fork server", "guardian", "launcher"], above(ranks[0], process.pid), strict=True)
+    )
+    kill_suspended([pid for name, pid in ours.items() if name != spared])
+    process.communicate(timeout=60)
+    assert not survivors(_GONE_WITHIN_S)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_nothing_survives_any_one_process_killed_forty_eight_times() -> None:
+    chosen = random.Random(0)
+    for _ in range(48):
+        process, ranks = start_families(2)
+        victim = chosen.choice(processes_of_this_test())
+        what = victim.cmdline()
+        victim.kill()
+        if victim.pid not in [process.pid, *ranks]:
+            process.terminate()  # the run may go on without it
+        process.communicate(timeout=60)
+        assert not survivors(_GONE_WITHIN_S), what
+
+
+ORPHANS = """
+import os, subprocess, sys, time
+import psutil
+for _ in range(30):
+    subprocess.run(["sh", "-c", "sleep 0 &"], check=True)
+subprocess.run(["sh", "-c", "sleep 300 &"], check=True)  # the adopted ones are there by now
+adopter = psutil.Process(os.getppid())
+deadline = time.monotonic() + 20
+while [one for one in adopter.children() if one.status() == psutil.STATUS_ZOMBIE]:
+    if time.monotonic() > deadline:
+        sys.exit("zombies are left")
+    time.sleep(0.05)
+names = [one.name() for one in adopter.children()]
+adopter.children()[names.index("sleep")].kill()
+"""
+
+
+def test_orphans_of_a_rank_are_reaped_when_they_end() -> None:
+    process = start("-q", "--cpu", "--supervise", script(ORPHANS))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
