@@ -24,6 +24,9 @@ PLACE, MORE, FINISH = "place", "more", "finish"
 USER, PROJECT = "user", "project"
 LAYER_OF = {USER: Layer.USER_PROFILE, PROJECT: Layer.PROJECT_PROFILE}
 WRITE, TEST, BACK, CANCEL = "write", "write and test", "back", "cancel"
+UNCONFIRMED = "unconfirmed"
+"""What FINISH is when the input ends before it is answered; nobody can choose it."""
+
 YES, NO = "yes", "no"
 NONE = "-"
 """The answer that removes an optional setting from the profile."""

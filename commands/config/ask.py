@@ -19,7 +19,14 @@ from headway.commands.config.facts import facts_of, paths_of
 from headway.commands.config.summary import changed, introduction, summary
 from headway.commands.flags import Parsed, Parser
 from headway.config_wizard.interview import Defaults, Prompter, interview
-from headway.config_wizard.questions import CANCEL, FINISH, TEST, place_of, profile_after
+from headway.config_wizard.questions import (
+    CANCEL,
+    FINISH,
+    TEST,
+    UNCONFIRMED,
+    place_of,
+    profile_after,
+)
 from headway.errors import ConfigError
 from headway.settings.profile_files import shown, text_at
 
@@ -81,6 +88,13 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
         except OSError:  # the terminal is closed; the exit code is still right
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         return 128 + (seen[0] if seen else signal.SIGINT)
+    if answers[FINISH] == UNCONFIRMED:
+        raise ConfigError(
+            "the input ended before the last question was answered; nothing was written",
+            where="standard input",
+            fix="`headway config --yes` writes the recommended answers without asking; a pipe must "
+            "answer every question, the last one with `write`",
+        )
     if answers[FINISH] == CANCEL:
         print("nothing was written")
         return 130
