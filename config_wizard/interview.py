@@ -53,7 +53,7 @@ class Defaults:
         self.say = say
 
     def ask(self, question: Question) -> str:
-        self.say(f"  {question.name}: {question.default}")
+        self.say(f"  {question.name}: {question.shown(question.default)}")
         return question.default
 
 
@@ -153,7 +153,7 @@ def _invalid(question: Question, answer: str) -> Problem | None:
     try:
         TABLE[name].parse(answer)
     except ValueError as error:
-        return Problem(f"{name} is {answer!r}, {error}", "your answer", _AGAIN)
+        return Problem(f"{name} is {question.shown(answer)!r}, {error}", "your answer", _AGAIN)
     return None
 
 

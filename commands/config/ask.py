@@ -29,6 +29,7 @@ from headway.config_wizard.questions import (
 )
 from headway.errors import ConfigError
 from headway.settings.profile_files import shown, text_at
+from headway.settings.profile_masking import masked_profile
 
 
 def make_parser(appendix: str = "") -> Parser:
@@ -58,6 +59,7 @@ def make_parser(appendix: str = "") -> Parser:
         "`place: project` in it chooses which profile to write",
     )
     parser.flag("--dry-run", help="print what would be written, and write nothing")
+    parser.secrets_flag()
     parser.profile_flag()
     parser.machine_flag()
     return parser
@@ -76,7 +78,9 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
     prompter.say(introduction(facts))
     try:
         with _stop_signals_as_interrupts() as seen:
-            answers = interview(facts, prompter, partial(summary, facts, paths))
+            answers = interview(
+                facts, prompter, partial(summary, facts, paths, parsed.show_secrets)
+            )
             if seen:  # the exception was raised in a __del__ or a weakref callback, and lost
                 raise KeyboardInterrupt
     except (KeyboardInterrupt, OSError) as stop:
@@ -101,7 +105,8 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
     path = paths[place_of(facts, answers)]
     if parsed.dry_run:
         print(f"headway: would write {shown(path)}:", file=sys.stderr)
-        print(changed(text_at(path), path, facts, answers), end="")
+        text = changed(text_at(path), path, facts, answers)
+        print(text if parsed.show_secrets else masked_profile(text), end="")
         return 0
     apply(
         path,

@@ -22,6 +22,7 @@ from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry, parse_profile
 from headway.settings.profile_edit import unset_value
 from headway.settings.profile_files import choose_profile, read_text, shown, text_at
+from headway.settings.profile_masking import masked_profile
 from headway.settings.table import TABLE, Raw
 
 _RUNS_TORCHRUN = re.compile(r"^[^#:\n]*(torchrun|torch\.distributed\.(run|launch))\b", re.MULTILINE)
@@ -40,6 +41,7 @@ def import_file(argv: Sequence[str]) -> int:
         "       headway config import [flags] [NAME=VALUE ...] torchrun ...",
     )
     parser.flag("--dry-run", help="print the profile that would be written, and write nothing")
+    parser.secrets_flag()
     parser.flag(
         "--lossy",
         help="import the rest of a file whose training cannot be taken over as a whole (FSDP, "
@@ -73,7 +75,7 @@ def import_file(argv: Sequence[str]) -> int:
     if parsed.dry_run:
         text = merged(text_at(path))
         checked(text, path, machine)
-        print(text, end="")
+        print(text if parsed.show_secrets else masked_profile(text), end="")
     else:
         apply(path, merged, machine)
     remarks = sys.stderr if parsed.dry_run else sys.stdout  # standard output is the profile then

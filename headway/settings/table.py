@@ -233,9 +233,9 @@ def _variables(raw: Raw) -> dict[str, str]:
             words = shlex.split(raw) if isinstance(raw, str) else raw
         except ValueError:
             raise ValueError("in which a quote is not closed") from None
-        for word in words:
-            if "=" not in word:
-                raise ValueError(f"in which {word!r} is not NAME=VALUE")
+        for number, word in enumerate(words, 1):
+            if "=" not in word:  # it may be part of a secret
+                raise ValueError(f"in which word {number} is not NAME=VALUE")
         pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
         names = [name for name, _ in pairs]
         if twice := [name for name in names if names.count(name) > 1]:
@@ -372,6 +372,15 @@ class Settings:
         """Store `values`; those of the settings in `unread` are placeholders for invalid values."""
         self.values = values
         self.unread = unread
+
+    def without_secrets(self) -> Settings:
+        """Return the settings with the secrets in `env` masked, to be shown."""
+        from headway.contract.secrets import masked_map
+
+        env = self.values["env"]
+        return Settings(
+            {**self.values, "env": env._replace(value=masked_map(env.value))}, self.unread
+        )
 
     def origin(self, name: str) -> Origin:
         """Return where the value of the setting `name` came from."""

@@ -361,6 +361,14 @@ def test_nobody_asked_and_a_default_that_cannot_be_is_an_error() -> None:
         )
 
 
+@pytest.mark.parametrize("env", [{"A": "1", "B": "x y"}, ["A=1", "B=x y"], "A=1 B='x y'"])
+def test_variables_are_offered_as_they_are_however_the_profile_has_them(env: Raw) -> None:
+    replies = [*("cpu", "1", "user", "yes"), *[""] * 20]
+    script, profile = held(facts_of(LAPTOP, {"env": env}), *replies)
+    assert [q.default for q in script.asked if q.name == "env"] == ["A=1 'B=x y'"]
+    assert profile["env"] == {"A": "1", "B": "x y"}
+
+
 def test_write_and_test_is_offered_for_this_machine_and_for_no_recorded_one() -> None:
     values = []
     for can_test in (False, True):

@@ -112,7 +112,7 @@ def test_an_env_that_cannot_be_read_is_refused_before_it_is_changed(
 ) -> None:
     profile.write_text("env: A\n")
     assert main(["config", *words]) == 2
-    assert "'A' is not NAME=VALUE" in capsys.readouterr().err
+    assert "env is 'A', in which word 1 is not NAME=VALUE" in capsys.readouterr().err
     assert profile.read_text() == "env: A\n"
 
 
