@@ -110,6 +110,13 @@ class Parser:
         """Add --profile, which selects one of this user's profiles."""
         self.flag("--profile", metavar="NAME", help="your profile to use: a name, or a path")
 
+    def secrets_flag(self) -> None:
+        """Add --show-secrets, for commands that print the variables of `env`."""
+        self.flag(
+            "--show-secrets",
+            help="print the values of variables whose names mean secrets, such as HF_TOKEN",
+        )
+
     def setting_flags(self) -> None:
         """Add a flag for every setting; those not passed are None."""
         for row in TABLE.values():

@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
         from headway.launcher.planning.describe import describe
 
         escape_unencodable()
-        print(describe(plan))
+        print(describe(plan, parsed.show_secrets))
         return 0
     _announce(plan, is_quiet=parsed.quiet)
     from headway.launcher.run import run
@@ -166,6 +166,7 @@ def make_parser() -> Parser:
     parser.flag(
         "--dry-run", help="print the plan, with the origin of each value, and start nothing"
     )
+    parser.secrets_flag()
     parser.machine_flag()
     parser.flag(
         "--fit", help="adapt profile and environment to this machine, and print what changes"

@@ -13,6 +13,7 @@ from headway.config_wizard.questions import (
     FINISH,
     NO,
     NONE,
+    UNCONFIRMED,
     YES,
     Answers,
     Facts,
@@ -52,7 +53,7 @@ class Defaults:
         self.say = say
 
     def ask(self, question: Question) -> str:
-        self.say(f"  {question.name}: {question.default}")
+        self.say(f"  {question.name}: {question.shown(question.default)}")
         return question.default
 
 
@@ -60,6 +61,8 @@ def interview(
     facts: Facts, prompter: Prompter, summary: Callable[[Answers], str]
 ) -> dict[str, str]:
     """Return the answers to all questions, FINISH the last of them.
+
+    Where the input ends first, the other questions get their default, but FINISH is UNCONFIRMED.
 
     Args:
         facts: what the questions depend on.
@@ -73,15 +76,20 @@ def interview(
     problems = problems_so_far(facts, answers)
     if problems:
         raise ConfigError.of(problems)
+    has_ended = False
     while FINISH not in answers:
         question = next_question(facts, answers)
         if question.name == FINISH:
             prompter.say(summary(answers))
+            if has_ended:
+                return {**answers, FINISH: UNCONFIRMED}
         try:
             reply = _reply(question, facts, answers, prompter)
         except EOFError:
-            prompter.say("End of input; the remaining questions get their default:")
-            prompter = Defaults(prompter.say)
+            if question.name == FINISH:
+                return {**answers, FINISH: UNCONFIRMED}
+            prompter.say("End of input; the remaining questions would get their default:")
+            prompter, has_ended = Defaults(prompter.say), True
             continue
         if reply == BACK_KEY or (question.name, reply) == (FINISH, BACK):
             facts = _one_back(facts, answers, prompter)
@@ -145,7 +153,7 @@ def _invalid(question: Question, answer: str) -> Problem | None:
     try:
         TABLE[name].parse(answer)
     except ValueError as error:
-        return Problem(f"{name} is {answer!r}, {error}", "your answer", _AGAIN)
+        return Problem(f"{name} is {question.shown(answer)!r}, {error}", "your answer", _AGAIN)
     return None
 
 

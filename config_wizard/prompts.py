@@ -36,7 +36,7 @@ class PlainPrompter:
         print(f"{question.offer} ".lstrip(), end="", flush=True)
         line = sys.stdin.readline()
         if not line or not sys.stdin.isatty():  # no newline was echoed
-            print(line.strip())
+            print(question.shown(line.strip()))
         if not line and sys.stdin.isatty():  # Ctrl-D stops, as in the menus
             raise KeyboardInterrupt
         if not line:
@@ -66,7 +66,7 @@ class TerminalPrompter:
             raise KeyboardInterrupt from None
         if reply not in (HELP_KEY, BACK_KEY):
             questionary.print(f"{question.text} ", "bold", end="")
-            questionary.print(reply or question.default, _ANSWERED)
+            questionary.print(question.shown(reply or question.default), _ANSWERED)
         return reply
 
     def _menu(self, question: Question) -> Shown:

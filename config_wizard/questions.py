@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS
+from headway.contract.secrets import masked_value
 from headway.errors import Problem
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
@@ -24,6 +25,9 @@ PLACE, MORE, FINISH = "place", "more", "finish"
 USER, PROJECT = "user", "project"
 LAYER_OF = {USER: Layer.USER_PROFILE, PROJECT: Layer.PROJECT_PROFILE}
 WRITE, TEST, BACK, CANCEL = "write", "write and test", "back", "cancel"
+UNCONFIRMED = "unconfirmed"
+"""What FINISH is when the input ends before it is answered; nobody can choose it."""
+
 YES, NO = "yes", "no"
 NONE = "-"
 """The answer that removes an optional setting from the profile."""
@@ -93,7 +97,13 @@ class Question(NamedTuple):
     @property
     def offer(self) -> str:
         """The answer on Enter, in brackets; empty if only the user can know it."""
-        return "" if self.name in _REQUIRED and self.default == NONE else f"[{self.default}]"
+        if self.name in _REQUIRED and self.default == NONE:
+            return ""
+        return f"[{self.shown(self.default)}]"
+
+    def shown(self, answer: str) -> str:
+        """Return an answer with the secrets in it masked."""
+        return str(masked_value(self.name, answer))
 
 
 class Facts(NamedTuple):
@@ -237,6 +247,8 @@ def _default(
         return best, why
     if earlier is None:
         earlier = NONE if is_optional(name) else str(TABLE[name].default)
+    elif name == "env" and earlier != NONE:
+        earlier = Settings.env.kind(earlier)
     reason = ""
     if name == "devices":
         profile = profile_after(facts, answers)

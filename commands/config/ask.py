@@ -19,9 +19,17 @@ from headway.commands.config.facts import facts_of, paths_of
 from headway.commands.config.summary import changed, introduction, summary
 from headway.commands.flags import Parsed, Parser
 from headway.config_wizard.interview import Defaults, Prompter, interview
-from headway.config_wizard.questions import CANCEL, FINISH, TEST, place_of, profile_after
+from headway.config_wizard.questions import (
+    CANCEL,
+    FINISH,
+    TEST,
+    UNCONFIRMED,
+    place_of,
+    profile_after,
+)
 from headway.errors import ConfigError
 from headway.settings.profile_files import shown, text_at
+from headway.settings.profile_masking import masked_profile
 
 
 def make_parser(appendix: str = "") -> Parser:
@@ -51,6 +59,7 @@ def make_parser(appendix: str = "") -> Parser:
         "`place: project` in it chooses which profile to write",
     )
     parser.flag("--dry-run", help="print what would be written, and write nothing")
+    parser.secrets_flag()
     parser.profile_flag()
     parser.machine_flag()
     return parser
@@ -69,7 +78,9 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
     prompter.say(introduction(facts))
     try:
         with _stop_signals_as_interrupts() as seen:
-            answers = interview(facts, prompter, partial(summary, facts, paths))
+            answers = interview(
+                facts, prompter, partial(summary, facts, paths, parsed.show_secrets)
+            )
             if seen:  # the exception was raised in a __del__ or a weakref callback, and lost
                 raise KeyboardInterrupt
     except (KeyboardInterrupt, OSError) as stop:
@@ -81,13 +92,21 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
         except OSError:  # the terminal is closed; the exit code is still right
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         return 128 + (seen[0] if seen else signal.SIGINT)
+    if answers[FINISH] == UNCONFIRMED:
+        raise ConfigError(
+            "the input ended before the last question was answered; nothing was written",
+            where="standard input",
+            fix="`headway config --yes` writes the recommended answers without asking; a pipe must "
+            "answer every question, the last one with `write`",
+        )
     if answers[FINISH] == CANCEL:
         print("nothing was written")
         return 130
     path = paths[place_of(facts, answers)]
     if parsed.dry_run:
         print(f"headway: would write {shown(path)}:", file=sys.stderr)
-        print(changed(text_at(path), path, facts, answers), end="")
+        text = changed(text_at(path), path, facts, answers)
+        print(text if parsed.show_secrets else masked_profile(text), end="")
         return 0
     apply(
         path,

@@ -12,6 +12,7 @@ from headway.commands.config.check import checked, launch_problems
 from headway.commands.config.schema import with_header, write_schema
 from headway.commands.flags import Parser
 from headway.contract.origin import Layer, Origin
+from headway.contract.secrets import masked_value
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
@@ -27,6 +28,7 @@ from headway.settings.profile_files import (
     selection_path,
     shown,
 )
+from headway.settings.profile_masking import masked_profile
 from headway.settings.resolve import parse_layers
 from headway.settings.table import TABLE, Raw, Settings
 
@@ -239,7 +241,7 @@ def apply(
             raise ConfigError.of(_placed(error.problems, text, path, machine)) from None
         return edited
 
-    new = change_profile(path, valid)
+    new = change_profile(path, valid, is_private=lambda text: masked_profile(text) != text)
     after = parse_profile(new, path, layer)
     if not old:
         write_schema()
@@ -275,9 +277,14 @@ def differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list
     for key in {**before, **after}:
         old, new = _raw(before, key), _raw(after, key)
         if old != new and key != "version":
-            now = "removed" if new is None else written(new)
-            lines.append(f"{key}: {now}" + ("" if old is None else f"  (was {written(old)})"))
+            now = "removed" if new is None else _shown(key, new)
+            lines.append(f"{key}: {now}" + ("" if old is None else f"  (was {_shown(key, old)})"))
     return lines
+
+
+def _shown(key: str, raw: Raw) -> str:
+    """Return a value as profiles have it, with secrets masked."""
+    return written(masked_value(key, raw))
 
 
 def _set_elsewhere(keys: Sequence[str], layers: Sequence[Entries]) -> list[str]:
@@ -288,7 +295,7 @@ def _set_elsewhere(keys: Sequence[str], layers: Sequence[Entries]) -> list[str]:
         for key in keys:
             if key in values:
                 origin = layer[key.partition(".")[0]].origin
-                still[key] = f"{key} is still set, to {written(values[key])}: {origin}"
+                still[key] = f"{key} is still set, to {_shown(key, values[key])}: {origin}"
     return list(still.values())
 
 

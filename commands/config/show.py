@@ -12,6 +12,7 @@ from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
 from headway.config_wizard.questions import as_words
 from headway.contract.origin import Layer
+from headway.contract.secrets import masked_value
 from headway.errors import ConfigError
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.describe import printable, settings_table
@@ -35,6 +36,7 @@ def show(argv: Sequence[str]) -> int:
     parser = Parser("config show", "Print every setting with the value that a launch here uses.")
     parser.flag("--origin", help="also print where each value comes from")
     parser.flag("--json", help="print one JSON object, with the origins")
+    parser.secrets_flag()
     parser.profile_flag()
     parser.machine_flag()
     parsed = parser.parse_flags(argv)
@@ -42,8 +44,9 @@ def show(argv: Sequence[str]) -> int:
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     cluster = cluster_layer(environ)
     settings = resolve(layers, machine, environ, cluster)
+    shown = settings if parsed.show_secrets else settings.without_secrets()
     # in plain columns: rich would take 80 ms, more than all the rest
-    print(_as_json(settings) if parsed.json else settings_table(settings, parsed.origin))
+    print(_as_json(shown) if parsed.json else settings_table(shown, parsed.origin))
     for problem in launch_problems(layers, machine, environ, cluster):
         print(f"headway: note: a launch would be refused: {problem.what}", file=sys.stderr)
     return 0
@@ -105,7 +108,8 @@ def _settings_in(path: str) -> str:
         parse_layers([entries])
     except ConfigError as error:
         return f"invalid: {error.problems[0].what}"
-    return ", ".join(f"{name} {as_words(entry.raw)}" for name, entry in entries.items())
+    values = {name: masked_value(name, entry.raw) for name, entry in entries.items()}
+    return ", ".join(f"{name} {as_words(value)}" for name, value in values.items())
 
 
 def schema(argv: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ from headway.errors import HeadwayError
 from headway.settings.profile import Entries, Entry, parse_profile
 from headway.settings.profile_edit import unset_value
 from headway.settings.profile_files import text_at
+from headway.settings.profile_masking import masked_profile
 from headway.settings.table import TABLE, Raw
 
 
@@ -38,15 +39,18 @@ def introduction(facts: Facts) -> str:
     return f"Found here: {found}.\nEnter accepts {enter}, ? explains, < goes back."
 
 
-def summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
+def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers: Answers) -> str:
     """Return the profile as a diff to the file, and the plan of a launch with it."""
     from headway.launcher.planning import describe
 
     place, values = place_of(facts, answers), profile_after(facts, answers)
     text = text_at(paths[place])
     after = changed(text, paths[place], facts, answers)
-    lines = [line for line in ndiff(text.splitlines(), after.splitlines()) if line[0] != "?"]
-    lines = [f"\n{facts.paths[place]}", *(f"  {line}".rstrip() for line in lines)]
+    changes = [line for line in ndiff(text.splitlines(), after.splitlines()) if line[0] != "?"]
+    if not show_secrets:
+        masked = {**_masked_lines(text), **_masked_lines(after)}
+        changes = [line[:2] + masked.get(line[2:], line[2:]) for line in changes]
+    lines = [f"\n{facts.paths[place]}", *(f"  {line}".rstrip() for line in changes)]
     try:
         plan = plan_for(_layers(facts, place, values), facts.machine)
         lines += [
@@ -57,6 +61,12 @@ def summary(facts: Facts, paths: Mapping[str, str], answers: Answers) -> str:
     except HeadwayError as error:
         lines += [f"A launch would be refused: {problem.what}\n" for problem in error.problems]
     return "\n".join(lines)
+
+
+def _masked_lines(text: str) -> dict[str, str]:
+    """Return the lines of a profile with a secret in them, and what is shown instead."""
+    pairs = zip(text.splitlines(), masked_profile(text).splitlines(), strict=True)
+    return {line: masked for line, masked in pairs if line != masked}
 
 
 def _layers(facts: Facts, place: str, values: Mapping[str, Raw]) -> list[Entries]:

@@ -12,7 +12,11 @@ from headway.machine.devices import ALL
 from headway.settings.table import TABLE, Raw
 
 _SUPPORTED_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MPS")
-_SHARDED_TYPES = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs too, but no DDP
+_SHARDED_TYPES = {  # on GPUs too, but no DDP; each with the key of its own settings
+    "FSDP": "fsdp_config",
+    "DEEPSPEED": "deepspeed_config",
+    "MEGATRON_LM": "megatron_lm_config",
+}
 _OTHER_DEVICE_TYPES = (  # on devices that Headway does not support
     *("XLA", "TPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_HPU"),
     *("MULTI_SDAA", "MULTI_NEURON"),
@@ -70,10 +74,8 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
     if kind in (*_SUPPORTED_TYPES, *_SHARDED_TYPES):
         if isinstance(nested.get("gpu_ids"), list):
             rest["gpu_ids"] = ",".join(nested.pop("gpu_ids"))
-        not_imported = [
-            *_take_device(rest, values, where),
-            *_take_processes(rest, values, where),
-        ]
+        _take_device(rest, values, where)
+        not_imported = _take_processes(rest, values, where)
         # a missing gpu_ids means all GPUs, and so on
         reset = (*reset, "device", "devices", "num_processes", *MULTI_MACHINE)
     _take_precision(rest, values, where)
@@ -85,7 +87,16 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
         values["gradient_accumulation_steps"] = deepspeed.pop("gradient_accumulation_steps")
         nested["deepspeed_config"] = deepspeed
     names = {ours: theirs for theirs, ours in _NAMES.items() if ours in values}
-    return Imported(values, [*not_imported, *_lines({**rest, **nested})], reset, names)
+    left = {**rest, **nested}
+    lost = {key: left.pop(key) for key in _training_keys(kind, left) if key in left}
+    not_imported += _lines(left)
+    return Imported(values, not_imported, reset, names, lost=list(_lines(lost)))
+
+
+def _training_keys(kind: str, left: Mapping[str, Any]) -> Sequence[str]:
+    """Return the keys of those in `left` without which training would be a different one."""
+    precision = ["mixed_precision", "fp8_config"] if "mixed_precision" in left else []
+    return ["distributed_type", *precision, *filter(None, [_SHARDED_TYPES.get(kind)])]
 
 
 def _refuse_wrong_kinds(config: Mapping[str, Any], where: str) -> None:
@@ -143,9 +154,11 @@ def _is_number(text: object) -> bool:
     return isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10
 
 
-def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> list[str]:
-    """Move the device from `rest` to `values`; return what has no counterpart."""
-    kind = rest.pop("distributed_type", "NO")
+def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> None:
+    """Move the device from `rest` to `values`; how ranks share a model stays there."""
+    kind = rest.get("distributed_type", "NO")
+    if kind in _SUPPORTED_TYPES:
+        rest.pop("distributed_type", None)
     on_cpu = _is_true("use_cpu", rest.pop("use_cpu", "false"), where) or kind == "MULTI_CPU"
     gpus = rest.get("gpu_ids", "all")
     if on_cpu:
@@ -161,8 +174,6 @@ def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> li
     elif not on_cpu:
         indices = [index.strip() for index in rest.pop("gpu_ids").split(",") if index.strip()]
         values["devices"] = indices
-    with_ddp = f"distributed_type: {kind} (the processes train with DDP)"
-    return [with_ddp] if kind in _SHARDED_TYPES else []
 
 
 def _is_true(key: str, text: str, where: str) -> bool:

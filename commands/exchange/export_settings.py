@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -17,6 +18,7 @@ from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program
 from headway.machine.facts import Machine
 from headway.settings.layers import launch_layers, profile_layers
+from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
 from headway.settings.table import TABLE, Settings
 
@@ -27,6 +29,12 @@ def export(argv: Sequence[str]) -> int:
     """Print the settings of a launch on this machine, for another tool."""
     parser = Parser("config export", "Print the settings of a launch here, for another tool.")
     parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="how to print them")
+    parser.flag(
+        "--output",
+        metavar="FILE",
+        help="write them, with all secrets, to a file that only you can read",
+    )
+    parser.secrets_flag()
     parser.profile_flag()
     parser.machine_flag()
     parsed = parser.parse_flags(argv)
@@ -38,28 +46,67 @@ def export(argv: Sequence[str]) -> int:
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     settings = resolve(layers, machine, environ, cluster_layer(environ))
     names = list(dict.fromkeys(name for layer in layers for name in layer))
-    if parsed.format == "torchrun":
+    is_masked = parsed.output is None and not parsed.show_secrets
+    told = settings.without_secrets() if is_masked else settings
+    text, notes = _exported(parsed.format, told, machine, names)
+    if parsed.output is None:
+        print(text, end="")
+    else:
+        _write_private(parsed.output, text)
+    hidden = [name for name, value in settings.env.items() if told.env[name] != value]
+    if hidden and parsed.format != "accelerate":
+        notes = [
+            *notes,
+            f"the secret in {', '.join(hidden)} is masked: --output FILE writes a file that can be "
+            "run, --show-secrets prints it",
+        ]
+    for note in notes:
+        print(f"headway: note: {note}", file=sys.stderr)
+    return 0
+
+
+def _exported(
+    style: str, settings: Settings, machine: Machine, names: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Return the settings `names` in a format, and notes about what it cannot express."""
+    if style == "torchrun":
         plan = _lasting_plan(settings, machine)
-        print(to_torchrun(plan, [SCRIPT]))
-        _report_missing(not_in_torchrun(plan, names))
-    elif parsed.format == "accelerate":
+        return f"{to_torchrun(plan, [SCRIPT])}\n", _missing(not_in_torchrun(plan, names))
+    if style == "accelerate":
         import yaml
 
         plan = _lasting_plan(settings, machine)
         config = to_accelerate(plan)
-        print(yaml.safe_dump(config, sort_keys=False), end="")
-        _report_missing(not_in_accelerate(plan, names))
+        notes = _missing(not_in_accelerate(plan, names))
         if config["distributed_type"] == "MULTI_CPU":
-            print(
-                "headway: note: Accelerate starts one process on a CPU unless mpirun_hostfile is "
-                "set; torchrun (--format torchrun) starts all",
-                file=sys.stderr,
+            notes.append(
+                "Accelerate starts one process on a CPU unless mpirun_hostfile is set; torchrun "
+                "(--format torchrun) starts all"
             )
-    else:
-        for name in names:
-            if settings.values[name].value is not None:  # such as the port on one machine
-                print(_assignment(name, settings, parsed.format))
-    return 0
+        return yaml.safe_dump(config, sort_keys=False), notes
+    lines = [
+        f"{_assignment(name, settings, style)}\n"
+        for name in names
+        if settings.values[name].value is not None  # such as the port on one machine
+    ]
+    return "".join(lines), []
+
+
+def _write_private(path: str, text: str) -> None:
+    """Write a file that only its owner can read, also if it was another's to read before."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(handle, "w", encoding="utf-8") as file:
+            if stat.S_ISREG(os.fstat(handle).st_mode):  # not a pipe such as /dev/stdout
+                os.chmod(path, 0o600)
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(
+            f"the file cannot be written: {error.strerror}",
+            where=f"flag --output {path}",
+            fix="name a file in a folder that you can write to",
+        ) from None
+    print(f"headway: wrote {shown(path)}", file=sys.stderr)
 
 
 def _lasting_plan(settings: Settings, machine: Machine) -> LaunchPlan:
@@ -79,9 +126,8 @@ def _lasting_plan(settings: Settings, machine: Machine) -> LaunchPlan:
         ) from None
 
 
-def _report_missing(names: Iterable[str]) -> None:
-    for name in names:
-        print(f"headway: note: {name} is not exported: it has no counterpart", file=sys.stderr)
+def _missing(names: Iterable[str]) -> list[str]:
+    return [f"{name} is not exported: it has no counterpart" for name in names]
 
 
 def _assignment(name: str, settings: Settings, style: str) -> str:

@@ -22,6 +22,7 @@ from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry, parse_profile
 from headway.settings.profile_edit import unset_value
 from headway.settings.profile_files import choose_profile, read_text, shown, text_at
+from headway.settings.profile_masking import masked_profile
 from headway.settings.table import TABLE, Raw
 
 _RUNS_TORCHRUN = re.compile(r"^[^#:\n]*(torchrun|torch\.distributed\.(run|launch))\b", re.MULTILINE)
@@ -40,6 +41,12 @@ def import_file(argv: Sequence[str]) -> int:
         "       headway config import [flags] [NAME=VALUE ...] torchrun ...",
     )
     parser.flag("--dry-run", help="print the profile that would be written, and write nothing")
+    parser.secrets_flag()
+    parser.flag(
+        "--lossy",
+        help="import the rest of a file whose training cannot be taken over as a whole (FSDP, "
+        "DeepSpeed, fp8)",
+    )
     parser.profile_flag()
     own, words = parser.split(argv)
     parsed = parser.parse_args(own)
@@ -50,6 +57,8 @@ def import_file(argv: Sequence[str]) -> int:
     values = _checked(imported, where)
     path = choose_profile(parsed.profile).path
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
+    if imported.lost and not parsed.lossy:
+        raise _would_lose(imported.lost, where, [*profile, *words])
 
     def merged(text: str) -> str:
         before = parse_profile(text, path, Layer.PROFILE) if text else {}
@@ -66,16 +75,32 @@ def import_file(argv: Sequence[str]) -> int:
     if parsed.dry_run:
         text = merged(text_at(path))
         checked(text, path, machine)
-        print(text, end="")
+        print(text if parsed.show_secrets else masked_profile(text), end="")
     else:
         apply(path, merged, machine)
     remarks = sys.stderr if parsed.dry_run else sys.stdout  # standard output is the profile then
-    for line in imported.not_imported:
+    for line in (*imported.lost, *imported.not_imported):
         print(f"not imported: {line}", file=remarks)
     if not parsed.dry_run:
         program = imported.program or (SCRIPT,)
         print(f"next: {shlex.join(['headway', 'launch', *profile, *program])}")
     return 0
+
+
+def _would_lose(lost: Sequence[str], where: str, words: Sequence[str]) -> ConfigError:
+    """Return the error for settings without which a model may not fit, or train differently."""
+    command = shlex.join(["headway", "config", "import", "--lossy", *words])
+    return ConfigError.of(
+        [
+            Problem(
+                "training would be different: Headway has DDP alone, with the whole model on "
+                "every GPU, in fp32, fp16 or bf16, and would lose",
+                where,
+                f"`{command}` imports the rest",
+                details="\n".join(lost),
+            )
+        ]
+    )
 
 
 def _read(words: Sequence[str], machine: Machine) -> tuple[Imported, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -26,3 +26,4 @@ class Imported(NamedTuple):
     reset: tuple[str, ...] = ()  # settings at their default there, to be removed from the profile
     their_names: Mapping[str, str] = MappingProxyType({})  # setting: what it is called there
     program: tuple[str, ...] = ()  # what follows `headway launch`
+    lost: Sequence[str] = ()  # as not_imported, but training or its memory would be different

@@ -112,6 +112,7 @@ class Crash(NamedTuple):
     is_from_torch: bool = False  # it was raised in a file of torch's
     code: int = 1  # the exit code that follows; negative for a signal
     groups: tuple[Group, ...] = ()
+    is_from_headway: bool = False  # it was raised in a file of Headway's, and not on purpose
 
     @property
     def name(self) -> str:

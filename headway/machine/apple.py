@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from headway.contract.precisions import PRECISIONS
+from headway.errors import Remedy, advice, described, run
 from headway.machine.facts import Machine, is_on, numbers
 from headway.machine.source import Source
 
@@ -22,11 +23,13 @@ SYSCTL = (
     *("hw.physicalcpu", "hw.logicalcpu"),
 )
 
-REINSTALL = (
-    "install an arm64 Python, then reinstall torch. conda: `CONDA_SUBDIR=osx-arm64 conda create -n "
-    "arm python`; pyenv: `arch -arm64 pyenv install 3.12`; uv: `uv python install cpython-3.12-"
-    "macos-aarch64`"
-)
+_REINSTALL = [
+    advice(
+        "install an arm64 Python, then reinstall torch. conda: `CONDA_SUBDIR=osx-arm64 conda "
+        "create -n arm python`; pyenv: `arch -arm64 pyenv install 3.12`; uv: `uv python install "
+        "cpython-3.12-macos-aarch64`"
+    )
+]
 
 
 def with_mps(machine: Machine, environ: Mapping[str, str], source: Source) -> Machine:
@@ -37,11 +40,11 @@ def with_mps(machine: Machine, environ: Mapping[str, str], source: Source) -> Ma
     )
     if is_on(environ, "DISABLE_MPS"):
         reason = f"DISABLE_MPS={environ['DISABLE_MPS']} disables it"
-        fix = "unset DISABLE_MPS"
+        fix = described([run("unset DISABLE_MPS")])
         return machine._replace(mps_reason=reason, mps_fix=fix, mps_is_disabled=True)
-    obstacle, fix = _obstacle(machine, answers)
+    obstacle, remedies = find_obstacle(machine, answers)
     if obstacle is not None:
-        return machine._replace(mps=False, mps_reason=obstacle, mps_fix=fix)
+        return machine._replace(mps=False, mps_reason=obstacle, mps_fix=described(remedies))
     chip = answers.get("machdep.cpu.brand_string", "chip unknown")
     return machine._replace(mps=True, mps_reason=f"Apple silicon ({chip})")
 
@@ -57,43 +60,48 @@ def ask_sysctl(source: Source) -> dict[str, str]:
     return dict(line.partition(": ")[::2] for line in lines)
 
 
-def _obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return why MPS is not available, and the fix; (None, "") if it is."""
+def find_obstacle(
+    machine: Machine, answers: Mapping[str, str]
+) -> tuple[str | None, Sequence[Remedy]]:
+    """Return why MPS is not available, None if it is, and what makes it available."""
     torch = machine.torch
     if machine.architecture != "arm64":
         if answers.get("sysctl.proc_translated") == "1":
-            return "this Python is an Intel build, emulated by Rosetta on this Mac", REINSTALL
+            return "this Python is an Intel build, emulated by Rosetta on this Mac", _REINSTALL
         if answers.get("hw.optional.arm64") == "1":
-            return "this Python is an Intel build on Apple silicon", REINSTALL
-        return "this Mac has an Intel CPU", ""
+            return "this Python is an Intel build on Apple silicon", _REINSTALL
+        return "this Mac has an Intel CPU", ()
     if torch is not None:
         if torch.mps is False or not torch.is_at_least(1, 12):
-            fix = how_to_update_torch(machine.macos)
-            return f"this torch ({torch.version}) is built without MPS", fix
+            update = how_to_update_torch(machine.macos)
+            return f"this torch ({torch.version}) is built without MPS", [update]
         needed = [macos for since, macos in OLDEST_MACOS if torch.is_at_least(*since)][-1]
         if machine.macos and numbers(machine.macos) < numbers(needed):
             is_sound = torch.is_at_least(*OLDEST_CORRECT_TORCH)
             return (
                 f"macOS {machine.macos} is older than {needed}, which this torch "
                 f"({torch.version}) needs for MPS",
-                f"update macOS to {needed} or newer"
-                if is_sound
-                else how_to_update_torch(machine.macos),
+                [
+                    advice(f"update macOS to {needed} or newer")
+                    if is_sound
+                    else how_to_update_torch(machine.macos)
+                ],
             )
     if answers.get("kern.hv_vmm_present") == "1":
-        return "this is a virtual machine, where torch cannot use the Apple GPU", ""
-    return None, ""
+        return "this is a virtual machine, where torch cannot use the Apple GPU", ()
+    return None, ()
 
 
-def how_to_update_torch(macos: str) -> str:
+def how_to_update_torch(macos: str) -> Remedy:
     """Return how to install the newest torch with MPS, with a macOS update if needed."""
     here = numbers(macos or OLDEST_MACOS[-1][1])
     too_new = [since for since, needed in OLDEST_MACOS if here < numbers(needed)]
     if not too_new:
-        return "`pip install -U torch`"
+        return run("pip install -U torch")
     if len(too_new) == len(OLDEST_MACOS):
-        return f"update macOS to {OLDEST_MACOS[-1][1]} or newer, then `pip install -U torch`"
-    return f"`pip install -U 'torch<{'.'.join(map(str, too_new[0]))}'`"
+        macos_first = advice(f"update macOS to {OLDEST_MACOS[-1][1]} or newer")
+        return (*macos_first, *run("pip install -U torch"))
+    return run(f"pip install -U 'torch<{'.'.join(map(str, too_new[0]))}'")
 
 
 def why_no_precision(name: str, machine: Machine) -> str | None:

@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
+from headway.errors import Remedy, advice, run
 from headway.machine.facts import EXCLUSIVE, OLDEST_DRIVER, PROHIBITED, Gpu, Machine, numbers
 
 CUDA_WHEELS = "https://download.pytorch.org/whl"
 
 
-def how_to_use_gpus(machine: Machine) -> str:
-    """Return how to make GPUs usable, or "" if nothing is known to help."""
+def how_to_use_gpus(machine: Machine) -> list[Remedy]:
+    """Return how to make GPUs usable; empty if nothing is known to help."""
     if machine.torch_obstacle is not None:
         return _matching_torch(machine)
     if machine.visible_gpus:
         return how_to_free(machine.visible_gpus[0])
     if machine.gpus:
-        return "unset CUDA_VISIBLE_DEVICES"
+        return [run("unset CUDA_VISIBLE_DEVICES")]
     if machine.driver_is_silent:
-        return (
-            "run `nvidia-smi` to see why; reboot after a driver update; start a container with "
-            "--gpus all"
-        )
-    return ""
+        return [
+            advice(
+                "run `nvidia-smi` to see why; reboot after a driver update; start a container with "
+                "--gpus all"
+            )
+        ]
+    return []
 
 
-def how_to_free(gpu: Gpu) -> str:
+def how_to_free(gpu: Gpu) -> list[Remedy]:
     """Return how to make one GPU usable."""
+    name = gpu.slice_of or gpu.uuid
     if gpu.compute_mode in (PROHIBITED, EXCLUSIVE):
-        return f"`sudo nvidia-smi -i {gpu.slice_of or gpu.uuid} -c DEFAULT`, or use another GPU"
-    return "use another GPU"
+        return [run(f"sudo nvidia-smi -i {name} -c DEFAULT"), advice("use another GPU")]
+    if gpu.is_mig:
+        return [run(f"sudo nvidia-smi -i {name} -mig 0"), advice("make slices of it")]
+    return [advice("use another GPU")]
 
 
-def _matching_torch(machine: Machine) -> str:
+def _matching_torch(machine: Machine) -> list[Remedy]:
     """Return how to make the installed torch and the driver match."""
     if machine.is_rocm:
-        return "install torch's ROCm build: https://pytorch.org/get-started/locally"
+        return [advice("install torch's ROCm build: https://pytorch.org/get-started/locally")]
     driver = numbers(machine.driver or "0")
     major = max((cuda for cuda, oldest in OLDEST_DRIVER.items() if oldest <= driver), default=None)
     if major is None:
-        return "update the NVIDIA driver"
+        return [advice("update the NVIDIA driver")]
     index = {11: "cu118", 12: "cu126", 13: "cu130"}[major]
-    install = f"`pip install --force-reinstall torch --index-url {CUDA_WHEELS}/{index}`"
+    install = run(f"pip install --force-reinstall torch --index-url {CUDA_WHEELS}/{index}")
     if machine.torch is not None and machine.torch.cuda is not None:
-        return f"update the NVIDIA driver, or {install}"
-    return install
+        return [advice("update the NVIDIA driver"), install]
+    return [install]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from headway.contract.secrets import is_secret, masked
 from headway.machine.apple import ask_sysctl
 from headway.machine.cgroups import cpu_quota, memory_limit
 from headway.machine.facts import Host, Machine
@@ -22,7 +23,6 @@ TRAINING_VARIABLES = re.compile(
 )
 """Variables that affect training; no others are recorded, as they may hold secrets."""
 
-SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 ADDRESS = re.compile("ADDR|HOST|NODELIST|ENDPOINT|UR[IL]$|^(NCCL_COMM_ID|PMI_PORT|HEADWAY_RUN)$")
 HIDDEN = "hidden"
 """Replaces private values; every setting's parser accepts it, so that snapshots can be replayed."""
@@ -54,14 +54,14 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that affect training, without secrets, addresses and user names."""
     told = {}
     for name, text in environ.items():
-        if not TRAINING_VARIABLES.match(name) or SECRET.search(name):
+        if not TRAINING_VARIABLES.match(name) or is_secret(name):
             continue
         if name == "HEADWAY_ENV":
             told[name] = _names_only(text)
         elif ADDRESS.search(name):
             told[name] = HIDDEN
         else:
-            told[name] = without_home(text, environ)
+            told[name] = without_home(masked(name, text), environ)
     return told
 
 
@@ -72,7 +72,7 @@ def _names_only(pairs: str) -> str:
     except ValueError:
         return HIDDEN
     names = [word.partition("=")[0] for word in words if "=" in word]
-    return shlex.join(f"{name}={HIDDEN}" for name in names if not SECRET.search(name))
+    return shlex.join(f"{name}={HIDDEN}" for name in names if not is_secret(name))
 
 
 def without_home(text: str, environ: Mapping[str, str]) -> str:

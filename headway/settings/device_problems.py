@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.errors import Code, Problem
-from headway.machine.devices import DeviceSpec, Selection
+from headway.errors import Code, Problem, Remedy, advice
+from headway.machine.devices import Selection
 from headway.machine.facts import Gpu, Machine
+from headway.settings.problems import change, on_cpu, removal
 from headway.settings.table import Settings
 
 
@@ -25,7 +26,7 @@ def _on_mps(settings: Settings, machine: Machine) -> list[Problem]:
         return settings.problem(
             Code.NO_MPS,
             f"device is 'mps', but MPS is not available: {machine.mps_reason}",
-            machine.mps_fix or "set `device: auto`, or launch with --cpu",
+            [*([advice(machine.mps_fix)] if machine.mps_fix else []), on_cpu(settings)],
             "device",
         )
     from headway.machine.apple import why_no_precision
@@ -36,7 +37,7 @@ def _on_mps(settings: Settings, machine: Machine) -> list[Problem]:
     return settings.problem(
         Code.NO_PRECISION_ON_MPS,
         f"mixed_precision is {settings.mixed_precision!r}, but {reason}",
-        "set `mixed_precision: no`, or update torch or macOS",
+        [(change("mixed_precision", "no"),), advice("update torch or macOS")],
         "mixed_precision",
     )
 
@@ -52,7 +53,7 @@ def _on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
             Code.NO_SUCH_GPU,
             f"devices is {str(settings.devices)!r} ({settings.devices.reading()}), but "
             f"{'; '.join(selection.problems)}; {_shown(machine)}: {exists}",
-            _other_devices(settings.devices, visible),
+            _other_devices(settings, visible),
             "devices",
         )
     if not selection.indices:
@@ -72,8 +73,7 @@ def _no_gpu(settings: Settings, machine: Machine) -> list[Problem]:
     return settings.problem(
         Code.NO_GPU,
         f"{asked}, but no GPU is visible: {machine.why_no_gpu}",
-        how_to_use_gpus(machine)
-        or "set `device: auto`, or launch with --cpu; run `headway doctor` for details",
+        [*how_to_use_gpus(machine), on_cpu(settings)],
         "device",
         *(["num_processes"] if count > 1 else []),
     )
@@ -87,27 +87,30 @@ def _no_usable_gpu(settings: Settings, machine: Machine, selection: Selection) -
     return settings.problem(
         Code.NO_USABLE_GPU,
         f"device is 'cuda', but no GPU can be used: {why}; {_shown(machine)}",
-        "exclude fewer GPUs, or launch with --cpu"
-        if left
-        else f"{how_to_use_gpus(machine)}; or launch with --cpu",
+        [*([(removal("devices"),)] if left else how_to_use_gpus(machine)), on_cpu(settings)],
         "device",
         *(["devices"] if left else []),
     )
 
 
-def _other_devices(devices: DeviceSpec, visible: Sequence[Gpu]) -> str:
+def _other_devices(settings: Settings, visible: Sequence[Gpu]) -> list[Remedy]:
     """Return the GPUs to request instead, or how to make the requested ones usable."""
-    if devices.may_become_idle(visible):
-        return "wait for them with --wait, or request fewer"
-    if devices.idle is not None:
-        return "request fewer, or name the GPUs, as in `--devices 0,`; waiting would not help"
+    devices = settings.devices
     found = devices._replace(without=()).select(visible).indices
     blocked = [visible[index] for index in found if visible[index].obstacle]
-    if devices.named is not None and blocked:
+    remedies: list[Remedy] = []
+    if devices.may_become_idle(visible):
+        remedies.append(advice("wait for them with --wait"))
+    elif devices.named is not None and blocked:
         from headway.machine.fixes import how_to_free
 
-        return how_to_free(blocked[0])
-    return "name GPUs that exist, or `devices: all`"
+        remedies += how_to_free(blocked[0])
+    if all(gpu.obstacle for gpu in visible):
+        return [*remedies, on_cpu(settings)]
+    steps = [change("devices", "all", "or name GPUs that exist")]
+    if settings.origin("num_processes").is_user_set:
+        steps.append(removal("num_processes"))
+    return [*remedies, tuple(steps)]
 
 
 def _shown(machine: Machine) -> str:
@@ -127,8 +130,13 @@ def _too_many_processes(
         return settings.problem(
             Code.SEVERAL_MIG_SLICES,
             f"{asked}, but CUDA shows each process only one MIG slice, and NCCL cannot link slices",
-            "pass --devices 1 --num-processes 1 and launch once for each slice, or use GPUs "
-            "without MIG",
+            [
+                (
+                    change("devices", 1),
+                    change("num_processes", 1, "and launch once for each slice"),
+                ),
+                advice("use GPUs without MIG"),
+            ],
             *names,
         )
     if processes > selected:
@@ -141,7 +149,7 @@ def _too_many_processes(
         return settings.problem(
             Code.TOO_FEW_GPUS,
             f"num_processes is {processes}, but {reason}",
-            f"pass --num-processes {selected}, or use CPU ranks: --cpu --num-processes {processes}",
+            [(change("num_processes", selected),), on_cpu(settings)],
             "num_processes",
             "device",
         )
@@ -158,6 +166,6 @@ def _of_precision(settings: Settings, selected: Sequence[Gpu]) -> list[Problem]:
     return settings.problem(
         Code.NO_BF16,
         f"mixed_precision is 'bf16', but {without[0].name} ({compute}) does not support bf16",
-        "set `mixed_precision: fp16`, or launch with --mixed-precision fp16",
+        [(change("mixed_precision", "fp16"),)],
         "mixed_precision",
     )

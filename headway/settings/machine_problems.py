@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from headway.errors import Remedy, advice, described, run
 from headway.machine.apple import OLDEST_CORRECT_TORCH, how_to_update_torch
-from headway.machine.facts import PROHIBITED, Host, Machine
-from headway.machine.fixes import how_to_use_gpus
+from headway.machine.facts import Host, Machine
+from headway.machine.fixes import how_to_free, how_to_use_gpus
 from headway.settings.resolve import threads_given_by
 
 MIN_SHM_BYTES = 2**30  # data loader workers pass batches through it; Docker's default is 64 MiB
@@ -42,12 +44,26 @@ OK, WARNING, ERROR, SKIPPED = Severity
 
 
 class Check(NamedTuple):
-    """The result of one check, with a fix if it found a problem."""
+    """The result of one check; each of the remedies by itself solves the problem it found."""
 
     check: str
     status: Severity
     what: str
-    fix: str = ""
+    remedies: Sequence[Remedy] = ()
+
+    @property
+    def fix(self) -> str:
+        """The remedies in words; empty if there is no problem."""
+        return described(self.remedies)
+
+    def as_data(self) -> dict[str, str]:
+        """Return the check for programs."""
+        return {
+            "check": self.check,
+            "status": self.status.value,
+            "what": self.what,
+            "fix": self.fix,
+        }
 
 
 def machine_problems(machine: Machine) -> list[Check]:
@@ -66,7 +82,7 @@ def machine_problems(machine: Machine) -> list[Check]:
 def _torch(machine: Machine) -> Iterator[Check]:
     torch = machine.torch
     if torch is None:
-        yield Check("torch", ERROR, machine.torch_reason, "`pip install torch`")
+        yield Check("torch", ERROR, machine.torch_reason, [run("pip install torch")])
     elif machine.mps and not torch.is_at_least(
         *OLDEST_CORRECT_TORCH
     ):  # without MPS, _device has the fix
@@ -75,7 +91,7 @@ def _torch(machine: Machine) -> Iterator[Check]:
             WARNING,
             f"torch {torch.version}: MPS gives wrong results with versions before "
             f"{'.'.join(map(str, OLDEST_CORRECT_TORCH))}",
-            how_to_update_torch(machine.macos),
+            [how_to_update_torch(machine.macos)],
         )
     else:
         build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else ""
@@ -92,13 +108,13 @@ def _device(machine: Machine) -> Iterator[Check]:
             "device",
             WARNING,
             f"{machine.mask_fault}: {machine.describe_gpus()}",
-            "correct CUDA_VISIBLE_DEVICES, or unset it",
+            [run("unset CUDA_VISIBLE_DEVICES"), advice("correct CUDA_VISIBLE_DEVICES")],
         )
     elif machine.system == "Darwin" and not machine.mps:
         is_broken = bool(machine.mps_fix) and not machine.mps_is_disabled
         status = ERROR if is_broken else WARNING
-        fix = machine.mps_fix or "none needed: training runs on the CPU"
-        yield Check("device", status, f"MPS is not available: {machine.mps_reason}", fix)
+        fix = advice(machine.mps_fix or "none needed: training runs on the CPU")
+        yield Check("device", status, f"MPS is not available: {machine.mps_reason}", [fix])
     elif machine.driver_is_silent:
         yield Check("device", ERROR, machine.gpus_reason, how_to_use_gpus(machine))
     else:
@@ -112,22 +128,23 @@ def _gpus(machine: Machine) -> Iterator[Check]:
         if is_hidden and gpu.uuid not in visible:  # not used by training on this machine
             continue
         # by UUID: indices of --devices are relative to CUDA_VISIBLE_DEVICES, nvidia-smi's are not
-        without = f"`--devices {','.join('^' + part.uuid for part in gpu.parts())}`"
+        without = advice(f"`--devices {','.join('^' + part.uuid for part in gpu.parts())}`")
         if gpu.ecc_errors:
             yield Check(
                 "ECC",
                 ERROR,
                 f"GPU {index} ({gpu.name}) has {gpu.ecc_errors} uncorrected ECC memory errors",
-                f"`sudo nvidia-smi -i {index} --gpu-reset`; if they recur, replace the GPU, and "
-                f"until then pass {without}",
+                [
+                    run(f"sudo nvidia-smi -i {index} --gpu-reset"),
+                    advice(f"if they recur, replace the GPU, and until then pass {without[0]}"),
+                ],
             )
         if gpu.obstacle is not None:
-            mode = gpu.compute_mode == PROHIBITED
             yield Check(
                 "compute mode",
                 WARNING,
                 f"GPU {index} ({gpu.name}): {gpu.obstacle}",
-                f"`sudo nvidia-smi -i {index} -c DEFAULT`" if mode else without,
+                [*(how_to_free(gpu) if gpu.is_disabled else []), without],
             )
     if machine.gpus and not any(gpu.ecc_errors or gpu.obstacle for gpu in machine.gpus):
         yield Check("GPUs", OK, f"{len(machine.gpus)}, driver {machine.driver or 'unknown'}")
@@ -136,7 +153,8 @@ def _gpus(machine: Machine) -> Iterator[Check]:
 def _cores(machine: Machine, host: Host) -> Iterator[Check]:
     text = host.variables.get("OMP_NUM_THREADS")
     threads = threads_given_by(host.variables)
-    fix = f"`export OMP_NUM_THREADS={machine.cores}`, or unset it"
+    export = run(f"export OMP_NUM_THREADS={machine.cores}")
+    fix = [export, run("unset OMP_NUM_THREADS")]
     if text is not None and threads is None:
         what = f"OMP_NUM_THREADS={text!r} is not a number of threads, and is ignored"
         yield Check("threads", WARNING, what, fix)
@@ -153,8 +171,7 @@ def _cores(machine: Machine, host: Host) -> Iterator[Check]:
             "threads",
             WARNING,
             f"{machine.cores_reason}, but torch by default starts {host.affinity} threads",
-            "none needed under `headway launch`, which respects the quota; under plain python "
-            f"`export OMP_NUM_THREADS={machine.cores}`",
+            [advice("nothing under `headway launch`, which respects the quota"), export],
         )
     else:
         yield Check("threads", OK, machine.cores_reason)
@@ -166,7 +183,10 @@ def _shared_memory(host: Host) -> Iterator[Check]:
             "/dev/shm",
             WARNING,
             f"{host.shm_bytes // 2**20} MiB, too small for the batches of data loader workers",
-            "`docker run --shm-size=8g`; in Kubernetes an emptyDir of medium Memory at /dev/shm",
+            [
+                run("docker run --shm-size=8g"),
+                advice("in Kubernetes mount an emptyDir of medium Memory at /dev/shm"),
+            ],
         )
     elif host.shm_bytes is not None:
         yield Check("/dev/shm", OK, f"{host.shm_bytes / 2**30:.1f} GiB")
@@ -179,11 +199,11 @@ def _limits(host: Host) -> Iterator[Check]:
         ("processes", host.processes, MIN_PROCESSES, "-u 65536"),
     ):
         if limit is not None and 0 <= limit < least:
-            low.append((f"{limit} {name}", f"`ulimit {flag}`"))
+            low.append((f"{limit} {name}", f"ulimit {flag}"))
     if host.infiniband and host.locked_bytes is not None and host.locked_bytes >= 0:
-        low.append((f"{host.locked_bytes // 1024} KiB of locked memory", "`ulimit -l unlimited`"))
-    for what, fix in low:
-        yield Check("limits", WARNING, f"the limit is only {what}", fix)
+        low.append((f"{host.locked_bytes // 1024} KiB of locked memory", "ulimit -l unlimited"))
+    for what, command in low:
+        yield Check("limits", WARNING, f"the limit is only {what}", [run(command)])
     if not low:
         yield Check("limits", OK, "open files, processes, locked memory")
 
@@ -192,28 +212,30 @@ def _variables(machine: Machine, host: Host) -> Iterator[Check]:
     found = [*_stale(host), *_wrong_interfaces(host)]
     for name, effect in SLOW_VARIABLES.items():
         if host.variables.get(name, "0") not in ("", "0"):
-            found.append((WARNING, f"{name}={host.variables[name]}: {effect}", f"unset {name}"))
+            what = f"{name}={host.variables[name]}: {effect}"
+            found.append((WARNING, what, run(f"unset {name}")))
     for old, new in RENAMED_VARIABLES.items():
         if old in host.variables:
-            found.append((WARNING, f"{old} is no longer read by torch", f"set {new} instead"))
-    for status, what, fix in found:
-        yield Check("variables", status, what, fix)
+            command = run(f"export {new}={shlex.quote(host.variables[old])}; unset {old}")
+            found.append((WARNING, f"{old} is no longer read by torch", command))
+    for status, what, remedy in found:
+        yield Check("variables", status, what, [remedy])
     if not found:
         yield Check("variables", OK, f"{len(host.variables)} that affect training")
 
 
-def _stale(host: Host) -> Iterator[tuple[Severity, str, str]]:
+def _stale(host: Host) -> Iterator[tuple[Severity, str, Remedy]]:
     stale = [name for name in LAUNCH_VARIABLES if name in host.variables]
     if stale:
         yield (
             WARNING,
             f"{', '.join(stale)}: left over from another launch; plain python would "
             "wait for its ranks",
-            f"unset {' '.join(stale)}",
+            run(f"unset {' '.join(stale)}"),
         )
 
 
-def _wrong_interfaces(host: Host) -> Iterator[tuple[Severity, str, str]]:
+def _wrong_interfaces(host: Host) -> Iterator[tuple[Severity, str, Remedy]]:
     """Check names of network interfaces; NCCL takes prefixes, "=" exact names, "^" exclusions."""
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         text = host.variables.get(variable, "")
@@ -227,9 +249,9 @@ def _wrong_interfaces(host: Host) -> Iterator[tuple[Severity, str, str]]:
             if one in names or (not is_exact and one.startswith(tuple(names)))
         ]
         if not there:
-            exists = ", ".join(host.interfaces)
             yield (
                 ERROR,
-                f"{variable}={text}: no such network interface",
-                f"set it to one of {exists}",
+                f"{variable}={text}: no such network interface; there are "
+                f"{', '.join(host.interfaces)}",
+                run(f"unset {variable}"),
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from headway.contract.origin import Layer
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
-from headway.errors import Code, Problem
+from headway.errors import Code, Do, Problem, Remedy, Step
 from headway.machine.devices import ALL
 from headway.machine.facts import Machine
 from headway.settings.table import Settings
@@ -30,7 +30,11 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
         settings: resolved.
         machine: the machine to launch on; None: check only what is independent of the machine.
     """
-    found = [*_of_devices(settings), *_of_machines(settings), *_of_variables(settings)]
+    found = [
+        *_of_devices(settings, machine),
+        *_of_machines(settings),
+        *_of_variables(settings),
+    ]
     # if num_processes is detected, another machine may have more ranks
     if machine is not None or settings.origin("num_processes").layer is not Layer.DETECTED:
         found += _of_ranks(settings)
@@ -45,7 +49,32 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
     return found
 
 
-def _of_devices(settings: Settings) -> list[Problem]:
+def change(name: str, value: object, note: str = "") -> Step:
+    """Return the step that sets a setting."""
+    return Step(Do.SET, name, str(value), note)
+
+
+def removal(name: str, note: str = "") -> Step:
+    """Return the step that removes a setting, or one variable: env.NAME."""
+    return Step(Do.REMOVE, name, note=note)
+
+
+def on_cpu(settings: Settings) -> Remedy:
+    """Return the steps to the CPU, with what does not suit it taken back."""
+    steps = [change("device", "cpu")]
+    if settings.origin("devices").is_user_set:
+        steps.append(removal("devices"))
+    if settings.mixed_precision == "fp16":
+        steps.append(change("mixed_precision", "bf16"))
+    return tuple(steps)
+
+
+def _on_one_machine(settings: Settings) -> Remedy:
+    has_rank = settings.origin("machine_rank").is_user_set and settings.machine_rank > 0
+    return (change("num_machines", 1), *([removal("machine_rank")] if has_rank else []))
+
+
+def _of_devices(settings: Settings, machine: Machine | None) -> list[Problem]:
     found = []
     device, processes = settings.device, settings.num_processes
     is_detected = settings.origin("device").layer is Layer.DETECTED
@@ -53,18 +82,21 @@ def _of_devices(settings: Settings) -> list[Problem]:
         found += settings.problem(
             Code.FP16_ON_CPU,
             "mixed_precision is 'fp16', but the CPU supports only bf16",
-            "set `mixed_precision: bf16`, or launch with --mixed-precision bf16",
+            [(change("mixed_precision", "bf16"),)],
             "mixed_precision",
             "device",
         )
+    has_others = not is_detected and device != "cuda" and _may_have(settings, machine)
     is_only_one = device == "mps" and settings.devices.first == 1
     selects_gpus = settings.devices != ALL and not is_only_one
     if device != "cuda" and selects_gpus and not settings.is_overridden("devices", "device"):
         found += settings.problem(
             Code.DEVICES_WITHOUT_CUDA,
             f"devices is {str(settings.devices)!r}, which selects GPUs, but device is {device!r}",
-            "remove devices; for several CPU ranks set num_processes"
-            + ("" if is_detected else "; to use GPUs, set `device: auto`"),
+            [
+                (removal("devices", "and set num_processes for several CPU ranks"),),
+                *([(change("device", "auto"),)] if has_others else []),
+            ],
             "devices",
             "device",
         )
@@ -75,21 +107,33 @@ def _of_devices(settings: Settings) -> list[Problem]:
             Code.DEVICES_OR_PROCESSES,
             f"devices selects {size} GPU{'s' * (size != 1)} ({settings.devices.reading()}), "
             f"but num_processes is {processes}",
-            "remove one of the two, or make them equal",
+            [(removal("num_processes"),), (change("num_processes", size),)],
             "devices",
             "num_processes",
         )
     return found
 
 
+def _may_have(settings: Settings, machine: Machine | None) -> bool:
+    """Return whether the requested GPUs can be those of this machine; None is any machine."""
+    if machine is None:
+        return True
+    selection = settings.devices.select(machine.visible_gpus)
+    has_slices = any(machine.visible_gpus[index].slice_of for index in selection.indices)
+    return bool(selection.indices) and not selection.problems and not has_slices
+
+
 def _several_on_mps(settings: Settings) -> list[Problem]:
+    one = (change("num_processes", 1),) if settings.num_processes > 1 else ()
+    if settings.num_machines > 1:
+        one = (*one, *_on_one_machine(settings))
     if settings.num_processes * settings.num_machines == 1:
         return []
     return settings.problem(
         Code.SEVERAL_ON_MPS,
         f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
         "but MPS supports only one process",
-        f"use one process, or CPU ranks: --cpu --num-processes {settings.num_processes}",
+        [one, on_cpu(settings)],
         "num_processes",
         "num_machines",
         "device",
@@ -104,7 +148,9 @@ def _of_machines(settings: Settings) -> list[Problem]:
             Code.MACHINE_RANK,
             f"machine_rank is {rank}, but num_machines is {machines}"
             + (f": the ranks are 0 to {machines - 1}" if machines > 1 else ": the only rank is 0"),
-            "give every machine its own rank, counted from 0, and the same num_machines",
+            [(change("num_machines", rank + 1),)]
+            if machines > 1
+            else [(removal("machine_rank", "or set num_machines to the number of machines"),)],
             "machine_rank",
             "num_machines",
         )
@@ -112,8 +158,10 @@ def _of_machines(settings: Settings) -> list[Problem]:
         found += settings.problem(
             Code.NO_MAIN_ADDRESS,
             f"num_machines is {machines}, but main_address is not set",
-            "on every machine, set main_address=HOST or launch with --main-address HOST: the host "
-            "name or IP address of machine 0",
+            [
+                (change("main_address", "HOST", "the host name or IP address of machine 0"),),
+                _on_one_machine(settings),
+            ],
             "num_machines",
             "main_address",
         )
@@ -127,14 +175,14 @@ def _of_variables(settings: Settings) -> list[Problem]:
             found += settings.problem(
                 Code.VARIABLE_OF_LAUNCHER,
                 f"env sets {name}, which the launcher sets for each process",
-                f"remove {name} from `env`",
+                [(removal(f"env.{name}"),)],
                 f"env.{name}",
             )
         if name in SETTING_OF:
             found += settings.problem(
                 Code.VARIABLE_OF_SETTING,
                 f"env sets {name}, which Headway derives from the setting {SETTING_OF[name]}",
-                f"set {SETTING_OF[name]} instead",
+                [(removal(f"env.{name}", f"and set {SETTING_OF[name]} instead"),)],
                 f"env.{name}",
                 SETTING_OF[name],
             )
@@ -143,7 +191,7 @@ def _of_variables(settings: Settings) -> list[Problem]:
             Code.THREADS_TWICE,
             f"threads_per_process is {settings.threads_per_process}, but env sets "
             f"OMP_NUM_THREADS={settings.env['OMP_NUM_THREADS']}",
-            "remove one of the two",
+            [(removal("threads_per_process"),), (removal("env.OMP_NUM_THREADS"),)],
             "threads_per_process",
             "env.OMP_NUM_THREADS",
         )
@@ -159,7 +207,7 @@ def _of_ranks(settings: Settings) -> list[Problem]:
             Code.DEBUG_ON_MACHINES,
             f"debug_rank is {settings.debug_rank}, but num_machines is "
             f"{settings.num_machines}: the ranks of other machines would not wait for it",
-            "debug on one machine; --cpu --num-processes N starts N ranks there",
+            [(removal("debug_rank"),), _on_one_machine(settings)],
             "debug_rank",
             "num_machines",
         )
@@ -181,7 +229,10 @@ def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> 
     return settings.problem(
         Code.MISSING_RANK,
         f"{name} contains rank {rank}, but {there}",
-        "remove it, or start more processes",
+        [
+            (removal(name),),
+            *([(change("num_processes", rank + 1),)] if settings.device == "cpu" else []),
+        ],
         name,
         "num_processes",
     )

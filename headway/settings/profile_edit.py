@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from headway.contract.origin import Layer
+from headway.contract.secrets import masked_value
 from headway.errors import ConfigError
 from headway.settings.profile import VERSION, Mark, parse_profile, yaml_loader
 from headway.settings.profile_files import MAX_BYTES, read_text, shown
@@ -90,11 +91,13 @@ def unset_value(text: str, key: str) -> str:
 
 def _variables(raw: Raw | None) -> dict[str, str]:
     """Return the variables that `env` holds, written as a map or as words."""
+    if raw is None:
+        return {}
     try:
-        return {} if raw is None else Settings.env.kind(raw)
+        return Settings.env.kind(raw)
     except ValueError as error:
         raise ConfigError(
-            f"env is {raw!r}, {error}",
+            f"env is {masked_value('env', raw)!r}, {error}",
             where="the profile",
             fix="correct it first: `headway config edit`",
         ) from None
@@ -204,7 +207,9 @@ def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
     return edited
 
 
-def change_profile(path: str, change: Callable[[str], str]) -> str:
+def change_profile(
+    path: str, change: Callable[[str], str], is_private: Callable[[str], bool] = lambda _: False
+) -> str:
     """Replace the text of the profile at `path` by `change(text)`, and return the new text.
 
     Atomic: writers hold a lock on the folder; the text is written to a temporary file beside the
@@ -214,6 +219,7 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
     Args:
         path: of the profile; it and its folder need not exist.
         change: gets the present text, empty if the file does not exist.
+        is_private: whether a new file with this text may be read by nobody else.
 
     Raises:
         ConfigError: the folder cannot be written to, or the disk is full; or `change` raised it.
@@ -234,7 +240,7 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
             if exists and text == before:
                 return text
             _refuse_to_write(target, text)
-            mode = stat.S_IMODE(os.stat(target).st_mode) if exists else 0o666 & ~_umask()
+            mode = stat.S_IMODE(os.stat(target).st_mode) if exists else _new_mode(is_private(text))
             prefix, suffix = _TEMPORARY
             handle, temporary = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=folder)
             with open(handle, "w", encoding="utf-8", newline="") as file:
@@ -273,6 +279,11 @@ def _refuse_to_write(target: str, text: str) -> None:
             where=shown(target),
             fix=f"make it writable: `chmod u+w {shlex.quote(target)}`",
         )
+
+
+def _new_mode(is_private: bool) -> int:
+    """Return the permissions of a new file: those that the user's other files get, or 0600."""
+    return 0o600 if is_private else 0o666 & ~_umask()
 
 
 def _umask() -> int:

@@ -124,7 +124,9 @@ def _merged(old: Value, new: Value) -> Value:
 
 
 def _bad_value(row: Setting[Any], entry: Entry, reason: str) -> Problem:
-    raw = entry.raw if isinstance(entry.raw, str) else str(entry.raw)
+    from headway.contract.secrets import masked_value
+
+    raw = str(masked_value(row.name, entry.raw))
     written = raw if len(raw) <= 60 else raw[:57] + "..."
     example = did_you_mean(raw, row.choices) or (row.choices or (row.example,))[0]
     fix = {

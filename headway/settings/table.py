@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
-from headway.contract.origin import Origin
+from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES
-from headway.errors import Code, Problem
+from headway.errors import Code, Do, Problem, Remedy, Step, described
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
 
 T = TypeVar("T")
@@ -233,9 +233,9 @@ def _variables(raw: Raw) -> dict[str, str]:
             words = shlex.split(raw) if isinstance(raw, str) else raw
         except ValueError:
             raise ValueError("in which a quote is not closed") from None
-        for word in words:
-            if "=" not in word:
-                raise ValueError(f"in which {word!r} is not NAME=VALUE")
+        for number, word in enumerate(words, 1):
+            if "=" not in word:  # it may be part of a secret
+                raise ValueError(f"in which word {number} is not NAME=VALUE")
         pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
         names = [name for name, _ in pairs]
         if twice := [name for name in names if names.count(name) > 1]:
@@ -373,6 +373,15 @@ class Settings:
         self.values = values
         self.unread = unread
 
+    def without_secrets(self) -> Settings:
+        """Return the settings with the secrets in `env` masked, to be shown."""
+        from headway.contract.secrets import masked_map
+
+        env = self.values["env"]
+        return Settings(
+            {**self.values, "env": env._replace(value=masked_map(env.value))}, self.unread
+        )
+
     def origin(self, name: str) -> Origin:
         """Return where the value of the setting `name` came from."""
         return self.values[name].origin
@@ -389,7 +398,9 @@ class Settings:
         """Return whether `by` was set in a layer of higher precedence than `name`."""
         return self.origin(name).layer.is_weaker_than(self.origin(by).layer)
 
-    def problem(self, code: Code, what: str, fix: str, *names: str) -> list[Problem]:
+    def problem(
+        self, code: Code, what: str, remedies: Sequence[Remedy], *names: str
+    ) -> list[Problem]:
         """Return a problem of these settings, the first of which is the one to change.
 
         Empty if one of them is invalid: that is reported already, and may be the cause.
@@ -397,7 +408,31 @@ class Settings:
         settings = [name.partition(".")[0] for name in names]
         if any(name in self.unread for name in settings):
             return []
-        return [Problem(what, self.where(*settings), fix, code=code, names=names)]
+        fix = described(remedies, self._how_to)
+        where = self.where(*settings)
+        return [Problem(what, where, fix, code=code, names=names, remedies=tuple(remedies))]
+
+    def _how_to(self, step: Step) -> str:
+        """Return how to take a step where the setting was set."""
+        name, _, variable = step.what.partition(".")
+        if name not in TABLE:
+            return str(step)
+        row, layer = TABLE[name], self.origin(name).layer
+        is_profile = layer in (Layer.PROFILE, Layer.USER_PROFILE, Layer.PROJECT_PROFILE)
+        if step.do is Do.SET and layer is Layer.ENVIRONMENT:
+            text = f"`export {row.variable}={step.value}`"
+        elif step.do is Do.SET and not (is_profile or layer is Layer.ANSWERS):
+            text = f"pass {row.flag} {step.value}"
+        elif variable:
+            held = {Layer.ENVIRONMENT: row.variable, Layer.FLAG: row.flag}.get(layer, f"`{name}`")
+            text = f"remove {variable} from {held}"
+        elif step.do is Do.REMOVE and layer is Layer.ENVIRONMENT:
+            text = f"`unset {row.variable}`"
+        elif step.do is Do.REMOVE and layer is Layer.FLAG:
+            text = f"leave {self.origin(name).flag or row.flag} out"
+        else:
+            return str(step)
+        return f"{text}, {step.note}" if step.note else text
 
 
 TABLE: Mapping[str, Setting[Any]] = {

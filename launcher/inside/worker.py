@@ -207,6 +207,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
         is_from_torch=_attempt(lambda: _is_from_torch(shown), False),
         code=-signal.SIGINT if isinstance(error, KeyboardInterrupt) else code,
         groups=_attempt(rank_monitor.read_groups, ()),
+        is_from_headway=_attempt(lambda: _is_from_headway(error, trace), False),
     )
     records.send(crash)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
@@ -255,6 +256,13 @@ def _format_frames(trace: TracebackType | None) -> Iterator[str]:
 def _is_from_torch(trace: TracebackType | None) -> bool:
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
     return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("torch.")
+
+
+def _is_from_headway(error: BaseException, trace: TracebackType | None) -> bool:
+    """Return whether Headway's own code failed; a script's syntax is found out by ours."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    is_on_purpose = isinstance(error, (HeadwayError, SyntaxError, KeyboardInterrupt))
+    return bool(files) and files[-1].startswith(_PACKAGE) and not is_on_purpose
 
 
 def _is_for_the_launcher(crash: Crash) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 
 from headway.contract.run import RANK_VARIABLES
+from headway.contract.secrets import masked, masked_command
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
 from headway.settings.table import TABLE, Settings, Value
 
 
-def describe(plan: LaunchPlan) -> str:
+def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
     """Return the full plan: settings with their origins, how it starts, the environment."""
+    plan = plan if show_secrets else without_secrets(plan)
     settings = plan.settings
     lines = [summary(plan), "", "settings"]
     lines += [f"  {row}" for row in settings_table(settings).splitlines()]
@@ -34,6 +36,17 @@ def describe(plan: LaunchPlan) -> str:
     if plan.supervised is not None:
         lines.append(f"  and for each rank {', '.join(RANK_VARIABLES[:6])}, ...")
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+
+
+def without_secrets(plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan with secrets masked, in variables and in the script's arguments."""
+    program = plan.program._replace(args=tuple(masked_command(plan.program.args)))
+    environment = {
+        name: change if change.value is None else change._replace(value=masked(name, change.value))
+        for name, change in plan.environment.items()
+    }
+    settings = plan.settings.without_secrets()
+    return plan._replace(program=program, environment=environment, settings=settings)
 
 
 def settings_table(settings: Settings, with_origin: bool = True) -> str:

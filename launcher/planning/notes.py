@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.contract.origin import Layer
+from headway.errors import described
 from headway.launcher.planning.program import Program
 from headway.launcher.planning.variables import counts_fastest_first
 from headway.machine.facts import Machine
@@ -36,7 +37,7 @@ def _unused_gpus(settings: Settings, machine: Machine) -> list[str]:
     from headway.machine.fixes import how_to_use_gpus
 
     gpus = f"{len(machine.gpus)} GPU" + "s" * (len(machine.gpus) > 1)
-    return [f"{gpus} not used: {reason}; fix: {how_to_use_gpus(machine)}"]
+    return [f"{gpus} not used: {reason}; fix: {described(how_to_use_gpus(machine))}"]
 
 
 def _without_effect(settings: Settings, supervised: str | None) -> list[str]:

@@ -81,6 +81,13 @@ REASONS = (
         'init_process_group("gloo")',
     ),
     Reason(
+        "error_in_headway",
+        lambda seen: seen.crash is not None and seen.crash.is_from_headway,
+        _EXCEPTION + ", raised in a file of Headway",
+        "check the script's call that leads there; if it is right, this is an error in Headway: "
+        "report it with the traceback",
+    ),
+    Reason(
         "exception",
         lambda seen: seen.crash is not None,
         _EXCEPTION,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import site
 import socket
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headway.commands import doctor
+from headway.commands import doctor, flags
 from headway.commands.main import main
+from headway.errors import run
 from headway.machine.detection import detect_machine
 from headway.machine.devices import parse_devices
 from headway.machine.facts import Machine
@@ -55,7 +57,7 @@ WRONG = {
     "mac_virtual": (WARNING, "device", "virtual machine", "none needed"),
     "mac_m2": (WARNING, "limits", "only 256 open files", "ulimit -n"),
     "mask_empty": (WARNING, "device", "CUDA_VISIBLE_DEVICES='' hides", "unset"),
-    "gpu_prohibited": (WARNING, "compute mode", "GPU 0", "nvidia-smi -i 0 -c DEFAULT"),
+    "gpu_prohibited": (WARNING, "compute mode", "GPU 0", "-c DEFAULT"),
     "gpu_exclusive": (WARNING, "compute mode", "process 4242 uses it", "--devices ^GPU-"),
     "gpu_ecc_errors": (ERROR, "ECC", "3 uncorrected ECC memory errors", "--gpu-reset"),
     "container_half_core_2gib": (WARNING, "/dev/shm", "64 MiB", "--shm-size"),
@@ -290,6 +292,61 @@ def test_what_only_torch_knows_is_asked_of_a_child(
     assert what in live(monkeypatch, machine, **torch)
 
 
+def outside(monkeypatch: pytest.MonkeyPatch, folder: str) -> Any:
+    """Return the doctor's remedy for a torch that lies in this folder."""
+    monkeypatch.setattr(sys, "prefix", "/home/jane/project/.venv")
+    monkeypatch.setattr(site, "getusersitepackages", lambda: "/home/jane/.local/lib/python3/site")
+    monkeypatch.setenv("PYTHONPATH", "/opt/shared/lib:/opt/other")
+    return doctor.torch_outside(folder)
+
+
+def test_a_torch_of_another_environment_is_left_out_before_pip_installs_one_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert outside(monkeypatch, "/home/jane/project/.venv/lib/torch") is None
+    assert outside(monkeypatch, "/usr/lib/python3/dist-packages/torch") is None
+    assert outside(monkeypatch, "") is None
+    remedy = outside(monkeypatch, "/opt/shared/lib/torch")
+    assert [step.what for step in remedy] == ["unset PYTHONPATH"]
+    local = outside(monkeypatch, "/home/jane/.local/lib/python3/site/torch")
+    assert [step.what for step in local] == ["export PYTHONNOUSERSITE=1"]
+    monkeypatch.setattr(sys, "executable", "/home/jane/my project/python")
+    checks = [Check("torch", ERROR, "", [run("pip install torch"), run("unset A")])]
+    (check,) = doctor.with_own_pip(checks, remedy)
+    assert [[step.what for step in one] for one in check.remedies] == [
+        ["unset PYTHONPATH", "'/home/jane/my project/python' -m pip install torch"],
+        ["unset A"],
+    ]
+
+
+def test_doctor_names_the_pip_of_its_own_python_for_this_machine_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = str(FOLDER / "cpu_torch_on_gpu_box.json")
+    monkeypatch.setattr(doctor, "_live_checks", lambda _: [])
+    main(["doctor", "--machine", recorded])
+    assert "`pip install --force-reinstall torch" in capsys.readouterr().out
+    monkeypatch.setattr(flags, "detect_machine", lambda *_, **__: load_machine(recorded))
+    main(["doctor"])
+    assert f"{sys.executable} -m pip install --force-reinstall torch" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_the_torch_that_scripts_import_is_the_one_that_is_looked_at() -> None:
+    Path("other/torch").mkdir(parents=True)
+    Path("other/torch/__init__.py").touch()
+    text = "from headway.commands import doctor as d; print(d.torch_outside(d._torch_folder()))"
+    path = os.pathsep.join(["other", *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "unset PYTHONPATH" in done.stdout
+
+
 def test_mig_slices_are_one_gpu_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "error" not in live(monkeypatch, "gpu_mig", cuda={"count": 1})
 
@@ -474,7 +531,7 @@ def test_on_a_terminal_the_table_has_a_head_and_colours_unless_they_are_unwanted
     main(["doctor", "--machine", str(FOLDER / "gpu_prohibited.json")])
     out = capsys.readouterr().out
     assert "finding" in out
-    assert "nvidia-smi -i 0 -c DEFAULT" in " ".join(out.split())
+    assert "-c DEFAULT" in " ".join(out.split())
     assert ("\x1b[33mwarning" in out) == (not no_colour)
 
 

@@ -13,6 +13,7 @@ from headway.config_wizard.questions import (
     FINISH,
     MORE,
     PLACE,
+    UNCONFIRMED,
     Facts,
     Question,
     next_question,
@@ -322,12 +323,14 @@ def test_more_settings_are_written_only_where_they_differ_from_the_defaults() ->
     assert not fewer.keys() & {"log_dir", "env", "main_address", "machine_rank", "main_port"}
 
 
-def test_input_that_ends_early_leaves_the_rest_to_the_defaults_and_says_so() -> None:
-    script, profile = held(facts_of(LAPTOP), "cpu", "2")
-    assert profile == {**CPU, "num_processes": "2"}
-    assert script.said[0].startswith("End of input")
-    assert f"  {PLACE}: user" in script.said
-    assert f"  {FINISH}: write" in script.said
+@pytest.mark.parametrize("replies", [[], ["cpu", "2"], ["cpu", "2", "user", "no"]])
+def test_input_that_ends_early_is_summed_up_and_not_confirmed(replies: list[str]) -> None:
+    script = Script(replies)
+    answers = interview(facts_of(LAPTOP), script, lambda answers: f"summary of {len(answers)}")
+    assert answers[FINISH] == UNCONFIRMED
+    assert [text for text in script.said if text.startswith("summary")] == ["summary of 4"]
+    assert script.said[0].startswith("End of input") == (len(replies) < 4)
+    assert (f"  {PLACE}: user" in script.said) == (len(replies) < 3)
 
 
 def test_input_that_ends_after_a_refused_answer_is_an_error_and_no_default() -> None:
@@ -356,6 +359,14 @@ def test_nobody_asked_and_a_default_that_cannot_be_is_an_error() -> None:
             Defaults(lambda _: None),
             lambda _: "",
         )
+
+
+@pytest.mark.parametrize("env", [{"A": "1", "B": "x y"}, ["A=1", "B=x y"], "A=1 B='x y'"])
+def test_variables_are_offered_as_they_are_however_the_profile_has_them(env: Raw) -> None:
+    replies = [*("cpu", "1", "user", "yes"), *[""] * 20]
+    script, profile = held(facts_of(LAPTOP, {"env": env}), *replies)
+    assert [q.default for q in script.asked if q.name == "env"] == ["A=1 'B=x y'"]
+    assert profile["env"] == {"A": "1", "B": "x y"}
 
 
 def test_write_and_test_is_offered_for_this_machine_and_for_no_recorded_one() -> None:

@@ -44,6 +44,10 @@ def on(machine: Machine) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("machine", [machine], indirect=True)
 
 
+ENTERS = "\n" * 20
+"""More than there are questions: each takes its default, and the last one is to write."""
+
+
 def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
@@ -53,16 +57,45 @@ CUDA = {"device": "cuda", "num_processes": "8", "mixed_precision": "bf16"}
 
 
 @pytest.mark.wording
-def test_a_pipe_answers_numbered_lines_and_its_early_end_is_said(
+def test_a_pipe_answers_numbered_lines(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed(monkeypatch, "cpu\n2\n")
+    typed(monkeypatch, "cpu\n2\n\n\nwrite\n")
     assert main(["config"]) == 0
     assert profile() == {**CPU, "num_processes": "2"}
     out = capsys.readouterr().out
     assert "  1) cpu  8 usable cores; no NVIDIA driver on this machine\n[cpu] cpu\n" in out
-    assert "End of input; the remaining questions get their default:\n  place: user\n" in out
     assert out.endswith("next: headway launch your_script.py\n")
+
+
+@pytest.mark.wording
+@pytest.mark.parametrize("words", [[], ["--dry-run"], ["--set", "max_restarts=2"]])
+@pytest.mark.parametrize("answers", ["", "cpu\n", "cpu\n2\nuser\nno\n"])
+def test_the_end_of_input_is_no_consent(
+    answers: str,
+    words: list[str],
+    machine: Machine,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    typed(monkeypatch, answers)
+    assert main(["config", *words]) == 2
+    out, err = capsys.readouterr()
+    assert "~/.config/headway/default.yaml\n" in out
+    assert "  + device: cpu\n" in out
+    assert out.count("A launch: ") == 1
+    assert err.startswith("error: the input ended before the last question was answered")
+    assert "--yes" in err
+    assert not Path(choose_profile().path).parent.exists()
+
+
+def test_the_end_of_input_leaves_a_profile_as_it_was(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("headway.yaml").write_text("device: cuda\n")
+    typed(monkeypatch, "")
+    assert main(["config"]) == 2
+    assert Path("headway.yaml").read_text() == "device: cuda\n"
 
 
 def test_a_wrong_answer_in_a_pipe_writes_nothing(
@@ -193,16 +226,16 @@ def test_replayed_answers_keep_what_they_do_not_speak_of(machine: Machine) -> No
 def test_a_variable_that_was_set_by_flag_is_offered_and_not_lost(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed(monkeypatch, "cpu\n1\nuser\nyes\n")
+    typed(monkeypatch, "cpu\n1\nuser\nyes\n" + ENTERS)
     assert main(["config", "--set", "env.A=x y"]) == 0
-    assert "  env: 'A=x y'\n" in capsys.readouterr().out
+    assert "['A=x y']" in capsys.readouterr().out
     assert profile()["env"] == {"A": "x y"}
 
 
 def test_the_address_of_machine_0_is_asked_for_whoever_said_that_there_are_several(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed(monkeypatch, "cpu\n1\nuser\nno\nnode0\n1\n")
+    typed(monkeypatch, "cpu\n1\nuser\nno\nnode0\n1\n" + ENTERS)
     assert main(["config", "--set", "num_machines=2"]) == 0
     assert (profile()["main_address"], profile()["machine_rank"]) == ("node0", "1")
 
@@ -269,7 +302,7 @@ def full_disk(*_: object) -> None:
 def test_a_full_disk_is_a_clear_error(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed(monkeypatch, "cpu\n2\nuser\n")
+    typed(monkeypatch, "cpu\n2\nuser\n" + ENTERS)
     monkeypatch.setattr(os, "fsync", full_disk)
     assert main(["config"]) == 2
     assert "cannot be written: No space left on device" in capsys.readouterr().err
@@ -282,7 +315,7 @@ def test_a_read_only_folder_is_a_clear_error(
 ) -> None:
     folder = Path(choose_profile().path).parent
     folder.mkdir(mode=0o500, parents=True)
-    typed(monkeypatch, "cpu\n5\nuser\n")
+    typed(monkeypatch, "cpu\n5\nuser\n" + ENTERS)
     assert main(["config"]) == 2
     err = capsys.readouterr().err
     assert "cannot be written: Permission denied\n  from: ~/.config/headway/default.yaml" in err
@@ -308,7 +341,7 @@ def test_ctrl_c_at_any_question_writes_nothing_and_the_next_run_starts_again(
     assert main(["config"]) == 130
     assert capsys.readouterr().err == "\nnothing was written\n"
     assert not any(path.is_file() for path in Path.home().rglob("*"))
-    typed(monkeypatch, "")
+    typed(monkeypatch, ENTERS)
     assert main(["config"]) == 0
     assert profile() == CPU
 
@@ -474,7 +507,7 @@ def test_values_in_another_spelling_are_the_defaults_and_stay_as_they_are(
     path.parent.mkdir(parents=True)
     text = "device: CUDA\nnum_processes: 4\nmixed_precision: BF16\n"
     path.write_text(text)
-    typed(monkeypatch, "")
+    typed(monkeypatch, ENTERS)
     assert main(["config"]) == 0
     assert path.read_text() == text
 
@@ -484,7 +517,7 @@ def test_the_summary_and_the_notes_count_what_the_other_profile_says(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("headway.yaml").write_text("num_processes: 4\n")
-    typed(monkeypatch, "cpu\n2\nuser\n")
+    typed(monkeypatch, "cpu\n2\nuser\n" + ENTERS)
     assert main(["config"]) == 0
     out, err = capsys.readouterr()
     assert "A launch: your_script.py: 4 processes on cpu" in out
@@ -500,7 +533,7 @@ def test_what_the_user_keeps_for_all_projects_is_not_copied_into_one(
 ) -> None:
     main(["config", "set", "env.TOKEN=secret", "log_dir=/home/me/logs", "max_restarts=3"])
     Path("headway.yaml").write_text("env: {A: 1}\n")
-    typed(monkeypatch, "cpu\n1\nproject\nyes\n")
+    typed(monkeypatch, "cpu\n1\nproject\nyes\n" + ENTERS)
     assert main(["config"]) == 0
     assert profile("headway.yaml") == {**CPU, "env": {"A": "1"}}
 
@@ -508,7 +541,7 @@ def test_what_the_user_keeps_for_all_projects_is_not_copied_into_one(
 def test_an_answer_that_is_not_utf_8_is_asked_again(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed(monkeypatch, "\n\n\nyes\n\n\n\n\nl\udcfcg\nlogs\n")
+    typed(monkeypatch, "\n\n\nyes\n\n\n\n\nl\udcfcg\nlogs\n" + ENTERS)
     assert main(["config"]) == 0
     assert "'l\\udcfcg' is not UTF-8" in capsys.readouterr().out
     assert profile()["log_dir"] == "logs"
@@ -550,7 +583,7 @@ def test_answers_that_are_no_map_are_not_called_a_profile(
 def test_what_only_the_user_knows_has_no_default(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed(monkeypatch, "cpu\n1\nuser\nno\n\nnode0\n")
+    typed(monkeypatch, "cpu\n1\nuser\nno\n\nnode0\n" + ENTERS)
     assert main(["config", "--set", "num_machines=2"]) == 0
     out = capsys.readouterr().out
     assert "The name or IP address of machine 0?\n\nnum_machines is 2, but main_address" in out

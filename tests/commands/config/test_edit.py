@@ -112,7 +112,7 @@ def test_an_env_that_cannot_be_read_is_refused_before_it_is_changed(
 ) -> None:
     profile.write_text("env: A\n")
     assert main(["config", *words]) == 2
-    assert "'A' is not NAME=VALUE" in capsys.readouterr().err
+    assert "env is 'A', in which word 1 is not NAME=VALUE" in capsys.readouterr().err
     assert profile.read_text() == "env: A\n"
 
 
@@ -497,7 +497,7 @@ def test_fixes_can_be_typed_where_they_are_printed(
 ) -> None:
     assert main(["config", "--yes", "--set", "device=cuda"]) in (2, 3)
     err = capsys.readouterr().err
-    assert "or launch with --cpu" in err
+    assert "fix:  set `device: cpu`" in err
     assert main(["config", "--profile", "gpu4", "show"]) == 2
     assert "fix:  `headway config show --profile gpu4`" in capsys.readouterr().err
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from headway.commands.main import main
+from headway.settings.profile_files import choose_profile
 from headway.settings.table import Raw
 from tests.commands.exchange.test_convert import IS_ACCELERATE, Capture, profile
 from tests.commands.exchange.test_import_settings import SEVERAL, imported, refusal
+
+
+def refused(capsys: Capture, *words: str) -> tuple[str, str]:
+    """Import what is refused, and return what is printed on both streams."""
+    assert main(["config", "import", *words]) == 2
+    streams = capsys.readouterr()
+    return streams.out, streams.err
 
 
 @pytest.mark.parametrize(
@@ -38,7 +47,7 @@ def test_what_a_file_says_replaces_what_contradicts_it(
     main(["config", "set", *before, "max_restarts=2"])
     capsys.readouterr()
     Path("its.yaml").write_text(IS_ACCELERATE + text)
-    assert main(["config", "import", "its.yaml"]) == 0
+    assert main(["config", "import", "--lossy", "its.yaml"]) == 0
     out = capsys.readouterr().out
     assert profile() == {**after, "max_restarts": "2"}
     for key in {word.partition("=")[0] for word in before} - after.keys():
@@ -119,3 +128,47 @@ def test_several_machines_without_an_address_are_refused_in_the_files_words(
 ) -> None:
     Path("a.yaml").write_text("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 4\n")
     assert "add `main_process_ip: HOST` to that file" in refusal(capsys, "a.yaml")
+
+
+@pytest.mark.wording
+@pytest.mark.parametrize("words", [[], ["--dry-run"], ["--profile", "mine"]])
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n",
+            ["distributed_type: FSDP", "fsdp_config.fsdp_version: 2"],
+        ),
+        (
+            "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n",
+            ["distributed_type: DEEPSPEED", "deepspeed_config.zero_stage: 3"],
+        ),
+        ("distributed_type: MEGATRON_LM\n", ["distributed_type: MEGATRON_LM"]),
+        ("distributed_type: XLA\n", ["distributed_type: XLA"]),
+        (
+            "distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config: {backend: TE}\n",
+            ["mixed_precision: fp8", "fp8_config.backend: TE"],
+        ),
+    ],
+)
+def test_a_file_whose_training_would_be_another_is_refused_unless_lossy(
+    text: str, lost: list[str], words: list[str], capsys: Capture
+) -> None:
+    Path("its.yaml").write_text(f"{IS_ACCELERATE}{text}num_processes: 2\nrdzv_backend: static\n")
+    out, err = refused(capsys, *words, "its.yaml")
+    assert not out
+    assert [line.strip() for line in err.splitlines()[1:-2]] == lost
+    assert "--lossy" in err.splitlines()[-1]
+    assert not Path(choose_profile().path).parent.exists()
+    assert main(["config", "import", "--lossy", *words, "its.yaml"]) == 0
+    streams = capsys.readouterr()
+    for line in lost:
+        assert f"not imported: {line}\n" in streams.out + streams.err
+
+
+def test_the_command_that_imports_the_rest_can_be_typed(capsys: Capture) -> None:
+    Path("two words.yaml").write_text(f"{IS_ACCELERATE}distributed_type: FSDP\n")
+    _, err = refused(capsys, "--profile", "mine", "two words.yaml")
+    command = shlex.split(err.split("`")[1])
+    assert main(command[1:]) == 0
+    assert Path(choose_profile("mine").path).exists()

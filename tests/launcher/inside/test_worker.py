@@ -106,3 +106,24 @@ def test_an_odd_exception_is_shown_as_plain_python_does_and_reported(crash: str)
     assert abs(reported[0].time - time.time()) < 60
     first = parse_traceback(reported[0].traceback)[0]
     assert (os.path.basename(first.file), first.line) == (name, text.count("\n"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
+@pytest.mark.parametrize(
+    ("text", "is_ours"),
+    [
+        ("from headway.settings.table import TABLE\nTABLE['device'].parse(None).x\n", True),
+        ("from headway.errors import did_you_mean\ndid_you_mean('a', None)\n", True),
+        (
+            "from headway.errors import UsageError\nraise UsageError('a', where='b', fix='c')\n",
+            False,
+        ),
+        ("from headway.machine.facts import is_on\nis_on({'A': 'maybe'}, 'A')\n", False),
+        ("raise ValueError\n", False),
+        ("def f(:\n", False),
+    ],
+)
+def test_an_error_in_our_own_files_is_told_from_one_in_the_script(text: str, is_ours: bool) -> None:
+    _, sent = run_as_rank(script(text))
+    (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
+    assert crash.is_from_headway is is_ours

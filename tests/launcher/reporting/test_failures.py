@@ -131,6 +131,13 @@ def test_a_full_device_gets_advice() -> None:
     assert "batch smaller" in failure(ended(1, 1, 1, crash=full)).fix
 
 
+def test_an_error_in_our_own_files_is_not_to_be_fixed_in_the_script() -> None:
+    found = failure(ended(1, 1, 1, crash=BOOM._replace(is_from_headway=True)))
+    assert found.reason.name == "error_in_headway"
+    assert found.fix != failure(ended(1, 1, 1, crash=BOOM)).fix
+    assert failure(ended(1, 1, 1, crash=PEER._replace(message=NO_NCCL))).reason.name == "no_nccl"
+
+
 def test_without_a_traceback_the_last_lines_stand_in() -> None:
     lines = {1: [f"line {number}" for number in range(40)]}
     found = failure(ended(1, -11, 1), last_lines=lines)

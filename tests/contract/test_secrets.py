@@ -1,0 +1,57 @@
+"""Which names mean secrets, and what is shown in place of their values."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.contract.secrets import (
+    MASK,
+    is_secret,
+    masked,
+    masked_command,
+    masked_line,
+    masked_pairs,
+)
+
+SECRETS = [
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "APIKEY"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "DB_PASSWORD", "PGPASSWORD", "MYSQL_PWD", "MY_SECRETS"),
+    *("hf-token", "--api-key", "apiKey", "openai.api_key", "GITHUB_PAT", "SENTRY_DSN", "key"),
+]
+PUBLIC = [
+    *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "NCCL_DEBUG", "PWD", "KEYBOARD", "MONKEY", "PATH"),
+    *("OMP_NUM_THREADS", "PASSES", "COMPASS_DIR", "CUDA_VISIBLE_DEVICES", "", "AUTHOR", "PATIENCE"),
+]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_name_that_means_a_secret_is_known(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_name_that_only_looks_like_one_is_none(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_a_password_in_a_url_is_a_secret_under_any_name() -> None:
+    assert masked("HTTPS_PROXY", "http://jane:pw@proxy:80/a") == f"http://{MASK}@proxy:80/a"
+    assert masked("HTTPS_PROXY", "http://proxy:80/@a") == "http://proxy:80/@a"
+    assert masked("HF_TOKEN", "") == ""
+
+
+def test_the_rest_of_a_value_that_lacks_its_quotes_is_masked_too() -> None:
+    assert masked_pairs(["A=1", "HF_TOKEN=a", "b", "C=2", "d"]) == [
+        *("A=1", f"HF_TOKEN={MASK}", MASK, "C=2", "d"),
+    ]
+    assert masked_line("A=1 HF_TOKEN='a b'") == f"A=1 'HF_TOKEN={MASK}'"
+    assert masked_line("A=1 HF_TOKEN='a b") == MASK
+    assert masked_line("A=1  B='x y'") == "A=1  B='x y'"
+
+
+def test_a_secret_among_the_words_of_a_command_is_masked() -> None:
+    words = ["t.py", "--api-key", "a", "b", "--hf-token=c", "--env=HF_TOKEN=d", "--lr=1", "x=y"]
+    assert masked_command(words) == [
+        *("t.py", "--api-key", MASK, "b", f"--hf-token={MASK}"),
+        *(f"--env=HF_TOKEN={MASK}", "--lr=1", "x=y"),
+    ]

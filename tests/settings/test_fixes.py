@@ -1,0 +1,315 @@
+"""Every fix is followed literally: the problem is gone, and no other has come."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from headway.contract.origin import Layer, Origin
+from headway.errors import Code, Do, Problem, Remedy, Step
+from headway.machine.apple import ask_sysctl, find_obstacle
+from headway.machine.detection import detect_machine
+from headway.machine.facts import Machine
+from headway.settings.machine_problems import OK, Check, machine_problems
+from headway.settings.problems import problems
+from headway.settings.profile import Entry
+from headway.settings.resolve import resolve
+from headway.settings.table import TABLE, Raw, Settings
+from tests.machines.recorded import (
+    RECORDINGS,
+    Nvml,
+    Recorded,
+    Recording,
+    h100s,
+    load,
+    mac,
+    server,
+    snapshot,
+    torch,
+)
+
+LAYERS = (Layer.USER_PROFILE, Layer.ENVIRONMENT, Layer.FLAG)  # from the weakest
+Sources = Mapping[Layer, Mapping[str, Raw]]
+
+SPECS = ("1", "2", "9,", "0,", "0,1", "^0", "^0-3", "^0-9", "idle:2")
+SINGLE: dict[str, Sequence[Raw]] = {
+    "device": ("cpu", "cuda", "gpu", "mps"),
+    "devices": SPECS,
+    "mixed_precision": ("fp16", "bf16"),
+    "num_processes": ("2", "3", "64"),
+    "env": [
+        *({name: "1", "A": "1"} for name in ("RANK", "HEADWAY_RUN", "CUDA_VISIBLE_DEVICES")),
+        *({name: "1"} for name in ("ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION")),
+    ],
+}
+REQUESTS: list[dict[str, Raw]] = [
+    *({name: value} for name, values in SINGLE.items() for value in values),
+    {"device": "cpu", "mixed_precision": "fp16"},
+    {"device": "cuda", "num_processes": "4"},
+    {"device": "cuda", "devices": "9,", "mixed_precision": "fp16"},
+    {"device": "cuda", "devices": "9,", "num_processes": "2"},
+    {"device": "mps", "mixed_precision": "fp16"},
+    {"device": "mps", "mixed_precision": "bf16"},
+    {"device": "mps", "devices": "0,1"},
+    {"device": "cpu", "devices": "2"},
+    {"devices": "2", "num_processes": "1"},
+    {"devices": "0,1", "num_processes": "8"},
+    {"num_machines": "2"},
+    {"num_machines": "2", "machine_rank": "2"},
+    {"num_machines": "2", "machine_rank": "5", "main_address": "node0"},
+    {"num_machines": "2", "machine_rank": "1", "main_address": "node0", "debug_rank": "0"},
+    {"machine_rank": "1"},
+    {"ranks": "0,70"},
+    {"debug_rank": "70"},
+    {"env": {"OMP_NUM_THREADS": "2"}, "threads_per_process": "3"},
+]
+
+
+MACHINES = [
+    *map(load, RECORDINGS),
+    snapshot(mac("13.5", torch=torch("2.2.0"))),
+    snapshot(server([{**card, "mode": 2} for card in h100s(2)])),
+    snapshot(server([{**h100s(1)[0], "slices": []}])),
+]
+
+
+def settings_of(sources: Sources, machine: Machine) -> Settings:
+    layers = [
+        {
+            name: Entry(raw, Origin(layer, variable=TABLE[name].variable, flag=TABLE[name].flag))
+            for name, raw in sources.get(layer, {}).items()
+        }
+        for layer in LAYERS
+    ]
+    return resolve(layers, machine, {})
+
+
+def followed(remedy: Remedy, sources: Sources, settings: Settings) -> Sources:
+    """Return the sources after these steps, each taken where the setting was set."""
+    after = {layer: dict(sources.get(layer, {})) for layer in LAYERS}
+    for step in remedy:
+        name, _, variable = step.what.partition(".")
+        layer = settings.origin(name).layer
+        held = after[layer if layer in LAYERS else Layer.FLAG]
+        if step.do is Do.SET:
+            held[name] = step.value
+        elif variable:
+            values = dict(held[name])  # type: ignore[arg-type]
+            del values[variable]
+            held[name] = values
+        else:
+            del held[name]
+    return after
+
+
+def can_be_followed(remedy: Remedy) -> bool:
+    return all(step.do in (Do.SET, Do.REMOVE) for step in remedy)
+
+
+def asked(layer: Layer) -> Iterator[tuple[Sources, Machine, Problem]]:
+    """Yield every problem of every request made in this layer; as a flag on every machine."""
+    for machine in MACHINES if layer is Layer.FLAG else MACHINES[::6]:
+        for request in REQUESTS:
+            sources = {layer: request}
+            for problem in problems(settings_of(sources, machine), machine):
+                yield sources, machine, problem
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_setting_that_is_changed_as_the_fix_says_is_no_problem_any_more(layer: Layer) -> None:
+    seen = set()
+    for sources, machine, problem in asked(layer):
+        settings = settings_of(sources, machine)
+        before = problems(settings, machine)
+        ways = [remedy for remedy in problem.remedies if can_be_followed(remedy)]
+        assert problem.remedies, problem
+        for remedy in ways:
+            after = followed(remedy, sources, settings)
+            left = problems(settings_of(after, machine), machine)
+            assert not any(one.is_same_as(problem) for one in left), (problem, remedy)
+            new = [one for one in left if one.code not in [old.code for old in before]]
+            assert not new, (problem, remedy, new)
+        seen.add(problem.code)
+        assert ways, problem
+    if layer is not Layer.FLAG:
+        return
+    assert {code.name for code in Code} - {code.name for code in seen if code} == {
+        *("UNKNOWN_SETTING", "BAD_VALUE", "DUPLICATE_KEY", "NO_VALUE", "BAD_FILE"),  # of a source
+        *("PYTHON_PROMPT", "LAUNCHER_IN_PROCESS", "PROGRAM_IN_PROCESS"),  # of the program
+    }
+
+
+@pytest.mark.wording
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_fix_says_how_to_take_its_steps_where_the_setting_was_set(layer: Layer) -> None:
+    for _, _, problem in asked(layer):
+        for step in (step for remedy in problem.remedies for step in remedy):
+            if step.do is Do.RUN:
+                assert f"`{step.what}`" in problem.fix
+            assert step.do is not Do.SET or step.value in problem.fix
+            assert step.note in problem.fix
+    machine = load("laptop_cpu")
+    sources = {layer: {"device": "cpu", "mixed_precision": "fp16"}}
+    (problem,) = problems(settings_of(sources, machine), machine)
+    assert (
+        problem.fix
+        == {
+            Layer.USER_PROFILE: "set `mixed_precision: bf16`",
+            Layer.ENVIRONMENT: "`export HEADWAY_MIXED_PRECISION=bf16`",
+            Layer.FLAG: "pass --mixed-precision bf16",
+        }[layer]
+    )
+    (problem,) = problems(settings_of({layer: {"env": {"RANK": "1"}}}, machine), machine)
+    assert (
+        problem.fix
+        == {
+            Layer.USER_PROFILE: "remove RANK from `env`",
+            Layer.ENVIRONMENT: "remove RANK from HEADWAY_ENV",
+            Layer.FLAG: "remove RANK from --env",
+        }[layer]
+    )
+
+
+NEWEST = {"cu118": "2.7.1", "cu126": "2.13.0", "cu130": "2.13.0"}  # torch, by the wheels' index
+
+
+def shell(command: str, recording: Recording) -> Recording:
+    """Return what a recorded machine is after a command."""
+    for part in command.split("; "):
+        recording = _after(shlex.split(part), recording)
+    return recording
+
+
+_OF_GPU: dict[str, dict[str, Any]] = {  # what a flag of nvidia-smi changes
+    "-c": {"mode": 0},
+    "--gpu-reset": {"ecc": 0},
+    "-mig": {"slices": None},
+}
+
+
+def _after(words: Sequence[str], recording: Recording) -> Recording:
+    environ, limits = dict(recording.environ), dict(recording.limits)
+    match words:
+        case ["unset", *names]:
+            kept = {name: text for name, text in environ.items() if name not in names}
+            return recording._replace(environ=kept)
+        case ["export", assignment]:
+            name, _, text = assignment.partition("=")
+            return recording._replace(environ={**environ, name: text})
+        case ["ulimit", flag, value]:
+            name = {"-n": "NOFILE", "-u": "NPROC", "-l": "MEMLOCK"}[flag]
+            limits[name] = -1 if value == "unlimited" else int(value)
+            return recording._replace(limits=limits)
+        case ["docker", "run", "--shm-size=8g"]:
+            return recording._replace(shm=8 * 2**30)
+        case ["sudo", "nvidia-smi", "-i", which, *what]:
+            return _with_gpu(recording, which, _OF_GPU[what[0]])
+        case ["pip", "install", *flags]:
+            return recording._replace(torch=_installed(flags, recording.platform))
+    raise AssertionError(f"a command that this test does not know: {words}")
+
+
+def _installed(flags: Sequence[str], platform: str) -> str:
+    (wanted,) = [word for word in flags if word.startswith("torch")]
+    index = flags[-1].rpartition("/")[2] if "--index-url" in flags else ""
+    newest = NEWEST.get(index, "2.13.0")
+    below = re.fullmatch(r"torch<2\.(\d+)", wanted)
+    version = f"2.{int(below[1]) - 1}.0" if below else newest
+    if platform == "darwin":
+        return torch(version)
+    index = index or "cu130"  # PyPI's own wheels
+    return torch(f"{version}+{index}", cuda=f"{index[2:4]}.{index[4]}")
+
+
+def _with_gpu(recording: Recording, which: str, change: dict[str, Any]) -> Recording:
+    assert recording.nvml is not None
+    cards = []
+    for index, card in enumerate(recording.nvml.gpus):
+        if which in (str(index), card["uuid"]):
+            card = {key: one for key, one in {**card, **change}.items() if one is not None}
+        cards.append(card)
+    return recording._replace(nvml=Nvml(recording.nvml.driver, cards))
+
+
+def found(recording: Recording) -> list[Check]:
+    machine = detect_machine(recording.environ, Recorded(recording), full=True)
+    return [check for check in machine_problems(machine) if check.status is not OK]
+
+
+GPUS = RECORDINGS["gpu_4"]
+CARDS = GPUS.nvml.gpus if GPUS.nvml else ()
+TROUBLED = {
+    **RECORDINGS,
+    "no torch": GPUS._replace(torch=""),
+    "old torch on a Mac": mac("13.5", torch=torch("1.12.1")),
+    "older torch on a Mac": mac("12.6", torch=torch("1.11.0")),
+    "low limits": GPUS._replace(limits={"NOFILE": 256, "NPROC": 100, "MEMLOCK": -1}),
+    "MIG without slices": GPUS._replace(nvml=Nvml("580.82.07", [{**CARDS[0], "slices": []}])),
+    "CUDA 11 driver": GPUS._replace(nvml=Nvml("470.82.01", CARDS)),
+    **{
+        f"{name}={text}": GPUS._replace(environ={name: text})
+        for name, text in {
+            "OMP_NUM_THREADS": "640",
+            "RANK": "0",
+            "NCCL_P2P_DISABLE": "1",
+            "CUDA_LAUNCH_BLOCKING": "1",
+            "NCCL_ASYNC_ERROR_HANDLING": "1",
+            "NCCL_SOCKET_IFNAME": "ib0",
+            "GLOO_SOCKET_IFNAME": "eth",
+            "CUDA_VISIBLE_DEVICES": "1,9,2",
+        }.items()
+    },
+    "OMP_NUM_THREADS is no number": GPUS._replace(environ={"OMP_NUM_THREADS": "many"}),
+    "two stale variables": GPUS._replace(environ={"RANK": "0", "WORLD_SIZE": "2"}),
+}
+
+
+@pytest.mark.parametrize("name", TROUBLED)
+def test_a_machine_whose_fix_was_run_has_the_problem_no_more(name: str) -> None:
+    recording = TROUBLED[name]
+    before = found(recording)
+    assert all(check.remedies for check in before)
+    for check in before:
+        for remedy in check.remedies:
+            if not all(step.do is Do.RUN for step in remedy):
+                continue
+            after = recording
+            for step in remedy:
+                after = shell(step.what, after)
+            left = found(after)
+            assert check not in left, remedy
+            assert len(left) < len(before), (remedy, left)
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDINGS if name.startswith("mac_")])
+def test_mps_can_be_used_after_the_command_that_makes_it_so(name: str) -> None:
+    recording = RECORDINGS[name]
+    source = Recorded(recording)
+    machine = load(name)
+    _, remedies = find_obstacle(machine, ask_sysctl(source))
+    for remedy in remedies:
+        if all(step.do is Do.RUN for step in remedy):
+            for step in remedy:
+                recording = shell(step.what, recording)
+            assert detect_machine(recording.environ, Recorded(recording)).mps
+
+
+def test_a_gpu_problem_of_a_launch_is_solved_by_the_command() -> None:
+    """What `--device cuda` is refused for, a command makes possible."""
+    for recording in TROUBLED.values():
+        machine = detect_machine(recording.environ, Recorded(recording), full=True)
+        for request in ({"device": "cuda"}, {"device": "cuda", "devices": "0,"}):
+            for problem in problems(settings_of({Layer.FLAG: request}, machine), machine):
+                for step in commands(problem):
+                    after = shell(step.what, recording)
+                    there = detect_machine(after.environ, Recorded(after), full=True)
+                    left = problems(settings_of({Layer.FLAG: request}, there), there)
+                    assert not any(one.is_same_as(problem) for one in left), (problem, step)
+
+
+def commands(problem: Problem) -> list[Step]:
+    return [step for (step, *more) in problem.remedies if step.do is Do.RUN and not more]
