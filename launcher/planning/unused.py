@@ -48,6 +48,6 @@ def _without_group(settings: Settings) -> list[str]:
     if count == 1:
         return []
     return [
-        f"no rank joined a process group: unless the script reads RANK, all {count} ranks did the "
-        "same work"
+        f"no rank joined a process group: all {count} ranks did the same work, unless the script "
+        "reads RANK"
     ]
