@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import count, takewhile
 
 from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
 from headway.commands.program import program_from
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     from headway.launcher.run import run
 
     try:
-        return run(plan, environ)
+        return run(plan, environ, is_quiet=parsed.quiet)
     except WorkerFailed as failed:
         if failed.exit_code == _USAGE_ERROR:
             failed.note = _misplaced_flags(program, parser)
@@ -117,10 +117,14 @@ def _look_for_idle_gpus(
     settings: Settings, problems: Sequence[Problem], parsed: Parsed, environ: Mapping[str, str]
 ) -> Machine:
     """Return the machine with the current use of its GPUs; a real launch claims those it uses."""
+    from headway.launcher.reporting.waiting import waiting_for
     from headway.launcher.starting.gpu_claims import claim_idle
 
+    looks = count()
+
     def look() -> Machine:
-        return detect_machine(environ, full=True)
+        with waiting_for("the use of the GPUs to be read", is_quiet=next(looks) > 0):
+            return detect_machine(environ, full=True)
 
     if parsed.dry_run:
         return _with_use(environ)
@@ -177,7 +181,11 @@ def make_parser() -> Parser:
         default_value=FOREVER,
         help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
     )
-    parser.flag("--quiet", short="-q", help="do not print the plan's summary line at the start")
+    parser.flag(
+        "--quiet",
+        short="-q",
+        help="at the start, print neither the plan's summary nor what is waited for",
+    )
     parser.profile_flag()
     parser.setting_flags()
     return parser

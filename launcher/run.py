@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from headway.launcher.starting.starter import Starter
 
 
-def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
+def run(plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False) -> int:
     """Run the plan to its end and return the exit code; does not return for an exec'ed script.
 
     Args:
         plan: the launch.
         environ: what the processes inherit, before the plan's changes.
+        is_quiet: do not say what the start of the ranks waits for.
 
     Raises:
         LaunchError: the processes could not be started.
@@ -37,14 +38,19 @@ def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
         replace_with_script(plan, environment)
     from headway.launcher.starting.starter import Starter
 
-    starter = Starter(plan, environment)  # the fork server imports torch in parallel
+    # the fork server imports torch in parallel
+    starter = Starter(plan, environment, is_quiet=is_quiet)
     try:
         # not in the handler: a second signal would interrupt that import
+        from headway.launcher.reporting.waiting import waiting_for
         from headway.launcher.reporting.watch import say
 
         signal.signal(signal.SIGQUIT, lambda *_: say("no rank has started yet"))
 
-        with _interrupts_exit_at_once(starter):
+        with (
+            _interrupts_exit_at_once(starter),
+            waiting_for("the import of torch", is_quiet=is_quiet),
+        ):
             from headway.launcher.starting.agent import supervise
 
         return supervise(plan, starter, colored=wants_color(environ))
