@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import count, takewhile
 
 from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
+from headway.commands.program import program_from
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
-from headway.errors import ConfigError, Problem, WorkerFailed, did_you_mean
+from headway.errors import ConfigError, Problem, WorkerFailed
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser()
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
-    program = _program(parsed, rest[1:] if rest[:1] == ["--"] else rest)
+    program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)
     if parsed.machine is not None and not parsed.dry_run:
         raise ConfigError(
             f"--machine {parsed.machine} describes another machine: nothing can be started there",
@@ -94,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     from headway.launcher.run import run
 
     try:
-        return run(plan, environ)
+        return run(plan, environ, is_quiet=parsed.quiet)
     except WorkerFailed as failed:
         if failed.exit_code == _USAGE_ERROR:
             failed.note = _misplaced_flags(program, parser)
@@ -116,10 +117,14 @@ def _look_for_idle_gpus(
     settings: Settings, problems: Sequence[Problem], parsed: Parsed, environ: Mapping[str, str]
 ) -> Machine:
     """Return the machine with the current use of its GPUs; a real launch claims those it uses."""
+    from headway.launcher.reporting.waiting import waiting_for
     from headway.launcher.starting.gpu_claims import claim_idle
 
+    looks = count()
+
     def look() -> Machine:
-        return detect_machine(environ, full=True)
+        with waiting_for("the use of the GPUs to be read", is_quiet=next(looks) > 0):
+            return detect_machine(environ, full=True)
 
     if parsed.dry_run:
         return _with_use(environ)
@@ -177,65 +182,14 @@ def make_parser() -> Parser:
         default_value=FOREVER,
         help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
     )
-    parser.flag("--quiet", short="-q", help="do not print the plan's summary line at the start")
+    parser.flag(
+        "--quiet",
+        short="-q",
+        help="at the start, print neither the plan's summary nor what is waited for",
+    )
     parser.profile_flag()
     parser.setting_flags()
     return parser
-
-
-def _program(parsed: Parsed, rest: list[str]) -> Program:
-    if parsed.module is not None:
-        return Program(parsed.module, tuple(rest), "module")
-    if not rest:
-        raise ConfigError(
-            "no script given", where="the command line", fix="headway launch train.py"
-        )
-    script = rest[0]
-    if parsed.no_python:
-        return Program(_executable(script), tuple(rest[1:]), "program")
-    if os.path.isdir(script) and not os.path.isfile(os.path.join(script, "__main__.py")):
-        raise ConfigError(
-            f"{script!r} is a directory without a __main__.py, not a script",
-            where="the command line",
-            fix="name the script inside it",
-        )
-    if not os.path.exists(script):
-        close = _similar_file(script)
-        raise ConfigError(
-            f"script {script!r} not found" + (f"; did you mean {close!r}?" if close else ""),
-            where="the command line",
-            fix="check the path; a module is run with -m",
-        )
-    if not os.access(script, os.R_OK):
-        raise ConfigError(
-            f"no permission to read script {script!r}",
-            where="the command line",
-            fix=f"chmod u+r {script}",
-        )
-    return Program(script, tuple(rest[1:]))
-
-
-def _executable(name: str) -> str:
-    from shutil import which
-
-    path = which(name)
-    if path is None:
-        raise ConfigError(
-            f"executable {name!r} not found",
-            where="the command line, and PATH",
-            fix="check the name; a Python script needs no --no-python",
-        )
-    return path
-
-
-def _similar_file(script: str) -> str | None:
-    folder = os.path.dirname(script)
-    try:
-        files = [name for name in os.listdir(folder or ".") if name.endswith(".py")]
-    except OSError:
-        return None
-    close = did_you_mean(os.path.basename(script), files)
-    return close and os.path.join(folder, close)
 
 
 def _misplaced_flags(program: Program, parser: Parser) -> str:

@@ -13,6 +13,7 @@ from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.errors import MachineError
 from headway.launcher.planning.program import interpreter
+from headway.launcher.reporting.waiting import waiting_for
 from headway.settings.machine_problems import TEMPORARY_FIX
 
 
@@ -28,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
         results = os.path.join(folder, "results.json")
         launch = [*interpreter(), "-m", "headway", "launch", "--quiet", *words]
         began = time.perf_counter()
-        code = subprocess.call([*launch, "-m", "headway.smoke", results])
+        with waiting_for("the ranks to start, to import torch and to make the checks"):
+            code = subprocess.call([*launch, "-m", "headway.smoke", results])
         seconds = time.perf_counter() - began
         if not os.path.exists(results):  # the launch has printed why, or machine 0 has the results
             return code

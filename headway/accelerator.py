@@ -89,6 +89,7 @@ class Accelerator(Process):
         self._strategy = strategy_for(self._world, StrategySettings())
         self._accumulation = Accumulation(agreed.gradient_accumulation_steps)
         self._prepared: list[tuple[Any, Any]] = []  # the script's object, and ours
+        channel.has_made_accelerator = True
         if self.is_main_process and agreed.notes:
             print(*agreed.notes, sep="\n", file=sys.stderr, flush=True)
 

@@ -9,24 +9,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from headway.launcher.planning.plan import LaunchPlan
+from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
+from headway.settings.table import TABLE
 
 if TYPE_CHECKING:
     from headway.launcher.starting.starter import Starter
 
 
-def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
+def run(plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False) -> int:
     """Run the plan to its end and return the exit code; does not return for an exec'ed script.
 
     Args:
         plan: the launch.
         environ: what the processes inherit, before the plan's changes.
+        is_quiet: do not say what the start of the ranks waits for.
 
     Raises:
         LaunchError: the processes could not be started.
         WorkerFailed: one of several failed.
     """
     environment = changed(plan, environ)
+    if plan.is_world_of_one:
+        environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(_free_port())}
     if plan.in_process:
         run_in_process(plan, environment)
         return 0
@@ -34,14 +38,19 @@ def run(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
         replace_with_script(plan, environment)
     from headway.launcher.starting.starter import Starter
 
-    starter = Starter(plan, environment)  # the fork server imports torch in parallel
+    # the fork server imports torch in parallel
+    starter = Starter(plan, environment, is_quiet=is_quiet)
     try:
         # not in the handler: a second signal would interrupt that import
+        from headway.launcher.reporting.waiting import waiting_for
         from headway.launcher.reporting.watch import say
 
         signal.signal(signal.SIGQUIT, lambda *_: say("no rank has started yet"))
 
-        with _interrupts_exit_at_once(starter):
+        with (
+            _interrupts_exit_at_once(starter),
+            waiting_for("the import of torch", is_quiet=is_quiet),
+        ):
             from headway.launcher.starting.agent import supervise
 
         return supervise(plan, starter, colored=wants_color(environ))
@@ -84,6 +93,15 @@ def changed(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
+def _free_port() -> int:
+    """Return a port that nobody listens on now, for the process group that the script may make."""
+    import socket
+
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
 def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by the script's Python; pid, terminal, stdin and exit code are its own.
 
@@ -122,4 +140,18 @@ def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
         del sys.path[0]  # where Python found `headway`; the script's folder takes its place
     atexit.register(worker.finish_process)
     program = plan.program
-    worker.run_program(program.kind, program.name, program.args)
+    try:
+        worker.run_program(program.kind, program.name, program.args)
+    except SystemExit:
+        if not plan.is_world_of_one:
+            _explain_missing_rank(getattr(sys, "last_value", None))
+        raise
+
+
+def _explain_missing_rank(error: BaseException | None) -> None:
+    """Say which flag sets the variables of a rank, where a script has failed without them."""
+    from headway.launcher.reporting.reasons import lacks_rank_variable
+
+    if lacks_rank_variable(error):
+        flag = TABLE["num_processes"].flag
+        print(f"headway: note: {flag} 1 sets RANK, LOCAL_RANK, ...", file=sys.stderr, flush=True)

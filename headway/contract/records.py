@@ -120,6 +120,14 @@ class Crash(NamedTuple):
         return shown(self.kind[:_LONGEST_NAME])
 
 
+class Uses(NamedTuple):
+    """What a rank's program has used of what the launcher sets, in its own process."""
+
+    accelerator: bool  # it made an Accelerator
+    group: bool  # it joined a process group of torch's
+    readers: tuple[str, ...] = ()  # modules that it imported, which read the launcher's variables
+
+
 class End(NamedTuple):
     """A rank's program ended by itself; not sent after os._exit."""
 
@@ -128,6 +136,7 @@ class End(NamedTuple):
     message: str = ""  # the text of sys.exit("text")
     exited_at: Frame | None = None  # the call of sys.exit; None: the end of the script
     groups: tuple[Group, ...] = ()
+    uses: Uses | None = None
 
 
 class Started(NamedTuple):
@@ -156,19 +165,24 @@ class Refused(NamedTuple):
 
 
 class Channel:
-    """This process's end of the status channel, and the progress that it tells.
+    """This process's end of the status channel, and what it tells of the program.
 
     The runtime sets `phase` and `step` directly, several times in each training step: a function
     call would cost as much as all the rest. It calls `beat()` if `fd` is not None.
     """
 
-    __slots__ = ("fd", "identity", "last_sent_at", "phase", "step")
+    __slots__ = (
+        *("fd", "identity", "last_sent_at", "phase", "step"),
+        *("has_joined_group", "has_made_accelerator"),
+    )
 
     def __init__(self) -> None:
         self.fd: int | None = None
         self.identity: tuple[int, int] | None = None  # of the file that `fd` was opened for
         self.last_sent_at = 0.0  # when the last heartbeat was sent, on the monotonic clock
         self.step, self.phase = Progress()
+        self.has_joined_group = False
+        self.has_made_accelerator = False
 
 
 channel = Channel()  # an instance: Python forgets its caches whenever a class attribute is set

@@ -33,6 +33,16 @@ RANK_VARIABLES = (
 )
 """torch's variables for a process's rank; only the launcher sets them."""
 
+WORLD_OF_ONE = {
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
+    **dict.fromkeys(("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1"),
+    **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
+    "ROLE_NAME": "headway",
+    "TORCHELASTIC_RUN_ID": "none",  # as torchrun's
+}
+"""The variables of the only rank, without its address; no agent has a store for it."""
+
 
 class RunContract(NamedTuple):
     """The resolved settings of the runtime, each with its origin.

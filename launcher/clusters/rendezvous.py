@@ -31,7 +31,7 @@ _FAILED = _AGENT_KEYS + "failed"  # the rank of the first machine that gave up
 _ACKNOWLEDGED = _AGENT_KEYS + "machine_{}_knows_failure"
 _ACKNOWLEDGE_TIMEOUT_S = 5.0  # a machine that has joined may still be importing torch
 _POLL_INTERVAL_S = 0.1
-_NOTICE_AFTER_S = 3.0  # then print which machines are missing
+_NOTICE_AFTER_S = 1.0  # then print which machines are missing
 
 
 class FixedRendezvous(RendezvousHandler):

@@ -104,6 +104,7 @@ def _answer_after_first_group(channel: int, c10d: ModuleType) -> None:
     @functools.wraps(make)
     def make_and_answer(*args: Any, **kwargs: Any) -> Any:
         c10d._new_process_group_helper = make  # type: ignore[attr-defined]
+        records.channel.has_joined_group = True
         _thread.start_new_thread(_answer_questions, (channel,))
         records.send(AnswersQuestions())
         return make(*args, **kwargs)

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import NoReturn, TypeVar
 
 from headway.contract import process_groups, records
-from headway.contract.records import Crash, End, Frame
+from headway.contract.records import Crash, End, Frame, Uses
 from headway.contract.run import read_run
 from headway.errors import HeadwayError
 from headway.launcher.inside import rank_monitor
@@ -168,10 +168,27 @@ def _attempt(do: Callable[[], T], otherwise: T) -> T:
 
 def _report_end(stop: SystemExit | None) -> None:
     """Report that the program ended by itself; not reached after os._exit."""
-    end = End(_now(), 0, "", None, _attempt(rank_monitor.read_groups, ()))
+    end = End(_now(), 0, "", None, _attempt(rank_monitor.read_groups, ()), _uses())
     if stop is not None:
         end = _attempt(lambda: _with_exit(end, stop), end._replace(code=1))
     records.send(end)
+
+
+READERS = (
+    *("accelerate", "transformers.trainer", "deepspeed", "composer", "ignite.distributed"),
+    *("lightning", "lightning_fabric", "pytorch_lightning", "fastai.distributed", "mmengine"),
+    "ultralytics",
+)
+"""Modules that read RANK, LOCAL_RANK and so on, or ACCELERATE_MIXED_PRECISION."""
+
+
+def _uses() -> Uses:
+    """Return what the program has used so far."""
+    return Uses(
+        accelerator=records.channel.has_made_accelerator,
+        group=records.channel.has_joined_group,
+        readers=tuple(name for name in READERS if name in sys.modules),
+    )
 
 
 def _with_exit(end: End, stop: SystemExit) -> End:

@@ -72,7 +72,14 @@ def summary(plan: LaunchPlan) -> str:
     parts.append(_counted(settings.threads_per_process, "thread", "threads") + each)
     if plan.supervised is not None and settings.debug_rank is not None:
         parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice ends the run)")
-    return f"{printable(plan.program.name)}: {', '.join(parts)}"
+    return f"{printable(plan.program.name)}: {', '.join(parts)}{_without_rank(plan)}"
+
+
+def _without_rank(plan: LaunchPlan) -> str:
+    """Say what a script for torchrun lacks; once it has replaced the launcher, none can say so."""
+    if plan.supervised is not None or plan.is_world_of_one:
+        return ""
+    return f"; no RANK, LOCAL_RANK, ... ({TABLE['num_processes'].flag} 1 sets them)"
 
 
 def _how(plan: LaunchPlan) -> tuple[str, str]:
@@ -84,7 +91,7 @@ def _how(plan: LaunchPlan) -> tuple[str, str]:
 
 
 def _port(plan: LaunchPlan) -> tuple[str, str]:
-    if plan.supervised is None:
+    if plan.supervised is None and not plan.is_world_of_one:
         return "none", "one process has no process group"
     if plan.is_one_machine:
         return f"any free port on {LOOPBACK}", plan.settings.origin("main_port").brief

@@ -11,7 +11,11 @@ from typing import NamedTuple
 from headway.errors import ConfigError, MachineError, Problem
 from headway.launcher.planning.notes import notes
 from headway.launcher.planning.program import Program
-from headway.launcher.planning.supervision import program_problems, why_supervised
+from headway.launcher.planning.supervision import (
+    is_world_of_one,
+    program_problems,
+    why_supervised,
+)
 from headway.launcher.planning.variables import variables_of
 from headway.machine.facts import Machine
 from headway.settings.problems import problems as settings_problems
@@ -36,6 +40,11 @@ class LaunchPlan(NamedTuple):
     def is_one_machine(self) -> bool:
         """Whether all ranks run on this machine and communicate over the loopback interface."""
         return self.settings.num_machines == 1
+
+    @property
+    def is_world_of_one(self) -> bool:
+        """Whether the script, without a launcher beside it, finds the variables of a rank."""
+        return self.supervised is None and is_world_of_one(self.settings)
 
 
 def build_plan(

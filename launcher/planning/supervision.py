@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.contract.origin import Layer
 from headway.errors import Code, ConfigError, Problem
 from headway.launcher.planning.program import Program
 from headway.settings.problems import missing_ranks
@@ -26,6 +27,16 @@ def _setting_for_a_launcher(settings: Settings) -> str | None:
         if row.needs_launcher and settings.values[name].value != row.default:
             return name
     return None
+
+
+def is_world_of_one(settings: Settings) -> bool:
+    """Return whether a script that replaces the launcher finds the variables of a rank.
+
+    Only where the flag asks for one process. Otherwise the script is not told of a rank, since it
+    may make its own processes: Lightning, for one, then takes this process for one of several.
+    """
+    is_by_flag = settings.origin("num_processes").layer is Layer.FLAG
+    return is_by_flag and settings.num_processes == settings.num_machines == 1
 
 
 def refuse_missing_ranks(settings: Settings, world_size: int) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headway.contract.origin import Layer, Origin
-from headway.contract.run import ACCELERATE, RANK_VARIABLES, RunContract, encode
+from headway.contract.run import (
+    ACCELERATE,
+    RANK_VARIABLES,
+    WORLD_OF_ONE,
+    RunContract,
+    encode,
+)
+from headway.launcher.planning.supervision import is_world_of_one
 from headway.machine.facts import Machine
 from headway.settings.resolve import threads_given_by
 from headway.settings.table import Settings, Value
@@ -52,12 +59,17 @@ def variables_of(
         changes |= _gpu_mask(settings, machine, gpus)
     stale = _ours(None, "left over from another launch")
     changes |= {name: stale for name in RANK_VARIABLES if name in environ}
+    is_only_rank = supervised is None and is_world_of_one(settings)
+    if is_only_rank:
+        changes |= {
+            name: _from(settings, "num_processes", text) for name, text in WORLD_OF_ONE.items()
+        }
     if supervised is not None and not environ.get("PYTHONUNBUFFERED"):
         changes["PYTHONUNBUFFERED"] = _ours("1", "output goes through pipes")
     if settings.num_processes * settings.num_machines > 1 and not environ.get(_FLIGHT_RECORDER):
         reason = "records the last collectives, to explain a hang"
         changes[_FLIGHT_RECORDER] = _ours("2000", reason)
-    if supervised is not None and _is_local(settings):
+    if (is_only_rank or supervised is not None) and _is_local(settings):
         changes |= _loopback_interfaces(settings, machine, environ)
     if settings.debug_rank is not None and device == "cuda":
         # it would end ranks that wait for the debugged one

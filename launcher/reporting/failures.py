@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from headway.contract.records import Crash
+from headway.contract.records import Crash, Uses
 from headway.launcher.reporting.foreign_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
@@ -38,6 +38,7 @@ class RankExit(NamedTuple):
     crash: Crash | None = None  # the exception that nothing handled
     message: str = ""  # the text of sys.exit("text")
     left_silently: bool = True  # reported neither an end nor an exception: os._exit, or a signal
+    uses: Uses | None = None  # what its program used, if it came to its end
 
     @property
     def is_failure(self) -> bool:

@@ -30,6 +30,12 @@ NO_NCCL = (
     Text("doesn't have NCCL built in", "torch 2.13.0, distributed/distributed_c10d.py"),
     Text("ProcessGroupNCCL is only supported with GPUs", "torch sources, ProcessGroupNCCL.cpp"),
 )
+NO_RANK_VARIABLE = (
+    Text(
+        "env:// rendezvous: environment variable",
+        "torch 2.13.0, distributed/rendezvous.py: environment variable RANK expected, but not set",
+    ),
+)
 COMMUNICATION_ERRORS = (
     Text("DistBackendError", "torch 2.13.0, torch.distributed.DistBackendError"),
     Text("DistNetworkError", "torch 2.13.0, torch.distributed.DistNetworkError"),

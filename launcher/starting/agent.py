@@ -25,6 +25,7 @@ from headway.launcher.clusters import rendezvous
 from headway.launcher.inside.debugging import CtrlC, lent_terminal
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
 from headway.launcher.planning.supervision import refuse_missing_ranks
+from headway.launcher.planning.unused import unused
 from headway.launcher.reporting.console import Console
 from headway.launcher.reporting.failures import STOPPED_AND_SAVED, Failure, RankExit, find_failure
 from headway.launcher.reporting.hang import Hang, explain_divergence
@@ -34,6 +35,7 @@ from headway.launcher.starting.ranks import NoLogs, RankProcesses
 from headway.launcher.starting.starter import Starter
 from headway.machine.cgroups import count_memory_kills
 from headway.settings.profile_files import shown
+from headway.settings.table import Settings
 
 # torch's agent logs a traceback for a stop signal; Headway prints one line
 _torch_log = logging.getLogger("torch.distributed.elastic")
@@ -138,6 +140,11 @@ class Agent(LocalElasticAgent):
     def num_ranks(self) -> int:
         """How many ranks run on this machine."""
         return self._plan.settings.num_processes
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the launch."""
+        return self._plan.settings
 
     @property
     def is_stopping(self) -> bool:
@@ -325,6 +332,9 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
             _say(f"stopped by {stopped_by.name}")  # before all ranks had started
             return 128 + stopped_by
         saved = any(end.code == STOPPED_AND_SAVED for end in agent.exits)
+        if stopped_by is None and not saved:
+            for note in unused(agent.settings, [end.uses for end in agent.exits]):
+                _say(f"note: {note}")
         return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
     if stopped_by is not None:
         _say(f"stopped by {stopped_by.name}")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headway.errors import MachineError
+from headway.launcher.reporting.waiting import waiting_for
 from headway.machine.facts import Gpu, Machine
 from headway.settings.table import Settings
 
@@ -45,7 +46,7 @@ def claim_idle(
     began = time.monotonic()
     is_waiting = False
     while True:
-        with _folder_lock(folder):
+        with _folder_lock(folder, is_quiet=is_waiting):
             machine = with_claims(look(), folder)
             selection = settings.devices.select(machine.visible_gpus)
             if not selection.problems:
@@ -106,7 +107,7 @@ def _lock_gpu(gpu: Gpu, folder: str) -> None:
 
 
 @contextmanager
-def _folder_lock(folder: str) -> Iterator[None]:
+def _folder_lock(folder: str, is_quiet: bool) -> Iterator[None]:
     """Hold the folder's lock while GPUs are selected."""
     try:
         import fcntl
@@ -124,7 +125,9 @@ def _folder_lock(folder: str) -> Iterator[None]:
     except OSError as error:
         raise _unusable(_path("turn", folder), error) from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        holder = f"another launch that is selecting GPUs ({_path('turn', folder)})"
+        with waiting_for(holder, is_quiet=is_quiet):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)

@@ -24,10 +24,11 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from headway.contract.records import Crash, Ended
 from headway.launcher.reporting import hang
-from headway.launcher.reporting.failures import RankExit
+from headway.launcher.reporting.failures import RankExit, named
 from headway.launcher.reporting.hang import RankStatus
 from headway.launcher.reporting.output import Output
 from headway.launcher.reporting.reasons import is_of_communication
+from headway.launcher.reporting.waiting import waiting_for
 from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.starter import Starter, cannot_start
 
@@ -137,7 +138,7 @@ class RankProcesses(PContext):
                     self._output.keep(rank, record.traceback)
                 end = end._replace(crash=record)
             else:
-                end = end._replace(message=record.message)
+                end = end._replace(message=record.message, uses=record.uses)
             end = end._replace(time=record.time, left_silently=False)
             if record.code:
                 end = end._replace(was_stopping=record.time > self._stopped_at)
@@ -177,14 +178,20 @@ class RankProcesses(PContext):
             self._stopped_at = time.time()
             self.forward(death_sig)
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
-        while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
-            self._collect(timeout_s=left_s)
+        with waiting_for(self._describe_stop(death_sig, grace_s)):
+            while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
+                self._collect(timeout_s=left_s)
         for pid in self._local_ranks:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         while self._alive():
             self.forward(signal.SIGKILL)  # a rank that was just forked may not have its session yet
             self._collect(timeout_s=1)
+
+    def _describe_stop(self, death_sig: signal.Signals, grace_s: float) -> str:
+        ranks = named([int(self.envs[local_rank]["RANK"]) for local_rank in self._alive()])
+        again = "; Ctrl-C again ends them now" if death_sig == signal.SIGINT else ""
+        return f"{ranks} to stop, up to {grace_s:g} s{again}"
 
     @property
     def is_stopping(self) -> bool:

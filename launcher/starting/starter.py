@@ -22,6 +22,7 @@ from headway.errors import LaunchError
 from headway.launcher.inside.process_cleanup import adopts_orphans, end_descendants
 from headway.launcher.inside.worker import bootstrap_code
 from headway.launcher.planning.plan import LaunchPlan
+from headway.launcher.reporting.waiting import waiting_for
 
 _TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
 
@@ -35,9 +36,13 @@ class Starter:
     Args:
         plan: how the ranks start.
         environ: variables that all ranks share; set before the server imports torch.
+        is_quiet: do not say that the server is waited for.
     """
 
-    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False
+    ) -> None:
+        self._is_quiet = is_quiet
         self.ends: dict[int, Ended] = {}  # by pid
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -91,7 +96,8 @@ class Starter:
         pid = None
         with suppress(OSError):
             self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
-            pid = self._started.get()
+            with waiting_for("the process that starts the ranks", is_quiet=self._is_quiet):
+                pid = self._started.get()
         if pid is None:
             raise LaunchError(
                 "the process that starts the ranks has ended",

@@ -153,6 +153,35 @@ def test_in_process_a_script_is_the_launchers_own_python_and_ends_as_its_own(end
     assert (here.returncode, here.stderr) == (alone.returncode, alone.stderr)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_explained"),
+    [
+        ("import os; os.environ['LOCAL_RANK']", True),
+        ("import torch.distributed as dist; dist.init_process_group('gloo')", True),
+        ("{}['rank']", False),
+        ("import sys; sys.exit(1)", False),
+    ],
+)
+def test_in_process_a_script_that_lacks_its_rank_is_told_the_flag(
+    text: str, is_explained: bool
+) -> None:
+    if "torch" in text:
+        pytest.importorskip("torch")
+    done = headway("launch", "-q", "--in-process", script(text))
+    assert done.returncode == 1
+    assert ("--num-processes 1" in "".join(done.stderr.splitlines()[-1:])) == is_explained
+
+
+def test_one_process_that_the_flag_asks_for_finds_a_rank_and_is_still_the_script_itself() -> None:
+    words = ["launch", "-q", "--num-processes", "1", script(TELL)]
+    told = json.loads(headway(*words, RANK="3", TORCHELASTIC_USE_AGENT_STORE="True").stdout)
+    assert not told["torch"]
+    seen = told["environ"]
+    assert (seen["RANK"], seen["WORLD_SIZE"], seen["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
+    assert int(seen["MASTER_PORT"]) > 0
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in seen
+
+
 def test_in_process_a_module_finds_what_is_beside_it_and_ctrl_c_ends_it_as_python() -> None:
     Path("package").mkdir()
     Path("package/tool.py").write_text("import package.other")

@@ -10,6 +10,7 @@ import pytest
 
 from headway.commands.stack import _is_launch
 from headway.contract.origin import Layer, Origin
+from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.launcher.planning.describe import describe, summary
 from headway.launcher.planning.plan import LaunchPlan, build_plan
@@ -132,8 +133,11 @@ def test_what_needs_a_launcher_keeps_one(why: str, values: dict[str, Any]) -> No
 
 def test_no_variable_of_a_run_around_it_reaches_an_inner_run() -> None:
     stale = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_ERROR_FILE": "/x", "RANK": "1"}
-    for count in ("1", "2"):
-        assert not changed(plan(environ=stale, num_processes=count), stale).keys() & stale.keys()
+    for launch in (plan(environ=stale), plan(environ=stale, num_processes="2")):
+        assert not changed(launch, stale).keys() & stale.keys()
+    alone = changed(plan(environ=stale, num_processes="1"), stale)
+    assert alone["RANK"] == "0"
+    assert not alone.keys() & {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"}
 
 
 def test_one_process_is_not_told_the_ranks_of_a_run_around_it() -> None:
@@ -386,6 +390,37 @@ def test_the_description_shows_every_setting_with_its_origin_and_every_change() 
         assert f" {name} " in text
     assert "- RANK" in text
     assert "/bin/python train.py --lr 3" in text
+
+
+WORLD = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
+def test_the_flag_for_one_process_makes_it_the_only_rank_of_a_world_of_one() -> None:
+    launch = plan(num_processes="1")
+    assert launch.supervised is None
+    assert set_by(launch).items() >= WORLD.items()
+    assert launch.environment["RANK"].origin.layer is Layer.FLAG
+    assert set_by(launch)["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize("layer", [Layer.USER_PROFILE, Layer.ENVIRONMENT, Layer.CLUSTER])
+def test_one_process_that_no_flag_asks_for_is_plain_python(layer: Layer) -> None:
+    for launch in (plan(), plan(layer=layer, num_processes="1")):
+        assert not set_by(launch).keys() & {*RANK_VARIABLES, "GLOO_SOCKET_IFNAME"}
+
+
+def test_a_supervised_process_gets_its_variables_from_the_agent_alone() -> None:
+    assert "RANK" not in set_by(plan(num_processes="1", supervise=True))
+    several = plan(num_processes="1", num_machines="2", main_address="a")
+    assert "RANK" not in set_by(several)
+
+
+@pytest.mark.wording
+def test_the_summary_says_which_flag_gives_one_process_a_rank() -> None:
+    assert "--num-processes 1" in summary(plan())
+    assert "--num-processes 1" in summary(plan(in_process=True))
+    for launch in (plan(num_processes="1"), plan(supervise=True), plan(num_processes="2")):
+        assert "--num-processes 1" not in summary(launch)
 
 
 def test_the_summary_is_one_line_with_all_that_matters() -> None:

@@ -1,0 +1,207 @@
+"""The program on the command line: it is there, readable, and something that Python runs."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headway.commands.flags import Parsed
+from headway.errors import ConfigError, did_you_mean
+from headway.launcher.planning.program import Program
+
+_WHERE = "the command line"
+_HEAD_BYTES = 512
+_MAIN = "__main__.py"
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish")
+_EXECUTABLES = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # of Linux and macOS
+_ZIP = b"PK\x03\x04"
+
+
+class _Kind(NamedTuple):
+    """A kind of file that Python cannot run."""
+
+    name: str
+    fix: str  # with the field {script}
+
+
+_NOTEBOOK = _Kind(
+    "a Jupyter notebook",
+    "`jupyter nbconvert --to script {script}`, then launch the .py file that it writes",
+)
+_SHELL_SCRIPT = _Kind(
+    "a shell script",
+    "name the Python script that it runs, or run it in each process: "
+    "headway launch --no-python bash {script}",
+)
+_PROFILE = _Kind("a YAML file", "pass a profile with --profile {script}, before the script")
+_EXECUTABLE = _Kind("a compiled program", "headway launch --no-python {script}")
+_ARCHIVE = _Kind(f"a zip archive without a {_MAIN}", "name a Python script")
+_BINARY = _Kind("a binary file", "name a Python script")
+
+_BY_SUFFIX = {
+    ".ipynb": _NOTEBOOK,
+    **dict.fromkeys([f".{shell}" for shell in _SHELLS], _SHELL_SCRIPT),
+    **dict.fromkeys((".yaml", ".yml"), _PROFILE),
+}
+
+
+def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
+    """Return the program and its arguments.
+
+    Args:
+        parsed: the launcher's own flags.
+        rest: the words after them.
+
+    Raises:
+        ConfigError: no program is given, it cannot be read, or Python cannot run it.
+    """
+    if parsed.module is not None:
+        return Program(parsed.module, tuple(rest), "module")
+    if not rest:
+        raise ConfigError("no script given", where=_WHERE, fix="headway launch train.py")
+    name, *args = rest
+    if parsed.no_python:
+        return Program(_executable(name), tuple(args), "program")
+    if _is_interpreter(name):
+        raise ConfigError(
+            f"{name!r} is the Python interpreter, not a script",
+            where=_WHERE,
+            fix="leave it out: headway launch train.py",
+        )
+    _check_script(name)
+    return Program(name, tuple(args))
+
+
+def _check_script(script: str) -> None:
+    """Refuse what is not there, cannot be read, or is of a kind that Python cannot run."""
+    is_folder = os.path.isdir(script)
+    file = os.path.join(script, _MAIN) if is_folder else script
+    try:
+        mode = os.stat(file).st_mode
+        head = _head(file) if stat.S_ISREG(mode) else b""  # a pipe can be read only once
+    except PermissionError:
+        raise ConfigError(
+            f"no permission to read script {script!r}", where=_WHERE, fix=_permission_fix(file)
+        ) from None
+    except OSError as error:
+        if is_folder:
+            raise ConfigError(
+                f"{script!r} is a directory without a {_MAIN}, not a script",
+                where=_WHERE,
+                fix="name the script inside it",
+            ) from None
+        raise _missing(script, error) from None
+    kind = _kind_of(file, head)
+    if kind is not None:
+        raise ConfigError(
+            f"{script!r} is {kind.name}, not a Python script",
+            where=_WHERE,
+            fix=kind.fix.format(script=_quoted(script)),
+        )
+
+
+def _head(file: str) -> bytes:
+    with open(file, "rb") as opened:
+        return opened.read(_HEAD_BYTES)
+
+
+def _kind_of(file: str, head: bytes) -> _Kind | None:
+    """Return what else a file is, by its suffix or its first bytes; None: Python may run it."""
+    suffix = os.path.splitext(file)[1].lower()
+    if suffix in _BY_SUFFIX:
+        return _BY_SUFFIX[suffix]
+    if head.startswith(_EXECUTABLES):
+        return _EXECUTABLE
+    if head.startswith(_ZIP):
+        return None if _has_main(file) else _ARCHIVE
+    if not suffix and _runs_in_a_shell(head):
+        return _SHELL_SCRIPT
+    is_compiled = suffix == ".pyc"
+    return _BINARY if b"\0" in head and not is_compiled else None
+
+
+def _runs_in_a_shell(head: bytes) -> bool:
+    """Return whether the first line names a shell: #!/bin/sh, #!/usr/bin/env bash."""
+    line = head.partition(b"\n")[0].decode(errors="replace")
+    words = line.removeprefix("#!").split()
+    if not line.startswith("#!") or not words:
+        return False
+    is_env = os.path.basename(words[0]) == "env"
+    return any(os.path.basename(word) in _SHELLS for word in words[: 1 + is_env])
+
+
+def _has_main(archive: str) -> bool:
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            return bool({_MAIN, f"{_MAIN}c"} & set(opened.namelist()))
+    except zipfile.BadZipFile:
+        return False
+
+
+def _is_interpreter(name: str) -> bool:
+    """Return whether the word is a Python: python, python3.12, /usr/bin/python3."""
+    return os.path.basename(name).rstrip("0123456789.") == "python"
+
+
+def _missing(script: str, error: OSError) -> ConfigError:
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return ConfigError(
+            f"script {script!r} cannot be read: {error.strerror}",
+            where=_WHERE,
+            fix="check the path",
+        )
+    close = _similar_file(script)
+    return ConfigError(
+        f"script {script!r} not found" + (f"; did you mean {close!r}?" if close else ""),
+        where=_WHERE,
+        fix="check the path; a module is run with -m",
+    )
+
+
+def _permission_fix(file: str) -> str:
+    """Return what opens the file, or the first folder above it that is closed to this user."""
+    from pathlib import Path
+
+    path = Path(os.path.abspath(file))
+    is_effective = os.access in os.supports_effective_ids
+    for folder in reversed(path.parents):
+        if not os.access(folder, os.X_OK, effective_ids=is_effective):
+            path = folder
+            break
+    if path.stat().st_uid != os.geteuid():
+        return f"ask the owner of {path} for permission to read it"
+    return f"`chmod u+r{'' if path.is_file() else 'x'} {_quoted(str(path))}`"
+
+
+def _quoted(path: str) -> str:
+    """Return a path for a shell, also for programs that look for a mere name elsewhere."""
+    import shlex
+
+    return shlex.quote(path if os.path.dirname(path) else os.path.join(".", path))
+
+
+def _executable(name: str) -> str:
+    from shutil import which
+
+    path = which(name)
+    if path is None:
+        raise ConfigError(
+            f"executable {name!r} not found",
+            where="the command line, and PATH",
+            fix="check the name; a Python script needs no --no-python",
+        )
+    return path
+
+
+def _similar_file(script: str) -> str | None:
+    folder = os.path.dirname(script)
+    try:
+        files = [name for name in os.listdir(folder or ".") if name.endswith(".py")]
+    except OSError:
+        return None
+    close = did_you_mean(os.path.basename(script), files)
+    return close and os.path.join(folder, close)

@@ -1,0 +1,57 @@
+"""After a success, a setting that nothing used is named; where something may have, nothing is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.contract.origin import Layer, Origin
+from headway.contract.records import Uses
+from headway.launcher.planning.unused import unused
+from headway.machine.facts import Machine
+from headway.settings.profile import Entry
+from headway.settings.resolve import resolve
+from headway.settings.table import Settings
+
+NOTHING = Uses(accelerator=False, group=False)
+GROUP = Uses(accelerator=False, group=True)
+ACCELERATOR = Uses(accelerator=True, group=True)
+
+
+def settings(**values: Any) -> Settings:
+    layer = {name: Entry(raw, Origin(Layer.FLAG, flag=f"--{name}")) for name, raw in values.items()}
+    return resolve([layer], Machine(cores=8))
+
+
+def test_a_precision_without_an_accelerator_is_named_with_its_origin() -> None:
+    (note,) = unused(settings(num_processes="2", mixed_precision="bf16"), [GROUP, GROUP])
+    assert "mixed_precision bf16 was not used" in note
+    assert "--mixed_precision" in note
+
+
+def test_ranks_without_a_group_are_named_in_the_same_note() -> None:
+    (note,) = unused(
+        settings(num_processes="2", mixed_precision="bf16", gradient_accumulation_steps="4"),
+        [NOTHING, NOTHING],
+    )
+    assert "mixed_precision bf16 and gradient_accumulation_steps 4 were not used" in note
+    assert "all 2 ranks did the same work" in note
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [ACCELERATOR, ACCELERATOR],
+        [NOTHING, ACCELERATOR],  # one rank is enough
+        [NOTHING, None],  # os._exit: it is not known what it did
+        [NOTHING, NOTHING._replace(readers=("accelerate",))],
+    ],
+)
+def test_nothing_is_said_where_something_used_the_settings(ranks: list[Uses | None]) -> None:
+    assert unused(settings(num_processes="2", mixed_precision="bf16"), ranks) == []
+
+
+def test_nothing_is_said_of_settings_that_nobody_set() -> None:
+    assert unused(settings(num_processes="2"), [GROUP, GROUP]) == []
+    assert unused(settings(), [NOTHING]) == []
