@@ -21,7 +21,7 @@ from headway.contract.records import (
     Record,
     encode_record,
 )
-from headway.launcher.reporting.hang import Exit, RankStatus, describe
+from headway.launcher.reporting.hang import Exit, RankStatus, describe_stacks, explain
 from headway.launcher.reporting.watch import Watch
 
 
@@ -80,9 +80,9 @@ def test_control_characters_in_a_place_are_shown_as_text(rank: Rank) -> None:
     rank.watch.end(0, 5)
     (status,) = rank.watch.statuses()
     assert str(status.exit) == "exit code 5, by sys.exit at a\\n\\x1b[2Jb.py:3 in main"
-    group = Group("0", (0, 1), (Collective(1, "all\n\x1breduce", "[4]", False),))
+    group = Group("0", (0, 1), (Collective(1, "all\n\x1breduce", "[4]", False, 0.0),))
     waiting = RankStatus(1, stacks=((place,),), groups=(group,))
-    report = describe([status, waiting])
+    report = "\n".join([*explain([status, waiting]), describe_stacks([status, waiting])])
     assert "\x1b" not in report
     assert "all\\n\\x1breduce" in report
     assert 'File "a\\n\\x1b[2Jb.py"' in report
