@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -200,6 +201,32 @@ def test_a_rank_stuck_in_c_code_is_named_by_what_is_known_and_interrupted_only_o
     finally:
         running.terminate()
         running.communicate(timeout=60)
+
+
+def test_ctrl_backslash_ends_a_single_process_as_python_does_and_under_supervise_it_goes_on() -> (
+    None
+):
+    name = script("import time\nprint('begin', flush=True)\ntime.sleep(1000)\n", "train.py")
+    plain = start("-q", "--cpu", name, preexec_fn=_without_core_dump)
+    _wait_for_line(plain, "begin")
+    plain.send_signal(signal.SIGQUIT)
+    plain.communicate(timeout=60)
+    assert plain.returncode == -signal.SIGQUIT
+    supervised = start("-q", "--cpu", "--supervise", name)
+    try:
+        _wait_for_line(supervised, "begin")
+        supervised.send_signal(signal.SIGQUIT)
+        assert supervised.stderr is not None
+        while 'train.py", line 3, in <module>' not in supervised.stderr.readline():
+            assert supervised.poll() is None
+        assert supervised.poll() is None
+    finally:
+        supervised.terminate()
+        supervised.communicate(timeout=60)
+
+
+def _without_core_dump() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 FORKS = """
