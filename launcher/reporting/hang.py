@@ -23,6 +23,7 @@ class NoStack(Enum):
     """Why a rank that runs did not say where it is."""
 
     NOT_PYTHON = "the program is not Python, or has only just started"
+    CLOSED = "its script has closed the descriptors that the launcher asks through"
     STOPPED = "its process is stopped"
     SILENT = "it does not answer: code in C holds Python's global lock, or it gets no CPU time"
 

@@ -153,7 +153,12 @@ class RankChannel:
     @property
     def is_silent(self) -> bool:
         """Whether it has not answered yet."""
-        return self.code is None and self.asked_at is not None
+        return self.code is None and self.asked_at is not None and not self._is_closed
+
+    @property
+    def _is_closed(self) -> bool:
+        """Return whether the rank's script has closed all descriptors, and cannot be asked."""
+        return self.code is None and self.fds[0] in self.closed
 
     @property
     def owes_stacks(self) -> bool:
@@ -172,6 +177,8 @@ class RankChannel:
         status = RankStatus(self.rank, groups=self._groups, progress=self._progress)
         if self.code is None:
             stacks = self._stacks
+            if self._is_closed and not self.ends:
+                return status._replace(groups=None, no_stack=self._no_stack)
             if waits_for_threads(stacks) or not self._is_ending:
                 return status._replace(
                     stacks=stacks,
@@ -191,6 +198,8 @@ class RankChannel:
     def _stacks(self) -> tuple[tuple[Frame, ...], ...]:
         if self.is_silent:
             return parse_stacks(self._text) if self._is_interrupted else ()
+        if self._is_closed:
+            return ()
         return users_stacks(self._answer.stacks) if self._answer is not None else ()
 
     @property
@@ -204,6 +213,8 @@ class RankChannel:
     def _no_stack(self) -> NoStack | None:
         if not self._is_ready:
             return NoStack.NOT_PYTHON
+        if self._is_closed:
+            return NoStack.CLOSED
         if not self.is_silent:
             return None
         return NoStack.STOPPED if read_state(self._pid).is_stopped else NoStack.SILENT

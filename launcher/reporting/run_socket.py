@@ -164,7 +164,11 @@ def _new_address() -> str:
 def _addresses() -> list[str]:
     if _HAS_ABSTRACT_NAMES:
         start = f"@{_PREFIX}-{os.geteuid()}-"
-        with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+        names: set[str] = set()
+        with (
+            suppress(OSError),  # some sandboxes have no such file
+            open("/proc/net/unix", encoding="utf-8", errors="replace") as file,
+        ):
             names = {line.split()[-1] for line in file}
         return [f"\0{name[1:]}" for name in names if name.startswith(start)]
     folder = _folder()

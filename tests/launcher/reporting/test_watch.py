@@ -12,16 +12,18 @@ from contextlib import suppress
 import pytest
 
 from headway.contract.records import (
+    Answer,
     Collective,
     End,
     Frame,
     Group,
     Heartbeat,
     Progress,
+    Ready,
     Record,
     encode_record,
 )
-from headway.launcher.reporting.hang import Exit, RankStatus, describe_stacks, explain
+from headway.launcher.reporting.hang import Exit, NoStack, RankStatus, describe_stacks, explain
 from headway.launcher.reporting.watch import Watch
 
 
@@ -118,3 +120,34 @@ def test_a_rank_that_never_stops_to_write_can_be_ended_at_any_time(rank: Rank, j
     assert time.monotonic() - began < 1
     writer.join(10)
     assert not writer.is_alive()
+
+
+def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: Rank) -> None:
+    collective = Collective(1, "all_reduce", "[4]", True, 0.0)
+    place = Frame("train.py", 3, "main")
+    groups = (Group("0", (0, 1), (collective,)),)
+    rank.tell(Ready())
+    rank.tell(Answer(time.monotonic(), groups, Progress(), 1, ((place,),), False))
+
+    def close_when_asked() -> None:
+        rank.channel.recv(1)
+        rank.channel.shutdown(socket.SHUT_RDWR)
+
+    closing = threading.Thread(target=close_when_asked)
+    closing.start()
+    while closing.is_alive():
+        (status,) = rank.watch.statuses()
+    (status,) = rank.watch.statuses()
+    assert status.no_stack is NoStack.CLOSED
+    assert status.groups is None
+    assert not status.is_absent
+
+
+def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Rank) -> None:
+    rank.tell(Ready())
+    (status,) = rank.watch.statuses()
+    while status.no_stack is NoStack.NOT_PYTHON:
+        (status,) = rank.watch.statuses()
+    assert status.no_stack is NoStack.SILENT
+    assert status.process is not None
+    assert status.process.letter in "RSD"
