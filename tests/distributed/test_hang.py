@@ -230,34 +230,6 @@ def _without_core_dump() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-FORKS = """
-import os, warnings
-warnings.simplefilter("error")
-def num_threads():
-    return len(os.listdir("/proc/self/task"))
-for _ in range(20):
-    child = os.fork()
-    if child == 0:
-        grandchild = os.fork()
-        os._exit(num_threads() - 1 if grandchild == 0 else os.waitpid(grandchild, 0)[1] >> 8)
-    assert os.waitpid(child, 0)[1] == 0
-print("forked", num_threads(), flush=True)
-import time
-time.sleep(1000)
-"""
-
-
-def test_a_rank_forks_as_a_process_of_one_thread_does_and_answers_afterwards() -> None:
-    running = start("-q", "--cpu", "--supervise", script(FORKS, "forks.py"))
-    try:
-        _wait_for_line(running, "forked 2")  # its own thread is back
-        assert 'forks.py", line 14, in <module>' in _stack(str(running.pid)).stdout
-    finally:
-        running.terminate()
-        _, errors = running.communicate(timeout=60)
-    assert "Warning" not in errors
-
-
 def _below(pid: int) -> list[int]:
     import psutil
 
