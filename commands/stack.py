@@ -1,54 +1,62 @@
-"""`headway stack PID`: print where all ranks of a running launch are."""
+"""`headway stack [PID]`: print where all ranks of a running launch are."""
 
 from __future__ import annotations
 
 import os
-import select
-import signal
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import pairwise
+from collections.abc import Sequence
 
 import psutil
 
 from headway.commands.flags import Parser
+from headway.commands.ps import print_runs
 from headway.errors import ConfigError, LaunchError
-from headway.launcher.reporting.watch import handles_quit, stack_pipe
+from headway.launcher.reporting.run_socket import Run, ask_for_stacks, list_runs
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0  # the launcher watches the ranks for some seconds before it answers
 
-PID = "PID: the process id of the launcher, or of a rank"
+PID = (
+    "PID: the process id of the launcher or of a rank; not needed if one launch of yours runs here"
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway stack` with these words and return the exit code."""
-    parser = Parser(
-        "stack",
-        "Print the stacks of all ranks of a running `headway launch`, and which rank is behind. "
-        "The ranks keep running; a script that handles SIGQUIT itself gets that signal. "
-        "Ctrl-\\ in the launcher's own terminal does the same.",
-        usage="headway stack PID",
-        appendix=f"\n{PID}\n",
-    )
-    _, words = parser.parse_words(argv)
-    if len(words) != 1:
+    parser = make_parser()
+    own, words = parser.split(argv)
+    parsed = parser.parse_args(own)
+    if len(words) > 1:
         parser.error(f"headway stack takes one process id, and got {len(words)} arguments")
-    launcher = _launcher_of(_process(words[0]))
-    with _answer_pipe(launcher.pid) as fd:
-        os.kill(launcher.pid, signal.SIGQUIT)
-        text = _read(fd, launcher)
-    if not text:
-        is_there = launcher.is_running()
+    run = _run_of(_process(words[0])) if words else _only_run()
+    text = ask_for_stacks(run.pid, parsed.interrupt, _TIMEOUT_S)
+    if text is None:
+        is_there = psutil.pid_exists(run.pid)
         raise LaunchError(
             f"the launcher did not answer within {_TIMEOUT_S:.0f} s"
             if is_there
             else "the launcher ended before it answered",
-            where=f"process {launcher.pid}",
-            fix="look at its own output, where it prints the stacks too",
+            where=f"process {run.pid}",
+            fix="look at its own output",
         )
-    print(text, end="")
+    print(text)
     return 0
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command's flags."""
+    parser = Parser(
+        "stack",
+        "Print the stacks of all ranks of a running `headway launch`, and which rank keeps the "
+        "others waiting; that takes up to 15 s if the ranks seem to stand still. Nothing in the "
+        "ranks is interrupted. Ctrl-\\ in the launcher's own terminal does the same.",
+        usage="headway stack [--interrupt] [PID]",
+        appendix=f"\n{PID}\n",
+    )
+    parser.flag(
+        "--interrupt",
+        help="send SIGQUIT to ranks that do not answer, as C code holds Python's global lock: "
+        "they print their stacks, and system calls in them are interrupted",
+    )
+    return parser
 
 
 def _process(text: str) -> psutil.Process:
@@ -58,84 +66,58 @@ def _process(text: str) -> psutil.Process:
         raise ConfigError(
             f"{text!r} is not the id of a running process",
             where="the command line",
-            fix="`pgrep -af headway` lists launchers",
+            fix="`headway ps` lists your launches",
         ) from None
 
 
-def _launcher_of(process: psutil.Process) -> psutil.Process:
-    """Return the launcher: `process` itself, one of its parents, or the only one below it."""
-    for one in (process, *process.parents()):
-        if _is_running_launch(one):
-            return one
-    # below init are the launches of all users
-    below = process.children(recursive=True) if process.pid != 1 else []
-    launchers = [one for one in below if _is_running_launch(one)]
-    if len(launchers) == 1:
-        return launchers[0]
-    if launchers:
-        raise LaunchError(
-            f"process {process.pid} has {len(launchers)} launches below it",
+def _only_run() -> Run:
+    runs = list_runs()
+    if len(runs) == 1:
+        return runs[0]
+    if runs:
+        print_runs(runs)
+        raise ConfigError(
+            f"{len(runs)} launches run on this machine",
             where="the command line",
-            fix=f"pass the id of one: {', '.join(str(one.pid) for one in launchers)}",
+            fix=f"pass the process id of one: `headway stack {runs[-1].pid}`",
         )
     raise LaunchError(
-        f"process {process.pid} belongs to no launch that would show stacks on SIGQUIT",
+        "no launch of yours runs on this machine",
+        where="the sockets of running launchers; a single process that was not started with "
+        "--supervise has none",
+        fix="run `headway stack` on the machine of the launch, and as its user",
+    )
+
+
+def _run_of(process: psutil.Process) -> Run:
+    """Return the launch of `process`: its own, one of its parents', or the only one below it."""
+    runs = {run.pid: run for run in list_runs()}
+    for one in (process, *process.parents()):
+        if one.pid in runs:
+            return runs[one.pid]
+    _refuse_another_user(process)
+    below = [one.pid for one in process.children(recursive=True) if one.pid in runs]
+    if len(below) == 1:
+        return runs[below[0]]
+    if below:
+        raise LaunchError(
+            f"process {process.pid} has {len(below)} launches below it",
+            where="the command line",
+            fix=f"pass the id of one: {', '.join(map(str, below))}",
+        )
+    raise LaunchError(
+        f"process {process.pid} belongs to no launch that has a launcher",
         where=f"its name is {process.name()!r}; a single process that was not started with "
         "--supervise has no launcher",
         fix="pass the id of the launcher or of a rank of a running `headway launch`",
     )
 
 
-def _is_running_launch(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return _is_launch(process.cmdline()) and handles_quit(process.pid)
-    return False
-
-
-def _is_launch(command: Sequence[str]) -> bool:
-    names = [os.path.basename(word) for word in command]
-    if not names or not names[0].startswith(("python", "headway")):  # such as timeout
-        return False
-    pairs = pairwise(names)
-    return any(pair in (("headway", "launch"), ("headway.exe", "launch")) for pair in pairs)
-
-
-@contextmanager
-def _answer_pipe(pid: int) -> Iterator[int]:
-    """Make the pipe that the launcher writes its answer into, and remove it afterwards."""
-    path = stack_pipe(pid)
-    folder = os.path.dirname(path)
-    deadline = time.monotonic() + _TIMEOUT_S
-    while os.path.exists(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)  # another `headway stack` is asking
-    try:
-        os.mkdir(folder, mode=0o700)
-        os.mkfifo(path, mode=0o600)
-    except OSError as error:
+def _refuse_another_user(process: psutil.Process) -> None:
+    user = process.username()
+    if process.uids().effective != os.geteuid():
         raise LaunchError(
-            f"cannot create {folder}: {error.strerror}",
-            where="the directory for temporary files",
-            fix=f"if no other `headway stack {pid}` runs, remove {folder}",
-        ) from None
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-        os.unlink(path)
-        os.rmdir(folder)
-
-
-def _read(fd: int, writer: psutil.Process) -> str:
-    """Return what `writer` writes into the pipe, up to its end."""
-    data = b""
-    deadline = time.monotonic() + _TIMEOUT_S
-    while (left_s := deadline - time.monotonic()) > 0 and writer.is_running():
-        select.select([fd], [], [], left_s)
-        with suppress(BlockingIOError):
-            part = os.read(fd, 65536)
-            if not part and data:
-                break
-            data += part
-        time.sleep(0.01)  # until the writer opens the pipe, reads return its end
-    return data.decode(errors="replace")
+            f"process {process.pid} is of another user, {user}",
+            where="the command line; a launcher answers its own user only",
+            fix=f"ask {user}, or `sudo -u {user} headway stack {process.pid}`",
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
@@ -13,6 +14,7 @@ from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
 from headway.settings.table import TABLE
 
 if TYPE_CHECKING:
+    from headway.launcher.reporting.run_socket import RunSocket
     from headway.launcher.starting.starter import Starter
 
 
@@ -42,20 +44,48 @@ def run(plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False)
     starter = Starter(plan, environment, is_quiet=is_quiet)
     try:
         # not in the handler: a second signal would interrupt that import
+        from headway.launcher.reporting.rank_channel import say
         from headway.launcher.reporting.waiting import waiting_for
-        from headway.launcher.reporting.watch import say
 
         signal.signal(signal.SIGQUIT, lambda *_: say("no rank has started yet"))
 
-        with (
-            _interrupts_exit_at_once(starter),
-            waiting_for("the import of torch", is_quiet=is_quiet),
-        ):
-            from headway.launcher.starting.agent import supervise
+        with _answering(plan) as run_socket:
+            with (
+                _interrupts_exit_at_once(starter),
+                waiting_for("the import of torch", is_quiet=is_quiet),
+            ):
+                from headway.launcher.starting.agent import supervise
 
-        return supervise(plan, starter, colored=wants_color(environ))
+            return supervise(plan, starter, run_socket, colored=wants_color(environ))
     finally:
         starter.close()
+
+
+@contextmanager
+def _answering(plan: LaunchPlan) -> Iterator[RunSocket | None]:
+    """Answer `headway ps` and `headway stack`; a launch that cannot is run all the same."""
+    from headway.launcher.reporting.rank_channel import say
+    from headway.launcher.reporting.run_socket import Run, RunSocket
+
+    settings = plan.settings
+    run = Run(
+        pid=os.getpid(),
+        program=plan.program.name,
+        num_processes=settings.num_processes,
+        machine_rank=settings.machine_rank or 0,
+        num_machines=settings.num_machines,
+        began_at=time.time(),
+    )
+    try:
+        run_socket = RunSocket(run)
+    except OSError as error:
+        say(f"note: `headway stack` will not find this launch: its socket: {error.strerror}")
+        yield None
+        return
+    try:
+        yield run_socket
+    finally:
+        run_socket.close()
 
 
 @contextmanager

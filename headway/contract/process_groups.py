@@ -1,4 +1,6 @@
-"""Separates the store keys of default process groups that a process creates one after another."""
+"""Separates the store keys of default process groups that a process creates one after another, and
+notes that there was one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import functools
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+
+from headway.contract.records import channel
 
 
 def keep_groups_apart(c10d: ModuleType) -> None:
@@ -34,6 +38,7 @@ def keep_groups_apart(c10d: ModuleType) -> None:
     @functools.wraps(make)
     def make_and_count(*args: Any, **kwargs: Any) -> Any:
         nonlocal formed, is_forming
+        channel.has_joined_group = True
         made = make(*args, **kwargs)
         formed, is_forming = formed + is_forming, False
         return made

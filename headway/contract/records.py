@@ -6,6 +6,7 @@ ranks import this module before the user's script, and `dataclasses` would also 
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import time
@@ -47,6 +48,7 @@ class Collective(NamedTuple):
     name: str
     input_sizes: str
     is_done: bool
+    entered_at: float  # seconds since the epoch
 
 
 class Group(NamedTuple):
@@ -80,11 +82,7 @@ class Progress(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The rank is about to run the script, and prints its stacks on SIGQUIT."""
-
-
-class AnswersQuestions(NamedTuple):
-    """From now on the rank sends an `Answer` to every message on the status channel."""
+    """The rank is about to run the script, and sends an `Answer` to messages on the channel."""
 
 
 class Heartbeat(NamedTuple):
@@ -96,10 +94,12 @@ class Heartbeat(NamedTuple):
 class Answer(NamedTuple):
     """Where the rank is."""
 
+    time: float  # on the system's monotonic clock, before the rest was read
     groups: tuple[Group, ...]
     progress: Progress
-    main_stack: tuple[Frame, ...]  # of the main thread, the most recent call last
-    shows_stacks: bool  # on SIGQUIT: the script has not replaced the handler
+    num_modules: int  # that have been imported, or are being imported
+    stacks: tuple[tuple[Frame, ...], ...]  # the main thread's first; the most recent call last
+    handles_quit: bool  # the script has its own handler of SIGQUIT
 
 
 class Crash(NamedTuple):
@@ -153,7 +153,7 @@ class Ended(NamedTuple):
     time: float  # seconds since the epoch
 
 
-Record = Ready | AnswersQuestions | Heartbeat | Answer | Crash | End | Started | Ended
+Record = Ready | Heartbeat | Answer | Crash | End | Started | Ended
 
 _RECORDS = {kind.__name__: kind for kind in get_args(Record)}
 
@@ -185,6 +185,7 @@ class Channel:
         self.has_made_accelerator = False
 
 
+_sending = _thread.RLock()  # not a Lock: a signal handler of the script may send as well
 channel = Channel()  # an instance: Python forgets its caches whenever a class attribute is set
 
 
@@ -222,7 +223,10 @@ def send(record: Record) -> None:
     with suppress(Exception):  # the launcher has ended, or the script has replaced a function
         if is_connected():
             assert channel.fd is not None
-            _write(channel.fd, encode_record(record))
+            line = memoryview(encode_record(record))
+            with _sending:  # a long record is written in parts
+                while line:
+                    line = line[_write(channel.fd, line) :]
 
 
 def progress() -> Progress:

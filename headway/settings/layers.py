@@ -10,7 +10,13 @@ from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import ConfigError, Problem
 from headway.settings.profile import Entries, Entry, read_layer
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.settings.profile_files import choose_profile, find_project_profile, is_there
+from headway.settings.profile_files import (
+    choose_profile,
+    find_project_profile,
+    group_may_not_set_env,
+    is_there,
+)
+from headway.settings.profile_trust import owner_name, writing_group
 from headway.settings.table import TABLE
 
 # a launch inside a launch: the outer run's contract is not a setting of this one
@@ -42,12 +48,31 @@ def profile_layers(
     problems: list[Problem] = []
     for path, layer in files:
         try:
-            layers.append(read_layer(path, layer))
+            entries = read_layer(path, layer)
+            is_found = path == project and not is_project  # the user has not named it
+            layers.append(_noted(path, entries) if is_found else entries)
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError.of(problems)
     return layers
+
+
+def _noted(path: str, entries: Entries) -> Entries:
+    """Return the project's entries; their origins name the owner where a group may write the file.
+
+    Raises:
+        ConfigError: they contain `env`, which can load code.
+    """
+    group = writing_group(path)
+    if not group:
+        return entries
+    if "env" in entries:
+        raise group_may_not_set_env(path, group)
+    remark = f"owned by {owner_name(path)}, and group {group} may write it"
+    return {
+        name: entry._replace(origin=entry.origin.because(remark)) for name, entry in entries.items()
+    }
 
 
 def overridden(layers: Sequence[Entries]) -> list[str]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headway.errors import ConfigError, did_you_mean
+from headway.settings.profile_trust import find_distrust, owner_name
 
 VARIABLE = "HEADWAY_PROFILE"
 PROJECT_FILE = "headway.yaml"
@@ -150,11 +151,11 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
 
     Args:
         start: the folder to begin in.
-        trusted: a path that this user has named, accepted whatever its owner.
+        trusted: a path that this user has named, accepted whoever may write it.
 
     Raises:
-        ConfigError: the file found belongs neither to this user nor to root; its `env` could make
-            this user's processes load another user's code.
+        ConfigError: the file found belongs neither to this user nor to root, or all may write it;
+            its `env` could make this user's processes load another user's code.
     """
     home = os.path.realpath(_home())
     try:
@@ -166,7 +167,7 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
         path = os.path.join(folder, PROJECT_FILE)
         if os.path.lexists(path):
             if trusted is None or os.path.realpath(trusted) != os.path.realpath(path):
-                _check_owner(path)
+                _refuse_distrusted(path)
             return path
         parent = os.path.dirname(folder)
         if folder in (home, parent) or os.stat(parent).st_dev != device:
@@ -174,17 +175,31 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
         folder = parent
 
 
-def _check_owner(path: str) -> None:
-    if not hasattr(os, "getuid"):
-        return
-    for owner in {os.lstat(path).st_uid, os.stat(path).st_uid if os.path.exists(path) else 0}:
-        if owner not in (os.getuid(), 0):
-            raise ConfigError(
-                f"{path} is owned by user {owner}, not by you or root, and is not trusted",
-                where=f"project profile {shown(path)}",
-                fix=f"if you trust it, select it: `--profile {shown(path)}`, or "
-                f"`export {VARIABLE}={shown(path)}`",
-            )
+def _refuse_distrusted(path: str) -> None:
+    distrust = find_distrust(path)
+    if distrust is not None:
+        mended = f"`{distrust.fix}`; or, " if distrust.fix else ""
+        raise ConfigError(
+            f"{distrust.what}, so {PROJECT_FILE} is not trusted",
+            where=f"project profile {shown(path)}",
+            fix=f"{mended}{_naming(path)}",
+        )
+
+
+def group_may_not_set_env(path: str, group: str) -> ConfigError:
+    """Return the error for a project profile with `env` that the members of a group may write."""
+    return ConfigError(
+        f"{PROJECT_FILE} sets env, which can load code, and all of group {group} may write it",
+        where=f"project profile {shown(path)}, owned by {owner_name(path)}",
+        fix=f"`chmod g-w {path}`; or, {_naming(path)}",
+    )
+
+
+def _naming(path: str) -> str:
+    return (
+        f"if you trust it, select it: `--profile {shown(path)}`, or "
+        f"`export {VARIABLE}={shown(path)}`"
+    )
 
 
 def shown(path: str) -> str:

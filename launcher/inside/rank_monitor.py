@@ -1,8 +1,8 @@
-"""Runs in a rank and answers the launcher's questions, also while the script is in C++ code.
+"""Runs in a rank and answers the launcher's questions, by a thread that disturbs nothing.
 
-Python's faulthandler writes all stacks on SIGQUIT, and when the process crashes, without help from
-the interpreter. A thread that starts with the first process group answers which collectives this
-rank has entered, as torch's flight recorder has them. No torch is imported here.
+The thread reads the stacks of all threads and torch's flight recorder, which has the collectives
+that this rank has entered. It needs Python's global lock: while C code holds that, faulthandler can
+still write the stacks, on SIGQUIT, which is sent only on request. No torch is imported here.
 """
 
 from __future__ import annotations
@@ -10,36 +10,40 @@ from __future__ import annotations
 import _thread
 import faulthandler
 import fcntl
-import functools
 import importlib.util
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from headway.contract import records
 from headway.contract.process_groups import keep_groups_apart
-from headway.contract.records import Answer, AnswersQuestions, Collective, Frame, Group, Ready
+from headway.contract.records import Answer, Collective, Frame, Group, Ready
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAX_COLLECTIVES = 16  # of each group, in an answer
+_MAX_FRAMES = 200  # of each thread, in an answer
 _NUM_RESERVED_FDS = 8  # at the upper end of the allowed range
+_PAUSED_WITHIN_S = 0.5  # a fork waits so long at most for the thread to end
 
 _MAIN_THREAD = threading.main_thread().ident or 0
+_monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
 
 
 def start(channel: int, stacks: int) -> None:
-    """Open the status channel, print stacks on SIGQUIT, and answer from the first group on.
+    """Open the status channel, and start the thread that answers.
 
     Args:
         channel: the status channel; anything that arrives on it is a question.
-        stacks: the pipe that stacks are written to.
+        stacks: the pipe that faulthandler writes to when the process crashes, and on SIGQUIT.
     """
     # a script may close low descriptors that it did not open, and reuse their numbers
     channel, stacks = _move_to_high_number(channel), _move_to_high_number(stacks)
@@ -47,12 +51,14 @@ def start(channel: int, stacks: int) -> None:
     if not faulthandler.is_enabled():
         faulthandler.enable(stacks)
     faulthandler.register(signal.SIGQUIT, stacks, all_threads=True)
+    helper = _Helper(channel)
+    helper.start()
+    os.register_at_fork(before=helper.pause, after_in_parent=helper.resume)
     records.send(Ready())
-    hook = functools.partial(_answer_after_first_group, channel)
     if _C10D in sys.modules:
-        hook(sys.modules[_C10D])
+        keep_groups_apart(sys.modules[_C10D])
     else:
-        sys.meta_path.insert(0, AfterImport(_C10D, hook))
+        sys.meta_path.insert(0, AfterImport(_C10D, keep_groups_apart))
 
 
 def _move_to_high_number(fd: int) -> int:
@@ -64,6 +70,120 @@ def _move_to_high_number(fd: int) -> int:
         return fd
     os.close(fd)
     return moved
+
+
+class _Helper:
+    """The thread that answers.
+
+    It receives no signals, which would not interrupt the main thread's calls then. It is not there
+    while this process forks: Python warns of forks with several threads, and a child would get
+    copies of the locks that the thread holds.
+    """
+
+    def __init__(self, channel: int) -> None:
+        self._channel = channel
+        self._wake_read, self._wake_write = map(_move_to_high_number, os.pipe())
+        os.set_blocking(self._wake_read, False)
+        self._wake_identity = records.identity(self._wake_write)
+        self._generation = 0  # of the thread; an older one ends
+        self._ended = _thread.allocate_lock()  # is free when the thread has ended
+        self._thread_id = 0  # as the kernel knows it
+        self._num_forks = 0  # in progress, by several threads
+        self._forking = _thread.RLock()  # not a Lock: a signal handler may fork while this is held
+
+    def start(self) -> None:
+        """Start the thread; it ends with the launcher, or with this process."""
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            _thread.start_new_thread(self._serve, (self._generation, self._ended))
+        except RuntimeError:  # the limit of processes is reached, or Python is ending
+            self._ended.release()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def pause(self) -> None:
+        """End the thread before a fork; one that does not answer in time is left alone."""
+        if not self._is_intact():
+            return
+        with self._forking:
+            self._num_forks += 1
+            if self._num_forks > 1:
+                return
+            self._generation += 1
+            os.write(self._wake_write, b"\0")
+            deadline = _monotonic() + _PAUSED_WITHIN_S
+            if self._ended.acquire(timeout=_PAUSED_WITHIN_S):
+                task = f"/proc/self/task/{self._thread_id}"
+                while os.path.exists(task) and _monotonic() < deadline:
+                    _sleep(0.0001)  # it has released the lock, and is about to end
+
+    def resume(self) -> None:
+        """Start the thread again after a fork, in the parent."""
+        if not self._is_intact():  # such as in a child that forks itself
+            return
+        with self._forking:
+            if self._num_forks:
+                self._num_forks -= 1
+                if not self._num_forks:
+                    self.start()
+
+    def _serve(self, generation: int, ended: Any) -> None:
+        self._thread_id = _thread.get_native_id()
+        with suppress(Exception):  # what goes wrong here is not the script's problem
+            poll = select.poll()
+            poll.register(self._channel, select.POLLIN)
+            poll.register(self._wake_read, select.POLLIN)
+            while generation == self._generation and self._is_intact():
+                ready = {fd for fd, _ in poll.poll()}
+                if not self._is_intact():
+                    break
+                if self._wake_read in ready:
+                    os.read(self._wake_read, 4096)
+                elif not os.read(self._channel, 4096):  # the launcher has ended
+                    break
+                else:
+                    _answer()
+        ended.release()
+
+    def _is_intact(self) -> bool:
+        """Return whether the script, or a fork, has closed none of the descriptors."""
+        return records.is_connected() and records.identity(self._wake_write) == self._wake_identity
+
+
+def _answer() -> None:
+    groups: tuple[Group, ...] = ()
+    now = _monotonic()
+    with suppress(Exception):  # torch's private names have changed; the stacks are still known
+        groups = read_groups()
+    records.send(
+        Answer(
+            time=now,
+            groups=groups,
+            progress=records.progress(),
+            num_modules=len(sys.modules),
+            stacks=_read_stacks(),
+            handles_quit=signal.getsignal(signal.SIGQUIT) is not signal.SIG_DFL,
+        )
+    )
+
+
+def _read_stacks() -> tuple[tuple[Frame, ...], ...]:
+    """Return the calls of all threads but this one, the main thread's first."""
+    frames = sys._current_frames()
+    del frames[_thread.get_ident()]
+    return tuple(_calls(frames[one]) for one in sorted(frames, key=lambda one: one != _MAIN_THREAD))
+
+
+def _calls(frame: FrameType | None) -> tuple[Frame, ...]:
+    """Return the calls that lead to `frame`, the most recent one last."""
+    calls: list[Frame] = []
+    while frame is not None and len(calls) < _MAX_FRAMES:
+        code = frame.f_code
+        calls.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
+        frame = frame.f_back
+    return tuple(reversed(calls))
 
 
 class AfterImport:
@@ -90,49 +210,6 @@ class AfterImport:
 
         loader.exec_module = execute_and_call
         return spec
-
-
-def _answer_after_first_group(channel: int, c10d: ModuleType) -> None:
-    """Start the answering thread when the script makes its first process group.
-
-    Until then the script has no thread but its own; `threading` does not list this one.
-    Relies on a private name of torch: `_new_process_group_helper` makes every process group.
-    """
-    keep_groups_apart(c10d)
-    make = c10d._new_process_group_helper
-
-    @functools.wraps(make)
-    def make_and_answer(*args: Any, **kwargs: Any) -> Any:
-        c10d._new_process_group_helper = make  # type: ignore[attr-defined]
-        records.channel.has_joined_group = True
-        _thread.start_new_thread(_answer_questions, (channel,))
-        records.send(AnswersQuestions())
-        return make(*args, **kwargs)
-
-    c10d._new_process_group_helper = make_and_answer  # type: ignore[attr-defined]
-
-
-def _answer_questions(channel: int) -> None:
-    with suppress(OSError):
-        while records.is_connected() and os.read(channel, 4096):  # b"": the launcher has ended
-            records.send(
-                Answer(
-                    groups=read_groups(),
-                    progress=records.progress(),
-                    main_stack=_main_stack(),
-                    shows_stacks=signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL,
-                )
-            )
-
-
-def _main_stack() -> tuple[Frame, ...]:
-    """Return the main thread's calls, the most recent one last."""
-    frame = sys._current_frames().get(_MAIN_THREAD)
-    calls: list[Frame] = []
-    while frame is not None:
-        calls.insert(0, Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return tuple(calls)
 
 
 def read_groups() -> tuple[Group, ...]:
@@ -168,6 +245,7 @@ def _flight_records() -> Iterator[tuple[str, Collective]]:
                         name=entry["profiling_name"].rpartition(":")[2],
                         input_sizes=", ".join(map(str, entry["input_sizes"])),
                         is_done=entry["retired"],
+                        entered_at=entry["time_created_ns"] / 1e9,
                     ),
                 )
 

@@ -56,7 +56,6 @@ EQUAL_SIZE_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "allreduce")
 # Python 3.11, Python/traceback.c and Modules/faulthandler.c
 STACK_HEADER = "(most recent call first)"  # of each thread
 STACK_FRAME = r'  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<function>.*)'  # no comma there
-STACKS_TRUNCATED = "\n...\n"  # after 100 threads
 FATAL_ERROR = "Fatal Python error: "
 CRASHED_THREAD = "Current thread"
 CODE_OF_DASH_C = "<string>"  # the file name of what `python -c` runs
@@ -67,6 +66,14 @@ JOINING_THREADS = ("threading.py", "_shutdown")
 # Linux, proc(5): fields of /proc/PID/status
 CAUGHT_SIGNALS = "SigCgt"
 STATE = "State"
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a device or a file system",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "ended, and not yet reaped",
+}
 STOPPED_STATES = ("T", "t")
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from headway.contract.records import Frame, Group, Progress, shown
 from headway.launcher.reporting.failures import named, ranges
 from headway.launcher.reporting.foreign_messages import EQUAL_SIZE_COLLECTIVES
+from headway.launcher.reporting.process_state import ProcessState
 from headway.launcher.reporting.stacks import Stack, format_stack, users_frame
 
 EXIT_CODE = 124
@@ -19,11 +20,12 @@ _FORMING = "init_process_group"  # torch's function that forms the first group
 
 
 class NoStack(Enum):
-    """Why the stacks of a rank that runs cannot be shown."""
+    """Why a rank that runs did not say where it is."""
 
     NOT_PYTHON = "the program is not Python, or has only just started"
-    SIGQUIT_IN_USE = "the script handles SIGQUIT itself"
+    CLOSED = "its script has closed the descriptors that the launcher asks through"
     STOPPED = "its process is stopped"
+    SILENT = "it does not answer: code in C holds Python's global lock, or it gets no CPU time"
 
 
 class Exit(NamedTuple):
@@ -49,6 +51,13 @@ class RankStatus(NamedTuple):
     stacks: tuple[Stack, ...] = ()  # of its threads, the main one first
     groups: tuple[Group, ...] | None = None  # None: it could not be asked
     progress: Progress | None = None  # None: its script has no Accelerator
+    process: ProcessState | None = None  # what the kernel says, where the rank does not answer
+    is_working: bool = False  # its main thread was at different places when it was asked twice
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether it has ended, or does not answer."""
+        return self.exit is not None or self.process is not None
 
     @property
     def place(self) -> Frame | None:
@@ -64,6 +73,7 @@ class Difference(Enum):
 
     COLLECTIVES = auto()
     NOT_ENTERED = auto()
+    SILENT = auto()
     EXITED = auto()
     STEPS = auto()
 
@@ -85,6 +95,9 @@ class Divergence(NamedTuple):
             return f"the ranks entered different collectives: {named(self.ranks)} {self.at}"
         if self.difference is Difference.EXITED:
             return f"{named(self.ranks)} left ({self.exit}) before {self.at}"
+        if self.difference is Difference.SILENT:
+            verb = "does" if len(self.ranks) == 1 else "do"
+            return f"{named(self.ranks)} {verb} not answer, and had not entered {self.at} before"
         if self.difference is Difference.STEPS:
             return f"{_are(self.ranks)} behind, after {self.at} optimizer steps"
         return f"{_are(self.ranks)} behind, and did not enter {self.at}"
@@ -171,27 +184,27 @@ class Hang(NamedTuple):
         return first[:3], first.exit, [(one.progress, one.place) for one in behind]
 
 
-def describe(statuses: Sequence[RankStatus]) -> str:
-    """Return all that is known, for a person: which ranks are behind, then the stacks."""
-    explained = [f"  {line}" for line in explain(statuses)]
-    return "\n".join([*explained, describe_stacks(statuses)])
-
-
 def describe_stacks(statuses: Sequence[RankStatus]) -> str:
     """Return the stacks of all running ranks for a person, equal ones once."""
-    ranks_by_stacks: dict[tuple[tuple[Stack, ...], NoStack | None], list[int]] = {}
+    ranks_by_stacks: dict[tuple[tuple[Stack, ...], str], list[int]] = {}
     for one in statuses:
         if one.exit is None:
-            ranks_by_stacks.setdefault((one.stacks, one.no_stack), []).append(one.rank)
+            ranks_by_stacks.setdefault((one.stacks, _why_no_stack(one)), []).append(one.rank)
     lines = []
-    for (stacks, no_stack), ranks in ranks_by_stacks.items():
+    for (stacks, why), ranks in ranks_by_stacks.items():
         lines += ["", f"{named(ranks)}, most recent call last:"]
-        why = "it did not answer" if no_stack is None else no_stack.value
         lines += format_stack(stacks[0]) if stacks else [f"  no stack: {why}"]
         for stack, count in Counter(stacks[1:]).items():
             lines.append("  another thread:" if count == 1 else f"  another {count} threads:")
             lines += format_stack(stack)
     return "\n".join(lines)
+
+
+def _why_no_stack(status: RankStatus) -> str:
+    if status.no_stack is None:
+        return "it is not in the script"
+    process = f" (its main thread is {status.process})" if status.process else ""
+    return status.no_stack.value + process
 
 
 def explain(statuses: Sequence[RankStatus]) -> list[str]:
@@ -201,12 +214,25 @@ def explain(statuses: Sequence[RankStatus]) -> list[str]:
     lines = lines or ["no rank is known to be behind the others"]
     lines += [one.others_sentence + _places(statuses, one.others) for one in found]
     told = {rank for one in found for rank in one.ranks + one.others}
-    by_place: dict[str, list[int]] = {}
-    for one in statuses:
-        if one.rank not in told and one.place is not None:
-            by_place.setdefault(_place(one), []).append(one.rank)
-    lines += [f"{_are(ranks)} {place}" for place, ranks in by_place.items()]
+    lines += explain_places([one for one in statuses if one.rank not in told])
     return [shown(line) for line in lines]
+
+
+def explain_places(statuses: Sequence[RankStatus]) -> list[str]:
+    """Return where the running ranks are, and name none as the one that others wait for."""
+    ranks_by_place: dict[str, list[int]] = {}
+    for one in statuses:
+        if place := ", ".join(filter(None, [_open_collective(one), _place(one)])):
+            ranks_by_place.setdefault(place, []).append(one.rank)
+    return [shown(f"{named(ranks)}: {place}") for place, ranks in ranks_by_place.items()]
+
+
+def _open_collective(status: RankStatus) -> str:
+    for group in status.groups or () if status.exit is None else ():
+        entered = None if group.waits_for is None else group.collective(group.waits_for)
+        if entered is not None:
+            return f"in {entered.name} #{entered.number}{_suffix(group.name, group.ranks)}"
+    return ""
 
 
 def explain_divergence(statuses: Sequence[RankStatus]) -> list[str]:
@@ -227,11 +253,17 @@ def find_divergences(statuses: Sequence[RankStatus]) -> list[Divergence]:
 def _divergence_in(name: str, statuses: Sequence[RankStatus]) -> Divergence | None:
     groups = {one.rank: group for one in statuses if (group := one.group(name)) is not None}
     members = next((group.ranks for group in groups.values() if group.ranks), tuple(groups))
-    exits = {one.rank: one.exit for one in statuses if one.exit and one.rank in members}
-    for rank in exits:
-        groups.setdefault(rank, Group(name, None, ()))  # it ended without a record
-    suffix = "" if name == "0" else f" of group {name} (ranks {ranges(members)})"
-    return _different_collectives(groups, suffix) or _missing_ranks(groups, exits, suffix)
+    absent = {one.rank: one for one in statuses if one.is_absent and one.rank in members}
+    for rank in absent:
+        groups.setdefault(rank, Group(name, None, ()))  # it has not said what it entered
+    suffix = _suffix(name, members)
+    return _different_collectives(groups, suffix) or _missing_ranks(groups, absent, suffix)
+
+
+def _suffix(name: str, members: Sequence[int] | None) -> str:
+    if name == "0":
+        return ""
+    return f" of group {name}" + (f" (ranks {ranges(members)})" if members else "")
 
 
 def _different_collectives(groups: Mapping[int, Group], suffix: str) -> Divergence | None:
@@ -258,10 +290,11 @@ def _different_collectives(groups: Mapping[int, Group], suffix: str) -> Divergen
 
 
 def _missing_ranks(
-    groups: Mapping[int, Group], exits: Mapping[int, Exit], suffix: str
+    groups: Mapping[int, Group], absent: Mapping[int, RankStatus], suffix: str
 ) -> Divergence | None:
     """Find the ranks that have not entered the collective that others wait in."""
-    numbers = {rank: group.waits_for for rank, group in groups.items() if rank not in exits}
+    has_ended = {rank for rank, one in absent.items() if one.exit}
+    numbers = {rank: group.waits_for for rank, group in groups.items() if rank not in has_ended}
     number = min((one for one in numbers.values() if one is not None), default=None)
     if number is None:
         return None
@@ -269,25 +302,28 @@ def _missing_ranks(
     entered = groups[waiting[0]].collective(number)
     at = f"{entered.name if entered else 'a collective'} #{number}{suffix}"
     missing = [rank for rank, group in sorted(groups.items()) if group.last_entered < number]
-    return _not_entered(missing, exits, at, waiting)
+    return _not_entered(missing, absent, at, waiting)
 
 
 def _not_entered(
-    missing: Sequence[int], exits: Mapping[int, Exit], at: str, waiting: tuple[int, ...]
+    missing: Sequence[int], absent: Mapping[int, RankStatus], at: str, waiting: tuple[int, ...]
 ) -> Divergence:
-    gone = tuple(rank for rank in missing if rank in exits)
+    gone = tuple(rank for rank in missing if rank in absent and absent[rank].exit)
     if gone:
-        return Divergence(Difference.EXITED, gone, at, waiting, at, exits[gone[0]])
-    return Divergence(Difference.NOT_ENTERED, tuple(missing), at, waiting, at)
+        return Divergence(Difference.EXITED, gone, at, waiting, at, absent[gone[0]].exit)
+    answered = tuple(rank for rank in missing if rank not in absent)
+    if answered or not missing:
+        return Divergence(Difference.NOT_ENTERED, answered, at, waiting, at)
+    return Divergence(Difference.SILENT, tuple(missing), at, waiting, at)
 
 
 def _not_in_first_group(statuses: Sequence[RankStatus]) -> list[Divergence]:
     """Compare the stacks while the first group forms: torch records nothing yet."""
     inside = tuple(one.rank for one in statuses if _is_in(one, _FORMING))
-    exits = {one.rank: one.exit for one in statuses if one.exit}
+    absent = {one.rank: one for one in statuses if one.is_absent}
     known = [one for one in statuses if one.exit or one.no_stack or one.place]  # others are ending
     missing = [one.rank for one in known if one.rank not in inside]
-    return [_not_entered(missing, exits, _FORMING, inside)] if inside and missing else []
+    return [_not_entered(missing, absent, _FORMING, inside)] if inside and missing else []
 
 
 def _is_in(status: RankStatus, function: str) -> bool:
@@ -306,14 +342,18 @@ def _behind_in_steps(statuses: Sequence[RankStatus]) -> list[Divergence]:
 
 
 def _places(statuses: Sequence[RankStatus], ranks: Sequence[int]) -> str:
-    those = [one for one in statuses if one.rank in ranks and one.place is not None]
-    return "".join(f", {place}" for place in dict.fromkeys(map(_place, those)))
+    those = [one for one in statuses if one.rank in ranks]
+    return "".join(f", {place}" for place in dict.fromkeys(map(_place, those)) if place)
 
 
 def _place(status: RankStatus) -> str:
+    """Return where a rank that runs is, as far as it is known."""
+    if status.place is None:
+        return f"its main thread is {status.process}" if status.process else ""
     progress = status.progress
     doing = "" if progress is None else f"in step {progress.step + 1} ({progress.phase}), "
-    return f"{doing}at {status.place}"
+    working = " (and still executes code)" if status.is_working else ""
+    return f"{doing}at {status.place}{working}"
 
 
 def _are(ranks: Sequence[int]) -> str:

@@ -17,7 +17,6 @@ from headway.launcher.reporting.foreign_messages import (
     JOINING_THREADS,
     STACK_FRAME,
     STACK_HEADER,
-    STACKS_TRUNCATED,
 )
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
@@ -59,22 +58,17 @@ def parse_stacks(text: str) -> tuple[Stack, ...]:
             stacks.append([])
         elif stacks and (frame := _frame(line)) is not None:
             stacks[-1].insert(0, frame)
+    return users_stacks(reversed(stacks))
+
+
+def users_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
+    """Return the stacks without the launcher's threads, and its calls before the script."""
     users = [
-        without_launcher_frames(stack)
-        for stack in reversed(stacks)
+        tuple(dropwhile(_is_before_the_script, stack))
+        for stack in stacks
         if stack and not stack[0].file.startswith(_LAUNCHER)  # the thread of rank_monitor
     ]
     return tuple(stack for stack in users if stack)
-
-
-def without_launcher_frames(stack: Iterable[Frame]) -> Stack:
-    """Return the calls without those of the launcher before the script."""
-    return tuple(dropwhile(_is_before_the_script, stack))
-
-
-def is_truncated(text: str) -> bool:
-    """Return whether faulthandler left threads out, as it does after 100."""
-    return STACKS_TRUNCATED in text
 
 
 def is_complete(text: str) -> bool:

@@ -30,6 +30,7 @@ from headway.launcher.reporting.console import Console
 from headway.launcher.reporting.failures import STOPPED_AND_SAVED, Failure, RankExit, find_failure
 from headway.launcher.reporting.hang import Hang, explain_divergence
 from headway.launcher.reporting.output import Output
+from headway.launcher.reporting.run_socket import RunSocket
 from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.ranks import NoLogs, RankProcesses
 from headway.launcher.starting.starter import Starter
@@ -47,12 +48,15 @@ _FORWARDED = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that ha
 _ENDED_BY_INTERRUPT = 130
 
 
-def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
+def supervise(
+    plan: LaunchPlan, starter: Starter, run_socket: RunSocket | None, colored: bool
+) -> int:
     """Run all ranks of this machine and return the launcher's exit code.
 
     Args:
         plan: the launch.
         starter: starts the ranks.
+        run_socket: answers where the ranks are.
         colored: prefixes may be coloured on a terminal.
 
     Raises:
@@ -70,6 +74,8 @@ def supervise(plan: LaunchPlan, starter: Starter, colored: bool) -> int:
     )
     output = Output(console, folder=folder)
     watch = Watch(None if is_debugged else settings.hang_timeout, lambda: output.last_output_at)
+    if run_socket is not None:
+        run_socket.describe = lambda interrupts: watch.observe(interrupts).describe()
     handler = _rendezvous_handler(plan)
     agent = Agent(plan, starter, handler, output, watch)
     stopped_by = None

@@ -1,34 +1,47 @@
-"""Claims idle GPUs, so that no other launch on this machine uses them: one lock file per GPU.
+"""Claims idle GPUs, so that no other launch on this machine uses them: one socket name per GPU.
 
-A lock belongs to an open file: the kernel releases it when the launch ends, also if it is killed.
-A script that replaces the launcher inherits it. A launch holds the folder's lock while it chooses,
-so that two launches never choose at the same time.
+A claim is a Unix socket that is bound to a name in Linux's abstract namespace, as one name can be
+bound only once, by whichever user. Chosen over lock files, as no folder is needed that all users
+may write, where one of them could put a link or a pipe in the place of a lock; and over flock(2) on
+/dev/nvidiaN, as opening that starts the GPU's driver, a MIG slice has no such file, and others that
+lock it do not say who they are. The kernel says who holds a name, and frees it when the launch
+ends, also if it is killed. A script that replaces the launcher inherits the socket. Names hold in
+one network namespace: a container with its own network does not see claims of the host.
+
+A user who binds names of GPUs in bad faith can only make them seem claimed, as they can occupy the
+GPUs themselves; the message says which process it is, and `--devices 0,1` ignores claims.
 """
 
 from __future__ import annotations
 
-import os
+import errno
+import socket
+import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 
 from headway.errors import MachineError
 from headway.launcher.reporting.waiting import waiting_for
-from headway.machine.facts import Gpu, Machine
+from headway.machine.facts import Machine
 from headway.settings.table import Settings
 
-FOLDER = "/tmp/headway-gpus"
-"""The same for all users and independent of TMPDIR, as all launches must see the same files."""
+NAMES = "headway-gpu"
+"""What the names of all users' claims begin with."""
 
 POLL_S = 2.0
+_TURN_WITHIN_S = 10.0
+_TURN_POLL_S = 0.02
+_HAS_NAMES = sys.platform == "linux"
+_UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
 def claim_idle(
     settings: Settings,
     look: Callable[[], Machine],
     wait_s: float | None,
-    folder: str = FOLDER,
+    names: str = NAMES,
 ) -> Machine:
     """Claim the GPUs that `settings.devices` selects; return the snapshot that they are from.
 
@@ -38,21 +51,23 @@ def claim_idle(
         settings: resolved, with `devices: idle:N`.
         look: returns a new snapshot of the machine, with the use of each GPU.
         wait_s: how long to wait for GPUs that become idle; None: not at all.
-        folder: where the lock files are.
+        names: what the names of claims begin with.
 
     Raises:
-        MachineError: the lock files cannot be written.
+        MachineError: this system has no such names.
     """
+    _check_system()
     began = time.monotonic()
     is_waiting = False
     while True:
-        with _folder_lock(folder, is_quiet=is_waiting):
-            machine = with_claims(look(), folder)
+        with _turn(names, is_quiet=is_waiting):
+            machine = with_claims(look(), names)
             selection = settings.devices.select(machine.visible_gpus)
             if not selection.problems:
-                for index in selection.indices[: settings.num_processes]:
-                    _lock_gpu(machine.visible_gpus[index], folder)
-                return machine
+                chosen = selection.indices[: settings.num_processes]
+                if _claim([machine.visible_gpus[index].uuid for index in chosen], names):
+                    return machine
+                continue  # a launch that did not wait for its turn was faster
         can_wait = settings.devices.may_become_idle(machine.visible_gpus)
         if wait_s is None or not can_wait or time.monotonic() - began >= wait_s:
             return machine
@@ -62,14 +77,14 @@ def claim_idle(
         time.sleep(min(POLL_S, max(0.0, began + wait_s - time.monotonic())))
 
 
-def with_claims(machine: Machine, folder: str = FOLDER) -> Machine:
+def with_claims(machine: Machine, names: str = NAMES) -> Machine:
     """Return the machine with `claimed_by` set for GPUs that other launches have claimed."""
     return machine._replace(
         gpus=tuple(
             gpu._replace(
-                claimed_by=_claimed_by(gpu.uuid, folder),
+                claimed_by=_claimed_by(gpu.uuid, names),
                 slices=tuple(
-                    part._replace(claimed_by=_claimed_by(part.uuid, folder)) for part in gpu.slices
+                    part._replace(claimed_by=_claimed_by(part.uuid, names)) for part in gpu.slices
                 ),
             )
             for gpu in machine.gpus
@@ -77,96 +92,77 @@ def with_claims(machine: Machine, folder: str = FOLDER) -> Machine:
     )
 
 
-def _claimed_by(uuid: str, folder: str) -> str:
-    import fcntl
-
-    path = _path(uuid, folder)
-    try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a shared lock, which claims nothing
-    except FileNotFoundError:
+def _claimed_by(uuid: str, names: str) -> str:
+    if not _HAS_NAMES:
         return ""
-    except BlockingIOError:
-        return f"another launch ({path})"
-    except OSError as error:
-        raise _unusable(path, error) from None
-    return ""
+    with closing(socket.socket(socket.AF_UNIX)) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(_address(uuid, names))
+        except ConnectionRefusedError:  # nobody has the name
+            return ""
+        except OSError:  # more have asked since than the kernel keeps
+            return "another launch"
+        credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(credentials)
+    process = f"process {pid} " if pid else ""  # 0: it is in another container
+    return f"another launch ({process}of {_user(uid)})"
 
 
-def _lock_gpu(gpu: Gpu, folder: str) -> None:
-    """Lock this GPU's file until this process, or the script that replaces it, ends."""
-    import fcntl
-
-    path = _path(gpu.uuid, folder)
-    try:
-        lock = _open(path)
-    except OSError as error:
-        raise _unusable(path, error) from None
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.set_inheritable(lock, True)
+def _claim(uuids: Sequence[str], names: str) -> bool:
+    """Claim these GPUs until this process, or the script that replaces it, ends; all or none."""
+    claims = [_bind(uuid, names) for uuid in uuids]
+    for claim in claims:
+        if claim is not None and None in claims:
+            claim.close()
+        elif claim is not None:
+            claim.set_inheritable(True)
+            claim.detach()
+    return None not in claims
 
 
 @contextmanager
-def _folder_lock(folder: str, is_quiet: bool) -> Iterator[None]:
-    """Hold the folder's lock while GPUs are selected."""
+def _turn(names: str, is_quiet: bool) -> Iterator[None]:
+    """Let launches choose one after the other, so that none sees what another gives back at once.
+
+    A turn that somebody keeps is not waited for: each GPU is claimed by one launch without it too.
+    """
+    deadline = time.monotonic() + _TURN_WITHIN_S
+    with waiting_for("another launch that is selecting GPUs", is_quiet=is_quiet):
+        while (turn := _bind("turn", names)) is None and time.monotonic() < deadline:
+            time.sleep(_TURN_POLL_S)
     try:
-        import fcntl
-    except ImportError:
-        raise MachineError(
-            "devices is 'idle:...', which needs file locks that this system does not have",
-            where=f"system {sys.platform}",
-            fix="name the GPUs: --devices 0,1",
-        ) from None
-    try:
-        os.makedirs(folder, exist_ok=True)
-        if os.stat(folder).st_uid == os.getuid():
-            os.chmod(folder, 0o1777)  # for all users
-        lock = _open(_path("turn", folder))
-    except OSError as error:
-        raise _unusable(_path("turn", folder), error) from None
-    try:
-        holder = f"another launch that is selecting GPUs ({_path('turn', folder)})"
-        with waiting_for(holder, is_quiet=is_quiet):
-            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(lock)
+        if turn is not None:
+            turn.close()
 
 
-def _path(name: str, folder: str) -> str:
-    return os.path.join(folder, name.replace("/", "_") + ".lock")
-
-
-def _open(path: str) -> int:
-    """Open a lock file read-only: enough for a lock, and allowed for another user's file."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW
+def _bind(name: str, names: str) -> socket.socket | None:
+    """Return a socket with this name; None if another process has it."""
+    claim = socket.socket(socket.AF_UNIX)
     try:
-        lock = os.open(path, flags)
-    except FileNotFoundError:
-        lock = os.open(path, flags | os.O_CREAT, 0o644)
-    if os.fstat(lock).st_uid == os.getuid():
-        os.fchmod(lock, 0o644)  # regardless of the umask
-    return lock
+        claim.bind(_address(name, names))
+        claim.listen()
+    except OSError as error:
+        claim.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return claim
 
 
-def _unusable(path: str, error: OSError) -> MachineError:
-    """Return the error for a lock file that cannot be used, with the owner who can fix it."""
-    folder = os.path.dirname(path)
-    path_at_fault, fix = folder, f"`chmod 1777 {folder}`"
-    if not os.path.lexists(folder):
-        fix = f"`mkdir -m 1777 {folder}`, as a user with permission"
-    elif not os.path.isdir(folder):
-        fix = f"`rm {folder}`"
-    elif os.path.lexists(path):
-        path_at_fault, fix = path, f"`rm {path}`" if os.path.islink(path) else f"`chmod 644 {path}`"
-    owner = ""
-    if os.path.lexists(path_at_fault) and (uid := os.lstat(path_at_fault).st_uid) != os.getuid():
-        owner, fix = f" of {_user(uid)}", f"ask {_user(uid)} for {fix}"
-    return MachineError(
-        f"idle GPUs cannot be claimed: {path_at_fault}{owner}: {error.strerror}",
-        where="devices: idle:N needs a lock file for each GPU",
-        fix=f"{fix}; or name the GPUs: --devices 0,1",
-    )
+def _address(name: str, names: str) -> str:
+    return f"\0{names}-{name}"
+
+
+def _check_system() -> None:
+    if not _HAS_NAMES:
+        raise MachineError(
+            "devices is 'idle:...', which needs Linux: elsewhere launches cannot claim GPUs",
+            where=f"system {sys.platform}",
+            fix="name the GPUs: --devices 0,1",
+        )
 
 
 def _user(uid: int) -> str:

@@ -10,7 +10,6 @@ import pytest
 
 from headway.contract.records import (
     Answer,
-    AnswersQuestions,
     Collective,
     Crash,
     End,
@@ -29,15 +28,14 @@ from headway.contract.records import (
 )
 
 GROUPS = (
-    Group("0", (0, 1), (Collective(1, "all_reduce", "[4]", True),)),
+    Group("0", (0, 1), (Collective(1, "all_reduce", "[4]", True, 1.5),)),
     Group("1", None, ()),
 )
 PLACE = Frame("/w/train.py", 3, "main")
 RECORDS: list[Any] = [
     Ready(),
-    AnswersQuestions(),
     Heartbeat(Progress(3, "data")),
-    Answer(GROUPS, Progress(), (PLACE, PLACE), True),
+    Answer(1.5, GROUPS, Progress(), 7, ((PLACE, PLACE), (PLACE,)), True),
     Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
     End(2.0, 0),
     End(2.0, 3, "no data", PLACE, GROUPS),

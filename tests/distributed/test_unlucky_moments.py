@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from headway.contract.records import End, Ended
-from headway.launcher.reporting.watch import Watch, handles_quit
+from headway.launcher.reporting.process_state import handles_quit
+from headway.launcher.reporting.watch import Watch
 from tests.distributed.launching import environment, launch, script, start
 
 pytestmark = [

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from headway.commands.stack import _is_launch
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, HeadwayError, MachineError
@@ -93,20 +92,6 @@ def test_a_python_that_reads_no_variables_is_told_by_a_flag_not_to_buffer() -> N
     assert unbuffered(["python", "-E"], environ) == ["python", "-E", "-u"]
     assert unbuffered(["python", "-I"], {}) == ["python", "-I"]
     assert unbuffered(["python", "-O"], environ) == ["python", "-O"]
-
-
-@pytest.mark.parametrize(
-    ("command", "is_one"),
-    [
-        ("python -m headway launch a.py", True),
-        ("/usr/bin/python3.11 -O -X dev -m headway launch a.py", True),
-        ("/v/bin/python /v/bin/headway launch a.py", True),
-        ("timeout 60 python -m headway launch a.py", False),
-        ("python train.py launch headway", False),
-    ],
-)
-def test_a_launcher_is_known_by_its_command(command: str, is_one: bool) -> None:
-    assert _is_launch(command.split()) == is_one
 
 
 def test_a_prompt_after_the_script_is_for_one_process() -> None:

@@ -10,14 +10,14 @@ from headway.launcher.reporting.hang import (
     Hang,
     NoStack,
     RankStatus,
-    describe,
+    describe_stacks,
     explain,
     explain_divergence,
 )
+from headway.launcher.reporting.process_state import ProcessState
 from headway.launcher.reporting.stacks import (
     describe_crash,
     is_complete,
-    is_truncated,
     parse_stacks,
     parse_traceback,
     users_frame,
@@ -35,7 +35,7 @@ def group(*operations: str, open: int = 0, name: str = "0", ranks: tuple[int, ..
         name,
         ranks,
         tuple(
-            Collective(number + 1, *operation.partition("/")[::2], number < done)
+            Collective(number + 1, *operation.partition("/")[::2], number < done, 0.0)
             for number, operation in enumerate(operations)
         ),
     )
@@ -132,10 +132,10 @@ def test_steps_are_compared_where_nothing_else_is_known() -> None:
 def test_equal_stacks_are_shown_once() -> None:
     told = ranks(*[None] * 4)
     told[2] = told[2]._replace(stacks=(SLEEP,))
-    text = describe(told)
+    text = describe_stacks(told)
     assert text.count("ranks 0-1, 3, most recent call last:") == 1
     assert text.count('File "/w/train.py", line 12, in main') == 1
-    assert "no stack" in describe([RankStatus(0)])
+    assert "no stack" in describe_stacks([RankStatus(0)])
 
 
 def test_stacks_are_read_as_faulthandler_writes_them() -> None:
@@ -163,14 +163,8 @@ def test_stacks_are_read_as_faulthandler_writes_them() -> None:
     assert describe_crash("") == []
 
 
-def test_stacks_that_are_cut_short_are_known_by_their_dots() -> None:
-    text = 'Thread 0x01 (most recent call first):\n  File "/w/a.py", line 1 in f\n\n...\n'
-    assert is_truncated(text)
-    assert not is_truncated(text.replace("...\n", ""))
-
-
 def test_equal_threads_are_shown_once_with_their_number() -> None:
-    text = describe([RankStatus(0, stacks=(TRAIN, SLEEP, SLEEP, SLEEP))])
+    text = describe_stacks([RankStatus(0, stacks=(TRAIN, SLEEP, SLEEP, SLEEP))])
     assert text.count("another 3 threads:") == 1
     assert text.count("line 12") == 1
 
@@ -181,9 +175,33 @@ def test_why_there_is_no_stack_is_said() -> None:
         RankStatus(1, no_stack=NoStack.STOPPED),
         RankStatus(2, Exit(0)),
     ]
-    assert "no stack: it did not answer" in describe(told)
-    assert "no stack: its process is stopped" in describe(told)
-    assert "rank 2" not in describe(told)
+    assert "no stack: it is not in the script" in describe_stacks(told)
+    assert "no stack: its process is stopped" in describe_stacks(told)
+    assert "rank 2" not in describe_stacks(told)
+
+
+def test_a_rank_that_does_not_answer_is_named_with_what_the_kernel_says_of_it() -> None:
+    inside = group("all_reduce", "all_reduce", open=1)
+    told = ranks(inside, group("all_reduce"), inside)
+    told[1] = told[1]._replace(
+        stacks=(), no_stack=NoStack.SILENT, process=ProcessState("S", "futex_wait")
+    )
+    assert explain(told)[0] == (
+        "rank 1 does not answer, and had not entered all_reduce #2 before, "
+        "its main thread is sleeping, in the kernel's futex_wait"
+    )
+    assert "sleeping, in the kernel's futex_wait" in describe_stacks(told)
+    told[1] = told[1]._replace(groups=None)  # it never answered
+    assert explain(told)[0].startswith("rank 1 does not answer, and had not entered all_reduce #2")
+    told[2] = told[2]._replace(groups=(group("all_reduce"),))  # answered, and is behind
+    assert explain(told)[0].startswith("rank 2 is behind, and did not enter all_reduce #2")
+
+
+def test_a_rank_that_is_behind_and_executes_code_is_said_to_do_so() -> None:
+    inside = group("all_reduce", "all_reduce", open=1)
+    told = ranks(inside, group("all_reduce"))
+    told[1] = told[1]._replace(is_working=True)
+    assert explain(told)[0].endswith("at /w/train.py:14 in main (and still executes code)")
 
 
 def test_a_rank_that_left_before_the_group_was_formed_is_said_to_have_left() -> None:

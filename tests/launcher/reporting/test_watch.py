@@ -12,16 +12,18 @@ from contextlib import suppress
 import pytest
 
 from headway.contract.records import (
+    Answer,
     Collective,
     End,
     Frame,
     Group,
     Heartbeat,
     Progress,
+    Ready,
     Record,
     encode_record,
 )
-from headway.launcher.reporting.hang import Exit, RankStatus, describe
+from headway.launcher.reporting.hang import Exit, NoStack, RankStatus, describe_stacks, explain
 from headway.launcher.reporting.watch import Watch
 
 
@@ -80,9 +82,9 @@ def test_control_characters_in_a_place_are_shown_as_text(rank: Rank) -> None:
     rank.watch.end(0, 5)
     (status,) = rank.watch.statuses()
     assert str(status.exit) == "exit code 5, by sys.exit at a\\n\\x1b[2Jb.py:3 in main"
-    group = Group("0", (0, 1), (Collective(1, "all\n\x1breduce", "[4]", False),))
+    group = Group("0", (0, 1), (Collective(1, "all\n\x1breduce", "[4]", False, 0.0),))
     waiting = RankStatus(1, stacks=((place,),), groups=(group,))
-    report = describe([status, waiting])
+    report = "\n".join([*explain([status, waiting]), describe_stacks([status, waiting])])
     assert "\x1b" not in report
     assert "all\\n\\x1breduce" in report
     assert 'File "a\\n\\x1b[2Jb.py"' in report
@@ -118,3 +120,34 @@ def test_a_rank_that_never_stops_to_write_can_be_ended_at_any_time(rank: Rank, j
     assert time.monotonic() - began < 1
     writer.join(10)
     assert not writer.is_alive()
+
+
+def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: Rank) -> None:
+    collective = Collective(1, "all_reduce", "[4]", True, 0.0)
+    place = Frame("train.py", 3, "main")
+    groups = (Group("0", (0, 1), (collective,)),)
+    rank.tell(Ready())
+    rank.tell(Answer(time.monotonic(), groups, Progress(), 1, ((place,),), False))
+
+    def close_when_asked() -> None:
+        rank.channel.recv(1)
+        rank.channel.shutdown(socket.SHUT_RDWR)
+
+    closing = threading.Thread(target=close_when_asked)
+    closing.start()
+    while closing.is_alive():
+        (status,) = rank.watch.statuses()
+    (status,) = rank.watch.statuses()
+    assert status.no_stack is NoStack.CLOSED
+    assert status.groups is None
+    assert not status.is_absent
+
+
+def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Rank) -> None:
+    rank.tell(Ready())
+    (status,) = rank.watch.statuses()
+    while status.no_stack is NoStack.NOT_PYTHON:
+        (status,) = rank.watch.statuses()
+    assert status.no_stack is NoStack.SILENT
+    assert status.process is not None
+    assert status.process.letter in "RSD"

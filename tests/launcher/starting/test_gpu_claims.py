@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
+import signal
+import socket
 import subprocess
 import sys
 import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 
 from headway.contract.origin import Layer, Origin
 from headway.errors import MachineError
+from headway.launcher.starting import gpu_claims
 from headway.launcher.starting.gpu_claims import claim_idle, with_claims
 from headway.machine.facts import Gpu, GpuUse, Machine
 from headway.settings.profile import Entry
@@ -36,13 +40,28 @@ sys.stdin.read()  # until the test has seen what all have
 """
 
 
+@pytest.fixture
+def names() -> Iterator[str]:
+    """What the names of a test's claims begin with; claims of this process end with the test."""
+    before = open_sockets()
+    yield f"headway-test-{uuid.uuid4().hex}"
+    for fd in open_sockets() - before:
+        os.close(fd)
+
+
+def open_sockets() -> set[int]:
+    folder = Path("/proc/self/fd")
+    files = {int(path.name): os.path.realpath(path) for path in folder.iterdir()}
+    return {fd for fd, file in files.items() if "socket:" in file}
+
+
 def asking_for(devices: str) -> Settings:
     return resolve([{"devices": Entry(devices, Origin(Layer.FLAG, flag="--devices"))}], FOUR, {})
 
 
-def start(folder: Path, devices: str, wait_s: float = 0) -> subprocess.Popen[str]:
+def start(names: str, devices: str, wait_s: float = 0) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", CLAIM, str(folder), devices, str(wait_s), *sys.path],
+        [sys.executable, "-c", CLAIM, names, devices, str(wait_s), *sys.path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -61,35 +80,102 @@ def end(*processes: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.processes
-def test_launches_at_the_same_moment_share_the_gpus_out(tmp_path: Path) -> None:
-    claims = [start(tmp_path, "idle:1") for _ in range(6)]
+def test_launches_at_the_same_moment_share_the_gpus_out(names: str) -> None:
+    claims = [start(names, "idle:1") for _ in range(6)]
     chosen = [chosen_by(claim) for claim in claims]
     end(*claims)
     assert sorted(gpu for gpus in chosen for gpu in gpus) == [0, 1, 2, 3]
     assert chosen.count([]) == 2
 
 
+def bound(names: str, name: str) -> socket.socket:
+    """Return a socket that has the name, as any process of any user may have."""
+    held = socket.socket(socket.AF_UNIX)
+    held.bind(f"\0{names}-{name}")
+    held.listen(1)
+    return held
+
+
 @pytest.mark.processes
-def test_launches_choose_one_after_the_other(tmp_path: Path) -> None:
-    with open(tmp_path / "turn.lock", "w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        claim = start(tmp_path, "idle:1")
+def test_launches_choose_one_after_the_other(names: str) -> None:
+    with bound(names, "turn"):
+        claim = start(names, "idle:1")
         assert claim.stdout is not None
         assert not select.select([claim.stdout], [], [], 1)[0]
     assert chosen_by(claim) == [0]
     end(claim)
 
 
-def test_who_only_looks_makes_no_gpu_seem_claimed(tmp_path: Path) -> None:
-    (tmp_path / "GPU-0.lock").touch()
-    with open(tmp_path / "GPU-0.lock") as looking:
-        fcntl.flock(looking, fcntl.LOCK_SH)
-        assert with_claims(FOUR, str(tmp_path)) == FOUR
+def test_a_turn_that_somebody_keeps_stops_no_launch(
+    names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_claims, "_TURN_WITHIN_S", 0.1)
+    with bound(names, "turn"):
+        machine = claim_idle(asking_for("idle:1"), lambda: FOUR, None, names)
+    assert machine == FOUR
+
+
+def test_a_claim_opens_no_file_in_whose_place_another_user_could_put_a_link_or_a_pipe(
+    names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a file is opened or made")
+
+    with monkeypatch.context() as patched:
+        for function in ("os.open", "os.makedirs", "os.mkdir", "builtins.open"):
+            patched.setattr(function, refuse)
+        claim_idle(asking_for("idle:1"), lambda: FOUR, None, names)
+    assert with_claims(FOUR, names).gpus[0].claimed_by
+
+
+def test_a_launch_that_is_overtaken_between_looking_and_claiming_chooses_again(
+    names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[socket.socket] = []
+
+    def look() -> Machine:
+        if not held:  # after this look another launch takes GPU 1, and not in its turn
+            held.append(bound(names, "GPU-1"))
+            monkeypatch.setattr(gpu_claims, "_claimed_by", lambda *_: "")
+        else:
+            monkeypatch.undo()
+        return FOUR
+
+    machine = claim_idle(asking_for("idle:2"), look, None, names)
+    assert asking_for("idle:2").devices.select(machine.visible_gpus).indices == (0, 2)
+    held[0].close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.processes
+def test_a_gpu_that_another_user_has_claimed_is_passed_over_with_the_process(names: str) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os.setuid(65534)
+        claim_idle(asking_for("idle:1"), lambda: FOUR, None, names)
+        signal.pause()
+    try:
+        while not (claimed := with_claims(FOUR, names)).gpus[0].claimed_by:
+            time.sleep(0.02)
+        assert f"process {pid} of nobody" in claimed.gpus[0].claimed_by
+        assert not any(gpu.claimed_by for gpu in claimed.gpus[1:])
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert with_claims(FOUR, names) == FOUR
+
+
+def test_who_only_looks_makes_no_gpu_seem_claimed_however_often(names: str) -> None:
+    for _ in range(500):
+        assert with_claims(FOUR, names) == FOUR
+    with bound(names, "GPU-0"):
+        for _ in range(500):
+            assert with_claims(FOUR, names).gpus[0].claimed_by.startswith("another launch")
 
 
 @pytest.mark.processes
-def test_of_two_launches_that_both_want_the_last_gpus_one_gets_them(tmp_path: Path) -> None:
-    claims = [start(tmp_path, "idle:3") for _ in range(2)]
+def test_of_two_launches_that_both_want_the_last_gpus_one_gets_them(names: str) -> None:
+    claims = [start(names, "idle:3") for _ in range(2)]
     chosen = [chosen_by(claim) for claim in claims]
     end(*claims)
     assert sorted(map(len, chosen)) == [1, 3]  # the second sees what is left, and is refused
@@ -98,24 +184,24 @@ def test_of_two_launches_that_both_want_the_last_gpus_one_gets_them(tmp_path: Pa
 
 @pytest.mark.processes
 def test_a_claimed_gpu_is_passed_over_with_the_reason_until_its_launch_ends(
-    tmp_path: Path,
+    names: str,
 ) -> None:
-    first = start(tmp_path, "idle:3")
+    first = start(names, "idle:3")
     assert chosen_by(first) == [0, 1, 2]
-    selection = asking_for("idle:2").devices.select(with_claims(FOUR, str(tmp_path)).visible_gpus)
+    selection = asking_for("idle:2").devices.select(with_claims(FOUR, names).visible_gpus)
     assert selection.indices == (3,)
     assert "GPU 0: claimed by another launch" in selection.passed_over[0]
     first.kill()  # however it ends
     end(first)
-    assert with_claims(FOUR, str(tmp_path)) == FOUR
+    assert with_claims(FOUR, names) == FOUR
 
 
 @pytest.mark.wording
 @pytest.mark.processes
-def test_a_launch_that_waits_gets_the_gpus_of_one_that_ends(tmp_path: Path) -> None:
-    first = start(tmp_path, "idle:4")
+def test_a_launch_that_waits_gets_the_gpus_of_one_that_ends(names: str) -> None:
+    first = start(names, "idle:4")
     chosen_by(first)
-    second = start(tmp_path, "idle:2", wait_s=30)
+    second = start(names, "idle:2", wait_s=30)
     assert second.stderr is not None
     assert "waiting: only 0 of 4 GPUs are idle" in second.stderr.readline()
     end(first)
@@ -123,38 +209,34 @@ def test_a_launch_that_waits_gets_the_gpus_of_one_that_ends(tmp_path: Path) -> N
     end(second)
 
 
-def test_waiting_ends_after_the_seconds_that_were_allowed(tmp_path: Path) -> None:
+def test_waiting_ends_after_the_seconds_that_were_allowed(names: str) -> None:
     began = time.monotonic()
     busy = FOUR._replace(gpus=(FOUR.gpus[0]._replace(use=GpuUse(0, 90, ())), *FOUR.gpus[1:]))
-    machine = claim_idle(asking_for("idle:4"), lambda: busy, 0.1, str(tmp_path))
+    machine = claim_idle(asking_for("idle:4"), lambda: busy, 0.1, names)
     assert asking_for("idle:4").devices.select(machine.visible_gpus).problems
     assert 0.1 <= time.monotonic() - began < 10
 
 
-def test_nobody_waits_for_more_gpus_than_there_are(tmp_path: Path) -> None:
-    machine = claim_idle(asking_for("idle:5"), lambda: FOUR, float("inf"), str(tmp_path))
+def test_nobody_waits_for_more_gpus_than_there_are(names: str) -> None:
+    machine = claim_idle(asking_for("idle:5"), lambda: FOUR, float("inf"), names)
     assert machine == FOUR
 
 
 @pytest.mark.parametrize("change", [{"use": None}, {"compute_mode": "prohibited"}])
-def test_nobody_waits_for_gpus_that_never_become_idle(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_nobody_waits_for_gpus_that_never_become_idle(names: str, change: dict[str, Any]) -> None:
     machine = FOUR._replace(gpus=tuple(gpu._replace(**change) for gpu in FOUR.gpus))
-    assert claim_idle(asking_for("idle:1"), lambda: machine, float("inf"), str(tmp_path)) == machine
+    assert claim_idle(asking_for("idle:1"), lambda: machine, float("inf"), names) == machine
 
 
-def test_only_what_is_used_is_claimed(tmp_path: Path) -> None:
+def test_only_what_is_used_is_claimed(names: str) -> None:
     slices = FOUR._replace(gpus=tuple(gpu._replace(slice_of="GPU-x") for gpu in FOUR.gpus))
     entry = Entry("idle:2", Origin(Layer.FLAG, flag="--devices"))
-    settings = resolve([{"devices": entry}], slices, {})
-    locks = tmp_path / "locks"
-    claim_idle(settings, lambda: slices, None, str(locks))
-    assert sorted(path.name for path in locks.iterdir()) == ["GPU-0.lock", "turn.lock"]
+    claim_idle(resolve([{"devices": entry}], slices, {}), lambda: slices, None, names)
+    assert [bool(gpu.claimed_by) for gpu in with_claims(FOUR, names).gpus] == [True] + [False] * 3
 
 
 @pytest.mark.processes
-def test_a_script_that_replaces_the_launcher_keeps_the_claim(tmp_path: Path) -> None:
+def test_a_script_that_replaces_the_launcher_keeps_the_claim(names: str) -> None:
     text = (
         "import os, sys\nsys.path[:] = sys.argv[2:]\n"
         "from tests.launcher.starting.test_gpu_claims import FOUR, asking_for\n"
@@ -164,68 +246,30 @@ def test_a_script_that_replaces_the_launcher_keeps_the_claim(tmp_path: Path) -> 
         "'import sys; print(\"up\", flush=True); sys.stdin.read()'])"
     )
     script = subprocess.Popen(
-        [sys.executable, "-c", text, str(tmp_path), *sys.path],
+        [sys.executable, "-c", text, names, *sys.path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert script.stdout is not None
     assert script.stdout.readline() == "up\n"
-    assert all(gpu.claimed_by for gpu in with_claims(FOUR, str(tmp_path)).gpus)
+    assert all(gpu.claimed_by for gpu in with_claims(FOUR, names).gpus)
     end(script)
-    assert not any(gpu.claimed_by for gpu in with_claims(FOUR, str(tmp_path)).gpus)
+    assert not any(gpu.claimed_by for gpu in with_claims(FOUR, names).gpus)
 
 
-@pytest.mark.usefixtures("ordinary_user")
-def test_a_folder_that_cannot_be_written_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(MachineError, match="cannot be claimed"):
-        claim_idle(asking_for("idle:1"), lambda: FOUR, None, str(tmp_path / "locks"))
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "locks").touch()
-    with pytest.raises(MachineError, match="cannot be claimed"):
-        claim_idle(asking_for("idle:1"), lambda: FOUR, None, str(tmp_path / "locks"))
-
-
-def test_a_strict_umask_shuts_no_other_user_out(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        claim_idle(asking_for("idle:1"), lambda: FOUR, None, str(tmp_path / "locks"))
-    finally:
-        os.umask(before)
-    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "locks").iterdir()}
-    assert modes == {0o644}
-
-
-def test_a_lock_that_cannot_be_read_is_no_claim_but_named_with_its_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_system_without_such_names_refuses_idle_gpus_and_claims_none(
+    names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "GPU-2.lock").touch()
-    monkeypatch.setattr(os, "getuid", lambda: 4711)  # somebody else's
-
-    def refuse(path: str, *_: object) -> None:
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr("builtins.open", lambda path, *_: refuse(path))
-    with pytest.raises(MachineError) as caught:
-        with_claims(FOUR._replace(gpus=FOUR.gpus[2:3]), str(tmp_path))
-    owner = (tmp_path / "GPU-2.lock").owner()
-    assert f"GPU-2.lock of {owner}: Permission denied" in str(caught.value)
-    assert f"ask {owner} for `chmod 644 " in caught.value.problems[0].fix
-
-
-def test_a_link_in_the_place_of_a_lock_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "GPU-0.lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(MachineError, match=r"GPU-0\.lock") as caught:
-        claim_idle(asking_for("idle:1"), lambda: FOUR, None, str(tmp_path))
-    assert "rm " in caught.value.problems[0].fix
+    monkeypatch.setattr(gpu_claims, "_HAS_NAMES", False)
+    assert with_claims(FOUR, names) == FOUR
+    with pytest.raises(MachineError, match="needs Linux"):
+        claim_idle(asking_for("idle:1"), lambda: FOUR, None, names)
 
 
 LAUNCH = """\
 import sys
-folder, *sys.path[:] = sys.argv[1:]
+names, *sys.path[:] = sys.argv[1:]
 from functools import partial
 from headway.commands import launch
 from headway.commands.main import main
@@ -233,20 +277,20 @@ from headway.launcher.starting import gpu_claims as claims
 from tests.launcher.starting.test_gpu_claims import FOUR
 launch.machine_from_flags = lambda parsed, environ: (FOUR, environ)
 launch.detect_machine = lambda environ, full: FOUR
-claims.claim_idle = partial(claims.claim_idle, folder=folder)
+claims.claim_idle = partial(claims.claim_idle, names=names)
 raise SystemExit(main(["launch", "--devices", "idle:1", "script.py"]))
 """
 
 
 @pytest.mark.wording
 @pytest.mark.processes
-def test_real_launches_at_once_give_each_script_a_gpu_of_its_own(tmp_path: Path) -> None:
+def test_real_launches_at_once_give_each_script_a_gpu_of_its_own(names: str) -> None:
     Path("script.py").write_text(
         "import os, sys\nprint(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\nsys.stdin.read()"
     )
     launches = [
         subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, str(tmp_path), *sys.path],
+            [sys.executable, "-c", LAUNCH, names, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,0 +1,47 @@
+"""`headway ps`: list this user's running launches on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from headway.commands.flags import Parser
+from headway.commands.tables import print_table
+from headway.launcher.reporting.run_socket import Run, list_runs
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `headway ps` with these words and return the exit code."""
+    parser = make_parser()
+    own, rest = parser.split(argv)
+    if rest:
+        parser.error(f"unexpected argument {rest[0]!r}")
+    runs = list_runs()
+    if parser.parse_args(own).json:
+        print(json.dumps({"runs": [run._asdict() for run in runs]}, indent=2))
+    else:
+        print_runs(runs)
+    return 0
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command's flags."""
+    parser = Parser(
+        "ps",
+        "List your running launches on this machine: the launcher's process id, the program, its "
+        "ranks here, and since when. A single process that was not started with --supervise has "
+        "no launcher, and is not listed.",
+    )
+    parser.flag("--json", help="print one JSON object: {runs}")
+    return parser
+
+
+def print_runs(runs: Sequence[Run]) -> None:
+    """Print launches as a table."""
+    rows = [(str(run.pid), run.program, run.ranks, _since(run.began_at)) for run in runs]
+    print_table(("pid", "program", "ranks", "since"), rows)
+
+
+def _since(began_at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began_at))

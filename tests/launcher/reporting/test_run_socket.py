@@ -1,0 +1,184 @@
+"""A launcher tells its own user where the ranks are, and nobody else. No rank is started."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headway.commands.main import main
+from headway.errors import ConfigError, LaunchError
+from headway.launcher.reporting import run_socket
+from headway.launcher.reporting.run_socket import Run, RunSocket, ask_for_stacks, list_runs
+
+NOBODY = 65534
+
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can become another user"
+)
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="peer credentials of Linux")
+
+
+@contextmanager
+def running() -> Iterator[Run]:
+    run = Run(os.getpid(), "train.py", 2, 0, 1, 1e9)
+    opened = RunSocket(run)
+    opened.describe = lambda interrupts: f"where they are, {interrupts}"
+    try:
+        yield run
+    finally:
+        opened.close()
+
+
+def ours() -> list[Run]:
+    """Return the runs of this test: others of the same user may be running."""
+    return [run for run in list_runs() if run.pid == os.getpid()]
+
+
+@pytest.fixture(params=[True, False], ids=["abstract", "folder"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both kinds of addresses; that of a Mac works on Linux, too."""
+    if not request.param:
+        monkeypatch.setattr(run_socket, "_HAS_ABSTRACT_NAMES", False)
+    yield
+    if not request.param:
+        os.rmdir(run_socket._folder())
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_launch_is_listed_and_asked_until_it_ends() -> None:
+    with running() as run:
+        assert ours() == [run]
+        assert ask_for_stacks(run.pid, interrupts=True, timeout_s=20) == "where they are, True"
+        assert ask_for_stacks(run.pid + 1, interrupts=False, timeout_s=20) is None
+    assert ours() == []
+
+
+def as_user(uid: int, call: Callable[[], object]) -> bool:
+    """Return whether `call` returned something true in a child process of another user."""
+    child = os.fork()
+    if child == 0:
+        os.setuid(uid)
+        os._exit(0 if call() else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@on_linux
+@needs_root
+@pytest.mark.processes
+def test_another_user_is_told_nothing_and_cannot_pass_for_a_launch_of_ours() -> None:
+    with running():
+        theirs = run_socket._addresses()
+        assert as_user(0, lambda: ours_of(theirs))
+        assert not as_user(NOBODY, lambda: ours_of(theirs))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # another user takes a name that looks like one of ours
+        address = run_socket._new_address()
+        os.setuid(NOBODY)
+        fake = socket.socket(socket.AF_UNIX)
+        fake.bind(address)
+        fake.listen()
+        os.write(writing, b"bound")
+        fake.accept()
+        os._exit(0)
+    try:
+        assert os.read(reading, 5) == b"bound"
+        assert child not in [run.pid for run in list_runs()]
+    finally:
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+def ours_of(addresses: list[str]) -> bool:
+    """Return whether a launcher at one of these addresses answers this process."""
+    answers = [run_socket._ask(address, {}, 20)[0] for address in addresses]
+    return any(run is not None for run in answers)
+
+
+@on_linux
+@needs_root
+@pytest.mark.processes
+def test_stack_refuses_the_process_of_another_user(capsys: pytest.CaptureFixture[str]) -> None:
+    child = os.fork()
+    if child == 0:
+        os.setuid(NOBODY)
+        threading.Event().wait()
+    try:
+        while os.stat(f"/proc/{child}").st_uid != NOBODY:
+            pass
+        assert main(["stack", str(child)]) == LaunchError.exit_code
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert "nobody" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("request_", [b"", b"hello", b"{}", b"[]", b"[" * 4000])
+def test_a_request_that_is_none_holds_up_no_other(request_: bytes) -> None:
+    with running() as run:
+        for address in run_socket._addresses():
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(address)
+                connection.sendall(request_)
+                assert ours() == [run]
+
+
+def test_a_folder_that_others_may_enter_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_socket, "_HAS_ABSTRACT_NAMES", False)
+    folder = Path(run_socket._folder())
+    folder.mkdir(mode=0o755)
+    with pytest.raises(PermissionError), running():
+        pass
+    assert list_runs() == []
+    folder.rmdir()
+    folder.symlink_to("elsewhere")
+    with pytest.raises(PermissionError), running():
+        pass
+    folder.unlink()
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *runs: Run) -> None:
+    for module in ("ps", "stack"):
+        monkeypatch.setattr(f"headway.commands.{module}.list_runs", lambda: [*runs])
+
+
+def test_stack_without_a_pid_asks_the_only_launch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running() as run:
+        only(monkeypatch, run)
+        assert main(["stack"]) == 0
+    assert capsys.readouterr().out == "where they are, False\n"
+
+
+@pytest.mark.wording
+def test_stack_without_a_pid_lists_several_launches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = Run(11, "a.py", 2, 0, 1, 0.0), Run(12, "b.py", 8, 1, 2, 0.0)
+    only(monkeypatch, *runs)
+    assert main(["stack"]) == ConfigError.exit_code
+    streams = capsys.readouterr()
+    first, second = streams.out.splitlines()
+    assert first.split()[:3] == ["11", "a.py", "2"]
+    assert second.split()[:6] == ["12", "b.py", "8", "(machine", "1", "of"]
+    assert "2 launches run on this machine" in streams.err
+    assert main(["ps"]) == 0
+    assert capsys.readouterr().out == streams.out
+
+
+def test_stack_without_a_pid_and_without_a_launch_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only(monkeypatch)
+    assert main(["stack"]) == LaunchError.exit_code
+    assert main(["ps", "--json"]) == 0
+    assert capsys.readouterr().out == '{\n  "runs": []\n}\n'
