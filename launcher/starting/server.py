@@ -225,17 +225,20 @@ def _reseed() -> None:
 
 
 def _reopen_streams() -> None:
-    """Reopen Python's three standard streams with the buffering of a new process."""
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    unbuffered = sys.stdout.write_through  # by -u or PYTHONUNBUFFERED
+    """Reopen Python's three standard streams with the buffering of a new process.
+
+    Those of the server may be None (closed), or what a sitecustomize has put there.
+    """
+    unbuffered = getattr(sys.stdout, "write_through", False)  # by -u or PYTHONUNBUFFERED
+    usual = {"stderr": "backslashreplace"}
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, name)
         raw = open(fd, mode + "b", buffering=0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
         getattr(raw, "raw", raw).name = f"<{name}>"  # type: ignore[misc]
         stream = io.TextIOWrapper(
             raw,
-            encoding=old.encoding,
-            errors=old.errors,
+            encoding=getattr(old, "encoding", None),
+            errors=getattr(old, "errors", usual.get(name)),
             newline=None if fd == 0 else "\n",
             line_buffering=(fd == 2 or raw.isatty()) and not unbuffered,
             write_through=unbuffered and fd != 0,

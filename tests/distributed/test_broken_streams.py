@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import script, start
+from tests.distributed.launching import HEADWAY, environment, script, start
 
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.skipif(sys.platform != "linux", reason="asks a pipe for what is in it"),
 ]
+
+WORDS = ["-q", "--cpu", "--num-processes", "2", "--log-dir", "logs"]
 
 UNREAD = """
 import os, signal, sys, time
@@ -40,9 +43,9 @@ while True:
 
 
 @contextmanager
-def unread(*words: str) -> Iterator[subprocess.Popen[str]]:
+def unread(name: str) -> Iterator[subprocess.Popen[str]]:
     """Begin a launch whose stdout is a pipe that nobody reads, and wait until it is full."""
-    with start("-q", "--cpu", "--num-processes", "2", *words) as process:
+    with start(*WORDS, name) as process:
         assert process.stdout is not None
         capacity = fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
         num_unread = 0
@@ -58,7 +61,7 @@ def unread(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_failure_is_acted_on_while_stdout_is_not_read() -> None:
-    with unread("--log-dir", "logs", script(UNREAD)) as process:
+    with unread(script(UNREAD)) as process:
         Path("fail").touch()
         assert process.stderr is not None
         errors = process.stderr.read()  # to its end, while stdout is still not read
@@ -81,3 +84,63 @@ def test_a_stop_signal_is_obeyed_while_stdout_is_not_read(number: int, code: int
         errors = process.stderr.read()
         assert process.wait(timeout=60) == code, errors
     assert Path("saved").exists()
+
+
+FAILING = """
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+print("x" * 10_000)
+if os.environ["RANK"] == "1":
+    raise ValueError("boom")
+dist.barrier()
+"""
+
+
+def launch_in_shell(words: str, name: str) -> subprocess.CompletedProcess[str]:
+    """Run `headway launch` on two ranks, amid these words of a shell."""
+    return subprocess.run(
+        ["bash", "-c", words.replace("LAUNCH", '"$@"'), "bash", *HEADWAY, *WORDS, name],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_full_disk_under_the_logs_is_said_once_and_the_report_has_one_prefix() -> None:
+    done = launch_in_shell("ulimit -f 4; LAUNCH", script(FAILING))
+    assert done.returncode == 1
+    assert done.stderr.count("are incomplete: File too large") == 1
+    assert "error: rank 1 of 2 failed with ValueError" in done.stderr
+    assert "[1] Traceback" in done.stderr
+    assert "[rank1]" not in done.stderr
+    assert done.stdout.count("x" * 10_000) == 2
+
+
+def test_the_report_comes_to_stdout_where_stderr_is_closed_and_names_are_not_utf_8() -> None:
+    folder = os.fsdecode(b"caf\xe9")
+    os.mkdir(folder)
+    os.chdir(folder)
+    done = launch_in_shell("LAUNCH 2>&-", script(FAILING, folder + ".py"))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "error: rank 1 of 2 failed with ValueError" in done.stdout
+    assert r"caf\udce9/caf\udce9.py" in done.stdout
+    (log,) = Path("logs").glob("*/rank_1_*")
+    assert "ValueError: boom" in log.read_text()
+
+
+REOPENED = """
+import sys
+from headway.launcher.starting import server
+sys.stdout = sys.stderr = None  # they are closed, or a sitecustomize did this
+server._reopen_streams()
+print("out", file=sys.stdout)
+print("error \\udce9", file=sys.stderr)
+"""
+
+
+def test_a_rank_has_its_streams_where_the_fork_server_has_none() -> None:
+    command = [sys.executable, "-c", REOPENED]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("out\n", "error \\udce9\n")
