@@ -46,7 +46,8 @@ class Sink:
             0.0  # on the monotonic clock: the last byte was accepted, or the first came
         )
         self._is_abandoned = False
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="headway-sink", daemon=True)
+        self._thread.start()
 
     @property
     def is_full(self) -> bool:
@@ -121,15 +122,12 @@ class Sink:
         with self._changed:
             is_blocked, self._is_abandoned = self._is_abandoned, True
             self._changed.notify_all()
-        if self._thread is not None and not is_blocked:
+        if not is_blocked:
             self._thread.join()
 
     def _add(self, data: bytes) -> None:
         if self._is_abandoned or not data:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="headway-sink", daemon=True)
-            self._thread.start()
         if not self._size:
             self._moved_at = time.monotonic()
         self._queue.append(data)

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
-from headway.contract.records import Ended, Record, Started, encode_record
+from headway.contract.records import Ended, NotStarted, Record, Started, encode_record
 from headway.launcher.inside import preloaded, rank_monitor, worker
 from headway.launcher.inside.process_cleanup import adopt_orphans, die_with_parent, end_descendants
 from headway.launcher.planning.program import interpreter
@@ -99,7 +99,13 @@ def _serve(server: socket.socket, job: Job) -> Rank | None:
             if rank is None:
                 end_descendants(job.grace_s if ranks else 0)
                 return None
-            pid = _fork() if job.method == "fork" else _start_fresh(job, rank)
+            try:
+                pid = _fork() if job.method == "fork" else _start_fresh(job, rank)
+            except OSError as error:  # too many processes, or too little memory
+                for fd in rank.fds:
+                    os.close(fd)
+                _answer(server, NotStarted(error.errno or 0))
+                continue
             if pid == 0:
                 selector.close()
                 server.close()
@@ -171,6 +177,8 @@ def _start_fresh(job: Job, rank: Rank) -> int:
                 start_new_session=True,
             )
     except OSError as error:
+        if is_ours:
+            raise
         os.write(stderr, f"{job.name}: {error.strerror}\n".encode())
         return _fork() or os._exit(127)  # as a shell would
     process.returncode = 0  # reaped in _reap, not by Popen

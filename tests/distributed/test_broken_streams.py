@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import HEADWAY, environment, script, start
+from tests.distributed.launching import HEADWAY, environment, launch, script, start
 
 pytestmark = [
     pytest.mark.distributed,
@@ -144,3 +144,32 @@ def test_a_rank_has_its_streams_where_the_fork_server_has_none() -> None:
     command = [sys.executable, "-c", REOPENED]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("out\n", "error \\udce9\n")
+
+
+LIMITED = """
+import errno, os, sys
+fork, count = os.fork, 0
+def limited():  # as under `ulimit -u`, which does not bind root
+    global count
+    count += 1
+    if count > 1 and "starting.server" in str(sys.orig_argv):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+os.fork = limited
+"""
+
+
+def test_a_limit_of_processes_that_is_reached_at_a_fork_is_named_with_the_fix() -> None:
+    script(LIMITED, "sitecustomize.py")
+    done = launch(
+        "-q",
+        "--cpu",
+        "--num-processes",
+        "3",
+        script("pass"),
+        PYTHONPATH=os.pathsep.join([".", *sys.path]),
+    )
+    assert done.returncode == 4
+    assert "the ranks cannot be started: Resource temporarily unavailable" in done.stderr
+    assert "ulimit -u" in done.stderr
+    assert "Traceback" not in done.stderr
