@@ -8,10 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from headway._version import __version__
 from headway.commands.tables import escape_unencodable
@@ -62,19 +62,13 @@ def run_command() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    _open_closed_streams()
+    closed = _open_closed_streams()
     try:
         exit_code = _dispatch(words)
         sys.stdout.flush()
         return exit_code
     except HeadwayError as error:
-        sys.stdout.flush()
-        for problem in error.problems[:_MOST_PROBLEMS]:
-            print(f"error: {problem}", file=sys.stderr)
-        if len(error.problems) > _MOST_PROBLEMS:
-            print(f"and {len(error.problems) - _MOST_PROBLEMS} more errors", file=sys.stderr)
-        if error.note:
-            print(f"note: {error.note}", file=sys.stderr)
+        _report(error, [sys.stdout] if "stderr" in closed else [sys.stderr, sys.stdout])
         return error.exit_code
     except KeyboardInterrupt:
         print("headway: interrupted", file=sys.stderr)
@@ -88,18 +82,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _open_closed_streams() -> None:
-    """Open the null device where a standard stream was closed (`>&-`).
+def _report(error: HeadwayError, streams: Iterable[TextIO]) -> None:
+    """Print an error on the first of these streams that can be written to."""
+    lines = [f"error: {problem}" for problem in error.problems[:_MOST_PROBLEMS]]
+    if len(error.problems) > _MOST_PROBLEMS:
+        lines.append(f"and {len(error.problems) - _MOST_PROBLEMS} more errors")
+    if error.note:
+        lines.append(f"note: {error.note}")
+    with suppress(OSError):
+        sys.stdout.flush()
+    escape_unencodable()
+    for stream in streams:
+        with suppress(OSError):
+            print(*lines, sep="\n", file=stream, flush=True)
+            return
+
+
+def _open_closed_streams() -> set[str]:
+    """Open the null device where a standard stream was closed (`>&-`); return which were.
 
     A script that replaces the launcher does not inherit it: it finds the stream closed.
     """
+    closed = set()
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
+            closed.add(name)
             opened = os.open(os.devnull, os.O_RDWR)
             if opened != fd:
                 os.dup2(opened, fd, inheritable=False)
                 os.close(opened)
-            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115
+            stream = open(fd, mode, closefd=False, errors="backslashreplace")  # noqa: SIM115
+            setattr(sys, name, stream)
+    return closed
 
 
 def _dispatch(words: list[str]) -> int:

@@ -145,6 +145,12 @@ class Started(NamedTuple):
     pid: int
 
 
+class NotStarted(NamedTuple):
+    """The fork server could not start a rank."""
+
+    errno: int  # the operating system's reason
+
+
 class Ended(NamedTuple):
     """A rank's process has ended; sent by the fork server."""
 
@@ -153,7 +159,7 @@ class Ended(NamedTuple):
     time: float  # seconds since the epoch
 
 
-Record = Ready | Heartbeat | Answer | Crash | End | Started | Ended
+Record = Ready | Heartbeat | Answer | Crash | End | Started | NotStarted | Ended
 
 _RECORDS = {kind.__name__: kind for kind in get_args(Record)}
 

@@ -27,6 +27,10 @@ AUTO = "auto"
 """The value that is replaced by one detected from the machine."""
 
 
+LINES, RAW = "lines", "raw"
+"""How the ranks' output is shown."""
+
+
 class Value(NamedTuple):
     """A setting's value and its origin."""
 
@@ -345,6 +349,12 @@ class Settings:
         "ranks whose output is shown on the console: 0,3 or 0-3 or all",
         metavar="0,3",
         shape=Shape.LIST,
+    )
+    output = Setting(
+        Choice(LINES, RAW),
+        LINES,
+        "what ranks print: whole lines that start with the rank (lines), where a progress bar in "
+        "a file is a line every 10 s; or every byte as it comes (raw)",
     )
     debug_rank = Setting[int | None](
         Count(0),

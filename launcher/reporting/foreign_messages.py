@@ -53,6 +53,10 @@ COMMUNICATION = (
 EQUAL_SIZE_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "allreduce")
 """Names in torch 2.13.0's flight recorder of collectives with inputs of one size on all ranks."""
 
+RANK_PREFIX = Text(
+    "[rank{rank}]:", "torch 2.13.0, distributed/distributed_c10d.py and _logging/_internal.py"
+)
+
 # Python 3.11, Python/traceback.c and Modules/faulthandler.c
 STACK_HEADER = "(most recent call first)"  # of each thread
 STACK_FRAME = r'  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<function>.*)'  # no comma there

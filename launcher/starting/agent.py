@@ -29,14 +29,14 @@ from headway.launcher.planning.unused import unused
 from headway.launcher.reporting.console import Console
 from headway.launcher.reporting.failures import STOPPED_AND_SAVED, Failure, RankExit, find_failure
 from headway.launcher.reporting.hang import Hang, explain_divergence
-from headway.launcher.reporting.output import Output
+from headway.launcher.reporting.output import UNREAD_AFTER_FAILURE_S, Output
 from headway.launcher.reporting.run_socket import RunSocket
 from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.ranks import NoLogs, RankProcesses
 from headway.launcher.starting.starter import Starter
 from headway.machine.cgroups import count_memory_kills
 from headway.settings.profile_files import shown
-from headway.settings.table import Settings
+from headway.settings.table import RAW, Settings
 
 # torch's agent logs a traceback for a stop signal; Headway prints one line
 _torch_log = logging.getLogger("torch.distributed.elastic")
@@ -67,10 +67,12 @@ def supervise(
     settings = plan.settings
     folder = _log_folder(plan)
     is_debugged = settings.debug_rank is not None
+    is_raw = settings.output == RAW
     console = Console(
-        prefixed=settings.num_processes * settings.num_machines > 1,
+        prefixed=settings.num_processes * settings.num_machines > 1 and not is_raw,
         colored=colored,
         ranks=() if is_debugged else settings.ranks,
+        is_raw=is_raw,
     )
     output = Output(console, folder=folder)
     watch = Watch(None if is_debugged else settings.hang_timeout, lambda: output.last_output_at)
@@ -80,7 +82,11 @@ def supervise(
     agent = Agent(plan, starter, handler, output, watch)
     stopped_by = None
     try:
-        with lent_terminal() if is_debugged else nullcontext(), _signals(agent):
+        with (
+            console.takes_stderr(),
+            lent_terminal() if is_debugged else nullcontext(),
+            _signals(agent),
+        ):
             agent.run()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
@@ -90,10 +96,14 @@ def supervise(
         handler.announce_failure()
         raise
     finally:
-        output.close()
-        watch.close()
-        if stopped_by is not None or any(end.is_failure for end in agent.exits):
+        has_failed = stopped_by is not None or any(end.is_failure for end in agent.exits)
+        if has_failed:
             handler.announce_failure()
+        watch.close()
+        if has_failed or watch.hang is not None:
+            output.close(UNREAD_AFTER_FAILURE_S)
+        else:
+            output.close()
         handler.shutdown()
     return _exit_code(agent, stopped_by, folder)
 
@@ -349,9 +359,8 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
     if isinstance(failure, Failure):
         where = f"process {failure.first.pid} on {where}"
     if folder is not None:
-        with open(os.path.join(folder, "failure.json"), "w", encoding="utf-8") as file:
-            json.dump(failure.as_json(), file, indent=2)
         where += f"; logs in {shown(folder)}"
+        _write_report(failure, folder)
     raise WorkerFailed(
         failure.cause + failure.aftermath,
         where=where,
@@ -359,6 +368,14 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         details=failure.details,
         exit_code=failure.exit_code,
     )
+
+
+def _write_report(failure: Failure | Hang, folder: str) -> None:
+    try:
+        with open(os.path.join(folder, "failure.json"), "w", encoding="utf-8") as file:
+            json.dump(failure.as_json(), file, indent=2)
+    except OSError as error:  # the report still comes to the terminal
+        _say(f"failure.json could not be written to {shown(folder)}: {error.strerror}")
 
 
 def _say(line: str) -> None:

@@ -26,7 +26,7 @@ from headway.contract.records import Crash, Ended
 from headway.launcher.reporting import hang
 from headway.launcher.reporting.failures import RankExit, named
 from headway.launcher.reporting.hang import RankStatus
-from headway.launcher.reporting.output import Output
+from headway.launcher.reporting.output import UNREAD_AFTER_FAILURE_S, UNREAD_S, Output
 from headway.launcher.reporting.reasons import is_of_communication
 from headway.launcher.reporting.waiting import waiting_for
 from headway.launcher.reporting.watch import Watch
@@ -177,6 +177,8 @@ class RankProcesses(PContext):
                 self.statuses = self._watch.statuses()  # now, while the others still run
             self._stopped_at = time.time()
             self.forward(death_sig)
+            # what the ranks print while they save must not hold them up
+            self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
         with waiting_for(self._describe_stop(death_sig, grace_s)):
             while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
-from headway.contract.records import Ended, Record, Started, encode_record
+from headway.contract.records import Ended, NotStarted, Record, Started, encode_record
 from headway.launcher.inside import preloaded, rank_monitor, worker
 from headway.launcher.inside.process_cleanup import (
     adopts_orphans,
@@ -118,16 +118,25 @@ class _Server:
             if self._start(rank) == 0:
                 return rank
 
-    def _start(self, rank: Rank) -> int:
-        """Start a rank and return its pid; 0 in the forked child, which is set up then."""
+    def _start(self, rank: Rank) -> int | None:
+        """Start a rank and return its pid; 0 in the forked child, which is set up then.
+
+        None if the system refuses.
+        """
         here = os.getpid()
-        pid = _fork() if self._job.method == "fork" else _start_fresh(self._job, rank)
+        try:
+            pid = _fork() if self._job.method == "fork" else _start_fresh(self._job, rank)
+        except OSError as error:  # too many processes, or too little memory
+            _answer(self._launcher, NotStarted(error.errno or 0))
+            pid = None
         if pid == 0:
             self._close()
             _become_rank(here, rank)
             return 0
         for theirs in rank.fds:
             os.close(theirs)
+        if pid is None:
+            return None
         self._ranks[pid] = _watch(pid)
         if (fd := self._ranks[pid]) is not None:
             self._selector.register(fd, selectors.EVENT_READ, pid)
@@ -220,6 +229,8 @@ def _start_fresh(job: Job, rank: Rank) -> int:
                 preexec_fn=lambda: die_with_parent(here),
             )
     except OSError as error:
+        if is_ours:
+            raise
         os.write(stderr, f"{job.name}: {error.strerror}\n".encode())
         return _fork() or os._exit(127)  # as a shell would
     process.returncode = 0  # reaped by the server, not by Popen
@@ -259,17 +270,20 @@ def _reseed() -> None:
 
 
 def _reopen_streams() -> None:
-    """Reopen Python's three standard streams with the buffering of a new process."""
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    unbuffered = sys.stdout.write_through  # by -u or PYTHONUNBUFFERED
+    """Reopen Python's three standard streams with the buffering of a new process.
+
+    Those of the server may be None (closed), or what a sitecustomize has put there.
+    """
+    unbuffered = getattr(sys.stdout, "write_through", False)  # by -u or PYTHONUNBUFFERED
+    usual = {"stderr": "backslashreplace"}
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, name)
         raw = open(fd, mode + "b", buffering=0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
         getattr(raw, "raw", raw).name = f"<{name}>"  # type: ignore[misc]
         stream = io.TextIOWrapper(
             raw,
-            encoding=old.encoding,
-            errors=old.errors,
+            encoding=getattr(old, "encoding", None),
+            errors=getattr(old, "errors", usual.get(name)),
             newline=None if fd == 0 else "\n",
             line_buffering=(fd == 2 or raw.isatty()) and not unbuffered,
             write_through=unbuffered and fd != 0,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import queue
 import signal
 import socket
@@ -17,7 +18,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from headway.contract.records import Ended, Started, decode_record
+from headway.contract.records import Ended, NotStarted, Started, decode_record
 from headway.errors import LaunchError
 from headway.launcher.inside.process_cleanup import adopts_orphans, end_descendants
 from headway.launcher.inside.worker import bootstrap_code
@@ -45,7 +46,7 @@ class Starter:
         self._is_quiet = is_quiet
         self.ends: dict[int, Ended] = {}  # by pid
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[int | OSError | None] = queue.SimpleQueue()
         self._socket, theirs = socket.socketpair()
         adopts_orphans()
         program, settings = plan.program, plan.settings
@@ -90,14 +91,16 @@ class Starter:
                 closes them.
 
         Raises:
-            LaunchError: the server has ended.
+            LaunchError: the system refuses to start it, or the server has ended.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
-        pid = None
+        pid: int | OSError | None = None
         with suppress(OSError):
             self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
             with waiting_for("the process that starts the ranks", is_quiet=self._is_quiet):
                 pid = self._started.get()
+        if isinstance(pid, OSError):
+            raise cannot_start(pid)
         if pid is None:
             raise LaunchError(
                 "the process that starts the ranks has ended",
@@ -124,6 +127,8 @@ class Starter:
                     alive.add(record.pid)
                     self.ends.pop(record.pid, None)  # the system reuses process ids
                     self._started.put(record.pid)
+                elif isinstance(record, NotStarted):
+                    self._started.put(OSError(record.errno, os.strerror(record.errno)))
                 elif isinstance(record, Ended):
                     alive.discard(record.pid)
                     self._note(record)

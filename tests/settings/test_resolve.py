@@ -44,6 +44,7 @@ TWO_VALUES = {  # for each setting, two different values that are possible
     "debug_rank": ("0", "1"),
     "start_method": ("fork", "exec"),
     "log_dir": ("a", "b"),
+    "output": ("lines", "raw"),
     "env": ("A=1", "A=2"),
 }
 

@@ -8,14 +8,16 @@ import random
 import re
 import select
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.launcher.reporting import console
+from headway.launcher.reporting import console, views
 from headway.launcher.reporting.output import Output
 from headway.launcher.run import wants_color
 
@@ -27,46 +29,78 @@ class Ranks:
         self, patch: pytest.MonkeyPatch, count: int, *, terminal: bool = True, **options: Any
     ) -> None:
         self._reading, writing = pty.openpty() if terminal else os.pipe()
-        self._streams = [open(writing, "w"), open(os.dup(writing), "w")]  # noqa: SIM115
+        self._is_terminal = terminal
+        self._errors, error = os.pipe() if options.pop("has_own_stderr", False) else (-1, -1)
+        error = os.dup(writing) if error < 0 else error
+        self._streams = [open(writing, "w"), open(error, "w")]  # noqa: SIM115
         patch.setattr(sys, "stdout", self._streams[0])
         patch.setattr(sys, "stderr", self._streams[1])
         folder = options.pop("folder", None)
         options = {"prefixed": True, "colored": False, "ranks": None, **options}
-        self.output = Output(console.Console(**options), folder=folder)
-        self._pipes: dict[tuple[int, int], int] = {}
+        self.console = console.Console(**options)
+        self.output = Output(self.console, folder=folder)
+        self.pipes: dict[tuple[int, int], int] = {}
         self.output.begin(0, range(count))
         for rank in range(count):
             ends = {target: os.pipe() for target in (1, 2)}
             self.output.add(rank, {target: end[0] for target, end in ends.items()})
-            self._pipes |= {(rank, target): end[1] for target, end in ends.items()}
+            self.pipes |= {(rank, target): end[1] for target, end in ends.items()}
         self.seen = ""
 
     def write(self, rank: int, text: str, target: int = 1) -> None:
         """Let a rank write, and give the reader the time to read it."""
-        os.write(self._pipes[rank, target], text.encode())
+        os.write(self.pipes[rank, target], text.encode())
         time.sleep(0.005)
+
+    def write_until_blocked(self, rank: int, text: str) -> int:
+        """Write lines until the pipe has been full for a while; return how many bytes it took."""
+        fd = self.pipes[rank, 1]
+        os.set_blocking(fd, False)
+        data, count = text.encode() * 1000, 0
+        while select.select([], [fd], [], 0.5)[1]:
+            with suppress(BlockingIOError):
+                count += os.write(fd, data[count % len(data) :])
+        return count
+
+    def read_stderr(self) -> str:
+        """Wait for something on a stderr of its own, and return it."""
+        assert select.select([self._errors], [], [], 10)[0]
+        return os.read(self._errors, 65536).decode()
 
     def wait_for(self, text: str, timeout_s: float = 10) -> float:
         """Return the seconds until `text` is on the screen."""
         started = time.monotonic()
         while text not in self.seen:
             left_s = started + timeout_s - time.monotonic()
-            assert select.select([self._reading], [], [], max(left_s, 0))[0], self.seen
-            self.seen += os.read(self._reading, 65536).decode().replace("\r\n", "\n")
+            assert select.select([self._reading], [], [], max(left_s, 0))[0], self.seen[-1000:]
+            self._read()
         return time.monotonic() - started
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        for fd in {self._reading, self._errors} - {-1}:
+            os.close(fd)
+
+    def _read(self) -> None:
+        text = os.read(self._reading, 65536).decode()
+        self.seen += text.replace("\r\n", "\n") if self._is_terminal else text
 
     def end(self) -> str:
         """Let all ranks end, and return all that was shown."""
-        for fd in self._pipes.values():
+        for fd in self.pipes.values():
             os.close(fd)
-        self.output.close()
+        closing = threading.Thread(target=self.output.close)
+        closing.start()
+        while closing.is_alive():  # it waits for a reader
+            if select.select([self._reading], [], [], 0.01)[0]:
+                self._read()
+        closing.join()
         self._streams[0].write("END")
         for stream in self._streams:
             stream.flush()
         self.wait_for("END")
-        for stream in self._streams:
-            stream.close()
-        os.close(self._reading)
+        self.close()
         return self.seen.removesuffix("END")
 
 
@@ -230,3 +264,197 @@ def test_ranks_that_are_filtered_out_are_kept_in_log_and_tail(
     assert ranks.end() == "[1-2] step 1\n"
     assert ranks.output.tail(0) == ["step 1", "hidden"]
     assert Path("rank_0_attempt_0.log").read_text() == "step 1\nhidden"
+
+
+MEMORY = 4 * 2**20
+"""More than the launcher and two pipes of Linux hold of one rank's lines without their prefixes."""
+
+
+def test_an_unread_stdout_holds_up_the_rank_that_writes_and_costs_little_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Ranks(monkeypatch, 2, terminal=False)
+    line = "x" * 99 + "\n"
+    count = ranks.write_until_blocked(0, line)
+    assert count < MEMORY
+    assert ranks.output.last_output_at > time.monotonic() - 0.1  # waiting for a reader is no hang
+    ranks.wait_for("[0] " + line)
+    lines = ranks.end().splitlines()
+    assert "".join(line.removeprefix("[0] ") for line in lines) == ("x" * 99) * (count // 100) + (
+        "x" * (count % 100)
+    )
+    assert {len(line) for line in lines[:-1]} == {103}
+
+
+def test_stderr_is_shown_though_stdout_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, 2, terminal=False, has_own_stderr=True)
+    ranks.write_until_blocked(0, "x\n")
+    ranks.write(1, "problem\n", target=2)
+    assert ranks.read_stderr() == "[1] problem\n"
+    ranks.end()
+
+
+def test_at_the_end_an_unread_stdout_is_waited_for_no_longer_than_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Ranks(monkeypatch, 2, terminal=False, has_own_stderr=True)
+    ranks.write_until_blocked(0, "x\n")
+    for fd in ranks.pipes.values():
+        os.close(fd)
+    ranks.output.close(0.2)
+    assert re.search(r"stdout was not read for 0.2 s: \d+ bytes are lost", ranks.read_stderr())
+    assert ranks.output.tail(0) == ["x"] * 40
+    assert not ranks.output.has_lost_output
+    ranks.close()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show an unfinished line soon, and the next state of a bar late."""
+    monkeypatch.setattr(views, "_UNFINISHED_S", 0.05)
+    monkeypatch.setattr(views, "_BAR_S", 60)
+
+
+def test_an_unfinished_line_in_a_file_is_passed_on_and_goes_on(
+    soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch, 2, terminal=False)
+    ranks.write(0, "loading ...")
+    ranks.wait_for("[0] loading ...")
+    ranks.write(0, " done\nnext\n")
+    assert ranks.end() == "[0] loading ... done\n[0] next\n"
+
+
+def test_another_rank_ends_an_unfinished_line_whose_rest_has_its_prefix(
+    soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch, 2, terminal=False)
+    ranks.write(0, "loading ...")
+    ranks.wait_for("[0] loading ...")
+    ranks.write(1, "hello\n")
+    ranks.wait_for("hello\n")
+    ranks.write(0, " done\n")
+    assert ranks.end() == "[0] loading ...\n[1] hello\n[0]  done\n"
+
+
+def test_a_bar_in_a_file_is_seen_soon_then_rarely_and_at_its_end(
+    soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch, 2, terminal=False, folder=".")
+    states = [f"\r{percent}%" for percent in range(100)]
+    ranks.write(0, states[0])
+    ranks.wait_for("[0] 0%\n")
+    for state in states[1:]:
+        ranks.write(0, state)
+    ranks.write(1, "other\n")
+    ranks.write(0, "\r100%\nnext\n")
+    assert ranks.end() == "[0] 0%\n[1] other\n[0] 100%\n[0] next\n"
+    written = "".join(states) + "\r100%\nnext\n"
+    assert Path("rank_0_attempt_0.log").read_bytes() == written.encode()
+
+
+def test_the_last_state_of_a_bar_that_stands_still_is_shown_in_its_turn(
+    soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "_BAR_S", 0.2)
+    ranks = Ranks(monkeypatch, 2, terminal=False)
+    for percent in (1, 2, 3):
+        ranks.write(0, f"\r{percent}%")
+    ranks.wait_for("[0] 3%\n")
+    ranks.write(0, "\r4%")
+    ranks.wait_for("[0] 4%\n")
+    assert ranks.end() == "[0] 3%\n[0] 4%\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("10%\r20%\r30%\r\n", "[0] 30%\n"),  # print(end="\\r")
+        ("\r10%\r20%", "[0] 20%\n"),  # the rank ends
+        ("\r99%\r100%\r    \r", "[0] 100%\n"),  # tqdm(leave=False)
+        ("\r10%\r   \rsaved\n\r11%", "[0] saved\n[0] 11%\n"),  # tqdm.write
+        ("a\r\n\r\nb\r\n", "[0] a\r\n[0] \r\n[0] b\r\n"),  # no bar, but ends of lines
+        ("a\n\n\r1%\nb\n", "[0] a\n[0] \n[0] 1%\n[0] b\n"),
+        ("\r1%\r2%\n\r1%\r2%\n", "[0] 2%\n[0] 2%\n"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_a_bar_leaves_in_a_file(
+    written: str, shown: str, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "_UNFINISHED_S", 60)
+    ranks = Ranks(monkeypatch, 2, terminal=False)
+    for part in [written] if at_once else written:
+        ranks.write(0, part)
+    assert ranks.end() == shown
+
+
+def test_raw_output_is_passed_on_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, 2, terminal=False, prefixed=False, is_raw=True)
+    ranks.write(0, "\r1%\r2%")
+    ranks.wait_for("\r1%\r2%")
+    ranks.write(1, "a\n", target=2)
+    ranks.write(0, "\r3%\n")
+    assert ranks.end() == "\r1%\r2%a\n\r3%\n"
+
+
+def test_on_a_terminal_one_bar_moves_and_the_others_only_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Ranks(monkeypatch, 3)
+    for percent in range(0, 100, 10):
+        for rank in (0, 1, 2):
+            ranks.write(rank, f"\r{percent}%", target=2)
+        ranks.wait_for(f"{percent}%")
+    for rank in (0, 1, 2):
+        ranks.write(rank, "\r100%\n", target=2)
+    shown = ranks.end()
+    assert shown.startswith("[0] 0%\r[0] 10%\r[0] 20%\r")
+    assert [piece for piece in re.split(r"[\r\n]+", shown) if not piece.startswith("[0] ")] == [
+        *("[1-2] 100%", "")
+    ]
+
+
+def test_torchs_rank_is_not_repeated_after_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, 2, terminal=False)
+    ranks.write(1, "[rank1]: Traceback\n[rank1]:   File\n\n[rank0]: of another\n", target=2)
+    ranks.write(1, "[rank1]: a word of the script\n")
+    assert ranks.end() == (
+        "[1] Traceback\n[1]   File\n[1] \n[1] [rank0]: of another\n"
+        "[1] [rank1]: a word of the script\n"
+    )
+
+
+def test_one_rank_without_our_prefix_keeps_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, 1, terminal=False, prefixed=False)
+    ranks.write(0, "[rank0]: Traceback\n", target=2)
+    assert ranks.end() == "[rank0]: Traceback\n"
+
+
+def test_a_full_disk_under_the_logs_is_told_once_and_loses_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Output, "_log_of", lambda *_: "/dev/full")
+    ranks = Ranks(monkeypatch, 2, terminal=False, folder="logs")
+    for rank in (0, 1):
+        ranks.write(rank, "line\n")
+    shown = ranks.end()
+    assert sorted(shown.splitlines())[:2] == ["[0] line", "[1] line"]
+    assert shown.count("No space left on device") == 1
+
+
+def test_what_the_launcher_itself_prints_is_a_line_of_its_own_and_never_blocks(
+    soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch, 2, terminal=False)
+    with ranks.console.takes_stderr():
+        ranks.write(0, "loading ...")
+        ranks.wait_for("loading ...")
+        print("headway: note", file=sys.stderr)
+        ranks.wait_for("note\n")
+        ranks.write(0, "done\n")
+        ranks.wait_for("done\n")
+        assert ranks.seen == "[0] loading ...\nheadway: note\n[0] done\n"
+        ranks.write_until_blocked(0, "x\n")
+        print("y" * 2**20, file=sys.stderr)
+    ranks.end()

@@ -1,0 +1,175 @@
+"""A stdout or stderr that is not read, closed, full or odd neither holds a run up nor hides it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.launching import HEADWAY, environment, launch, script, start
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(sys.platform != "linux", reason="asks a pipe for what is in it"),
+]
+
+WORDS = ["-q", "--cpu", "--num-processes", "2", "--log-dir", "logs"]
+
+UNREAD = """
+import os, signal, sys, time
+def save(number, frame):
+    print("y" * 2**21)  # more than pipes and the launcher hold
+    open("saved", "w").close()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, save)
+open("ready_" + os.environ["RANK"], "w").close()
+if os.environ["RANK"] == "1":
+    while not os.path.exists("fail"):
+        time.sleep(0.01)
+    sys.exit(7)
+while True:
+    os.write(1, b"x" * 99 + b"\\n")
+"""
+
+
+@contextmanager
+def unread(name: str) -> Iterator[subprocess.Popen[str]]:
+    """Begin a launch whose stdout is a pipe that nobody reads, and wait until it is full."""
+    with start(*WORDS, name) as process:
+        assert process.stdout is not None
+        capacity = fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
+        num_unread = 0
+        while num_unread < capacity - 4096 or len(list(Path.cwd().glob("ready_?"))) < 2:
+            assert process.poll() is None
+            answer = fcntl.ioctl(process.stdout, termios.FIONREAD, b"\0" * 4)
+            num_unread = int.from_bytes(answer, sys.byteorder)
+            time.sleep(0.01)
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_failure_is_acted_on_while_stdout_is_not_read() -> None:
+    with unread(script(UNREAD)) as process:
+        Path("fail").touch()
+        assert process.stderr is not None
+        errors = process.stderr.read()  # to its end, while stdout is still not read
+        assert process.wait(timeout=60) == 7
+    assert "rank 1 of 2 ended with exit code 7" in errors
+    assert "stdout was not read" in errors
+    assert Path("saved").exists()
+    (log,) = Path("logs").glob("*/rank_0_*")
+    assert log.read_text().endswith("y" * 2**21 + "\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)],
+)
+def test_a_stop_signal_is_obeyed_while_stdout_is_not_read(number: int, code: int) -> None:
+    with unread(script(UNREAD)) as process:
+        process.send_signal(number)
+        assert process.stderr is not None
+        errors = process.stderr.read()
+        assert process.wait(timeout=60) == code, errors
+    assert Path("saved").exists()
+
+
+FAILING = """
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+print("x" * 10_000)
+if os.environ["RANK"] == "1":
+    raise ValueError("boom")
+dist.barrier()
+"""
+
+
+def launch_in_shell(words: str, name: str) -> subprocess.CompletedProcess[str]:
+    """Run `headway launch` on two ranks, amid these words of a shell."""
+    return subprocess.run(
+        ["bash", "-c", words.replace("LAUNCH", '"$@"'), "bash", *HEADWAY, *WORDS, name],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_full_disk_under_the_logs_is_said_once_and_the_report_has_one_prefix() -> None:
+    done = launch_in_shell("ulimit -f 4; LAUNCH", script(FAILING))
+    assert done.returncode == 1
+    assert done.stderr.count("are incomplete: File too large") == 1
+    assert "error: rank 1 of 2 failed with ValueError" in done.stderr
+    assert "[1] Traceback" in done.stderr
+    assert "[rank1]" not in done.stderr
+    assert done.stdout.count("x" * 10_000) == 2
+
+
+def test_the_report_comes_to_stdout_where_stderr_is_closed_and_names_are_not_utf_8() -> None:
+    folder = os.fsdecode(b"caf\xe9")
+    os.mkdir(folder)
+    os.chdir(folder)
+    done = launch_in_shell("LAUNCH 2>&-", script(FAILING, folder + ".py"))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "error: rank 1 of 2 failed with ValueError" in done.stdout
+    assert r"caf\udce9/caf\udce9.py" in done.stdout
+    (log,) = Path("logs").glob("*/rank_1_*")
+    assert "ValueError: boom" in log.read_text()
+
+
+REOPENED = """
+import sys
+from headway.launcher.starting import server
+sys.stdout = sys.stderr = None  # they are closed, or a sitecustomize did this
+server._reopen_streams()
+print("out", file=sys.stdout)
+print("error \\udce9", file=sys.stderr)
+"""
+
+
+def test_a_rank_has_its_streams_where_the_fork_server_has_none() -> None:
+    command = [sys.executable, "-c", REOPENED]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("out\n", "error \\udce9\n")
+
+
+LIMITED = """
+import errno, os, sys
+fork, count = os.fork, 0
+def limited():  # as under `ulimit -u`, which does not bind root
+    global count
+    count += 1
+    if count > 1 and "starting.server" in str(sys.orig_argv):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+os.fork = limited
+"""
+
+
+def test_a_limit_of_processes_that_is_reached_at_a_fork_is_named_with_the_fix() -> None:
+    script(LIMITED, "sitecustomize.py")
+    done = launch(
+        "-q",
+        "--cpu",
+        "--num-processes",
+        "3",
+        script("pass"),
+        PYTHONPATH=os.pathsep.join([".", *sys.path]),
+    )
+    assert done.returncode == 4
+    assert "the ranks cannot be started: Resource temporarily unavailable" in done.stderr
+    assert "ulimit -u" in done.stderr
+    assert "Traceback" not in done.stderr
