@@ -11,7 +11,7 @@ from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Im
 from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, did_you_mean
 from headway.machine.facts import Machine
-from headway.settings.table import Raw
+from headway.settings.table import TABLE, Raw
 
 RENAMED = {  # torchrun's flags, and the setting that each is
     "--node-rank": "machine_rank",
@@ -140,8 +140,14 @@ def from_torchrun(words: Sequence[str], machine: Machine) -> Imported:
     if is_deprecated and "--use-env" not in flags:
         not_imported.append("--local-rank for the script (read LOCAL_RANK in the environment)")
     options = [flag for flag in flags if flag in ("--no-python", "--module")]
-    launch = (*options, *program) if program else ()
+    launch = (*_flag_for_one(values), *options, *program) if program else ()
     return Imported(values, not_imported, _reset(values, flags), names, launch)
+
+
+def _flag_for_one(values: Mapping[str, Raw]) -> tuple[str, ...]:
+    """Return the flag with which one process finds RANK: a 1 in a profile does not set it."""
+    is_one = values["num_processes"] == "1" and values.get("num_machines", "1") == "1"
+    return (TABLE["num_processes"].flag, "1") if is_one else ()
 
 
 def _flag_of(word: str) -> str:

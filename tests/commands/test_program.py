@@ -118,6 +118,7 @@ def make_unreadable_main() -> None:
     Path("sub/__main__.py").touch(0)
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("make", "script"),
     [
@@ -156,6 +157,7 @@ def test_no_other_kind_of_file_is_run_or_planned() -> None:
         assert "n.ipynb" in text
 
 
+@pytest.mark.wording
 @pytest.mark.processes
 def test_the_fix_for_a_shell_script_runs_it() -> None:
     Path("run.sh").write_text("echo ran in $0")

@@ -30,7 +30,7 @@ NEEDS = {
     "accelerate_own.py": "accelerate",
     "transformers_trainer.py": "transformers",
 }
-QUICK = {("ddp.py", 1), ("ddp.py", 2), ("mp_spawn.py", 1), ("lightning_two.py", 2)}
+QUICK = {("ddp.py", 1), ("ddp.py", 2), ("mp_spawn.py", 1)}
 """Those that run without --long: by script, and processes."""
 
 
@@ -80,9 +80,10 @@ def test_a_library_of_its_own_runs_as_many_ranks_as_the_launcher_started(
     name: str, count: int
 ) -> None:
     words = () if count == 1 else ("--num-processes", str(count))
-    done = launch("-q", "--cpu", *words, str(SCRIPTS / name))
-    found = [line.removesuffix(" in no") for line in trained(done)]
+    done = launch("-q", "--cpu", "--mixed-precision", "bf16", *words, str(SCRIPTS / name))
+    found = [line.removesuffix(" in bf16") for line in trained(done)]
     assert found == [f"rank {rank} of {count}" for rank in range(count)]
+    assert "headway: note:" not in done.stderr
 
 
 @pytest.mark.long

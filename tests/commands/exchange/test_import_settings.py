@@ -79,10 +79,27 @@ def test_what_is_imported_replaces_what_contradicts_it(
 
 @pytest.mark.processes
 def test_words_that_a_shell_has_read_already_are_quoted_again(capsys: Capture) -> None:
-    _, following = imported(capsys, "torchrun", "train.py", "--out", "$OUT", "two words")
+    words = ("--nproc-per-node=2", "train.py", "--out", "$OUT", "two words")
+    _, following = imported(capsys, "torchrun", *words)
     printed = following.replace("headway launch", "printf '%s|'")
     shown = subprocess.run(["sh", "-c", printed], capture_output=True, text=True, check=True)
     assert shown.stdout == "train.py|--out|$OUT|two words|"
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        ([], ["--num-processes", "1"]),
+        (["--standalone", "--nproc-per-node=1"], ["--num-processes", "1"]),
+        (["--nproc-per-node=2"], []),
+        (["--nnodes=2", "--master-addr=a", "--node-rank=0"], []),
+    ],
+)
+def test_the_next_command_gives_one_process_its_rank_as_torchrun_does(
+    flags: list[str], flag: list[str], capsys: Capture
+) -> None:
+    _, following = imported(capsys, "torchrun", *flags, "t.py")
+    assert following.split() == ["headway", "launch", *flag, "t.py"]
 
 
 @pytest.mark.parametrize(
