@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -176,8 +176,9 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _traces()
     yield
     after = _traces()
-    if after["processes"] - before["processes"] or _HAS_FAILED in request.node.stash:
-        _end_what_was_left()
+    left = after["processes"] - before["processes"]
+    if left or _HAS_FAILED in request.node.stash:
+        _end_what_was_left([int(title.split()[0]) for title in left])
     for kind, traces in after.items():
         assert traces <= before[kind], f"left behind: {kind} {traces - before[kind]}"
     torch_distributed = sys.modules.get("torch.distributed")
@@ -203,11 +204,16 @@ def _traces() -> dict[str, set[str]]:
     }
 
 
-def _end_what_was_left() -> None:
+def _end_what_was_left(pids: Collection[int]) -> None:
+    """End these processes, and close the pipes to all that have ended."""
     for child in _children():
-        child.kill()
-    for started in [one for one in gc.get_objects() if isinstance(one, subprocess.Popen)]:
-        started.wait()
+        if child.pid in pids:
+            child.kill()
+    for started in [one for one in gc.get_objects() if type(one) is subprocess.Popen]:
+        if started.pid in pids:
+            started.wait()
+        if started.poll() is None:
+            continue
         for stream in (started.stdin, started.stdout, started.stderr):
             if stream is not None:
                 with suppress(OSError):  # what is buffered for a process that is gone
