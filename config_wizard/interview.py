@@ -45,6 +45,12 @@ class Prompter(Protocol):
             KeyboardInterrupt: the user wants to stop.
         """
 
+    def interrupt(self) -> None:
+        """Let the question that is being asked raise KeyboardInterrupt, or raise it here.
+
+        For signal handlers: it must not come out of code that cannot be left anywhere.
+        """
+
 
 class Defaults:
     """A prompter that does not ask: every answer is the default."""
@@ -55,6 +61,9 @@ class Defaults:
     def ask(self, question: Question) -> str:
         self.say(f"  {question.name}: {question.shown(question.default)}")
         return question.default
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt
 
 
 def interview(

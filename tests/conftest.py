@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
+import struct
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -112,35 +117,71 @@ def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def ordinary_user(
-    own_surroundings: None, own_temporary_folder: Path, tmp_path: Path
-) -> Iterator[None]:
-    """Be somebody whom permissions bind: root is nobody during the test."""
+def ordinary_user(own_surroundings: None) -> Iterator[None]:
+    """Be somebody whom permissions bind: root gives up what lets it pass them, for the test.
+
+    Nobody else's user id would do: this checkout may be where only its owner may read.
+    """
     if not hasattr(os, "getuid") or os.getuid() != 0:
         yield
         return
-    above = [tmp_path, *tmp_path.parents[:-2]]  # up to, but without, a folder such as /tmp
-    modes = {folder: folder.stat().st_mode for folder in above}
-    nobody = 65534
+    if sys.platform != "linux":
+        pytest.skip("root passes all permissions")
+    with without_capabilities():
+        if not os.access(REPOSITORY / "headway" / "errors.py", os.R_OK, effective_ids=True):
+            pytest.skip("this checkout belongs to another user, and only root may read it")
+        yield
+
+
+_HAS_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_HAS_FAILED] = True
+    return report
+
+
+@contextmanager
+def without_capabilities() -> Iterator[None]:
+    """Take from this thread what lets root pass permissions: its effective capabilities.
+
+    Source: capset(2), version 3 of the header and of the two sets of three masks.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("Ii", 0x20080522, 0)
+    before = ctypes.create_string_buffer(24)
+
+    def call(function: str, sets: object) -> None:
+        if getattr(libc, function)(header, sets):
+            raise OSError(ctypes.get_errno(), function)
+
+    call("capget", before)
+    masks = struct.unpack("6I", before.raw)
+    none_effective = [0 if index % 3 == 0 else mask for index, mask in enumerate(masks)]
+    call("capset", struct.pack("6I", *none_effective))
     try:
-        for folder, mode in modes.items():
-            folder.chmod(mode | 0o011)
-        for path in (own_temporary_folder, tmp_path, *tmp_path.rglob("*")):
-            os.chown(path, nobody, -1)
-        os.seteuid(nobody)
         yield
     finally:
-        os.seteuid(0)
-        for folder, mode in modes.items():
-            folder.chmod(mode)
+        call("capset", before.raw)
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    """Fail a test that leaks a variable, a process, a thread, a process group or a file."""
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaks a variable, a process, a thread, a process group or a file.
+
+    What a failed test has left running is ended, so that the next one does not fail with it.
+    """
     before = _traces()
     yield
     after = _traces()
+    left = after["processes"] - before["processes"]
+    if left or _HAS_FAILED in request.node.stash:
+        _end_what_was_left([int(title.split()[0]) for title in left])
     for kind, traces in after.items():
         assert traces <= before[kind], f"left behind: {kind} {traces - before[kind]}"
     torch_distributed = sys.modules.get("torch.distributed")
@@ -164,6 +205,22 @@ def _traces() -> dict[str, set[str]]:
             if not entry.name.startswith(".")  # a linter's, meanwhile
         },
     }
+
+
+def _end_what_was_left(pids: Collection[int]) -> None:
+    """End these processes, and close the pipes to all that have ended."""
+    for child in _children():
+        if child.pid in pids:
+            child.kill()
+    for started in [one for one in gc.get_objects() if type(one) is subprocess.Popen]:
+        if started.pid in pids:
+            started.wait()
+        if started.poll() is None:
+            continue
+        for stream in (started.stdin, started.stdout, started.stderr):
+            if stream is not None:
+                with suppress(OSError):  # what is buffered for a process that is gone
+                    stream.close()
 
 
 def _children() -> list[psutil.Process]:

@@ -77,7 +77,7 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
     prompter: Prompter = Defaults(lambda _: None) if unattended else _prompter()
     prompter.say(introduction(facts))
     try:
-        with _stop_signals_as_interrupts() as seen:
+        with _stop_signals_as_interrupts(prompter) as seen:
             answers = interview(
                 facts, prompter, partial(summary, facts, paths, parsed.show_secrets)
             )
@@ -132,22 +132,22 @@ def _reject_words(
 
 
 @contextmanager
-def _stop_signals_as_interrupts() -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt also on SIGTERM and SIGHUP (a closed terminal); yield those received.
+def _stop_signals_as_interrupts(prompter: Prompter) -> Iterator[list[int]]:
+    """Interrupt the prompter on SIGINT, SIGTERM and SIGHUP (a closed terminal); yield what came.
 
-    A SIGHUP that is ignored (nohup) stays ignored.
+    A signal that is ignored (as SIGHUP under nohup) stays ignored.
     """
     seen: list[int] = []
 
     def stop(number: int, _: object) -> None:
         seen.append(number)
         if len(seen) == 1:
-            raise KeyboardInterrupt
+            prompter.interrupt()
 
     before = {
         number: signal.signal(number, stop)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) == signal.SIG_DFL
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
     }
     try:
         yield seen

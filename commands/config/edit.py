@@ -179,27 +179,34 @@ def unset_keys(argv: Sequence[str]) -> int:
 
 def _without(text: str, keys: Sequence[str]) -> str:
     """Return the profile `text` without these keys; raise once for all that cannot be removed."""
-    where, problems = "the command line", []
-    known = [key for key in parse_profile(text, "the profile", Layer.PROFILE) if key != "version"]
+    problems = []
+    present = flat(_raws(parse_profile(text, "the profile", Layer.PROFILE)))
+    known = [key for key in present if key != "version"]
     for key in keys:
         try:
             if key == "version":
                 raise KeyError(key)
             text = unset_value(text, key)
         except KeyError:
-            close = None if key in TABLE else did_you_mean(key, known)
-            what = f"{key!r} is not set in the profile"
-            what = "version cannot be removed" if key == "version" else what
-            problems.append(
-                Problem(
-                    what + (f"; did you mean {close!r}?" if close else ""),
-                    where,
-                    "`headway config show --origin` says where each value comes from",
-                )
-            )
+            problems.append(_cannot_unset(key, known))
     if problems:
         raise ConfigError.of(problems)
     return text
+
+
+def _cannot_unset(key: str, in_profile: Sequence[str]) -> Problem:
+    """Return why a key cannot be removed: it is not in the profile, or no setting at all."""
+    where, fix = "the command line", "`headway config show --origin` says where each value is from"
+    if key == "version":
+        return Problem("version cannot be removed", where, fix)
+    if key in TABLE or key.startswith("env."):
+        variables = [name for name in in_profile if name.startswith("env.")]
+        close = None if key in TABLE else did_you_mean(key, variables)
+        what = f"{key!r} is not set in the profile"
+    else:
+        close = did_you_mean(key, in_profile) or did_you_mean(key, TABLE)
+        what, fix = f"unknown setting {key!r}", "`headway config set --help` lists all settings"
+    return Problem(what + (f"; did you mean {close!r}?" if close else ""), where, fix)
 
 
 def apply(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from headway.errors import Code, Problem, Remedy, advice
 from headway.machine.devices import Selection
 from headway.machine.facts import Gpu, Machine
-from headway.settings.problems import change, on_cpu, removal
+from headway.settings.remedies import change, on_cpu, removal
 from headway.settings.table import Settings
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from headway.contract.origin import Layer
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
-from headway.errors import Code, Do, Problem, Remedy, Step
+from headway.errors import Code, Problem
 from headway.machine.devices import ALL
 from headway.machine.facts import Machine
+from headway.settings.remedies import change, on_cpu, on_one_machine, removal
 from headway.settings.table import Settings
 
 SETTING_OF = {
@@ -47,31 +48,6 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
 
         found += device_problems(settings, machine)
     return found
-
-
-def change(name: str, value: object, note: str = "") -> Step:
-    """Return the step that sets a setting."""
-    return Step(Do.SET, name, str(value), note)
-
-
-def removal(name: str, note: str = "") -> Step:
-    """Return the step that removes a setting, or one variable: env.NAME."""
-    return Step(Do.REMOVE, name, note=note)
-
-
-def on_cpu(settings: Settings) -> Remedy:
-    """Return the steps to the CPU, with what does not suit it taken back."""
-    steps = [change("device", "cpu")]
-    if settings.origin("devices").is_user_set:
-        steps.append(removal("devices"))
-    if settings.mixed_precision == "fp16":
-        steps.append(change("mixed_precision", "bf16"))
-    return tuple(steps)
-
-
-def _on_one_machine(settings: Settings) -> Remedy:
-    has_rank = settings.origin("machine_rank").is_user_set and settings.machine_rank > 0
-    return (change("num_machines", 1), *([removal("machine_rank")] if has_rank else []))
 
 
 def _of_devices(settings: Settings, machine: Machine | None) -> list[Problem]:
@@ -126,7 +102,7 @@ def _may_have(settings: Settings, machine: Machine | None) -> bool:
 def _several_on_mps(settings: Settings) -> list[Problem]:
     one = (change("num_processes", 1),) if settings.num_processes > 1 else ()
     if settings.num_machines > 1:
-        one = (*one, *_on_one_machine(settings))
+        one = (*one, *on_one_machine(settings))
     if settings.num_processes * settings.num_machines == 1:
         return []
     return settings.problem(
@@ -160,7 +136,7 @@ def _of_machines(settings: Settings) -> list[Problem]:
             f"num_machines is {machines}, but main_address is not set",
             [
                 (change("main_address", "HOST", "the host name or IP address of machine 0"),),
-                _on_one_machine(settings),
+                on_one_machine(settings),
             ],
             "num_machines",
             "main_address",
@@ -207,7 +183,7 @@ def _of_ranks(settings: Settings) -> list[Problem]:
             Code.DEBUG_ON_MACHINES,
             f"debug_rank is {settings.debug_rank}, but num_machines is "
             f"{settings.num_machines}: the ranks of other machines would not wait for it",
-            [(removal("debug_rank"),), _on_one_machine(settings)],
+            [(removal("debug_rank"),), on_one_machine(settings)],
             "debug_rank",
             "num_machines",
         )

@@ -37,6 +37,8 @@ class Entry(NamedTuple):
     origin: Origin
     mark: Mark | None = None  # None if it is not from a file
     faults: tuple[Problem, ...] = ()  # why the value is invalid; `resolve` reports them
+    repeats: tuple[Entry, ...] = ()  # other values of a duplicate key, which is one of the faults
+    has_value: bool = True  # False for `key:` alone, which is one of the faults, too
 
 
 Entries = Mapping[str, Entry]
@@ -100,6 +102,7 @@ class _Reader:
         self.noun = "the file of answers" if layer is Layer.ANSWERS else "the profile"
         self.faults: list[tuple[str, Problem]] = []  # with the key that each belongs to
         self.key = ""  # the one that is being read
+        self.without_value: set[str] = set()  # keys whose last value is missing, or an item of it
         self.end = 0  # of the value read last
 
     def read(self, text: str) -> dict[str, Entry]:
@@ -154,15 +157,23 @@ class _Reader:
         entries: dict[str, Entry] = {}
         for key, event in self._keys():
             self.key = key
+            self.without_value.discard(key)
             raw, mark = self._value(key, event)
             if key in entries:
                 what = f"duplicate key {key!r}; first defined in line {entries[key].origin.line}"
                 self._note(Code.DUPLICATE_KEY, key, what, event, "keep one of the two")
+                repeats = (*entries[key].repeats, self._entry(raw, event, mark))
+                entries[key] = entries[key]._replace(repeats=repeats)
                 continue
-            entries[key] = Entry(raw, self._origin(event.start_mark), mark)
+            entries[key] = self._entry(raw, event, mark)
             if key == "version":
                 self._check_version(raw, event)
         return entries
+
+    def _entry(self, raw: Raw, at: Any, mark: Mark) -> Entry:
+        """Return the entry of the value that was read last, whose key is the event `at`."""
+        origin = self._origin(at.start_mark)
+        return Entry(raw, origin, mark, has_value=self.key not in self.without_value)
 
     def _check_version(self, raw: Raw, event: Any) -> None:
         """Stop at a newer version before its new keys are reported as unknown."""
@@ -224,6 +235,7 @@ class _Reader:
         if self._is_null(event):
             fix = "add a value, or delete the line"
             self._note(Code.NO_VALUE, key, f"{key} has no value", event, fix)
+            self.without_value.add(key)
         self.end = event.end_mark.index
         return value
 

@@ -103,16 +103,26 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
                 problem, meant = _unknown(name, entry.origin)
                 problems.append(problem)
                 unread.add(meant)
-            elif entry.faults:
+                continue
+            invalid = [_invalid(name, one) for one in (entry, *entry.repeats)]
+            problems += filter(None, invalid)
+            if entry.faults or any(invalid):
                 unread.add(name)
             else:
-                try:
-                    value = TABLE[name].parse(entry.raw)
-                    values[name] = _merged(values[name], Value(value, entry.origin))
-                except ValueError as error:
-                    problems.append(_bad_value(TABLE[name], entry, str(error)))
-                    unread.add(name)
+                value = Value(TABLE[name].parse(entry.raw), entry.origin)
+                values[name] = _merged(values[name], value)
     return values, problems, unread
+
+
+def _invalid(name: str, entry: Entry) -> Problem | None:
+    """Return the problem of a value that cannot be parsed; a missing one is reported already."""
+    if not entry.has_value:
+        return None
+    try:
+        TABLE[name].parse(entry.raw)
+    except ValueError as error:
+        return _bad_value(TABLE[name], entry, str(error))
+    return None
 
 
 def _merged(old: Value, new: Value) -> Value:

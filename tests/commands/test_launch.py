@@ -185,7 +185,10 @@ def test_one_process_that_the_flag_asks_for_finds_a_rank_and_is_still_the_script
 def test_in_process_a_module_finds_what_is_beside_it_and_ctrl_c_ends_it_as_python() -> None:
     Path("package").mkdir()
     Path("package/tool.py").write_text("import package.other")
-    Path("package/other.py").write_text("print('found', flush=True); import time; time.sleep(60)")
+    # Python runs a signal's handler after the call that it came just before, so that call is short
+    Path("package/other.py").write_text(
+        "print('found', flush=True)\nimport time\nwhile True: time.sleep(0.01)"
+    )
     process = subprocess.Popen(
         [*HEADWAY, "launch", "-q", "--in-process", "-m", "package.tool"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -47,8 +47,11 @@ class Script:
         if reply is None:
             raise EOFError
         if reply == "Ctrl-C":
-            raise KeyboardInterrupt
+            self.interrupt()
         return reply
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt
 
 
 class Endless(Script):

@@ -225,6 +225,35 @@ def test_a_stop_signal_writes_nothing(number: signal.Signals, is_in_a_menu: bool
     assert not Path(choose_profile().path).exists()
 
 
+AT_A_MOMENT = """
+import os, signal
+from prompt_toolkit.application import Application
+usual = Application.{moment}
+def stopped(*args, **options):
+    os.kill(os.getpid(), signal.{number})
+    return usual(*args, **options)
+Application.{moment} = stopped
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("moment", ["run", "_redraw", "create_background_task", "exit"])
+def test_a_stop_signal_at_a_bad_moment_leaves_no_traceback(
+    moment: str, number: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("sitecustomize.py").write_text(AT_A_MOMENT.format(moment=moment, number=number))
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    with Terminal("gpu_8_h100", "config", rows=60) as terminal:
+        if moment == "exit":
+            terminal.wait_for("❯ cuda")
+            terminal.press("\r")
+        assert terminal.exit_code() == 128 + signal.Signals[number]
+        assert "nothing was written" in terminal.text
+        assert "Traceback" not in terminal.text
+        assert "never awaited" not in terminal.text
+    assert not Path(choose_profile().path).exists()
+
+
 @pytest.mark.parametrize("is_in_a_menu", [True, False])
 def test_a_terminal_that_is_closed_writes_nothing(is_in_a_menu: bool) -> None:
     with Terminal("gpu_8_h100", "config") as terminal:

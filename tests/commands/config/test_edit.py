@@ -239,6 +239,32 @@ def test_mistakes_of_every_kind_are_named_at_once_each_with_its_place(
     assert lines == [1, 5, 4, 7, 9, 10, 8]
 
 
+@pytest.mark.wording
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "device: cpuu\ndevice: mpss\nranks: x\n",
+            ["duplicate key 'device'", "device is 'cpuu'", "device is 'mpss'", "ranks is 'x'"],
+        ),
+        ("max_restarts: 0\nmax_restarts: many\n", ["duplicate key", "max_restarts is 'many'"]),
+        ("max_restarts: many\nmax_restarts:\n", ["duplicate key", "has no value", "is 'many'"]),
+        ("ranks: [0, null]\nranks: [x]\n", ["duplicate key", "has no value", "ranks is"]),
+        ("env: {A: 1, A: 2, '': 3}\n", ["duplicate key 'env.A'", "env is "]),
+        ("env: {A: 1, B: }\nenv: C\n", ["duplicate key 'env'", "env.B has no value", "env is 'C'"]),
+    ],
+)
+def test_validate_reports_duplicate_keys_and_value_errors_in_one_round(
+    text: str, found: list[str], profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text(text)
+    assert main(["config", "validate"]) == 1
+    err = capsys.readouterr().err
+    for one in found:
+        assert one in err
+    assert err.count("error: ") == len(found), err
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -337,6 +363,30 @@ def test_unset_names_all_that_it_cannot_remove(
     assert "did you mean 'num_processes'?" in err
     assert "did you mean 'device'?" in err
     assert profile.read_text() == "version: 1\n" + PROFILE
+
+
+@pytest.mark.wording
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [
+        ("num_machinse", "unknown setting 'num_machinse'; did you mean 'num_machines'?"),
+        ("colour", "unknown setting 'colour'"),
+        ("envv.A", "unknown setting 'envv.A'; did you mean 'env.A'?"),
+        ("num_machines", "'num_machines' is not set in the profile"),
+        ("env.B", "'env.B' is not set in the profile; did you mean 'env.A'?"),
+    ],
+)
+def test_unset_tells_an_unknown_setting_from_one_that_is_not_set(
+    key: str, what: str, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "unset", key]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {what}\n")
+
+
+def test_a_key_that_no_setting_has_can_be_removed_from_the_profile(profile: Path) -> None:
+    profile.write_text(PROFILE + "colour: red\n")
+    assert main(["config", "unset", "colour"]) == 0
+    assert profile.read_text() == PROFILE
 
 
 def test_an_empty_map_is_a_profile_that_can_be_filled(profile: Path) -> None:

@@ -1,0 +1,89 @@
+"""What tests/conftest.py promises to every test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+
+@pytest.fixture
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file below a folder that only this user may enter."""
+    folder = tmp_path_factory.mktemp("checkout")
+    folder.chmod(0o700)
+    (folder / "module.py").write_text("")
+    return folder / "module.py"
+
+
+def test_an_ordinary_user_reads_a_checkout_that_only_its_owner_may_enter(
+    checkout: Path, ordinary_user: None
+) -> None:
+    assert checkout.read_text() == ""
+
+
+def test_permissions_bind_an_ordinary_user(ordinary_user: None) -> None:
+    Path("closed").mkdir(mode=0o000)
+    with pytest.raises(PermissionError):
+        os.listdir("closed")
+    Path("read_only").touch(mode=0o400)
+    with pytest.raises(PermissionError):
+        Path("read_only").write_text("x")
+    Path("closed").chmod(0o700)
+
+
+def test_root_may_do_everything_again_after_the_test() -> None:
+    if not hasattr(os, "getuid") or os.getuid() != 0:
+        pytest.skip("only root passes permissions")
+    Path("closed").mkdir(mode=0o000)
+    assert os.listdir("closed") == []
+
+
+FAILING = """
+import subprocess, sys
+
+def test_that_fails_beside_its_processes():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    other = subprocess.Popen([sys.executable, "-c", "1"], stdout=subprocess.PIPE)
+    assert False, "on purpose"
+
+def test_that_fails_beside_a_pipe():
+    process = subprocess.Popen([sys.executable, "-c", "1"], stdout=subprocess.PIPE)
+    process.wait()
+    assert False, "on purpose"
+
+def test_that_is_innocent():
+    import gc
+    sys.last_value = sys.last_traceback = None
+    gc.collect()
+
+def test_that_is_innocent_too():
+    pass
+"""
+
+
+@pytest.mark.processes
+def test_a_test_that_fails_leaves_no_process_to_fail_the_next_one() -> None:
+    Path("test_failing.py").write_text(FAILING)
+    options = ["-q", "-p", "tests.conftest", "-W", "error", "-p", "no:cacheprovider"]
+    options += ["--basetemp", "base"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--rootdir", ".", "test_failing.py"],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
+        },
+        capture_output=True,
+        text=True,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    assert [line.split(" - ")[0] for line in lines] == [
+        "FAILED test_failing.py::test_that_fails_beside_its_processes",
+        "FAILED test_failing.py::test_that_fails_beside_a_pipe",
+        "ERROR test_failing.py::test_that_fails_beside_its_processes",
+    ], done.stdout
