@@ -211,13 +211,11 @@ class RankChannel:
 
     @property
     def _no_stack(self) -> NoStack | None:
-        if not self._is_ready:
-            return NoStack.NOT_PYTHON
-        if self._is_closed:
+        if self._is_ready and self._is_closed:
             return NoStack.CLOSED
-        if not self.is_silent:
-            return None
-        return NoStack.STOPPED if read_state(self._pid).is_stopped else NoStack.SILENT
+        if self.is_silent:
+            return NoStack.STOPPED if read_state(self._pid).is_stopped else NoStack.SILENT
+        return NoStack.NOT_PYTHON if self._answer is None else None
 
     @property
     def _is_ending(self) -> bool:

@@ -7,6 +7,7 @@ Elsewhere it is a file in a folder that only its owner may enter.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -62,30 +63,33 @@ class RunSocket:
         self._socket.bind(self._address)
         self._socket.listen()
         self._thread = threading.Thread(target=self._serve, name="headway-socket", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # too many threads
+            self._socket.close()
+            raise OSError(errno.EAGAIN, str(error)) from None
 
     def close(self) -> None:
         """Answer no more requests."""
         self._is_closing = True
-        with closing(socket.socket(socket.AF_UNIX)) as waking, suppress(OSError):
-            waking.settimeout(_TIMEOUT_S)
-            waking.connect(self._address)
+        with suppress(OSError):  # wakes the thread on Linux
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if not _HAS_ABSTRACT_NAMES:  # elsewhere that takes a connection
+            with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as waking:
+                waking.connect(self._address)
         self._thread.join()
         self._socket.close()
         if not _HAS_ABSTRACT_NAMES:
             os.unlink(self._address)
 
     def _serve(self) -> None:
-        while True:
+        while not self._is_closing:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # too many open files
-                time.sleep(_PAUSE_S)
-                continue
-            if self._is_closing:
-                connection.close()
-                return
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            except (OSError, RuntimeError):  # too many open files or threads, or the end
+                if not self._is_closing:
+                    time.sleep(_PAUSE_S)
 
     def _answer(self, connection: socket.socket) -> None:
         with closing(connection), suppress(OSError, ValueError, RecursionError):

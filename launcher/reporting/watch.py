@@ -138,7 +138,7 @@ class Watch:
         self._is_closing = True
         self._wake()
         self._thread.join()
-        if self._reporter is not None:
+        if self._reporter is not None and self._reporter.is_alive():
             self._reporter.join()
         self._selector.close()
         os.close(self._wake_read)
@@ -216,7 +216,8 @@ class Watch:
             self._reporter = threading.Thread(
                 target=lambda: say(self.observe().describe()), name="headway-report", daemon=True
             )
-            self._reporter.start()
+            with suppress(RuntimeError):  # too many threads
+                self._reporter.start()
 
     def _look_for_a_hang(self) -> None:
         if self._timeout_s is None or self.hang is not None or not self._ranks:

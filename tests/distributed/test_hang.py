@@ -17,6 +17,11 @@ import pytest
 from headway.contract.records import Collective, Group
 from tests.distributed.launching import HEADWAY, environment, launch, script, start
 
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
+]
+
 TRAIN = """
 import os, sys, time
 import torch

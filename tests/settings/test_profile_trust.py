@@ -125,6 +125,7 @@ def test_a_group_that_the_system_does_not_know_is_not_private() -> None:
     assert writing_group(str(PROFILE)) == "54321"
 
 
+@pytest.mark.wording
 def test_the_note_on_the_owner_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
