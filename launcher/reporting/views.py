@@ -13,6 +13,8 @@ _IDLE_S = 0.1  # an unfinished line that stops growing is shown on a terminal af
 _UNFINISHED_S = 1.0  # and elsewhere after this, though it grows
 _BAR_S = 10.0  # between two states of a progress bar, where there is no terminal
 _NEVER = float("inf")
+_UP = b"\x1b[A"  # what bars below each other write to go up a line; they go down by line feeds
+_WENT_UP = re.compile(rb"(?:\x1b\[A)+(?!\x1b|\Z)")
 _REDRAWN = re.compile(rb"[^\n]*\r(?!\n)")  # what a carriage return has the rest of a line replace
 
 
@@ -64,7 +66,7 @@ class FileView(View):
     """Whole lines at once, an unfinished one after a second, a progress bar every ten seconds.
 
     A bar is a line with carriage returns: each replaces what was drawn before. Its last state is
-    always shown.
+    always shown. Of several bars below each other, the newest state of any of them is shown.
     """
 
     def __init__(self, console: Console, rank: int, target: int) -> None:
@@ -82,6 +84,10 @@ class FileView(View):
 
     def take(self, data: bytes) -> None:
         text = self._rest + data
+        while _UP + b"\n" in text:
+            text = text.replace(_UP + b"\n", b"")
+        if _UP in text:
+            text = _WENT_UP.sub(b"\r", text)
         end = text.rfind(b"\n") + 1
         if end:
             self._show_lines(text[:end])
@@ -149,6 +155,7 @@ class FileView(View):
         self._rest = b"\r" + b"\r".join([*erased, last])
 
     def _note_states(self, states: list[bytes]) -> None:
+        states = [state.replace(_UP, b"") for state in states]
         drawn = next((state for state in reversed(states) if state.strip()), b"")
         if drawn and drawn != self._shown_state:
             self._state = drawn
