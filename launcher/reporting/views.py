@@ -106,11 +106,11 @@ class FileView(View):
     def show_due(self) -> None:
         now = time.monotonic()
         if self._began_at + _UNFINISHED_S <= now:
-            self._began_at = _NEVER
             if b"\r" in self._rest:
                 self._note_state()
             else:
                 self._show_unfinished()
+            self._began_at = _NEVER
         if self._state_due <= now:
             self._show_state()
 
@@ -160,7 +160,7 @@ class FileView(View):
         if drawn and drawn != self._shown_state:
             self._state = drawn
             if self._state_due == _NEVER:
-                soon = time.monotonic() + _UNFINISHED_S
+                soon = min(self._began_at, time.monotonic()) + _UNFINISHED_S
                 self._state_due = max(soon, self._shown_at + _BAR_S)
 
     def _show_state(self) -> None:

@@ -367,6 +367,16 @@ def test_the_last_state_of_a_bar_that_stands_still_is_shown_in_its_turn(
     assert ranks.end() == "[0] 3%\n[0] 4%\n"
 
 
+def test_a_slow_bar_that_ends_in_carriage_returns_is_seen_soon_too(
+    soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch, 2, terminal=False)
+    ranks.write(0, "10%\r")
+    ranks.wait_for("[0] 10%\n")
+    ranks.write(0, "20%\r")
+    assert ranks.end() == "[0] 10%\n[0] 20%\n"
+
+
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
