@@ -81,7 +81,7 @@ class Console:
     def takes_stderr(self) -> Iterator[None]:
         """Let what this process itself prints on `sys.stderr` take its turn, and never block."""
         usual = sys.stderr
-        sys.stderr = _OwnText(self._sinks[2], usual)
+        sys.stderr = _OwnText(self._say, usual)
         try:
             yield
         finally:
@@ -207,6 +207,11 @@ class Console:
         for sink in {*self._sinks.values()}:
             sink.close()
 
+    def _say(self, text: str) -> None:
+        """Print lines of the launcher's own on stderr, or on stdout where stderr is lost."""
+        is_lost = self._sinks[2].error is not None or self._sinks[2] in self._lost
+        self._sinks[1 if is_lost else 2].say(text)
+
     def warn(self, line: str) -> None:
         """Print a line of the launcher's own on stderr, or on stdout where stderr is not read."""
         for target in (2, 1):
@@ -291,8 +296,8 @@ class _Line(NamedTuple):
 class _OwnText(io.TextIOBase):
     """`sys.stderr` of this process while the ranks' output is shown; its lines stay whole."""
 
-    def __init__(self, sink: Sink, usual: TextIO) -> None:
-        self._sink = sink
+    def __init__(self, say: Callable[[str], None], usual: TextIO) -> None:
+        self._say = say
         self._usual = usual
         self._unfinished: dict[int, str] = {}  # by thread
 
@@ -300,7 +305,7 @@ class _OwnText(io.TextIOBase):
         thread = threading.get_ident()
         lines, newline, rest = (self._unfinished.pop(thread, "") + text).rpartition("\n")
         if newline:
-            self._sink.say(lines + newline)
+            self._say(lines + newline)
         if rest:
             self._unfinished[thread] = rest
         return len(text)

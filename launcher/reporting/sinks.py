@@ -42,9 +42,7 @@ class Sink:
         self._changed = threading.Condition()
         self._queue: list[bytes] = []
         self._size = 0  # bytes queued, and not yet written
-        self._moved_at = (
-            0.0  # on the monotonic clock: the last byte was accepted, or the first came
-        )
+        self._moved_at = 0.0  # the last byte was accepted, or the first one queued
         self._is_abandoned = False
         self._thread = threading.Thread(target=self._run, name="headway-sink", daemon=True)
         self._thread.start()

@@ -13,6 +13,8 @@ _IDLE_S = 0.1  # an unfinished line that stops growing is shown on a terminal af
 _UNFINISHED_S = 1.0  # and elsewhere after this, though it grows
 _BAR_S = 10.0  # between two states of a progress bar, where there is no terminal
 _NEVER = float("inf")
+_UP = b"\x1b[A"  # what bars below each other write to go up a line; they go down by line feeds
+_WENT_UP = re.compile(rb"(?:\x1b\[A)+(?!\x1b|\Z)")
 _REDRAWN = re.compile(rb"[^\n]*\r(?!\n)")  # what a carriage return has the rest of a line replace
 
 
@@ -64,7 +66,7 @@ class FileView(View):
     """Whole lines at once, an unfinished one after a second, a progress bar every ten seconds.
 
     A bar is a line with carriage returns: each replaces what was drawn before. Its last state is
-    always shown.
+    always shown. Of several bars below each other, the newest state of any of them is shown.
     """
 
     def __init__(self, console: Console, rank: int, target: int) -> None:
@@ -82,6 +84,10 @@ class FileView(View):
 
     def take(self, data: bytes) -> None:
         text = self._rest + data
+        while _UP + b"\n" in text:
+            text = text.replace(_UP + b"\n", b"")
+        if _UP in text:
+            text = _WENT_UP.sub(b"\r", text)
         end = text.rfind(b"\n") + 1
         if end:
             self._show_lines(text[:end])
@@ -100,11 +106,11 @@ class FileView(View):
     def show_due(self) -> None:
         now = time.monotonic()
         if self._began_at + _UNFINISHED_S <= now:
-            self._began_at = _NEVER
             if b"\r" in self._rest:
                 self._note_state()
             else:
                 self._show_unfinished()
+            self._began_at = _NEVER
         if self._state_due <= now:
             self._show_state()
 
@@ -149,11 +155,12 @@ class FileView(View):
         self._rest = b"\r" + b"\r".join([*erased, last])
 
     def _note_states(self, states: list[bytes]) -> None:
+        states = [state.replace(_UP, b"") for state in states]
         drawn = next((state for state in reversed(states) if state.strip()), b"")
         if drawn and drawn != self._shown_state:
             self._state = drawn
             if self._state_due == _NEVER:
-                soon = time.monotonic() + _UNFINISHED_S
+                soon = min(self._began_at, time.monotonic()) + _UNFINISHED_S
                 self._state_due = max(soon, self._shown_at + _BAR_S)
 
     def _show_state(self) -> None:

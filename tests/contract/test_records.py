@@ -17,6 +17,7 @@ from headway.contract.records import (
     Frame,
     Group,
     Heartbeat,
+    NotStarted,
     Progress,
     Ready,
     Record,
@@ -40,6 +41,7 @@ RECORDS: list[Any] = [
     End(2.0, 0),
     End(2.0, 3, "no data", PLACE, GROUPS),
     Started(7),
+    NotStarted(11),
     Ended(7, -9, 1.0),
 ]
 

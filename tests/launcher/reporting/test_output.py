@@ -294,6 +294,7 @@ def test_stderr_is_shown_though_stdout_is_not_read(monkeypatch: pytest.MonkeyPat
     ranks.end()
 
 
+@pytest.mark.wording
 def test_at_the_end_an_unread_stdout_is_waited_for_no_longer_than_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -366,6 +367,16 @@ def test_the_last_state_of_a_bar_that_stands_still_is_shown_in_its_turn(
     assert ranks.end() == "[0] 3%\n[0] 4%\n"
 
 
+def test_a_slow_bar_that_ends_in_carriage_returns_is_seen_soon_too(
+    soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch, 2, terminal=False)
+    ranks.write(0, "10%\r")
+    ranks.wait_for("[0] 10%\n")
+    ranks.write(0, "20%\r")
+    assert ranks.end() == "[0] 10%\n[0] 20%\n"
+
+
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
@@ -376,6 +387,9 @@ def test_the_last_state_of_a_bar_that_stands_still_is_shown_in_its_turn(
         ("a\r\n\r\nb\r\n", "[0] a\r\n[0] \r\n[0] b\r\n"),  # no bar, but ends of lines
         ("a\n\n\r1%\nb\n", "[0] a\n[0] \n[0] 1%\n[0] b\n"),
         ("\r1%\r2%\n\r1%\r2%\n", "[0] 2%\n[0] 2%\n"),
+        # tqdm in tqdm
+        ("\ra1\n\rb1\x1b[A\n\rb2\x1b[A\n\rb3\x1b[A\ra2\n", "[0] a1\n[0] a2\n"),
+        ("\ra1\n\n\rc1\x1b[A\x1b[A\n\n\rc2\x1b[A\x1b[A", "[0] a1\n[0] \n[0] c2\n"),
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
