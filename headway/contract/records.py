@@ -129,6 +129,12 @@ class End(NamedTuple):
     groups: tuple[Group, ...] = ()
 
 
+class Serving(NamedTuple):
+    """The fork server has begun."""
+
+    pid: int
+
+
 class Started(NamedTuple):
     """The fork server has started a rank."""
 
@@ -141,9 +147,10 @@ class Ended(NamedTuple):
     pid: int
     code: int  # negative for a signal, as `subprocess` gives it
     time: float  # seconds since the epoch
+    left_processes: bool  # no rank runs any more, but something that a rank has started does
 
 
-Record = Ready | AnswersQuestions | Heartbeat | Answer | Crash | End | Started | Ended
+Record = Ready | AnswersQuestions | Heartbeat | Answer | Crash | End | Serving | Started | Ended
 
 _RECORDS = {kind.__name__: kind for kind in get_args(Record)}
 

@@ -123,6 +123,11 @@ class Watch:
         self._is_asked = True
         self._wake()
 
+    def has_trained(self) -> bool:
+        """Return whether a rank of this attempt has told of an optimizer step."""
+        with self._lock:
+            return any(one.has_trained for one in self._ranks.values())
+
     def statuses(self) -> list[RankStatus]:
         """Ask the running ranks where they are; return what is known of all on this machine.
 
@@ -302,6 +307,10 @@ class _Rank:
         is_quiet = self.text and time.monotonic() - self._grew_at > _QUIET_S
         has_stacks = is_quiet or is_complete(self.text)
         return self._awaits_groups or (self._awaits_stacks and not has_stacks)
+
+    @property
+    def has_trained(self) -> bool:
+        return self._progress is not None and self._progress.step > 0
 
     @property
     def status(self) -> RankStatus:

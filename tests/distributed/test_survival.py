@@ -246,14 +246,6 @@ except KeyboardInterrupt:
     assert errors == "headway: interrupted\n"
 
 
-def test_the_same_exception_twice_is_not_tried_a_third_time() -> None:
-    name = script("print('tried')\nraise ValueError('always')")
-    done = launch("-q", "--cpu", "--supervise", "--max-restarts", "5", name)
-    assert done.stdout.count("tried") == 2
-    assert done.stderr.count("; restart ") == 1
-    assert done.returncode == 1
-
-
 def test_eight_launches_at_once_all_succeed() -> None:
     name = script(GROUP.format(rank=-1, fault="pass"))
     processes = [start("-q", "--cpu", "--num-processes", "2", name) for _ in range(8)]
