@@ -190,7 +190,7 @@ class Agent(LocalElasticAgent):
             reports_its_end=self._plan.program.kind != "program",
             debug_rank=settings.debug_rank,
             grace_s=settings.grace_period_s,
-            victim_grace_s=_victim_grace_s(settings),
+            victim_grace_s=victim_grace_s(settings),
         )
         try:
             self._ranks.start()
@@ -254,7 +254,7 @@ class Agent(LocalElasticAgent):
         super()._restart_workers(worker_group)
 
 
-def _victim_grace_s(settings: Settings) -> float:
+def victim_grace_s(settings: Settings) -> float:
     """Return how long ranks may take to stop after another one has failed."""
     if settings.are_user_set("grace_period_s"):
         return settings.grace_period_s

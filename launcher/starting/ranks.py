@@ -194,6 +194,7 @@ class RankProcesses(PContext):
             self._starter.end_left_processes()
 
     def _wait_and_kill(self, grace_s: float) -> None:
+        self._starter.resume_server()
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
         while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
             self._collect(timeout_s=left_s)

@@ -28,6 +28,7 @@ from headway.launcher.inside.process_cleanup import (
 )
 from headway.launcher.inside.worker import bootstrap_code
 from headway.launcher.planning.plan import LaunchPlan
+from headway.launcher.starting.handles import ProcessHandle
 
 if TYPE_CHECKING:
     from psutil import Process
@@ -62,6 +63,7 @@ class Starter:
     def _start_server(self) -> None:
         self._started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._server_pid = 0
+        self._server: ProcessHandle | None = None
         self._left_processes = False
         self._is_closing = False
         self._socket, theirs = socket.socketpair()
@@ -132,17 +134,22 @@ class Starter:
             return []
         import psutil
 
-        ours = (self._guardian.pid, self._server_pid)
-        return [
-            one
-            for one in psutil.Process().children(recursive=True)
-            if one.pid not in ours and is_running(one)
-        ]
+        try:
+            below = psutil.Process(self._server_pid).children(recursive=True)
+        except psutil.NoSuchProcess:  # and its guardian ends what is left
+            return []
+        return [one for one in below if is_running(one)]
 
     def end_left_processes(self) -> None:
         """End what ranks have started and left running."""
         if self._left_processes:
             end_processes(lambda: self.left_processes() or None, 0)
+
+    def resume_server(self) -> None:
+        """Let a suspended server go on; it could neither report nor end anything."""
+        self._guardian.send_signal(signal.SIGCONT)
+        if self._server is not None:
+            self._server.send(signal.SIGCONT)
 
     def close(self, leave_children: bool = False) -> None:
         """Have the server end the remaining processes of the ranks, or leave them; wait for it."""
@@ -153,10 +160,13 @@ class Starter:
 
                 self._socket.sendall(json.dumps(LEAVE_CHILDREN.env).encode())
             self._socket.shutdown(socket.SHUT_WR)
+        self.resume_server()
         self._reader.join()  # until the server and its guardian have ended
         if self._guardian.wait() != 0 and not leave_children:
             end_descendants(0)  # which this process has adopted
         self._socket.close()
+        if self._server is not None:
+            self._server.close()
 
     def _read(self) -> None:
         alive: set[int] = set()
@@ -165,6 +175,7 @@ class Starter:
                 record = decode_record(line)
                 if isinstance(record, Serving):
                     self._server_pid = record.pid
+                    self._server = ProcessHandle(record.pid)
                 elif isinstance(record, Started):
                     alive.add(record.pid)
                     self._left_processes = False

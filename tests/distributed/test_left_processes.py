@@ -46,6 +46,7 @@ def test_children_of_ranks_that_succeeded_end_by_themselves_and_are_named() -> N
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_children_that_outlive_the_grace_period_are_ended() -> None:
     done = launch(*WORDS, "--grace-period-s", "1", script(UPLOADING))
     assert done.returncode == 0
@@ -54,6 +55,7 @@ def test_children_that_outlive_the_grace_period_are_ended() -> None:
     assert not list(Path.cwd().glob("uploaded_?"))
 
 
+@pytest.mark.long
 def test_leave_children_leaves_them_running() -> None:
     done = launch(*WORDS, "--leave-children", script(UPLOADING))
     assert done.returncode == 0

@@ -66,7 +66,9 @@ def kill_the_server_at_once(process: subprocess.Popen[str]) -> None:
     guardians[0].children()[0].kill()
 
 
-@pytest.mark.parametrize(("restarts", "code"), [("0", 137), ("1", 0)])
+@pytest.mark.parametrize(
+    ("restarts", "code"), [pytest.param("0", 137, marks=pytest.mark.long), ("1", 0)]
+)
 def test_a_fork_server_that_was_killed_before_it_started_a_rank_counts_too(
     restarts: str, code: int
 ) -> None:

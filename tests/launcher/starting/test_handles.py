@@ -67,7 +67,10 @@ def test_the_end_of_a_run_does_not_signal_a_group_that_has_a_reaped_ranks_number
         bystander.pid, 1, 1.0, left_processes=False
     )  # and the system has given its number to somebody else
     starter: Any = SimpleNamespace(
-        ends={ended.pid: ended}, woken=queue.SimpleQueue(), end_left_processes=lambda: None
+        ends={ended.pid: ended},
+        woken=queue.SimpleQueue(),
+        resume_server=lambda: None,
+        end_left_processes=lambda: None,
     )
     watch: Any = SimpleNamespace(end=lambda *_: [], hang=None, begin_to_stop=lambda: None)
     nothing: Any = None
