@@ -123,7 +123,7 @@ class Parser:
             options: dict[str, Any] = {"metavar": row.metavar, "help": row.help}
             if row.shape is Shape.MAP:
                 options |= {"action": "append", "help": f"{row.help} (repeatable)"}
-            self.flag(row.flag, dest=row.name, **options)
+            self.flag(row.flag, dest=row.name, default_value=row.bare, **options)
 
     def machine_flag(self) -> None:
         """Add --machine, for commands that can use a recorded machine instead of this one."""

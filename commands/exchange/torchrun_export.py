@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from headway.commands.exchange.torchrun_line import NAME, VARIABLES
 from headway.launcher.planning.plan import LaunchPlan
 from headway.machine.devices import ALL
+from headway.settings.table import YES
 
 
 def to_torchrun(plan: LaunchPlan, program: Sequence[str]) -> str:
@@ -63,6 +64,7 @@ def not_in_torchrun(plan: LaunchPlan, names: Sequence[str]) -> Iterator[str]:
         "devices": settings.devices == ALL or masked,
         "mps_fallback": "PYTORCH_ENABLE_MPS_FALLBACK" in variables,
         "ranks": plan.is_one_machine,  # torchrun's filter is by local rank
+        "leave_children": settings.leave_children == YES,  # as torchrun does
         **dict.fromkeys(("start_method", "hang_timeout", "debug_rank"), False),
         **dict.fromkeys(("machine_rank", "main_address", "main_port"), not plan.is_one_machine),
     }

@@ -139,6 +139,12 @@ class End(NamedTuple):
     uses: Uses | None = None
 
 
+class Serving(NamedTuple):
+    """The fork server has begun."""
+
+    pid: int
+
+
 class Started(NamedTuple):
     """The fork server has started a rank."""
 
@@ -157,9 +163,10 @@ class Ended(NamedTuple):
     pid: int
     code: int  # negative for a signal, as `subprocess` gives it
     time: float  # seconds since the epoch
+    left_processes: bool  # no rank runs any more, but something that a rank has started does
 
 
-Record = Ready | Heartbeat | Answer | Crash | End | Started | NotStarted | Ended
+Record = Ready | Heartbeat | Answer | Crash | End | Serving | Started | NotStarted | Ended
 
 _RECORDS = {kind.__name__: kind for kind in get_args(Record)}
 

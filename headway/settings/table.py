@@ -23,6 +23,8 @@ T = TypeVar("T")
 Raw = str | Sequence[str] | Mapping[str, str]
 """An unparsed value: a string from a flag or a variable; from YAML also a list or a map."""
 
+YES, NO = "yes", "no"
+
 AUTO = "auto"
 """The value that is replaced by one detected from the machine."""
 
@@ -56,6 +58,7 @@ class Setting(Generic[T]):
         metavar: how the value is written in `--help`.
         shape: what a profile may contain besides one value.
         needs_launcher: a value other than the default needs the launcher to supervise the script.
+        bare: the value of a flag that is given without one.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Setting(Generic[T]):
         metavar: str = "",
         shape: Shape = Shape.ONE,
         needs_launcher: bool = False,
+        bare: str | None = None,
     ) -> None:
         self.kind = parse
         self.default = default
@@ -77,6 +81,7 @@ class Setting(Generic[T]):
         self.metavar = metavar or ("{" + ",".join(self.choices) + "}" if self.choices else "")
         self.shape = shape
         self.needs_launcher = needs_launcher
+        self.bare = bare
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -323,11 +328,27 @@ class Settings:
         metavar="N",
         needs_launcher=True,
     )
+    restart_delay = Setting(
+        Count(0, 60),
+        1,
+        "seconds before the first restart; doubled with every failure up to 60, until the run "
+        "makes progress",
+        metavar="S",
+    )
     grace_period_s = Setting(
         Count(0, 86400),
         30,
-        "seconds that ranks have to stop after the stop signal, before they are killed",
+        "seconds that ranks have to stop after the stop signal, before they are killed; unless "
+        "set, 5 at most for those that stop because another one failed. After a success, how long "
+        "to wait for processes that the ranks have left",
         metavar="S",
+    )
+    leave_children = Setting(
+        Choice(YES, NO, same={"true": YES, "on": YES, "false": NO, "off": NO}),
+        NO,
+        "after a success, let processes that the ranks have left run on (yes), instead of ending "
+        "them after the grace period",
+        bare=YES,
     )
     hang_timeout = Setting[int | None](
         Count(1),

@@ -6,8 +6,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -67,21 +71,47 @@ def reap() -> Iterator[tuple[int, int]]:
         yield pid, status
 
 
-def end_descendants(grace_s: float) -> None:
-    """End all descendants: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
+def has_children() -> bool:
+    """Reap the children that have ended, and return whether any is left."""
+    with suppress(ChildProcessError):
+        for _ in reap():
+            pass
+        return True
+    return False
 
-    Processes of another user that refuse the signals are left.
-    """
-    deadline = time.monotonic() + max(grace_s, _MIN_GRACE_S)
-    asked, refused = set[object](), set[object]()
-    while _has_children():  # what adopts orphans has children as long as it has descendants
+
+def end_descendants(grace_s: float) -> None:
+    """End all descendants: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds."""
+
+    def find() -> list[Process] | None:
         import psutil
 
-        below = [one for one in psutil.Process().children(recursive=True) if one not in refused]
-        if refused and not below:
+        # what adopts orphans has children as long as it has descendants, also while they fork
+        return psutil.Process().children(recursive=True) if has_children() else None
+
+    if has_children():  # importing psutil takes as long as all the rest
+        end_processes(find, grace_s)
+
+
+def end_processes(find: Callable[[], list[Process] | None], grace_s: float) -> None:
+    """End processes: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
+
+    Processes of another user that refuse the signals are left.
+
+    Args:
+        find: returns those that run at the moment; None: there are no more.
+        grace_s: how long they may take.
+    """
+    import psutil
+
+    deadline = time.monotonic() + max(grace_s, _MIN_GRACE_S)
+    asked: set[Process] = set()
+    refused: set[Process] = set()
+    while (found := find()) is not None:
+        if refused and refused.issuperset(found):
             return
         late = time.monotonic() > deadline
-        for one in below:
+        for one in found:
             if late or one not in asked:
                 asked.add(one)
                 try:
@@ -93,10 +123,11 @@ def end_descendants(grace_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def _has_children() -> bool:
-    """Reap the children that have ended, and return whether any is left."""
-    with suppress(ChildProcessError):
-        for _ in reap():
-            pass
-        return True
-    return False
+def is_running(process: Process) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    import psutil
+
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

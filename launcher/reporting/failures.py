@@ -39,6 +39,7 @@ class RankExit(NamedTuple):
     message: str = ""  # the text of sys.exit("text")
     left_silently: bool = True  # reported neither an end nor an exception: os._exit, or a signal
     uses: Uses | None = None  # what its program used, if it came to its end
+    killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
 
     @property
     def is_failure(self) -> bool:
@@ -56,6 +57,7 @@ class Failure(NamedTuple):
     memory_kills: int = 0  # by the kernel's OOM killer during the run
     last_lines: tuple[str, ...] = ()  # of the first rank's output
     divergence: tuple[str, ...] = ()  # it failed in communication: how the ranks diverged
+    killed: tuple[RankExit, ...] = ()  # victims that the launcher killed while they were stopping
 
     @property
     def evidence(self) -> Evidence:
@@ -77,14 +79,15 @@ class Failure(NamedTuple):
         """What the other ranks did, in a few words."""
         words = ""
         if self.divergence and self.first.crash is not None:
-            return f"; rank {self.first.rank} then failed with {self.first.crash.name}"
+            words = f"; rank {self.first.rank} then failed with {self.first.crash.name}"
+            return words + describe_killed(self.killed)
         if self.same:
             words += f"; so did {named(self.same)}"
         for end in self.different:
             words += f"; rank {end.rank} failed with {end.crash.name if end.crash else end.code}"
         if self.victims:
             words += f"; {named(self.victims)} stopped after rank {self.first.rank} failed"
-        return words
+        return words + describe_killed(self.killed)
 
     @property
     def details(self) -> str:
@@ -116,13 +119,14 @@ class Failure(NamedTuple):
             "time": self.first.time,
             "exception": crash or None,
             "victims": list(self.victims),
+            "killed": [end.rank for end in self.killed],
             "last_lines": list(self.last_lines),
             "divergence": list(self.divergence),
             "fix": self.fix,
         }
 
     def is_repeat_of(self, earlier: object) -> bool:
-        """Return whether the same exception came at the same place before: a retry is useless."""
+        """Return whether the same exception came at the same place before."""
         if not isinstance(earlier, Failure):
             return False
         if self.first.crash is None or earlier.first.crash is None:
@@ -184,6 +188,7 @@ def find_failure(
         memory_kills=memory_kills,
         last_lines=tuple((last_lines or {}).get(first.rank, ())),
         divergence=tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
+        killed=tuple(end for end in ended if end.killed_after_s is not None),
     )
 
 
@@ -203,6 +208,60 @@ def _is_same(end: RankExit, first: RankExit) -> bool:
         return end.crash is first.crash and end.code == first.code > 0
     # not by the exit code: it may have been stopped on its way out
     return (end.crash.kind, end.crash.message) == (first.crash.kind, first.crash.message)
+
+
+def describe_killed(exits: Iterable[RankExit]) -> str:
+    """Return which ranks the launcher killed before they had stopped, to continue a sentence."""
+    after_s = {end.rank: end.killed_after_s for end in exits if end.killed_after_s is not None}
+    if not after_s:
+        return ""
+    verb = "were" if len(after_s) > 1 else "was"
+    seconds = f"{max(after_s.values()):.0f} s"
+    return f"; {named([*after_s])} {verb} killed, still stopping after {seconds} (--grace-period-s)"
+
+
+class ServerDeath(NamedTuple):
+    """The fork server ended, and all ranks with it."""
+
+    code: int  # negative for a signal
+    memory_kills: int = 0  # by the kernel's OOM killer during the run
+
+    @property
+    def cause(self) -> str:
+        """One sentence: what ended it."""
+        evidence = Evidence(self.code, memory_kills=self.memory_kills)
+        return describe_cause(find_reason(evidence), evidence, "the process that starts the ranks")
+
+    @property
+    def aftermath(self) -> str:
+        """What the ranks did."""
+        return "; the ranks ended with it"
+
+    @property
+    def details(self) -> str:
+        """There are none: see its output."""
+        return ""
+
+    @property
+    def fix(self) -> str:
+        """What to do next."""
+        reason = find_reason(Evidence(self.code, memory_kills=self.memory_kills))
+        if self.code > 0:
+            return f"{reason.fix}, or try --start-method exec"
+        return f"{reason.fix}; with --max-restarts 1 it is started again"
+
+    @property
+    def exit_code(self) -> int:
+        """The code that the launcher ends with."""
+        return shell_code(self.code) or 1
+
+    def as_json(self) -> Mapping[str, object]:
+        """Return the report for programs."""
+        return {"reason": "server_ended", "cause": self.cause, "exit_code": self.exit_code}
+
+    def is_repeat_of(self, earlier: object) -> bool:
+        """Return whether it ended in the same way before."""
+        return isinstance(earlier, ServerDeath) and earlier.code == self.code
 
 
 def shell_code(code: int) -> int:

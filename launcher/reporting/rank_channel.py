@@ -172,6 +172,10 @@ class RankChannel:
         return describe_crash(self._text)
 
     @property
+    def has_trained(self) -> bool:
+        return self._progress is not None and self._progress.step > 0
+
+    @property
     def status(self) -> RankStatus:
         """What is known of it now."""
         status = RankStatus(self.rank, groups=self._groups, progress=self._progress)

@@ -98,6 +98,11 @@ class Watch:
         self._is_asked = True
         self._wake()
 
+    def has_trained(self) -> bool:
+        """Return whether a rank of this attempt has told of an optimizer step."""
+        with self._lock:
+            return any(one.has_trained for one in self._ranks.values())
+
     def statuses(self) -> list[RankStatus]:
         """Ask the running ranks where they are; return what is known of all on this machine.
 

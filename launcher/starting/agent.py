@@ -27,16 +27,25 @@ from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
 from headway.launcher.planning.supervision import refuse_missing_ranks
 from headway.launcher.planning.unused import unused
 from headway.launcher.reporting.console import Console
-from headway.launcher.reporting.failures import STOPPED_AND_SAVED, Failure, RankExit, find_failure
+from headway.launcher.reporting.failures import (
+    STOPPED_AND_SAVED,
+    Failure,
+    RankExit,
+    ServerDeath,
+    describe_killed,
+    find_failure,
+)
 from headway.launcher.reporting.hang import Hang, explain_divergence
 from headway.launcher.reporting.output import UNREAD_AFTER_FAILURE_S, Output
 from headway.launcher.reporting.run_socket import RunSocket
 from headway.launcher.reporting.watch import Watch
+from headway.launcher.starting.left_behind import describe, wait_for_left_processes
 from headway.launcher.starting.ranks import NoLogs, RankProcesses
-from headway.launcher.starting.starter import Starter
+from headway.launcher.starting.restarts import MAX_DELAY_S, Restarts
+from headway.launcher.starting.starter import ServerEnded, Starter
 from headway.machine.cgroups import count_memory_kills
 from headway.settings.profile_files import shown
-from headway.settings.table import RAW, Settings
+from headway.settings.table import RAW, YES, Settings
 
 # torch's agent logs a traceback for a stop signal; Headway prints one line
 _torch_log = logging.getLogger("torch.distributed.elastic")
@@ -46,6 +55,7 @@ _torch_log.propagate = False
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _FORWARDED = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that has the terminal
 _ENDED_BY_INTERRUPT = 130
+_VICTIM_GRACE_S = 5  # unless the user has set another
 
 
 def supervise(
@@ -87,11 +97,12 @@ def supervise(
             lent_terminal() if is_debugged else nullcontext(),
             _signals(agent),
         ):
-            agent.run()
+            if not agent.run().is_failed():
+                agent.leave_or_await_children()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
-    except _RepeatedFailure:
-        pass
+    except ServerEnded:
+        handler.announce_failure()
     except ConfigError:
         handler.announce_failure()
         raise
@@ -108,16 +119,13 @@ def supervise(
     return _exit_code(agent, stopped_by, folder)
 
 
-class _RepeatedFailure(Exception):
-    """The run failed in the same way as before, so it is not restarted."""
-
-
 class Agent(LocalElasticAgent):
     """torch's agent with Headway's rank processes.
 
     The only class that relies on these private names of torch: `_start_workers(worker_group)` is
     called after each rendezvous and returns the pids, `_restart_workers(worker_group)` before one
-    that follows a failure, and `_pcontext` is the context that torch polls and closes.
+    that follows a failure, `_pcontext` is the context that torch polls and closes, and
+    `_remaining_restarts` the number of failures that it still answers with a restart.
     """
 
     def __init__(
@@ -143,7 +151,9 @@ class Agent(LocalElasticAgent):
         self.output = output
         self.watch = watch
         self._ranks: RankProcesses | None = None
-        self._last_failure: Failure | Hang | None = None
+        settings = plan.settings
+        self._restarts = Restarts(settings.max_restarts, settings.restart_delay)
+        self._began_at = time.monotonic()  # the last attempt
         self._kills_before = count_memory_kills()
         self._ctrl_c = CtrlC()
 
@@ -182,15 +192,17 @@ class Agent(LocalElasticAgent):
         return self._ranks.interrupt_debugged()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        refuse_missing_ranks(self._plan.settings, worker_group.workers[0].world_size)
+        settings = self._plan.settings
+        refuse_missing_ranks(settings, worker_group.workers[0].world_size)
         attempt = self._handler.round
         if attempt > 0:
-            self._print_restart(attempt)
+            self._starter.restart_server()
         envs = {
             worker.local_rank: _rank_environment(worker_group, worker, attempt)
             for worker in worker_group.workers
         }
         self.watch.begin_attempt()
+        self._began_at = time.monotonic()
         self._ranks = self._pcontext = RankProcesses(
             self._starter,
             envs,
@@ -198,10 +210,17 @@ class Agent(LocalElasticAgent):
             self.watch,
             attempt,
             reports_its_end=self._plan.program.kind != "program",
-            debug_rank=self._plan.settings.debug_rank,
-            grace_s=self._plan.settings.grace_period_s,
+            debug_rank=settings.debug_rank,
+            grace_s=settings.grace_period_s,
+            victim_grace_s=victim_grace_s(settings),
         )
-        self._ranks.start()
+        try:
+            self._ranks.start()
+        except ServerEnded:
+            if not self._remaining_restarts:
+                raise
+            self._remaining_restarts -= 1
+            self._restart_workers(worker_group)
         return self._ranks.pids()
 
     def forward(self, number: int) -> None:
@@ -209,15 +228,30 @@ class Agent(LocalElasticAgent):
         if self._ranks:
             self._ranks.forward(number)
 
-    def find_failure(self) -> Failure | Hang | None:
+    def leave_or_await_children(self) -> None:
+        """After a success: let what the ranks have left end by itself, or leave it."""
+        settings = self._plan.settings
+        if settings.leave_children == YES:
+            if left := self._starter.left_processes():
+                _say(f"leaving {describe(left, self._ranks_by_pid())} (--leave-children)")
+            self._starter.close(leave_children=True)
+        else:
+            wait_for_left_processes(self._starter, self._ranks_by_pid(), settings.grace_period_s)
+
+    def _ranks_by_pid(self) -> dict[int, int]:
+        return self._ranks.ranks_by_pid() if self._ranks else {}
+
+    def find_failure(self) -> Failure | Hang | ServerDeath | None:
         """Return how the last attempt failed on this machine, None if it did not."""
+        if self._starter.server_code is not None:
+            return ServerDeath(self._starter.server_code, self._memory_kills)
         if self.watch.hang is not None:
             return self.watch.hang
         return find_failure(
             self.exits,
             ranks=[worker.global_rank for worker in self._worker_group.workers],
             world_size=self._worker_group.workers[0].world_size,
-            memory_kills=count_memory_kills() - self._kills_before,
+            memory_kills=self._memory_kills,
             last_lines={
                 end.rank: self.watch.crash_stack(end.rank) or self.output.tail(end.rank)
                 for end in self.exits
@@ -225,18 +259,28 @@ class Agent(LocalElasticAgent):
             divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
         )
 
+    @property
+    def _memory_kills(self) -> int:
+        return count_memory_kills() - self._kills_before
+
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._stop_workers(worker_group)
-        failure = self.find_failure()
-        if failure is not None and failure.is_repeat_of(self._last_failure):
-            raise _RepeatedFailure
-        self._last_failure = failure
+        lasted_s = time.monotonic() - self._began_at
+        line, delay_s = self._restarts.after(
+            self.find_failure(),
+            number=worker_group.spec.max_restarts - self._remaining_restarts,
+            made_progress=lasted_s > MAX_DELAY_S or self.watch.has_trained(),
+        )
+        _say(line)
+        time.sleep(delay_s)
         super()._restart_workers(worker_group)
 
-    def _print_restart(self, attempt: int) -> None:
-        failure = self._last_failure
-        cause = "ranks on another machine failed" if failure is None else failure.cause
-        _say(f"{cause}; restart {attempt}")
+
+def victim_grace_s(settings: Settings) -> float:
+    """Return how long ranks may take to stop after another one has failed."""
+    if settings.are_user_set("grace_period_s"):
+        return settings.grace_period_s
+    return min(settings.grace_period_s, _VICTIM_GRACE_S)
 
 
 def _rank_environment(group: WorkerGroup, worker: Any, attempt: int) -> dict[str, str]:
@@ -340,7 +384,7 @@ def _signals(agent: Agent) -> Iterator[None]:
 
 def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | None) -> int:
     if stopped_by == signal.SIGINT:
-        _say("interrupted")
+        _say(f"interrupted{describe_killed(agent.exits)}")
         return _ENDED_BY_INTERRUPT
     failure = agent.find_failure()
     if failure is None:
@@ -353,7 +397,7 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
                 _say(f"note: {note}")
         return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
     if stopped_by is not None:
-        _say(f"stopped by {stopped_by.name}")
+        _say(f"stopped by {stopped_by.name}{describe_killed(agent.exits)}")
         return failure.exit_code
     where = socket.gethostname()
     if isinstance(failure, Failure):
@@ -370,7 +414,7 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
     )
 
 
-def _write_report(failure: Failure | Hang, folder: str) -> None:
+def _write_report(failure: Failure | Hang | ServerDeath, folder: str) -> None:
     try:
         with open(os.path.join(folder, "failure.json"), "w", encoding="utf-8") as file:
             json.dump(failure.as_json(), file, indent=2)

@@ -74,6 +74,7 @@ def _wait(server: int, launcher: socket.socket, grace_s: float) -> int:
                     os.read(child_ended, 4096)
             else:
                 poll.unregister(fd)
+                os.kill(server, signal.SIGCONT)  # a suspended one could end nothing
                 kill_at = time.monotonic() + grace_s + _MARGIN_S
 
 

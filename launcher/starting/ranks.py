@@ -30,10 +30,10 @@ from headway.launcher.reporting.output import UNREAD_AFTER_FAILURE_S, UNREAD_S, 
 from headway.launcher.reporting.reasons import is_of_communication
 from headway.launcher.reporting.waiting import waiting_for
 from headway.launcher.reporting.watch import Watch
+from headway.launcher.starting.handles import ProcessHandle
 from headway.launcher.starting.starter import Starter, cannot_start
 
 _CHECK_EVERY_S = 0.25  # for other machines and for a hang, while no rank ends here
-_VICTIM_GRACE_S = 5  # for ranks that stop because another one failed
 
 
 class RankProcesses(PContext):
@@ -49,6 +49,7 @@ class RankProcesses(PContext):
         debug_rank: the rank that has the launcher's terminal.
         grace_s: how long ranks that are asked to stop may take; the agent of torch 2.11 has no
             such argument to pass on.
+        victim_grace_s: the same for ranks that are stopped because another one failed.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class RankProcesses(PContext):
         reports_its_end: bool,
         debug_rank: int | None,
         grace_s: float,
+        victim_grace_s: float,
     ) -> None:
         super().__init__(
             name="headway",
@@ -76,9 +78,12 @@ class RankProcesses(PContext):
         self._reports_its_end = reports_its_end
         self._debug_rank = debug_rank
         self._grace_s = grace_s
+        self._victim_grace_s = victim_grace_s
         self._local_ranks: dict[int, int] = {}  # by pid
+        self._handles: dict[int, ProcessHandle] = {}  # by local rank
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
+        self._killed_after_s: dict[int, float] = {}  # by local rank: SIGKILL ended its grace
         self.statuses: list[RankStatus] = []  # of all ranks when communication failed
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
 
@@ -88,6 +93,10 @@ class RankProcesses(PContext):
 
     def pids(self) -> dict[int, int]:
         return {local_rank: pid for pid, local_rank in self._local_ranks.items()}
+
+    def ranks_by_pid(self) -> dict[int, int]:
+        """Return the global ranks, by pid."""
+        return {pid: int(self.envs[one]["RANK"]) for pid, one in self._local_ranks.items()}
 
     def _start(self) -> None:
         ranks = {local_rank: int(env["RANK"]) for local_rank, env in self.envs.items()}
@@ -107,6 +116,7 @@ class RankProcesses(PContext):
             finally:
                 for fd in streams.theirs:
                     os.close(fd)
+            self._handles[local_rank] = ProcessHandle(pid)
             self._local_ranks[pid] = local_rank
             self._output.add(rank, streams.pipes)
             self._watch.add(rank, pid, streams.channel, streams.stacks)
@@ -132,6 +142,8 @@ class RankProcesses(PContext):
             was_stopping=ended.time > self._stopped_at,
             left_silently=self._reports_its_end,
         )
+        if ended.code == -signal.SIGKILL:
+            end = end._replace(killed_after_s=self._killed_after_s.get(local_rank))
         for record in self._watch.end(rank, ended.code):
             if isinstance(record, Crash):
                 if is_of_communication(record):  # the rank has not printed it
@@ -165,12 +177,11 @@ class RankProcesses(PContext):
         return None
 
     def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
-        """Signal the running ranks to stop, wait, then kill the rest of their sessions."""
+        """Stop the running ranks, and unless all have succeeded, what they have left running."""
         self._collect()
-        grace_s = self._grace_s
         failed = [end for end in self.exits.values() if end.is_failure]
-        if failed or self._watch.hang is not None:
-            grace_s = min(grace_s, _VICTIM_GRACE_S)
+        is_failure = bool(failed) or self._watch.hang is not None
+        is_success = not is_failure and not self._alive()
         if self._stopped_at == float("inf"):
             self._watch.begin_to_stop()
             if any(end.crash and is_of_communication(end.crash) for end in failed):
@@ -179,15 +190,22 @@ class RankProcesses(PContext):
             self.forward(death_sig)
             # what the ranks print while they save must not hold them up
             self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
+        self._wait_and_kill(death_sig, self._victim_grace_s if is_failure else self._grace_s)
+        for handle in self._handles.values():
+            handle.close()
+        if not is_success:
+            self._starter.end_left_processes()
+
+    def _wait_and_kill(self, death_sig: signal.Signals, grace_s: float) -> None:
+        self._starter.resume_server()
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
         with waiting_for(self._describe_stop(death_sig, grace_s)):
             while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
                 self._collect(timeout_s=left_s)
-        for pid in self._local_ranks:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+        waited_s = time.time() - self._stopped_at
+        self._killed_after_s |= dict.fromkeys(self._alive(), waited_s)
         while self._alive():
-            self.forward(signal.SIGKILL)  # a rank that was just forked may not have its session yet
+            self.forward(signal.SIGKILL)
             self._collect(timeout_s=1)
 
     def _describe_stop(self, death_sig: signal.Signals, grace_s: float) -> str:
@@ -207,19 +225,15 @@ class RankProcesses(PContext):
     def forward(self, number: int) -> None:
         """Send a signal to the running ranks, but not to their child processes."""
         for local_rank in self._alive():
-            self._send(local_rank, number)
+            self._handles[local_rank].send(number)
 
     def interrupt_debugged(self) -> bool:
         """Send Ctrl-C to the debugged rank; False if it is not running."""
         for local_rank in self._alive():
             if int(self.envs[local_rank]["RANK"]) == self._debug_rank:
-                self._send(local_rank, signal.SIGINT)
+                self._handles[local_rank].send(signal.SIGINT)
                 return True
         return False
-
-    def _send(self, local_rank: int, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pids()[local_rank], number)
 
     def _alive(self) -> list[int]:
         return [one for one in self._local_ranks.values() if one not in self.exits]

@@ -26,17 +26,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
-from headway.contract.records import Ended, NotStarted, Record, Started, encode_record
+from headway.contract.records import Ended, NotStarted, Record, Serving, Started, encode_record
 from headway.launcher.inside import preloaded, rank_monitor, worker
 from headway.launcher.inside.process_cleanup import (
     adopts_orphans,
     die_with_parent,
     end_descendants,
+    has_children,
     reap,
     wake_on_child_end,
 )
 from headway.launcher.planning.program import interpreter
 from headway.launcher.starting.guardian import fork_below_guardian
+from headway.launcher.starting.handles import open_pidfd
 from headway.launcher.starting.titles import set_title
 
 
@@ -57,6 +59,10 @@ class Rank(NamedTuple):
     fds: list[int]  # stdin, stdout, stderr, status channel, stacks
 
 
+LEAVE_CHILDREN = Rank({}, [])
+"""The request to end, and to leave the processes that the ranks have started alone."""
+
+
 def main() -> None:
     """Serve until the launcher has ended; in a forked rank, run the program and return."""
     fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
@@ -67,6 +73,7 @@ def main() -> None:
     server = socket.socket(fileno=int(fd))
     server.set_inheritable(False)
     fork_below_guardian(server, job.grace_s)
+    _answer(server, Serving(os.getpid()))
     adopts_orphans()  # a fork clears it
     if method == "fork":
         _warm_up()
@@ -96,7 +103,7 @@ class _Server:
         self._launcher = launcher
         self._job = job
         self._wake_fds = wake_on_child_end()
-        self._ranks: dict[int, int | None] = {}  # by pid, a descriptor from `_watch`
+        self._ranks: dict[int, int | None] = {}  # by pid, its pidfd
         self._selector = selectors.DefaultSelector()
         for fd in (launcher.fileno(), self._wake_fds[0]):
             self._selector.register(fd, selectors.EVENT_READ)
@@ -111,12 +118,14 @@ class _Server:
                 self._reap()
             if self._launcher.fileno() not in ready:
                 continue
-            rank = _receive(self._launcher)
-            if rank is None:
+            request = _receive(self._launcher)
+            if request is None:
                 end_descendants(self._job.grace_s if self._ranks else 0)
                 return None
-            if self._start(rank) == 0:
-                return rank
+            if request == LEAVE_CHILDREN:
+                return None
+            if self._start(request) == 0:
+                return request
 
     def _start(self, rank: Rank) -> int | None:
         """Start a rank and return its pid; 0 in the forked child, which is set up then.
@@ -137,8 +146,8 @@ class _Server:
             os.close(theirs)
         if pid is None:
             return None
-        self._ranks[pid] = _watch(pid)
-        if (fd := self._ranks[pid]) is not None:
+        self._ranks[pid] = fd = open_pidfd(pid)
+        if fd is not None:
             self._selector.register(fd, selectors.EVENT_READ, pid)
         _answer(self._launcher, Started(pid))
         return pid
@@ -157,7 +166,10 @@ class _Server:
         if fd is not None:
             self._selector.unregister(fd)
             os.close(fd)
-        _answer(self._launcher, Ended(pid, os.waitstatus_to_exitcode(status), time.time()))
+        ended = time.time()
+        left_processes = not self._ranks and has_children()
+        code = os.waitstatus_to_exitcode(status)
+        _answer(self._launcher, Ended(pid, code, ended, left_processes))
 
     def _close(self) -> None:
         """Close in a forked child what is the server's."""
@@ -235,14 +247,6 @@ def _start_fresh(job: Job, rank: Rank) -> int:
         return _fork() or os._exit(127)  # as a shell would
     process.returncode = 0  # reaped by the server, not by Popen
     return process.pid
-
-
-def _watch(pid: int) -> int | None:
-    """Return a descriptor that is readable once a child has ended; None on systems without."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
 
 
 def _become_rank(server_pid: int, rank: Rank) -> None:

@@ -17,15 +17,29 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from headway.contract.records import Ended, NotStarted, Started, decode_record
+from headway.contract.records import Ended, NotStarted, Serving, Started, decode_record
 from headway.errors import LaunchError
-from headway.launcher.inside.process_cleanup import adopts_orphans, end_descendants
+from headway.launcher.inside.process_cleanup import (
+    adopts_orphans,
+    end_descendants,
+    end_processes,
+    is_running,
+)
 from headway.launcher.inside.worker import bootstrap_code
 from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.reporting.waiting import waiting_for
+from headway.launcher.starting.handles import ProcessHandle
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 _TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
+
+
+class ServerEnded(Exception):
+    """The fork server has ended, and cannot start a rank."""
 
 
 class Starter:
@@ -46,28 +60,23 @@ class Starter:
         self._is_quiet = is_quiet
         self.ends: dict[int, Ended] = {}  # by pid
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._started: queue.SimpleQueue[int | OSError | None] = queue.SimpleQueue()
-        self._socket, theirs = socket.socketpair()
+        self.server_code: int | None = None  # of a server that ended on its own; negative: signal
+        self._plan = plan
+        self._environ = environ
         adopts_orphans()
-        program, settings = plan.program, plan.settings
-        arguments = [
-            str(theirs.fileno()),
-            "program" if program.kind == "program" else settings.start_method,
-            str(settings.grace_period_s),
-            _TITLE_ROOM,
-            program.kind,
-            program.name,
-            *program.args,
-        ]
+        self._start_server()
+
+    def _start_server(self) -> None:
+        self._started: queue.SimpleQueue[int | OSError | None] = queue.SimpleQueue()
+        self._server_pid = 0
+        self._server: ProcessHandle | None = None
+        self._left_processes = False
+        self._is_closing = False
+        self._socket, theirs = socket.socketpair()
         try:
-            self._guardian = subprocess.Popen(
-                [
-                    *unbuffered(plan.python, environ),
-                    "-c",
-                    bootstrap_code("starting.server"),
-                    *arguments,
-                ],
-                env=environ,
+            self._guardian = subprocess.Popen(  # which forks the server
+                self._command(theirs.fileno()),
+                env=self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=1,  # passed on also where it is the null device instead of a closed stream
                 stderr=2,
@@ -82,6 +91,21 @@ class Starter:
         self._reader = threading.Thread(target=self._read, name="headway-starter", daemon=True)
         self._reader.start()
 
+    def _command(self, fd: int) -> list[str]:
+        program, settings = self._plan.program, self._plan.settings
+        return [
+            *unbuffered(self._plan.python, self._environ),
+            "-c",
+            bootstrap_code("starting.server"),
+            str(fd),
+            "program" if program.kind == "program" else settings.start_method,
+            str(settings.grace_period_s),
+            _TITLE_ROOM,
+            program.kind,
+            program.name,
+            *program.args,
+        ]
+
     def start(self, env: Mapping[str, str], fds: tuple[int, ...]) -> int:
         """Start one rank and return its pid.
 
@@ -91,7 +115,8 @@ class Starter:
                 closes them.
 
         Raises:
-            LaunchError: the system refuses to start it, or the server has ended.
+            LaunchError: the system refuses to start it.
+            ServerEnded: the server has ended.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
         pid: int | OSError | None = None
@@ -102,39 +127,82 @@ class Starter:
         if isinstance(pid, OSError):
             raise cannot_start(pid)
         if pid is None:
-            raise LaunchError(
-                "the process that starts the ranks has ended",
-                where=f"process {self._guardian.pid}, exit code {self._guardian.wait()}",
-                fix="see its output above, or try --start-method exec",
-            )
+            self._reader.join()  # which sets `server_code`
+            raise ServerEnded
         return pid
 
-    def close(self) -> None:
-        """Tell the server to end the remaining processes of the ranks, and wait for it."""
+    def restart_server(self) -> None:
+        """Start another server if the last one has ended on its own."""
+        if self.server_code is not None:
+            self.close()
+            self.server_code = None
+            self._start_server()
+
+    def left_processes(self) -> list[Process]:
+        """Return what ranks have started and left running; empty while a rank runs."""
+        if not self._left_processes:
+            return []
+        import psutil
+
+        try:
+            below = psutil.Process(self._server_pid).children(recursive=True)
+        except psutil.NoSuchProcess:  # and its guardian ends what is left
+            return []
+        return [one for one in below if is_running(one)]
+
+    def end_left_processes(self) -> None:
+        """End what ranks have started and left running."""
+        if self._left_processes:
+            end_processes(lambda: self.left_processes() or None, 0)
+
+    def resume_server(self) -> None:
+        """Let a suspended server go on; it could neither report nor end anything."""
+        self._guardian.send_signal(signal.SIGCONT)
+        if self._server is not None:
+            self._server.send(signal.SIGCONT)
+
+    def close(self, leave_children: bool = False) -> None:
+        """Have the server end the remaining processes of the ranks, or leave them; wait for it."""
+        self._is_closing = True
         with suppress(OSError):
+            if leave_children:
+                from headway.launcher.starting.server import LEAVE_CHILDREN
+
+                self._socket.sendall(json.dumps(LEAVE_CHILDREN.env).encode())
             self._socket.shutdown(socket.SHUT_WR)
+        self.resume_server()
         self._reader.join()  # until the server and its guardian have ended
-        if self._guardian.wait() != 0:  # this process adopted what they left
-            end_descendants(0)
+        if self._guardian.wait() != 0 and not leave_children:
+            end_descendants(0)  # which this process has adopted
         self._socket.close()
+        if self._server is not None:
+            self._server.close()
 
     def _read(self) -> None:
         alive: set[int] = set()
         with suppress(OSError), self._socket.makefile("rb") as answers:
             for line in answers:
                 record = decode_record(line)
-                if isinstance(record, Started):
+                if isinstance(record, Serving):
+                    self._server_pid = record.pid
+                    self._server = ProcessHandle(record.pid)
+                elif isinstance(record, Started):
                     alive.add(record.pid)
+                    self._left_processes = False
                     self.ends.pop(record.pid, None)  # the system reuses process ids
                     self._started.put(record.pid)
                 elif isinstance(record, NotStarted):
                     self._started.put(OSError(record.errno, os.strerror(record.errno)))
                 elif isinstance(record, Ended):
                     alive.discard(record.pid)
+                    self._left_processes = record.left_processes
                     self._note(record)
+        if not self._is_closing:
+            code = self._guardian.wait()
+            self.server_code = code if code <= 128 else 128 - code  # as a shell gives it
         self._started.put(None)
         for pid in alive:  # the server died, and all ranks with it
-            self._note(Ended(pid, -signal.SIGKILL, time.time()))
+            self._note(Ended(pid, -signal.SIGKILL, time.time(), left_processes=False))
 
     def _note(self, end: Ended) -> None:
         self.ends[end.pid] = end

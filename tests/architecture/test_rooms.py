@@ -38,6 +38,7 @@ READ_ENVIRON = {
     *("commands.config.draft", "commands.config.ask"),  # EDITOR; TERM
     # a forked rank gets its own variables, a script in this process those of the plan
     *("launcher.starting.server", "launcher.run"),
+    "launcher.starting.left_behind",  # those of other processes
     "launcher.inside.preloaded",  # what the script changes in its own
 }
 

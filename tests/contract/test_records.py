@@ -23,6 +23,7 @@ from headway.contract.records import (
     Record,
     RecordReader,
     Refused,
+    Serving,
     Started,
     decode_record,
     encode_record,
@@ -40,9 +41,10 @@ RECORDS: list[Any] = [
     Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
     End(2.0, 0),
     End(2.0, 3, "no data", PLACE, GROUPS),
+    Serving(6),
     Started(7),
     NotStarted(11),
-    Ended(7, -9, 1.0),
+    Ended(7, -9, 1.0, False),
 ]
 
 

@@ -65,7 +65,9 @@ def kill_launcher_and_server(count: int, *words: str) -> list[str]:
     return survivors(_GONE_WITHIN_S)
 
 
-@pytest.mark.parametrize("count", [1, 2, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "count", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(8, marks=pytest.mark.long)]
+)
 def test_nothing_survives_launcher_and_fork_server_killed_together(count: int) -> None:
     assert not kill_launcher_and_server(count)
 
@@ -127,3 +129,21 @@ def test_orphans_of_a_rank_are_reaped_when_they_end() -> None:
     process = start("-q", "--cpu", "--supervise", script(ORPHANS))
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
+
+
+@pytest.mark.long
+def test_a_suspended_fork_server_does_not_hold_a_stop_up() -> None:
+    process, ranks = start_families(2)
+    os.kill(above(ranks[0], process.pid)[0], signal.SIGSTOP)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert not survivors(_GONE_WITHIN_S)
+
+
+@pytest.mark.long
+def test_nothing_survives_a_launcher_killed_while_the_fork_server_is_suspended() -> None:
+    process, ranks = start_families(2)
+    os.kill(above(ranks[0], process.pid)[0], signal.SIGSTOP)
+    process.kill()
+    process.communicate()
+    assert not survivors(_GONE_WITHIN_S)

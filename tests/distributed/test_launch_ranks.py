@@ -165,13 +165,16 @@ def test_a_restart_on_one_machine_restarts_all_ranks_together() -> None:
         "dist.destroy_process_group()\n"
     )
     machines = [
-        start(*words, "--max-restarts", "1", "--machine-rank", str(rank), name) for rank in (0, 1)
+        start(
+            *words, "--max-restarts", "1", "--restart-delay", "0", "--machine-rank", str(rank), name
+        )
+        for rank in (0, 1)
     ]
     for machine in machines:
         out, errors = machine.communicate(timeout=120)
         assert machine.returncode == 0, errors
         assert "sum 2.0" in out
-        assert "restart 1" in errors
+        assert "; restart" in errors
 
 
 def test_two_machines_with_one_rank_are_told_so() -> None:
@@ -255,11 +258,12 @@ def test_ranks_are_restarted_together_and_each_restart_is_one_line() -> None:
         "if attempt == '0' and os.environ['RANK'] == '1': sys.exit(3)\n"
         "if attempt == '0': time.sleep(60)\n"
     )
-    done = launch("--cpu", "--num-processes", "2", "--max-restarts", "2", script(text))
+    words = ["--num-processes", "2", "--max-restarts", "2", "--restart-delay", "0"]
+    done = launch("--cpu", *words, script(text))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("attempt 1") == 2
     assert [line for line in done.stderr.splitlines() if "restart" in line] == [
-        "headway: rank 1 of 2 ended with exit code 3; restart 1"
+        "headway: rank 1 of 2 ended with exit code 3; restart 1 of 2"
     ]
 
 
@@ -270,7 +274,8 @@ def test_each_rank_has_its_own_log_file_for_each_attempt() -> None:
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': sys.exit(3)\n"
     )
     done = launch(
-        "--cpu", "--num-processes", "2", "--max-restarts", "1", "--log-dir", "logs", script(text)
+        *("--cpu", "--num-processes", "2", "--max-restarts", "1", "--restart-delay", "0"),
+        *("--log-dir", "logs", script(text)),
     )
     assert done.returncode == 0, done.stderr
     (run,) = Path("logs").iterdir()

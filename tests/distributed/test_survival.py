@@ -246,14 +246,6 @@ except KeyboardInterrupt:
     assert errors == "headway: interrupted\n"
 
 
-def test_the_same_exception_twice_is_not_tried_a_third_time() -> None:
-    name = script("print('tried')\nraise ValueError('always')")
-    done = launch("-q", "--cpu", "--supervise", "--max-restarts", "5", name)
-    assert done.stdout.count("tried") == 2
-    assert done.stderr.count("; restart ") == 1
-    assert done.returncode == 1
-
-
 def test_eight_launches_at_once_all_succeed() -> None:
     name = script(GROUP.format(rank=-1, fault="pass"))
     processes = [start("-q", "--cpu", "--num-processes", "2", name) for _ in range(8)]
@@ -327,14 +319,13 @@ def test_a_rank_that_floods_its_status_channel_does_not_delay_a_stop(junk: bytes
 import os
 from headway.contract.records import channel
 os.write(channel.fd, {junk!r} * 5_000_000)
-if os.environ["RANK"] == "0":
-    open("flooded", "w").close()
+open("flooded_" + os.environ["RANK"], "w").close()
 while True:
     os.write(channel.fd, {junk!r} * 100_000)
 """)
     process = start("-q", "--cpu", "--num-processes", "2", name)
     deadline = time.monotonic() + 60
-    while not Path("flooded").exists():
+    while len(list(Path.cwd().glob("flooded_?"))) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     began = time.monotonic()

@@ -150,12 +150,20 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
             raise stop  # what a signal's handler raises
         return []
 
-    starter: Any = SimpleNamespace(ends={7: Ended(7, 3, 1.0)}, woken=queue.SimpleQueue())
+    starter: Any = SimpleNamespace(ends={7: Ended(7, 3, 1.0, False)}, woken=queue.SimpleQueue())
     watch: Any = SimpleNamespace(end=end)
     nothing: Any = None
     envs = {0: {"RANK": "0"}}
     ranks = RankProcesses(
-        starter, envs, nothing, watch, attempt=0, reports_its_end=True, debug_rank=None, grace_s=30
+        starter,
+        envs,
+        nothing,
+        watch,
+        attempt=0,
+        reports_its_end=True,
+        debug_rank=None,
+        grace_s=30,
+        victim_grace_s=5,
     )
     ranks._local_ranks[7] = 0
     starter.woken.put(None)

@@ -1,0 +1,110 @@
+"""What ranks started and left running: after a success it may end, after a failure it is ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.families import survivors
+from tests.distributed.launching import launch, script, start
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(sys.platform != "linux", reason="the launcher adopts processes"),
+]
+
+UPLOADING = """
+import os, subprocess
+wait = "while [ ! -e go ]; do sleep 0.1; done; touch uploaded_" + os.environ["RANK"]
+subprocess.Popen(["sh", "-c", wait], start_new_session=os.environ["RANK"] == "1")
+"""
+WORDS = ["-q", "--cpu", "--num-processes", "2"]
+
+
+def uploads(count: int) -> bool:
+    """Return whether so many uploads end within a while."""
+    deadline = time.monotonic() + 20
+    while len(list(Path.cwd().glob("uploaded_?"))) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return len(list(Path.cwd().glob("uploaded_?"))) == count
+
+
+@pytest.mark.wording
+def test_children_of_ranks_that_succeeded_end_by_themselves_and_are_named() -> None:
+    process = start(*WORDS, script(UPLOADING))
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith("headway: waiting up to 30 s for ")
+    assert "that ranks 0-1 left: " in line
+    assert "sh (pid " in line
+    Path("go").touch()
+    assert uploads(2)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+
+
+@pytest.mark.long
+def test_children_that_outlive_the_grace_period_are_ended() -> None:
+    done = launch(*WORDS, "--grace-period-s", "1", script(UPLOADING))
+    assert done.returncode == 0
+    assert "sh (pid " in done.stderr
+    assert not survivors(0.5)
+    assert not list(Path.cwd().glob("uploaded_?"))
+
+
+@pytest.mark.long
+def test_leave_children_leaves_them_running() -> None:
+    done = launch(*WORDS, "--leave-children", script(UPLOADING))
+    assert done.returncode == 0
+    assert not list(Path.cwd().glob("uploaded_?"))
+    Path("go").touch()
+    assert uploads(2)
+
+
+def test_children_of_ranks_that_failed_are_ended_before_the_restart() -> None:
+    text = UPLOADING + (
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise SystemExit(3)\n"
+        "import psutil\n"
+        "beside = psutil.Process(os.getppid()).children()\n"
+        "print('left', sum(one.name() == 'sh' for one in beside))\n"
+        "open('go', 'w').close()\n"
+    )
+    words = ["--supervise", "--max-restarts", "1", "--restart-delay", "0", "--leave-children"]
+    done = launch("-q", "--cpu", *words, script(text))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "left 0\n"
+    assert uploads(1)
+
+
+VICTIM = """
+import os, signal, sys, time
+def save(*_):
+    time.sleep({seconds})
+    open("saved", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+if os.environ["RANK"] == "0":
+    open("ready", "w").close()
+    time.sleep(300)
+while not os.path.exists("ready"):
+    time.sleep(0.01)
+raise ValueError("boom")
+"""
+
+
+def test_a_victim_that_was_cut_off_by_sigkill_is_named_in_the_report() -> None:
+    done = launch(*WORDS, "--grace-period-s", "1", script(VICTIM.format(seconds=300)))
+    assert done.returncode == 1
+    report = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert "rank 0 was killed, still stopping after 1 s (--grace-period-s)" in report
+
+
+@pytest.mark.long
+def test_an_explicit_grace_period_holds_for_victims_too() -> None:
+    done = launch(*WORDS, "--grace-period-s", "60", script(VICTIM.format(seconds=7)))
+    assert done.returncode == 1
+    assert Path("saved").exists()
+    assert "was killed" not in done.stderr

@@ -1,0 +1,82 @@
+"""A run with restarts left goes on, whatever failed: the script, or what starts its ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.distributed.families import survivors
+from tests.distributed.launching import launch, script, start
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
+]
+
+NO_DELAY = ["--restart-delay", "0"]
+
+
+def test_the_same_exception_each_time_is_tried_as_often_as_was_asked_for() -> None:
+    name = script("print('tried')\nraise ValueError('always')")
+    done = launch("-q", "--cpu", "--supervise", "--max-restarts", "3", *NO_DELAY, name)
+    assert done.stdout.count("tried") == 4
+    assert "same failure as before (2 of 3)" in done.stderr
+    assert "same failure as before (3 of 3)" in done.stderr
+    assert done.returncode == 1
+
+
+KILLING = """
+import os, signal, sys, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["RANK"] == "1":
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(300)
+print("done")
+"""
+
+
+def test_a_fork_server_that_was_killed_is_started_again_where_restarts_are_left() -> None:
+    words = ["-q", "--cpu", "--num-processes", "2", *NO_DELAY]
+    done = launch(*words, "--max-restarts", "1", script(KILLING))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == 2
+    assert "the process that starts the ranks was ended by SIGKILL; restart 1 of 1" in done.stderr
+
+
+def test_a_fork_server_that_was_killed_ends_a_run_without_restarts_which_says_so() -> None:
+    done = launch("-q", "--cpu", "--num-processes", "2", script(KILLING))
+    assert done.returncode == 137
+    (report,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "the process that starts the ranks was ended by SIGKILL" in report
+
+
+def kill_the_server_at_once(process: subprocess.Popen[str]) -> None:
+    """Kill the fork server before it has started a rank."""
+    deadline = time.monotonic() + 60
+    guardians: list[psutil.Process] = []
+    while not (guardians and guardians[0].children()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        children = psutil.Process(process.pid).children()
+        guardians = [one for one in children if one.name() == "guardian"]
+    guardians[0].children()[0].kill()
+
+
+@pytest.mark.parametrize(
+    ("restarts", "code"), [pytest.param("0", 137, marks=pytest.mark.long), ("1", 0)]
+)
+def test_a_fork_server_that_was_killed_before_it_started_a_rank_counts_too(
+    restarts: str, code: int
+) -> None:
+    words = ["-q", "--cpu", "--num-processes", "2", "--max-restarts", restarts, *NO_DELAY]
+    process = start(*words, script("print('done')"))
+    kill_the_server_at_once(process)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == code, errors
+    assert out.count("done") == (2 if restarts == "1" else 0)
+    assert "the process that starts the ranks was ended by SIGKILL" in errors
+    assert not survivors(1)

@@ -1,0 +1,49 @@
+"""Each restart is announced in a line, and put off longer after each failure without progress."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from headway.contract.records import Crash
+from headway.launcher.reporting.failures import Failure, RankExit, ServerDeath
+from headway.launcher.starting.restarts import MAX_DELAY_S, Restarts
+
+
+def failure(message: str = "away") -> Failure:
+    crash = Crash(1.0, "OSError", message, f"Traceback ...\nOSError: {message}\n")
+    return Failure(RankExit(0, 7, 1, 1.0, False, crash), (), (), (), world_size=2)
+
+
+def test_the_delay_doubles_up_to_a_limit_and_starts_anew_after_progress() -> None:
+    restarts = Restarts(20, 1)
+
+    def next_delay(made_progress: bool = False) -> float:
+        return restarts.after(failure(), 1, made_progress)[1]
+
+    assert [next_delay() for _ in range(8)] == [1, 2, 4, 8, 16, 32, MAX_DELAY_S, MAX_DELAY_S]
+    assert [next_delay(made_progress=True), next_delay()] == [1, 2]
+
+
+def test_a_delay_of_zero_stays_zero() -> None:
+    restarts = Restarts(5, 0)
+    assert {restarts.after(failure(), number, False)[1] for number in range(1, 6)} == {0}
+
+
+@pytest.mark.wording
+def test_a_restart_says_whether_the_failure_is_the_same_as_before() -> None:
+    restarts = Restarts(5, 1)
+    lines = [
+        restarts.after(what, number, made_progress=False)[0]
+        for number, what in enumerate(
+            [failure(), failure(), failure("gone"), None, ServerDeath(-signal.SIGKILL)], 1
+        )
+    ]
+    assert lines == [
+        "rank 0 of 2 failed with OSError; restart 1 of 5 in 1 s",
+        "same failure as before (2 of 5): rank 0 of 2 failed with OSError; restart in 2 s",
+        "rank 0 of 2 failed with OSError; restart 3 of 5 in 4 s",
+        "ranks on another machine failed; restart in 8 s",
+        "the process that starts the ranks was ended by SIGKILL; restart 5 of 5 in 16 s",
+    ]
