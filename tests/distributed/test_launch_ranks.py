@@ -556,8 +556,10 @@ def test_a_reader_that_goes_away_ends_the_launch_without_a_traceback() -> None:
 def test_torchs_private_names_that_the_agent_relies_on_are_there() -> None:
     import inspect
 
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+    assert "self._remaining_restarts > 0" in inspect.getsource(SimpleElasticAgent)
     assert list(inspect.signature(LocalElasticAgent._start_workers).parameters) == [
         "self",
         "worker_group",
