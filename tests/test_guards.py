@@ -70,7 +70,17 @@ def test_that_is_innocent_too():
 @pytest.mark.processes
 def test_a_test_that_fails_leaves_no_process_to_fail_the_next_one() -> None:
     Path("test_failing.py").write_text(FAILING)
-    options = ["-q", "-p", "tests.conftest", "-W", "error", "-p", "no:cacheprovider"]
+    options = [
+        "-q",
+        "-p",
+        "tests.conftest",
+        "-W",
+        "error",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+    ]
     options += ["--basetemp", "base"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", ".", "test_failing.py"],

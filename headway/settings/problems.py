@@ -201,13 +201,14 @@ def missing_ranks(settings: Settings, world_size: int) -> list[Problem]:
 
 
 def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> list[Problem]:
+    is_free = settings.device == "cpu" and settings.num_machines == 1  # else GPUs limit them
     there = f"ranks are 0 to {world_size - 1}" if world_size > 1 else "the only rank is 0"
     return settings.problem(
         Code.MISSING_RANK,
         f"{name} contains rank {rank}, but {there}",
         [
             (removal(name),),
-            *([(change("num_processes", rank + 1),)] if settings.device == "cpu" else []),
+            *([(change("num_processes", rank + 1),)] if is_free else []),
         ],
         name,
         "num_processes",

@@ -12,13 +12,13 @@ from typing import Any
 BEFORE, AFTER = "(now) ", " (reworded)"
 
 FIELDS: Mapping[str, Mapping[str, Sequence[str]]] = {  # module: class: what is said by its objects
-    "headway.errors": {"Problem": ("what", "where", "fix")},
+    "headway.errors": {"Problem": ("what", "where", "fix"), "Step": ("note",)},
     "headway.contract.origin": {"Origin": ("reason",)},
     "headway.machine.facts": {
         "Machine": ("cores_reason", "gpus_reason", "mps_reason", "mps_fix", "torch_reason"),
     },
     "headway.machine.devices": {"Selection": ("passed_over", "problems")},
-    "headway.settings.machine_problems": {"Check": ("what", "fix")},
+    "headway.settings.machine_problems": {"Check": ("what",)},
 }
 RESULTS: Mapping[str, Mapping[str, Sequence[str]]] = {  # module: class: what it works out and says
     "headway.contract.origin": {"Origin": ("__str__", "brief")},
@@ -26,6 +26,7 @@ RESULTS: Mapping[str, Mapping[str, Sequence[str]]] = {  # module: class: what it
         "Machine": ("torch_obstacle", "why_no_gpu", "mask_fault"),
         "Gpu": ("obstacle",),
     },
+    "headway.settings.machine_problems": {"Check": ("fix",)},
 }
 
 
