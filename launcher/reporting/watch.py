@@ -380,7 +380,7 @@ def stack_pipe(pid: int) -> str:
 def say(text: str) -> None:
     """Print a line on stderr, and into the pipe of a `headway stack` that waits for it."""
     line = f"headway: {text}\n"
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # in a signal's handler, amid another such line
         sys.stderr.write(line)
         sys.stderr.flush()
     with suppress(OSError):
