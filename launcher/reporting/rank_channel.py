@@ -252,6 +252,6 @@ def _before_crash(group: Group) -> Group:
 
 def say(text: str) -> None:
     """Print a line on stderr."""
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # in a signal handler, amid another such line
         sys.stderr.write(f"headway: {text}\n")
         sys.stderr.flush()
