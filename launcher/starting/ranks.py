@@ -176,8 +176,8 @@ class RankProcesses(PContext):
                 self.statuses = self._watch.statuses()  # now, while the others still run
             self._stopped_at = time.time()
             self.forward(death_sig)
-            # what the ranks print while they save must not hold them up
-            self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
+            if self._alive():  # what they print while they save must not hold them up
+                self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
         while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
             self._collect(timeout_s=left_s)
