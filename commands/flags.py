@@ -12,7 +12,8 @@ from headway.errors import ConfigError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry
-from headway.settings.table import TABLE, Shape
+from headway.settings.setting import Shape
+from headway.settings.table import TABLE
 
 Parsed = SimpleNamespace
 """The values of the flags, by the name of the setting or flag."""

@@ -17,7 +17,8 @@ from headway.errors import Problem
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import AUTO, TABLE, Raw, Settings, Shape
+from headway.settings.setting import AUTO, Raw, Shape
+from headway.settings.table import TABLE, Settings
 
 PLACE, MORE, FINISH = "place", "more", "finish"
 """The questions that are not settings: which profile to write, ask more?, what to do with it."""

@@ -54,7 +54,7 @@ def run(plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False)
                 _interrupts_exit_at_once(starter),
                 waiting_for("the import of torch", is_quiet=is_quiet),
             ):
-                from headway.launcher.starting.agent import supervise
+                from headway.launcher.starting.supervise import supervise
 
             return supervise(plan, starter, run_socket, colored=wants_color(environ))
     finally:

@@ -19,7 +19,7 @@ from headway.settings.problems import problems
 from headway.settings.profile import Entries, Entry, parse_layer, read_layer
 from headway.settings.profile_files import choose_profile, find_project_profile, is_there, shown
 from headway.settings.resolve import NOTHING, try_resolve
-from headway.settings.table import AUTO
+from headway.settings.setting import AUTO
 
 SCRIPT = "your_script.py"
 

@@ -30,7 +30,8 @@ from headway.settings.profile_files import (
 )
 from headway.settings.profile_masking import masked_profile
 from headway.settings.resolve import parse_layers
-from headway.settings.table import TABLE, Raw, Settings
+from headway.settings.setting import Raw
+from headway.settings.table import TABLE, Settings
 
 
 def set_keys(argv: Sequence[str]) -> int:

@@ -23,7 +23,7 @@ from headway.settings.profile_files import (
     shown,
 )
 from headway.settings.resolve import parse_layers
-from headway.settings.table import Raw
+from headway.settings.setting import Raw
 
 _ANSWERED = Origin(Layer.ANSWERS, reason="your answers")
 

@@ -11,7 +11,8 @@ from headway.errors import ConfigError
 from headway.settings.profile import VERSION
 from headway.settings.profile_edit import BLANK, change_profile, is_blank
 from headway.settings.profile_files import user_folder
-from headway.settings.table import AUTO, TABLE, Count, Setting, Shape
+from headway.settings.setting import AUTO, Count, Setting, Shape
+from headway.settings.table import TABLE
 
 _FILE = "schema.json"
 

@@ -24,7 +24,8 @@ from headway.settings.profile import Entries, Entry, parse_profile
 from headway.settings.profile_edit import unset_value
 from headway.settings.profile_files import text_at
 from headway.settings.profile_masking import masked_profile
-from headway.settings.table import TABLE, Raw
+from headway.settings.setting import Raw
+from headway.settings.table import TABLE
 
 
 def introduction(facts: Facts) -> str:

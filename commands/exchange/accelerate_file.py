@@ -9,7 +9,8 @@ from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Im
 from headway.errors import ConfigError, Problem
 from headway.launcher.planning.plan import LaunchPlan
 from headway.machine.devices import ALL
-from headway.settings.table import TABLE, Raw
+from headway.settings.setting import Raw
+from headway.settings.table import TABLE
 
 _SUPPORTED_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MPS")
 _SHARDED_TYPES = {  # on GPUs too, but no DDP; each with the key of its own settings

@@ -23,7 +23,8 @@ from headway.settings.profile import Entries, Entry, parse_profile
 from headway.settings.profile_edit import unset_value
 from headway.settings.profile_files import choose_profile, read_text, shown, text_at
 from headway.settings.profile_masking import masked_profile
-from headway.settings.table import TABLE, Raw
+from headway.settings.setting import Raw
+from headway.settings.table import TABLE
 
 _RUNS_TORCHRUN = re.compile(r"^[^#:\n]*(torchrun|torch\.distributed\.(run|launch))\b", re.MULTILINE)
 """A line of a script; in an Accelerate file, the word follows a `#` or a `:`."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from headway.settings.table import Raw
+from headway.settings.setting import Raw
 
 MULTI_MACHINE = ("num_machines", "machine_rank", "main_address", "main_port")
 """The settings of a launch on several machines."""

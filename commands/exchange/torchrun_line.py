@@ -11,7 +11,8 @@ from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Im
 from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, did_you_mean
 from headway.machine.facts import Machine
-from headway.settings.table import TABLE, Raw
+from headway.settings.setting import Raw
+from headway.settings.table import TABLE
 
 RENAMED = {  # torchrun's flags, and the setting that each is
     "--node-rank": "machine_rank",

@@ -14,7 +14,7 @@ from headway._version import __version__
 from headway.contract.origin import Layer, Origin
 from headway.errors import Code, ConfigError, Problem
 from headway.settings.profile_files import read_text, shown
-from headway.settings.table import Raw
+from headway.settings.setting import Raw
 
 VERSION = 1
 _NULLS = ("", "~", "null", "Null", "NULL")

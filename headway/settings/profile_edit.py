@@ -20,7 +20,8 @@ from headway.contract.secrets import masked_value
 from headway.errors import ConfigError
 from headway.settings.profile import VERSION, Mark, parse_profile, yaml_loader
 from headway.settings.profile_files import MAX_BYTES, read_text, shown
-from headway.settings.table import Raw, Settings
+from headway.settings.setting import Raw
+from headway.settings.table import Settings
 
 BLANK = f"version: {VERSION}\n"
 _TEMPORARY = (".headway-", ".tmp")

@@ -17,7 +17,8 @@ from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.machine.facts import Machine, is_on
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.settings.table import AUTO, TABLE, Setting, Settings, Value
+from headway.settings.setting import AUTO, Setting, Value
+from headway.settings.table import TABLE, Settings
 
 NOTHING: Entries = MappingProxyType({})
 """The empty layer."""

@@ -7,7 +7,8 @@ import shlex
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.secrets import masked, masked_command
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
-from headway.settings.table import TABLE, Settings, Value
+from headway.settings.setting import Value
+from headway.settings.table import TABLE, Settings
 
 
 def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:

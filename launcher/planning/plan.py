@@ -19,7 +19,8 @@ from headway.launcher.planning.supervision import (
 from headway.launcher.planning.variables import variables_of
 from headway.machine.facts import Machine
 from headway.settings.problems import problems as settings_problems
-from headway.settings.table import Settings, Value
+from headway.settings.setting import Value
+from headway.settings.table import Settings
 
 LOOPBACK = "127.0.0.1"
 

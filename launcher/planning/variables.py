@@ -15,7 +15,8 @@ from headway.contract.run import (
 from headway.launcher.planning.supervision import is_world_of_one
 from headway.machine.facts import Machine
 from headway.settings.resolve import threads_given_by
-from headway.settings.table import Settings, Value
+from headway.settings.setting import Value
+from headway.settings.table import Settings
 
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 

@@ -1,122 +1,38 @@
-"""Runs a plan's ranks under torch's elastic agent: monitoring and restarts are torch's; starting
-and stopping the processes is done in `ranks.py`.
+"""torch's elastic agent with Headway's ranks: monitoring and restarts are torch's; starting and
+stopping the processes is done in `ranks.py`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import signal
-import socket
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from headway.errors import ConfigError, LaunchError, WorkerFailed
 from headway.launcher.clusters import rendezvous
-from headway.launcher.inside.debugging import CtrlC, lent_terminal
-from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
+from headway.launcher.inside.debugging import CtrlC
+from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.planning.supervision import refuse_missing_ranks
-from headway.launcher.planning.unused import unused
-from headway.launcher.reporting.console import Console
-from headway.launcher.reporting.failures import (
-    STOPPED_AND_SAVED,
-    Failure,
-    RankExit,
-    ServerDeath,
-    describe_killed,
-    find_failure,
-)
+from headway.launcher.reporting.failures import Failure, RankExit, ServerDeath, find_failure
 from headway.launcher.reporting.hang import Hang, explain_divergence
-from headway.launcher.reporting.output import UNREAD_AFTER_FAILURE_S, Output
-from headway.launcher.reporting.run_socket import RunSocket
+from headway.launcher.reporting.output import Output
+from headway.launcher.reporting.rank_channel import say
 from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.left_behind import describe, wait_for_left_processes
 from headway.launcher.starting.ranks import NoLogs, RankProcesses
 from headway.launcher.starting.restarts import MAX_DELAY_S, Restarts
 from headway.launcher.starting.starter import ServerEnded, Starter
 from headway.machine.cgroups import count_memory_kills
-from headway.settings.profile_files import shown
-from headway.settings.table import RAW, YES, Settings
+from headway.settings.table import YES, Settings
 
 # torch's agent logs a traceback for a stop signal; Headway prints one line
 _torch_log = logging.getLogger("torch.distributed.elastic")
 _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
-_STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
-_FORWARDED = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that has the terminal
-_ENDED_BY_INTERRUPT = 130
 _VICTIM_GRACE_S = 5  # unless the user has set another
-
-
-def supervise(
-    plan: LaunchPlan, starter: Starter, run_socket: RunSocket | None, colored: bool
-) -> int:
-    """Run all ranks of this machine and return the launcher's exit code.
-
-    Args:
-        plan: the launch.
-        starter: starts the ranks.
-        run_socket: answers where the ranks are.
-        colored: prefixes may be coloured on a terminal.
-
-    Raises:
-        WorkerFailed: a rank failed; the error's exit code is the rank's.
-        LaunchError: the ranks could not be started, or another machine failed.
-        ConfigError: `ranks` contains a rank that does not exist.
-    """
-    settings = plan.settings
-    folder = _log_folder(plan)
-    is_debugged = settings.debug_rank is not None
-    is_raw = settings.output == RAW
-    console = Console(
-        prefixed=settings.num_processes * settings.num_machines > 1 and not is_raw,
-        colored=colored,
-        ranks=() if is_debugged else settings.ranks,
-        is_raw=is_raw,
-    )
-    output = Output(console, folder=folder)
-    watch = Watch(None if is_debugged else settings.hang_timeout, lambda: output.last_output_at)
-    if run_socket is not None:
-        run_socket.describe = lambda interrupts: watch.observe(interrupts).describe()
-    handler = _rendezvous_handler(plan)
-    agent = Agent(plan, starter, handler, output, watch)
-    stopped_by = None
-    try:
-        with (
-            console.takes_stderr(),
-            lent_terminal() if is_debugged else nullcontext(),
-            _signals(agent),
-        ):
-            if not agent.run().is_failed():
-                agent.leave_or_await_children()
-    except SignalException as stop:
-        stopped_by = signal.Signals(stop.sigval)
-    except ServerEnded:
-        handler.announce_failure()
-    except ConfigError:
-        handler.announce_failure()
-        raise
-    finally:
-        has_failed = stopped_by is not None or any(end.is_failure for end in agent.exits)
-        if has_failed:
-            handler.announce_failure()
-        watch.close()
-        if has_failed or watch.hang is not None:
-            output.close(UNREAD_AFTER_FAILURE_S)
-        else:
-            output.close()
-        handler.shutdown()
-    return _exit_code(agent, stopped_by, folder)
 
 
 class Agent(LocalElasticAgent):
@@ -233,7 +149,7 @@ class Agent(LocalElasticAgent):
         settings = self._plan.settings
         if settings.leave_children == YES:
             if left := self._starter.left_processes():
-                _say(f"leaving {describe(left, self._ranks_by_pid())} (--leave-children)")
+                say(f"leaving {describe(left, self._ranks_by_pid())} (--leave-children)")
             self._starter.close(leave_children=True)
         else:
             wait_for_left_processes(self._starter, self._ranks_by_pid(), settings.grace_period_s)
@@ -271,7 +187,7 @@ class Agent(LocalElasticAgent):
             number=worker_group.spec.max_restarts - self._remaining_restarts,
             made_progress=lasted_s > MAX_DELAY_S or self.watch.has_trained(),
         )
-        _say(line)
+        say(line)
         time.sleep(delay_s)
         super()._restart_workers(worker_group)
 
@@ -303,125 +219,3 @@ def _rank_environment(group: WorkerGroup, worker: Any, attempt: int) -> dict[str
         "TORCHELASTIC_RUN_ID": group.spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-
-
-def _rendezvous_handler(plan: LaunchPlan) -> rendezvous.FixedRendezvous:
-    settings = plan.settings
-    address, port = settings.main_address, settings.main_port
-    if plan.is_one_machine:
-        address, port = LOOPBACK, 0
-    assert address is not None, "the plan has been checked"
-    assert port is not None
-    return rendezvous.FixedRendezvous(
-        address=address,
-        port=port,
-        machine_rank=settings.machine_rank,
-        num_machines=settings.num_machines,
-        run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
-    )
-
-
-def _log_folder(plan: LaunchPlan) -> str | None:
-    """Create a new folder in `log_dir`, so that earlier logs are not overwritten."""
-    log_dir = plan.settings.log_dir
-    if log_dir is None:
-        return None
-    folder = os.path.join(log_dir, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    try:
-        os.makedirs(folder)
-    except OSError as error:
-        raise LaunchError(
-            f"log_dir {log_dir!r} cannot be written to: {error.strerror}",
-            where=str(plan.settings.origin("log_dir")),
-            fix="pass a folder that you can write to",
-        ) from None
-    return folder
-
-
-@contextmanager
-def _signals(agent: Agent) -> Iterator[None]:
-    r"""Handle the launcher's signals.
-
-    The first stop signal raises torch's SignalException, a second one ends the grace period;
-    SIGQUIT (Ctrl-\) prints stacks; others are forwarded to the ranks. An ignored SIGHUP (nohup)
-    stays ignored.
-    """
-    seen: list[int] = []
-
-    def stop(number: int, _: FrameType | None) -> None:
-        if number == signal.SIGINT and not seen and agent.forwards_interrupt():
-            return
-        seen.append(number)
-        if (
-            len(seen) > 1 and agent.is_stopping
-        ):  # otherwise other code swallowed the first exception
-            agent.end_grace_period()
-        else:
-            raise SignalException(f"stopped by signal {number}", signal.Signals(number))
-
-    def forward(number: int, _: FrameType | None) -> None:
-        agent.forward(number)
-
-    def show_stacks(*_: object) -> None:
-        agent.watch.ask()
-
-    before = {}
-    handlers = ((_STOP_SIGNALS, stop), (_FORWARDED, forward), (("SIGQUIT",), show_stacks))
-    for names, handler in handlers:
-        for name in names:
-            number = getattr(signal, name, None)
-            if number is None:
-                continue
-            # a shell script starts background jobs with SIGQUIT ignored
-            if name == "SIGQUIT" or signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, old in before.items():  # a run that is being stopped ignores stop signals
-            signal.signal(number, signal.SIG_IGN if seen else old)
-
-
-def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | None) -> int:
-    if stopped_by == signal.SIGINT:
-        _say(f"interrupted{describe_killed(agent.exits)}")
-        return _ENDED_BY_INTERRUPT
-    failure = agent.find_failure()
-    if failure is None:
-        if stopped_by is not None and len(agent.exits) < agent.num_ranks:
-            _say(f"stopped by {stopped_by.name}")  # before all ranks had started
-            return 128 + stopped_by
-        saved = any(end.code == STOPPED_AND_SAVED for end in agent.exits)
-        if stopped_by is None and not saved:
-            for note in unused(agent.settings, [end.uses for end in agent.exits]):
-                _say(f"note: {note}")
-        return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
-    if stopped_by is not None:
-        _say(f"stopped by {stopped_by.name}{describe_killed(agent.exits)}")
-        return failure.exit_code
-    where = socket.gethostname()
-    if isinstance(failure, Failure):
-        where = f"process {failure.first.pid} on {where}"
-    if folder is not None:
-        where += f"; logs in {shown(folder)}"
-        _write_report(failure, folder)
-    raise WorkerFailed(
-        failure.cause + failure.aftermath,
-        where=where,
-        fix=failure.fix,
-        details=failure.details,
-        exit_code=failure.exit_code,
-    )
-
-
-def _write_report(failure: Failure | Hang | ServerDeath, folder: str) -> None:
-    try:
-        with open(os.path.join(folder, "failure.json"), "w", encoding="utf-8") as file:
-            json.dump(failure.as_json(), file, indent=2)
-    except OSError as error:  # the report still comes to the terminal
-        _say(f"failure.json could not be written to {shown(folder)}: {error.strerror}")
-
-
-def _say(line: str) -> None:
-    with suppress(OSError):  # the terminal may be gone
-        print(f"headway: {line}", file=sys.stderr, flush=True)

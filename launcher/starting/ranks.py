@@ -188,8 +188,8 @@ class RankProcesses(PContext):
                 self.statuses = self._watch.statuses()  # now, while the others still run
             self._stopped_at = time.time()
             self.forward(death_sig)
-            # what the ranks print while they save must not hold them up
-            self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
+            if self._alive():  # what they print while they save must not hold them up
+                self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
         self._wait_and_kill(death_sig, self._victim_grace_s if is_failure else self._grace_s)
         for handle in self._handles.values():
             handle.close()

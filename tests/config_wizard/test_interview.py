@@ -21,7 +21,8 @@ from headway.config_wizard.questions import (
 )
 from headway.errors import ConfigError, Problem
 from headway.machine.facts import Machine
-from headway.settings.table import TABLE, Raw
+from headway.settings.setting import Raw
+from headway.settings.table import TABLE
 from tests.machines.recorded import RECORDINGS, load
 
 LAPTOP, M2 = load("laptop_cpu"), load("mac_m2")

@@ -14,7 +14,7 @@ from headway.commands.main import main
 from headway.contract.origin import Layer
 from headway.settings.profile import read_profile
 from headway.settings.profile_files import choose_profile
-from headway.settings.table import Raw
+from headway.settings.setting import Raw
 
 pexpect = pytest.importorskip("pexpect")
 pytest.importorskip("pyte")

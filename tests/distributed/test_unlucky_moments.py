@@ -95,7 +95,7 @@ SWALLOWED = """
 import os, signal
 from types import SimpleNamespace
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from headway.launcher.starting.agent import _signals
+from headway.launcher.starting.supervise import _signals
 agent = SimpleNamespace(is_stopping=False, end_grace_period=lambda: print("end_grace_period"))
 with _signals(agent):
     for _ in range(2):

@@ -18,7 +18,8 @@ from headway.settings.machine_problems import OK, Check, machine_problems
 from headway.settings.problems import problems
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import TABLE, Raw, Settings
+from headway.settings.setting import Raw
+from headway.settings.table import TABLE, Settings
 from tests.machines.recorded import (
     RECORDINGS,
     Nvml,

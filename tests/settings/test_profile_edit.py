@@ -29,7 +29,7 @@ from headway.settings.profile_edit import (
 )
 from headway.settings.profile_files import MAX_BYTES
 from headway.settings.resolve import resolve
-from headway.settings.table import Raw
+from headway.settings.setting import Raw
 
 TEXT = """\
 # for the big machine

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headway.machine.devices import DeviceSpec
-from headway.settings.table import AUTO, TABLE, Raw
+from headway.settings.setting import AUTO, Raw
+from headway.settings.table import TABLE
 
 
 @pytest.mark.parametrize(

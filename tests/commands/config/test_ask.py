@@ -19,7 +19,7 @@ from headway.contract.origin import Layer
 from headway.machine.facts import Machine
 from headway.settings.profile import read_profile
 from headway.settings.profile_files import choose_profile
-from headway.settings.table import Raw
+from headway.settings.setting import Raw
 from tests.machines.recorded import FOLDER, load
 
 LAPTOP, EIGHT_H100, M2 = load("laptop_cpu"), load("gpu_8_h100"), load("mac_m2")

@@ -10,7 +10,7 @@ import pytest
 
 from headway.commands.main import main
 from headway.settings.profile_files import choose_profile
-from headway.settings.table import Raw
+from headway.settings.setting import Raw
 from tests.commands.exchange.test_convert import IS_ACCELERATE, Capture, profile
 from tests.commands.exchange.test_import_settings import SEVERAL, imported, refusal
 

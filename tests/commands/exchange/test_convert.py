@@ -15,7 +15,8 @@ from headway.settings.layers import environment_layer, profile_layers
 from headway.settings.profile import read_profile
 from headway.settings.profile_files import choose_profile
 from headway.settings.resolve import resolve
-from headway.settings.table import Raw, Settings
+from headway.settings.setting import Raw
+from headway.settings.table import Settings
 from tests.commands.exchange.accelerate_files import FOLDER, KINDS
 from tests.machines.recorded import FOLDER as MACHINES
 from tests.machines.recorded import load

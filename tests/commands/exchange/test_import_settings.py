@@ -12,7 +12,7 @@ from headway.commands.exchange.torchrun_line import from_torchrun
 from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.settings.profile_files import choose_profile
-from headway.settings.table import Raw
+from headway.settings.setting import Raw
 from tests.commands.exchange.test_convert import Capture, profile
 from tests.machines.recorded import load
 

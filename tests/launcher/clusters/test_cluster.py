@@ -18,7 +18,8 @@ from headway.launcher.clusters.cluster import CLUSTERS, Cluster, cluster_layer
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import NOTHING, resolve
-from headway.settings.table import AUTO, TABLE, Settings
+from headway.settings.setting import AUTO
+from headway.settings.table import TABLE, Settings
 from tests.distributed.launching import environment, free_port, script
 
 POD = {

@@ -19,7 +19,8 @@ from headway.launcher.starting.starter import unbuffered
 from headway.machine.facts import Gpu, Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import TABLE, Raw
+from headway.settings.setting import Raw
+from headway.settings.table import TABLE
 
 H100 = Gpu("NVIDIA H100", "GPU-h", 80 * 2**30, (9, 0))
 T4 = Gpu("Tesla T4", "GPU-t", 16 * 2**30, (7, 5))

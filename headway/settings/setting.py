@@ -1,0 +1,243 @@
+"""What a setting is, and the parsers of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+
+from headway.contract.origin import Origin
+from headway.machine.devices import DeviceSpec, parse_devices
+
+if TYPE_CHECKING:
+    from headway.settings.table import Settings
+
+T = TypeVar("T")
+
+Raw = str | Sequence[str] | Mapping[str, str]
+"""An unparsed value: a string from a flag or a variable; from YAML also a list or a map."""
+
+AUTO = "auto"
+"""The value that is replaced by one detected from the machine."""
+
+
+class Value(NamedTuple):
+    """A setting's value and its origin."""
+
+    value: Any
+    origin: Origin
+
+
+class Shape(Enum):
+    """How a value may be written in a profile."""
+
+    ONE = auto()  # one value
+    LIST = auto()  # or a list of values
+    MAP = auto()  # or a map of values, merged across layers
+
+
+class Setting(Generic[T]):
+    """One row of the table.
+
+    Args:
+        parse: turns a raw value into the setting's type; raises ValueError with the reason.
+        default: the value when the setting is not set; AUTO if it is detected.
+        help: one line for `--help` and the documentation.
+        metavar: how the value is written in `--help`.
+        shape: what a profile may contain besides one value.
+        needs_launcher: a value other than the default needs the launcher to supervise the script.
+        bare: the value of a flag that is given without one.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        parse: Callable[[Raw], T],
+        default: object,
+        help: str,
+        *,
+        metavar: str = "",
+        shape: Shape = Shape.ONE,
+        needs_launcher: bool = False,
+        bare: str | None = None,
+    ) -> None:
+        self.kind = parse
+        self.default = default
+        self.help = help
+        self.choices = parse.choices if isinstance(parse, Choice) else ()
+        self.metavar = metavar or ("{" + ",".join(self.choices) + "}" if self.choices else "")
+        self.shape = shape
+        self.needs_launcher = needs_launcher
+        self.bare = bare
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, settings: None, owner: type) -> Setting[T]: ...
+    @overload
+    def __get__(self, settings: Settings, owner: type) -> T: ...
+    def __get__(self, settings: Settings | None, owner: type) -> Setting[T] | T:
+        if settings is None:
+            return self
+        value: T = settings.values[self.name].value
+        return value
+
+    @property
+    def flag(self) -> str:
+        """The flag of `headway launch`: --num-processes."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def example(self) -> str:
+        """A valid value, for messages."""
+        if self.default is None and isinstance(self.kind, Count):
+            return str(self.kind.minimum)
+        if self.default is None or self.shape is Shape.MAP:
+            return self.metavar
+        return str(self.default)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable: HEADWAY_NUM_PROCESSES."""
+        return "HEADWAY_" + self.name.upper()
+
+    def parse(self, raw: Raw) -> T | str:
+        """Return the parsed value of `raw` (AUTO if the setting allows it).
+
+        Raises:
+            ValueError: it is invalid; the message continues "<name> is <raw>, ".
+        """
+        if self.default == AUTO and isinstance(raw, str) and raw.strip().lower() == AUTO:
+            return AUTO
+        return self.kind(raw)
+
+    def canonical(self, raw: Raw) -> Raw:
+        """Return `raw` in the form that profiles are written in: stripped, and in lower case.
+
+        Raises:
+            ValueError: as `parse` does.
+        """
+        value = self.parse(raw)
+        return str(value) if isinstance(value, int) or self.choices else raw
+
+
+def _text(raw: Raw) -> str:
+    if not isinstance(raw, str):
+        kind = "map" if isinstance(raw, Mapping) else "list"
+        raise ValueError(f"which is a {kind}, not one value")
+    if not raw.strip():
+        raise ValueError("which is empty")
+    return raw
+
+
+class Choice:
+    """Parses one of `words`, ignoring case.
+
+    Args:
+        words: the valid values.
+        same: aliases, and the one of `words` that each stands for.
+        or_auto: the setting also accepts AUTO.
+    """
+
+    def __init__(
+        self, *words: str, same: Mapping[str, str] | None = None, or_auto: bool = False
+    ) -> None:
+        self.choices = (AUTO, *words) if or_auto else words
+        self._possible = (*words, AUTO) if or_auto else words
+        self._words = words
+        self._same = same or {}
+
+    def __call__(self, raw: Raw) -> str:
+        word = _text(raw).strip().lower()
+        word = self._same.get(word, word)
+        if word not in self._words:
+            raise ValueError(f"but it must be one of {', '.join(self._possible)}")
+        return word
+
+
+class Count:
+    """Parses whole numbers from `minimum` to `maximum`, both included."""
+
+    def __init__(self, minimum: int, maximum: int | None = None) -> None:
+        self.minimum = minimum
+        self.maximum = maximum
+
+    def __call__(self, raw: Raw) -> int:
+        text = _text(raw).strip()
+        digits = text.removeprefix("-")
+        if not (digits.isdecimal() and digits.isascii()):
+            raise ValueError("which is not a whole number")
+        if len(digits) > 9:
+            raise ValueError("which is too large")
+        number = int(text)
+        if number < self.minimum or (self.maximum is not None and number > self.maximum):
+            allowed = f"{self.minimum} or more"
+            if self.maximum is not None:
+                allowed = f"from {self.minimum} to {self.maximum}"
+            raise ValueError(f"but it must be {allowed}")
+        return number
+
+
+def read_ranks(raw: Raw) -> tuple[int, ...] | None:
+    """Read 0,3 or 0-3,8 or a YAML list of such; None is all of them."""
+    if isinstance(raw, Mapping):
+        raise ValueError("which is a map, not a list of ranks")
+    if isinstance(raw, str) and raw.strip().lower() == "all":
+        return None
+    ranks: set[int] = set()
+    for part in raw.split(",") if isinstance(raw, str) else raw:
+        first, dash, last = (word.strip() for word in part.partition("-"))
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and end.isascii() and len(end) <= 6 for end in ends):
+            raise ValueError(f"in which {part.strip()!r} is neither a rank (3) nor a range (0-3)")
+        if int(ends[0]) > int(ends[1]):
+            raise ValueError(f"in which {part.strip()!r} is a range whose end is below its start")
+        ranks.update(range(int(ends[0]), int(ends[1]) + 1))
+    return tuple(sorted(ranks))
+
+
+def read_devices(raw: Raw) -> DeviceSpec:
+    if isinstance(raw, Mapping):
+        raise ValueError("which is a map, not a count or a list of indices")
+    return parse_devices(raw)
+
+
+def read_path(raw: Raw) -> str:
+    from os.path import expanduser
+
+    if "\0" in _text(raw):
+        raise ValueError("which contains a null byte")
+    return expanduser(_text(raw))
+
+
+def read_host(raw: Raw) -> str:
+    host = _text(raw)
+    if any(char.isspace() or not char.isprintable() for char in host):
+        raise ValueError("which is neither a host name nor an IP address")
+    return host
+
+
+def read_variables(raw: Raw) -> dict[str, str]:
+    """Read a YAML map, or NAME=VALUE words quoted as in a shell."""
+    if isinstance(raw, Mapping):
+        pairs = list(raw.items())
+    else:
+        import shlex
+
+        try:
+            words = shlex.split(raw) if isinstance(raw, str) else raw
+        except ValueError:
+            raise ValueError("in which a quote is not closed") from None
+        for number, word in enumerate(words, 1):
+            if "=" not in word:  # it may be part of a secret
+                raise ValueError(f"in which word {number} is not NAME=VALUE")
+        pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
+        names = [name for name, _ in pairs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"in which {twice[0]} is set twice")
+    for name, value in pairs:
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"in which {name!r} is not a valid variable name")
+    return dict(pairs)
