@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
 from headway.contract.origin import Origin
 from headway.machine.devices import DeviceSpec, parse_devices
-
-if TYPE_CHECKING:
-    from headway.settings.table import Settings
 
 T = TypeVar("T")
 
@@ -34,6 +31,12 @@ class Shape(Enum):
     ONE = auto()  # one value
     LIST = auto()  # or a list of values
     MAP = auto()  # or a map of values, merged across layers
+
+
+class HasValues(Protocol):
+    """The table, as an instance."""
+
+    values: Mapping[str, Value]
 
 
 class Setting(Generic[T]):
@@ -77,8 +80,8 @@ class Setting(Generic[T]):
     @overload
     def __get__(self, settings: None, owner: type) -> Setting[T]: ...
     @overload
-    def __get__(self, settings: Settings, owner: type) -> T: ...
-    def __get__(self, settings: Settings | None, owner: type) -> Setting[T] | T:
+    def __get__(self, settings: HasValues, owner: type) -> T: ...
+    def __get__(self, settings: HasValues | None, owner: type) -> Setting[T] | T:
         if settings is None:
             return self
         value: T = settings.values[self.name].value

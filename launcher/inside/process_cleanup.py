@@ -29,7 +29,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def adopts_orphans() -> bool:
+def adopt_orphans() -> bool:
     """Become the parent of descendants whose own parent ends; return whether the system can.
 
     Linux only. Source: prctl(2), PR_SET_CHILD_SUBREAPER.

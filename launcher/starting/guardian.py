@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 
 from headway.launcher.inside.process_cleanup import (
-    adopts_orphans,
+    adopt_orphans,
     end_descendants,
     reap,
     wake_on_child_end,
@@ -37,7 +37,7 @@ def fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
         launcher: the socket whose other end closes when the launcher ends.
         grace_s: how long the child gives other processes to end once the launcher has ended.
     """
-    if not adopts_orphans():
+    if not adopt_orphans():
         return
     server = os.fork()
     if server == 0:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from headway.contract.records import Ended, NotStarted, Record, Serving, Started, encode_record
 from headway.launcher.inside import preloaded, rank_monitor, worker
 from headway.launcher.inside.process_cleanup import (
-    adopts_orphans,
+    adopt_orphans,
     die_with_parent,
     end_descendants,
     has_children,
@@ -74,7 +74,7 @@ def main() -> None:
     server.set_inheritable(False)
     fork_below_guardian(server, job.grace_s)
     _answer(server, Serving(os.getpid()))
-    adopts_orphans()  # a fork clears it
+    adopt_orphans()  # a fork clears it
     if method == "fork":
         _warm_up()
     rank = _Server(server, job).serve()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from headway.contract.records import Ended, NotStarted, Serving, Started, decode_record
 from headway.errors import LaunchError
 from headway.launcher.inside.process_cleanup import (
-    adopts_orphans,
+    adopt_orphans,
     end_descendants,
     end_processes,
     is_running,
@@ -63,7 +63,7 @@ class Starter:
         self.server_code: int | None = None  # of a server that ended on its own; negative: signal
         self._plan = plan
         self._environ = environ
-        adopts_orphans()
+        adopt_orphans()
         self._start_server()
 
     def _start_server(self) -> None:
