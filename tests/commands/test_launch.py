@@ -359,7 +359,7 @@ def test_closed_streams_are_no_reason_for_a_traceback() -> None:
         assert (done.returncode, done.stdout) == (0, "")
         assert "Traceback" not in done.stderr
     assert Path("ran").read_text() == "xxxx"
-    assert in_shell("HEADWAY launch nosuch.py 2>&-").stdout == ""
+    assert "'nosuch.py' not found" in in_shell("HEADWAY launch nosuch.py 2>&-").stdout
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -504,8 +504,7 @@ def test_a_launch_of_one_process_imports_nothing_that_only_errors_help_or_ranks_
     assert done.stderr == "imported: []\n"
 
 
-@pytest.mark.parametrize("words", [[], ["a", "b"]], ids=len)
-def test_stack_needs_one_process_id(words: list[str]) -> None:
-    done = headway("stack", *words)
+def test_stack_takes_one_process_id() -> None:
+    done = headway("stack", "a", "b")
     assert done.returncode == 2
-    assert f"takes one process id, and got {len(words)} arguments" in done.stderr
+    assert "one process id, and got 2 arguments" in done.stderr
