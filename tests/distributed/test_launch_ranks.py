@@ -470,7 +470,7 @@ def test_ctrl_c_is_heard_while_machine_0_waits_for_the_others() -> None:
 
 def test_the_users_signal_is_sent_on_to_the_ranks() -> None:
     text = WAITING.replace("signal.SIGTERM", "signal.SIGUSR1").replace("STOPPED", "0")
-    process = start("--cpu", "--num-processes", "2", script(text))
+    process = start("--cpu", "--num-processes", "2", "--grace-period-s", "0", script(text))
     pids = pids_of_ranks(2)
     process.send_signal(signal.SIGUSR1)
     out, _ = process.communicate(timeout=60)
