@@ -61,11 +61,11 @@ def test_a_handle_signals_its_process_and_no_later_one_of_that_number(
 def test_the_end_of_a_run_does_not_signal_a_group_that_has_a_reaped_ranks_number(
     bystander: subprocess.Popen[bytes],
 ) -> None:
+    pytest.importorskip("torch")
     from headway.launcher.starting.ranks import RankProcesses
 
-    ended = Ended(
-        bystander.pid, 1, 1.0, left_processes=False
-    )  # and the system has given its number to somebody else
+    # the system has given its number to somebody else
+    ended = Ended(bystander.pid, 1, 1.0, left_processes=False)
     starter: Any = SimpleNamespace(
         ends={ended.pid: ended},
         woken=queue.SimpleQueue(),
