@@ -128,7 +128,7 @@ class Output:
         self._selector.close()
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError, OSError):  # it will wake up; it has ended
+        with suppress(OSError):  # it will wake up anyway, or it has ended
             os.write(self._wake_write, b"\0")
 
     def _pump(self) -> None:
