@@ -17,7 +17,7 @@ from headway.errors import Problem
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.setting import AUTO, Raw, Shape
+from headway.settings.setting import AUTO, Raw, Shape, as_words
 from headway.settings.table import TABLE, Settings
 
 PLACE, MORE, FINISH = "place", "more", "finish"
@@ -275,17 +275,6 @@ def _previous(name: str, facts: Facts, answers: Answers) -> Raw | None:
     return {**Settings.env.kind(earlier or {}), **variables}
 
 
-def as_words(raw: Raw) -> str:
-    """Return a value as typed on one line."""
-    if isinstance(raw, str):
-        return raw
-    if isinstance(raw, Mapping):
-        import shlex
-
-        return shlex.join(f"{name}={text}" for name, text in raw.items())
-    return ",".join(raw) + ("," if len(raw) == 1 else "")
-
-
 def _device(facts: Facts, answers: Answers) -> str:
     """Return the device that was answered or given, otherwise the best one."""
     given = answers.get("device") or facts.given.get("device") or AUTO
@@ -355,7 +344,7 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
             values.pop(name, None)
         elif name == "env":
             values[name] = Settings.env.kind(raw)
-        elif name in weaker and name not in own and are_equal(name, raw, weaker[name]):
+        elif name in weaker and name not in own and TABLE[name].are_equal(raw, weaker[name]):
             continue  # it is in the user's profile already
         elif name in keys or TABLE[name].parse(raw) != TABLE[name].default:
             values[name] = raw
@@ -382,11 +371,6 @@ def _drop_inherited(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
         values["env"] = {name: text for name, text in ours.items() if theirs.get(name) != text}
         if not values["env"]:
             del values["env"]
-
-
-def are_equal(name: str, raw: Raw, other: Raw) -> bool:
-    """True when two values of a setting are parsed to the same."""
-    return bool(TABLE[name].parse(raw) == TABLE[name].parse(other))
 
 
 def _conflicts(name: str, facts: Facts, values: Mapping[str, Raw]) -> bool:

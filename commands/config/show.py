@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from headway.commands.config.check import launch_problems
 from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
-from headway.config_wizard.questions import as_words
 from headway.contract.origin import Layer
 from headway.contract.secrets import masked_value
 from headway.errors import ConfigError
@@ -28,6 +27,7 @@ from headway.settings.profile_files import (
     user_folder,
 )
 from headway.settings.resolve import parse_layers, resolve
+from headway.settings.setting import as_words
 from headway.settings.table import Settings
 
 

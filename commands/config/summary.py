@@ -14,7 +14,6 @@ from headway.config_wizard.questions import (
     USER,
     Answers,
     Facts,
-    are_equal,
     place_of,
     profile_after,
 )
@@ -92,7 +91,7 @@ def changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
         k: raw
         for k, raw in after.items()
         if raw not in (before.get(k), now.get(k))
-        and not (k in now and k in TABLE and are_equal(k, raw, now[k]))
+        and not (k in now and k in TABLE and TABLE[k].are_equal(raw, now[k]))
     }
     text = set_all(text, different)
     for key in before.keys() - after.keys() & now.keys():

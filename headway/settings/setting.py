@@ -125,6 +125,21 @@ class Setting(Generic[T]):
         value = self.parse(raw)
         return str(value) if isinstance(value, int) or self.choices else raw
 
+    def are_equal(self, raw: Raw, other: Raw) -> bool:
+        """Return whether two raw values are parsed to the same."""
+        return bool(self.parse(raw) == self.parse(other))
+
+
+def as_words(raw: Raw) -> str:
+    """Return a value as typed on one line."""
+    if isinstance(raw, str):
+        return raw
+    if isinstance(raw, Mapping):
+        import shlex
+
+        return shlex.join(f"{name}={text}" for name, text in raw.items())
+    return ",".join(raw) + ("," if len(raw) == 1 else "")
+
 
 def _text(raw: Raw) -> str:
     if not isinstance(raw, str):
