@@ -57,6 +57,7 @@ class RunSocket:
         self.describe: Callable[[bool], str] = lambda _: "no rank has started yet"
         """Returns where the ranks are; the argument: may silent ones be interrupted by a signal?"""
         self._run = run
+        self._answering: list[tuple[threading.Thread, socket.socket]] = []
         self._is_closing = False
         self._address = _new_address()
         self._socket = socket.socket(socket.AF_UNIX)
@@ -78,6 +79,10 @@ class RunSocket:
             with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as waking:
                 waking.connect(self._address)
         self._thread.join()
+        for thread, connection in self._answering:
+            with suppress(OSError):  # it has just answered
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join(_TIMEOUT_S)
         self._socket.close()
         if not _HAS_ABSTRACT_NAMES:
             os.unlink(self._address)
@@ -86,7 +91,10 @@ class RunSocket:
         while not self._is_closing:
             try:
                 connection, _ = self._socket.accept()
-                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+                thread = threading.Thread(target=self._answer, args=(connection,), daemon=True)
+                thread.start()
+                alive = [pair for pair in self._answering if pair[0].is_alive()]
+                self._answering = [*alive, (thread, connection)]
             except (OSError, RuntimeError):  # too many open files or threads, or the end
                 if not self._is_closing:
                     time.sleep(_PAUSE_S)

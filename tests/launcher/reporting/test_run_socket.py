@@ -131,6 +131,14 @@ def test_a_request_that_is_none_holds_up_no_other(request_: bytes) -> None:
                 assert ours() == [run]
 
 
+def test_a_request_that_never_comes_is_not_waited_for_at_the_end() -> None:
+    with socket.socket(socket.AF_UNIX) as connection, running() as run:
+        for address in run_socket._addresses():
+            connection.connect(address)
+        assert ours() == [run]
+    assert threading.enumerate() == [threading.main_thread()]
+
+
 def test_a_folder_that_others_may_enter_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_socket, "_HAS_ABSTRACT_NAMES", False)
     folder = Path(run_socket._folder())
