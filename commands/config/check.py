@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program
 from headway.machine.detection import detect_machine
 from headway.machine.facts import GpuUse, Machine
+from headway.settings.layers import read_found
 from headway.settings.problems import problems
 from headway.settings.profile import Entries, Entry, parse_layer, read_layer
 from headway.settings.profile_files import choose_profile, find_project_profile, is_there, shown
@@ -22,6 +23,7 @@ from headway.settings.resolve import NOTHING, try_resolve
 from headway.settings.setting import AUTO
 
 SCRIPT = "your_script.py"
+Reader = Callable[[str, Layer], Entries]  # of a file that was named, or found
 
 
 def validate(argv: Sequence[str]) -> int:
@@ -35,39 +37,42 @@ def validate(argv: Sequence[str]) -> int:
     parser.profile_flag()
     parsed, files = parser.parse_words(argv)
     machine = detect_machine()
-    in_use = [] if files else _files_in_use(parsed.profile)
-    valid = [_is_valid([path], machine) for path in files or in_use]
-    if len(in_use) > 1 and all(valid):  # a launch reads them together
-        valid.append(_is_valid(in_use, machine))
+    readers = dict.fromkeys(files, read_layer) if files else _files_in_use(parsed.profile)
+    valid = [_is_valid({path: read}, machine) for path, read in readers.items()]
+    if not files and len(readers) > 1 and all(valid):  # a launch reads them together
+        valid.append(_is_valid(readers, machine))
     return 0 if all(valid) else 1
 
 
-def _files_in_use(profile: str | None) -> list[str]:
+def _files_in_use(profile: str | None) -> dict[str, Reader]:
     chosen = choose_profile(profile)
     if chosen.chosen_by:
         chosen.must_exist()
     project = find_project_profile(trusted=chosen.path)
-    named = {os.path.realpath(path): path for path in (chosen.path, project) if path}
-    files = [path for path in named.values() if is_there(path)]
-    if not files:
+    readers: dict[str, Reader] = {chosen.path: read_layer} if is_there(chosen.path) else {}
+    if project and os.path.realpath(project) not in map(os.path.realpath, readers):
+        readers[project] = read_found
+    if not readers:
         raise ConfigError(
             "no profile to check",
             where=f"{shown(chosen.path)}, and no headway.yaml from here upward",
             fix="`headway config` writes one; or pass a file",
         )
-    return files
+    return readers
 
 
-def _is_valid(paths: Sequence[str], machine: Machine) -> bool:
+def _is_valid(readers: Mapping[str, Reader], machine: Machine) -> bool:
     """Print the problems of these profiles together, or that there are none."""
     try:
-        found = profile_problems([read_layer(path, Layer.PROFILE) for path in paths], machine)
+        found = profile_problems(
+            [read(path, Layer.PROFILE) for path, read in readers.items()], machine
+        )
     except HeadwayError as error:
         found = error.problems
     for problem in found:
         print(f"error: {problem}", file=sys.stderr)
     if not found:
-        print(f"{' with '.join(map(shown, paths))}: ok")
+        print(f"{' with '.join(map(shown, readers))}: ok")
     return not found
 
 

@@ -48,9 +48,8 @@ def profile_layers(
     problems: list[Problem] = []
     for path, layer in files:
         try:
-            entries = read_layer(path, layer)
             is_found = path == project and not is_project  # the user has not named it
-            layers.append(_noted(path, entries) if is_found else entries)
+            layers.append(read_found(path, layer) if is_found else read_layer(path, layer))
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -58,12 +57,16 @@ def profile_layers(
     return layers
 
 
-def _noted(path: str, entries: Entries) -> Entries:
-    """Return the project's entries; their origins name the owner where a group may write the file.
+def read_found(path: str, layer: Layer) -> Entries:
+    """Return the entries of a profile that nobody has named, but that lies in a folder above.
+
+    Where a group may write the file, their origins name its owner.
 
     Raises:
-        ConfigError: they contain `env`, which can load code.
+        ConfigError: the profile is invalid, or a group may write it and it contains `env`, which
+            can load code.
     """
+    entries = read_layer(path, layer)
     group = writing_group(path)
     if not group:
         return entries

@@ -91,7 +91,10 @@ def test_a_labs_group_may_write_a_profile_without_env_and_the_origin_names_the_o
         profile_layers({})
     assert "chmod g-w" in caught.value.problems[0].fix
     assert profile_layers({}, profile="./headway.yaml")
+    assert main(["config", "validate"]) == 1
+    assert main(["config", "validate", "headway.yaml"]) == 0
     PROFILE.chmod(0o644)
+    assert main(["config", "validate"]) == 0
     assert profile_layers({})[0]["max_restarts"].origin.reason == ""
 
 
