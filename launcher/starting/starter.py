@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headway.contract.records import Ended, NotStarted, Serving, Started, decode_record
+from headway.contract.records import Ended, NotStarted, Refused, Serving, Started, decode_record
 from headway.errors import LaunchError
 from headway.launcher.inside.process_cleanup import (
     adopt_orphans,
@@ -67,7 +67,7 @@ class Starter:
         self._start_server()
 
     def _start_server(self) -> None:
-        self._started: queue.SimpleQueue[int | OSError | None] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[int | OSError | Refused | None] = queue.SimpleQueue()
         self._server_pid = 0
         self._server: ProcessHandle | None = None
         self._left_processes = False
@@ -115,17 +115,23 @@ class Starter:
                 closes them.
 
         Raises:
-            LaunchError: the system refuses to start it.
+            LaunchError: the system refuses to start it, or the server is that of another version.
             ServerEnded: the server has ended.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
-        pid: int | OSError | None = None
+        pid: int | OSError | Refused | None = None
         with suppress(OSError):
             self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
             with waiting_for("the process that starts the ranks", is_quiet=self._is_quiet):
                 pid = self._started.get()
         if isinstance(pid, OSError):
             raise cannot_start(pid)
+        if isinstance(pid, Refused):
+            raise LaunchError(
+                f"the process that starts the ranks belongs to another Headway: {pid.reason}",
+                where=f"{self._plan.python[0]}, where Headway was changed after this launch began",
+                fix="start the launch again",
+            )
         if pid is None:
             self._reader.join()  # which sets `server_code`
             raise ServerEnded
@@ -183,7 +189,9 @@ class Starter:
         with suppress(OSError), self._socket.makefile("rb") as answers:
             for line in answers:
                 record = decode_record(line)
-                if isinstance(record, Serving):
+                if isinstance(record, Refused):
+                    self._started.put(record)
+                elif isinstance(record, Serving):
                     self._server_pid = record.pid
                     self._server = ProcessHandle(record.pid)
                 elif isinstance(record, Started):
