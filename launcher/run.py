@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -57,6 +58,13 @@ def run(plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False)
                 from headway.launcher.starting.supervise import supervise
 
             return supervise(plan, starter, run_socket, colored=wants_color(environ))
+    except RuntimeError as error:
+        from headway.launcher.reporting.foreign_messages import NO_THREAD, contains
+        from headway.launcher.starting.starter import cannot_start
+
+        if not contains(str(error), NO_THREAD):
+            raise
+        raise cannot_start(OSError(errno.EAGAIN, str(error))) from None
     finally:
         starter.close()
 

@@ -15,8 +15,12 @@ from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # machines are shared
+hypothesis.settings.load_profile("untimed")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

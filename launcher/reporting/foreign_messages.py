@@ -36,6 +36,7 @@ NO_RANK_VARIABLE = (
         "torch 2.13.0, distributed/rendezvous.py: environment variable RANK expected, but not set",
     ),
 )
+NO_THREAD = (Text("can't start new thread", "Python 3.11, Modules/_threadmodule.c"),)
 COMMUNICATION_ERRORS = (
     Text("DistBackendError", "torch 2.13.0, torch.distributed.DistBackendError"),
     Text("DistNetworkError", "torch 2.13.0, torch.distributed.DistNetworkError"),

@@ -89,7 +89,12 @@ class Starter:
         finally:
             theirs.close()
         self._reader = threading.Thread(target=self._read, name="headway-starter", daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError as error:  # too many threads
+            self._socket.close()  # which ends the server
+            self._guardian.wait()
+            raise cannot_start(OSError(errno.EAGAIN, str(error))) from None
 
     def _command(self, fd: int) -> list[str]:
         program, settings = self._plan.program, self._plan.settings

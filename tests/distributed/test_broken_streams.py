@@ -173,3 +173,26 @@ def test_a_limit_of_processes_that_is_reached_at_a_fork_is_named_with_the_fix() 
     assert "the ranks cannot be started: Resource temporarily unavailable" in done.stderr
     assert "ulimit -u" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+THREADLESS = """
+import sys, threading
+start = threading.Thread.start
+def limited(thread):
+    if thread.name == "NAME" and "launch" in sys.orig_argv:
+        raise RuntimeError("can't start new thread")
+    start(thread)
+threading.Thread.start = limited
+"""
+
+
+@pytest.mark.parametrize("name", ["headway-starter", "headway-output", "headway-watch"])
+def test_a_limit_of_threads_that_is_reached_in_the_launcher_is_named_with_the_fix(
+    name: str,
+) -> None:
+    script(THREADLESS.replace("NAME", name), "sitecustomize.py")
+    words = ("--cpu", "--num-processes", "2", script("pass"))
+    done = launch(*words, PYTHONPATH=os.pathsep.join([".", *sys.path]))
+    assert done.returncode == 4, done.stderr
+    assert "ulimit -u" in done.stderr
+    assert "Traceback" not in done.stderr

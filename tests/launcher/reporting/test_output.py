@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import random
 import re
 import select
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -46,11 +48,14 @@ class Ranks:
             self.output.add(rank, {target: end[0] for target, end in ends.items()})
             self.pipes |= {(rank, target): end[1] for target, end in ends.items()}
         self.seen = ""
+        _running.append(self)
 
     def write(self, rank: int, text: str, target: int = 1) -> None:
-        """Let a rank write, and give the reader the time to read it."""
-        os.write(self.pipes[rank, target], text.encode())
-        time.sleep(0.005)
+        """Let a rank write, and wait until it has been read."""
+        fd = self.pipes[rank, target]
+        os.write(fd, text.encode())
+        while fcntl.ioctl(fd, termios.FIONREAD, bytes(4)) != bytes(4):
+            time.sleep(0.001)
 
     def write_until_blocked(self, rank: int, text: str) -> int:
         """Write lines until the pipe has been full for a while; return how many bytes it took."""
@@ -77,6 +82,7 @@ class Ranks:
         return time.monotonic() - started
 
     def close(self) -> None:
+        _running.remove(self)
         for stream in self._streams:
             stream.close()
         for fd in {self._reading, self._errors} - {-1}:
@@ -102,6 +108,17 @@ class Ranks:
         self.wait_for("END")
         self.close()
         return self.seen.removesuffix("END")
+
+
+_running: list[Ranks] = []
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """End what a failed test has left."""
+    yield
+    for ranks in [*_running]:
+        ranks.end()
 
 
 @pytest.fixture
