@@ -214,6 +214,7 @@ class Blocks(torch.nn.Module):
         return self.head(x)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo
 @pytest.mark.parametrize("regional", [True, False])
 def test_models_are_compiled_whole_or_block_by_block(regional: bool) -> None:
     graphs = []
