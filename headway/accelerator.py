@@ -142,6 +142,8 @@ class Accelerator(Stepping):
         if self.is_main_process and agreed.notes:
             print(*agreed.notes, sep="\n", file=sys.stderr, flush=True)
 
+    deepspeed_plugin = None  # what scripts written for Accelerate look at
+
     # ------------------------------------------------------------------ settings in effect
 
     @property

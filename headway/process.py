@@ -144,6 +144,11 @@ class Process:
 class Group(Process):
     """This rank, with all that it exchanges with the others."""
 
+    @property
+    def multi_device(self) -> bool:
+        """Whether there are several ranks, like `use_distributed`."""
+        return self.use_distributed
+
     def gather(self, tensor: Any) -> Any:
         """See `headway.collectives.gather`."""
         return collectives.gather(tensor)

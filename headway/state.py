@@ -300,10 +300,11 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """Samples in a loader's last global batch if it is not full, else 0; before it -1."""
-        loop = current_loop()
-        full = loop.batch.full
-        return loop.batch.samples % full if loop.is_last and full else -1
+        """The active loader's number of samples in its last global batch if that is not full.
+
+        0 if it is full; -1 if it is unknown, and outside of all loops.
+        """
+        return getattr(self.active_dataloader, "remainder", -1)
 
     def __repr__(self) -> str:
         return (

@@ -87,8 +87,8 @@ def test_the_gradient_state_follows_the_loop_and_the_accumulation() -> None:
         assert state.active_dataloader is loader
         assert state.dataloader_references == [None, loader]
         with accelerator.accumulate():
-            seen.append((state.sync_gradients, state.end_of_dataloader, state.remainder))
-    assert seen == [(False, False, -1), (True, False, -1), (True, True, 2)]
+            seen.append((state.sync_gradients, state.end_of_dataloader))
+    assert seen == [(False, False), (True, False), (True, True)]
     assert accelerator.gradient_state.sync_gradients is True
     state._set_sync_gradients(False)
     assert not accelerator.sync_gradients
