@@ -111,14 +111,18 @@ def gradients_by_hook() -> dict[str, Any]:
     return found
 
 
+def _timeout() -> float:
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    return float(backend.options._timeout.total_seconds())
+
+
 def timeout_of_the_group() -> list[float]:
     """The timeouts of the default group as it stands, and after a handler with another."""
     found = []
     for handlers in ([], [InitProcessGroupKwargs(timeout=timedelta(seconds=77))]):
         Accelerator(kwargs_handlers=handlers)
         if WORLD > 1:
-            backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-            found.append(backend.options._timeout.total_seconds())
+            found.append(_timeout())
     return found
 
 
@@ -193,3 +197,13 @@ def traces() -> list[str]:
     with accelerator.profile(ProfileKwargs(activities=["cpu"], output_trace_dir=str(folder))):
         torch.ones(2) + 1
     return sorted(one.name for one in folder.iterdir())
+
+
+def formed_group() -> list[Any]:
+    """The timeout, backend and size of a new group that the handler describes; the last check."""
+    Accelerator().end_training()
+    place = f"file://{FOLDER / f'meeting{WORLD}'}"
+    handler = InitProcessGroupKwargs("gloo", init_method=place, timeout=timedelta(seconds=55))
+    accelerator = Accelerator(kwargs_handlers=[handler])
+    size = accelerator.reduce(torch.ones(1)).item()
+    return [_timeout(), accelerator.state.backend, size] if WORLD > 1 else []

@@ -96,6 +96,7 @@ def test_the_timeout_reaches_the_group_even_an_existing_one(
     for one in seen_with(world):
         assert one["timeout_of_the_group"] == [1800, 77]
         assert one["other_backend"]
+        assert one["formed_group"] == [55, "gloo", world]
 
 
 @several_ranks
