@@ -14,15 +14,17 @@ from headway._version import __version__
 if TYPE_CHECKING:
     from headway.accelerator import Accelerator as Accelerator
     from headway.errors import HeadwayError as HeadwayError
+    from headway.state import PartialState as PartialState
     from headway.world import DistributedType as DistributedType
 
 _HOMES = {
     "Accelerator": "headway.accelerator",
     "DistributedType": "headway.world",
     "HeadwayError": "headway.errors",
+    "PartialState": "headway.state",
 }
 
-__all__ = ["Accelerator", "DistributedType", "HeadwayError", "__version__"]
+__all__ = ["Accelerator", "DistributedType", "HeadwayError", "PartialState", "__version__"]
 
 
 def __getattr__(name: str) -> object:

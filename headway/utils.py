@@ -11,11 +11,33 @@ from headway.collectives import (
     reduce,
     send_to_device,
 )
+from headway.plugins import (
+    AutocastKwargs,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    DynamoBackend,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    ProfileKwargs,
+    TorchDynamoPlugin,
+)
 from headway.seeding import set_seed
 from headway.world import DistributedType
 
 __all__ = [
+    "AutocastKwargs",
+    "DDPCommunicationHookType",
+    "DistributedDataParallelKwargs",
     "DistributedType",
+    "DynamoBackend",
+    "GradScalerKwargs",
+    "GradientAccumulationPlugin",
+    "InitProcessGroupKwargs",
+    "KwargsHandler",
+    "ProfileKwargs",
+    "TorchDynamoPlugin",
     "broadcast",
     "broadcast_object_list",
     "gather",

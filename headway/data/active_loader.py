@@ -22,7 +22,8 @@ class GlobalBatch(NamedTuple):
 class LoaderLoop:
     """One loop over a prepared data loader, as of its current batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, loader: Any = None) -> None:
+        self.loader = loader
         self.batch = GlobalBatch()
         self.is_last = False  # whether the current batch is the last one
         self._num_gathers = 0  # for the current batch
@@ -76,3 +77,8 @@ _NO_LOOP = LoaderLoop()
 def current_loop() -> LoaderLoop:
     """Return the innermost loop over a prepared loader; outside all of them one without batch."""
     return _loops[-1] if _loops else _NO_LOOP
+
+
+def open_loops() -> list[LoaderLoop]:
+    """Return the loops that this process is in, from outside in."""
+    return [*_loops]

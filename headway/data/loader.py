@@ -59,7 +59,7 @@ class PreparedDataLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.set_epoch(self._epoch)
         self._epoch += 1
-        loop, device = LoaderLoop(), self._device
+        loop, device = LoaderLoop(self), self._device
         try:
             items, unpack = self._share.begin()
             channel.phase = "data"

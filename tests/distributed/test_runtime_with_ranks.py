@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from itertools import chain
 
 import pytest
 
 from tests.distributed.launching import launch, script
-from tests.distributed.ranks import Seen, run_ranks
+from tests.distributed.ranks import Seen
 
 pytestmark = pytest.mark.distributed
 every_world = pytest.mark.parametrize("world", [1, 2, 3])
 several_ranks = pytest.mark.parametrize("world", [2, 3])
-
-
-@pytest.fixture(scope="session")
-def seen_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Seen]:
-    """Return a function that starts so many ranks (once) and returns what each of them saw."""
-
-    @cache
-    def outcome(world: int) -> Seen | str:
-        return run_ranks(world, tmp_path_factory.mktemp("ranks"))
-
-    def seen(world: int) -> Seen:
-        found = outcome(world)
-        assert not isinstance(found, str), found
-        return found
-
-    return seen
 
 
 @several_ranks
