@@ -17,7 +17,9 @@ from headway.accumulation import Accumulation
 from headway.arguments import check_steps, merge_arguments, reject_unsupported
 from headway.contract.records import beat, channel
 from headway.contract.run import read_ranks, read_run
+from headway.data.configuration import DataLoaderConfiguration, merged_configuration
 from headway.data.loader import PreparedDataLoader
+from headway.data.skipping import skip_first_batches
 from headway.errors import UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.placement import Devices, gpu_named_by
@@ -48,6 +50,7 @@ class Accelerator(Process):
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac) or `mps`.
         devices: which GPU, written as for `headway launch --devices`: `[1]`, `"1,"`, `"idle:1"`.
             Several need the launcher; under it they must agree with what it started.
+        dataloader_config: how prepared loaders share their data out.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         unsupported: Accelerate's other arguments are refused, unless they are None.
 
@@ -67,6 +70,7 @@ class Accelerator(Process):
         *,
         device: str | None = None,
         devices: Devices | None = None,
+        dataloader_config: DataLoaderConfiguration | None = None,
         step_scheduler_with_optimizer: bool = True,
         **unsupported: NoReturn,
     ) -> None:
@@ -79,7 +83,7 @@ class Accelerator(Process):
             device=device,
         )
         self.device_placement = device_placement
-        self.split_batches = split_batches
+        self._data = merged_configuration(dataloader_config, split_batches)
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         gpu = None if devices is None else gpu_named_by(devices, agreed.device, read_ranks())
         super().__init__(join_world(agreed.device if gpu is None else "cuda", gpu))
@@ -112,6 +116,30 @@ class Accelerator(Process):
     def sync_gradients(self) -> bool:
         """Whether gradients are due: optimizers step, and ranks exchange gradients."""
         return self._accumulation.sync_gradients
+
+    @property
+    def split_batches(self) -> bool:
+        return self._data.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        return self._data.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        return self._data.even_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        return self._data.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        return self._data.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        return self._data.use_stateful_dataloader
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -202,7 +230,7 @@ class Accelerator(Process):
                 loader,
                 self._strategy.data_rank,
                 self._strategy.data_size,
-                split_batches=self.split_batches,
+                config=self._data,
                 device=device,
             )
             self._prepared.append((loader, prepared))
@@ -253,6 +281,10 @@ class Accelerator(Process):
         return freed
 
     clear = free_memory
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """See `headway.data.skipping.skip_first_batches`."""
+        return skip_first_batches(dataloader, num_batches)
 
     # ------------------------------------------------------------------ train
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headway import Accelerator
+from headway.data.configuration import DataLoaderConfiguration
 from headway.errors import UsageError
 from headway.utils import set_seed
 from tests.distributed.this_rank import RANK, WORLD
@@ -47,36 +48,6 @@ class Buckets:
 
     def __len__(self) -> int:
         return 5
-
-
-def wrong_metrics() -> list[str]:
-    """Every data set size, batch size and kind of loader whose gathered results were not exact."""
-    wrong = []
-    for n in range(1, 26):
-        whole, split = Accelerator(), Accelerator(split_batches=True)
-        for batch_size in (1, 2, 3, 8, 32):
-            for kind in ("map", "split", "stream", "objects", "shuffled"):
-                if batch_size == 1 and kind in ("objects", "shuffled"):
-                    continue  # slow, and nothing new
-                accelerator = split if kind == "split" else whole
-                data: Any = Stream(n) if kind == "stream" else Numbers(n)
-                size = batch_size * WORLD if kind == "split" else batch_size
-                loader = DataLoader(data, batch_size=size, shuffle=kind == "shuffled")
-                loader = accelerator.prepare(loader)
-                seen: list[int] = []
-                rounds = 0
-                for batch in loader:
-                    rounds += 1
-                    objects = [int(one) for one in batch]
-                    if kind == "objects":
-                        seen += accelerator.gather_for_metrics(objects)
-                    else:
-                        seen += accelerator.gather_for_metrics({"x": [batch]})["x"][0].tolist()
-                if len(loader) != rounds:
-                    wrong.append(f"{kind} n={n} batch_size={batch_size} len={len(loader)}")
-                if (sorted(seen) if kind == "shuffled" else seen) != list(range(n)):
-                    wrong.append(f"{kind} n={n} batch_size={batch_size}: {seen}")
-    return wrong
 
 
 def metrics_of_several_rows_and_scalars() -> dict[str, Any]:
@@ -144,7 +115,10 @@ def refusals() -> dict[str, str]:
     loaders = {
         "twice": (Accelerator(), DataLoader(Numbers(8), sampler=sampler, batch_size=2)),
         "split": (Accelerator(split_batches=True), DataLoader(Numbers(8), batch_size=WORLD + 1)),
-        "own iter": (Accelerator(), Loops(Numbers(8), batch_size=2)),
+        "own iter": (
+            Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=False)),
+            Loops(Numbers(8), batch_size=2),
+        ),
     }
     said = {}
     for name, (accelerator, loader) in loaders.items():
