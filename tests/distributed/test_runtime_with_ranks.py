@@ -226,6 +226,31 @@ def test_streams_that_differ_between_ranks_are_refused_on_all_of_them(
 
 
 @every_world
+def test_rank_0_reads_for_all_where_batches_are_dispatched(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    ready = [[one, one + 1] for one in range(0, 10, 2)]
+    ready += ready[: -len(ready) % world]  # each rank gets one in the last round
+    found = [rank["dispatched"] for rank in seen_with(world)]
+    for index, rank in enumerate(found):
+        assert rank["objects"] == [["from 0", batch] for batch in ready[index::world]]
+        assert rank["stream"] == [[one, one + 1] for one in range(0, 12, 2)][index::world]
+        assert rank["workers"][0] == [2 * index, 2 * index + 1]
+        assert rank["texts"] == [str(one) for one in range(7)]
+        assert rank["skipped"] == [-(-4 // world) - 1] * 2
+    shuffled = [one for rank in found for batch in rank["shuffled"] for one in batch]
+    assert sorted(shuffled) == list(range(12))
+
+
+@every_world
+def test_rank_0_s_seed_orders_the_samples_of_all_ranks(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    parts = [rank["seeded_orders_of_unseeded_ranks"] for rank in seen_with(world)]
+    assert sorted(chain.from_iterable(parts)) == list(range(12))
+
+
+@every_world
 def test_a_sampler_without_generator_is_left_without(
     seen_with: Callable[[int], Seen], world: int
 ) -> None:
