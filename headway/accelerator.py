@@ -21,6 +21,8 @@ from headway.arguments import (
 )
 from headway.contract.records import channel
 from headway.contract.run import read_ranks, read_run
+from headway.data.configuration import DataLoaderConfiguration, merged_configuration
+from headway.data.skipping import skip_first_batches
 from headway.errors import UsageError
 from headway.placement import Devices, gpu_named_by
 from headway.plugins.accumulation import GradientAccumulationPlugin, check_steps
@@ -68,6 +70,7 @@ class Accelerator(Stepping):
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac) or `mps`.
         devices: which GPU, written as for `headway launch --devices`: `[1]`, `"1,"`, `"idle:1"`.
             Several need the launcher; under it they must agree with what it started.
+        dataloader_config: how prepared loaders share their data out.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
         kwargs_handlers: settings for parts of torch, at most one of each kind:
@@ -93,6 +96,7 @@ class Accelerator(Stepping):
         *,
         device: str | None = None,
         devices: Devices | None = None,
+        dataloader_config: DataLoaderConfiguration | None = None,
         step_scheduler_with_optimizer: bool = True,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         kwargs_handlers: Sequence[KwargsHandler] | None = None,
@@ -133,7 +137,7 @@ class Accelerator(Stepping):
             ),
             Accumulation(agreed.gradient_accumulation_steps, accumulation),
             device_placement=device_placement,
-            split_batches=split_batches,
+            data=merged_configuration(dataloader_config, split_batches),
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
         )
         self.state = share(world, precision.name, dynamo)
@@ -176,6 +180,34 @@ class Accelerator(Stepping):
                 fix="pass mixed_precision='bf16' to Accelerator()",
             )
         self._precision.uses_autocast = uses_autocast
+
+    @property
+    def split_batches(self) -> bool:
+        return self._data.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        return self._data.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        return self._data.even_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        return self._data.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        return self._data.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        return self._data.use_stateful_dataloader
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """See `headway.data.skipping.skip_first_batches`."""
+        return skip_first_batches(dataloader, num_batches)
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:

@@ -24,6 +24,7 @@ SUPPORTED = (
     "cpu",
     "device",
     "devices",
+    "dataloader_config",
     "step_scheduler_with_optimizer",
     "gradient_accumulation_plugin",
     "kwargs_handlers",
@@ -31,10 +32,11 @@ SUPPORTED = (
     "dynamo_plugin",
 )
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
-    "dataloader_config": "pass split_batches=... directly; the other fields are not supported",
-    "even_batches": "remove it: every rank always gets the same number of batches",
-    "dispatch_batches": "remove it: every rank reads its own share of the data",
-    "use_seedable_sampler": "remove it: set_seed() determines the order of samples",
+    "even_batches": "pass dataloader_config=DataLoaderConfiguration(even_batches=...)",
+    "dispatch_batches": "pass dataloader_config=DataLoaderConfiguration(dispatch_batches=...)",
+    "use_seedable_sampler": (
+        "pass dataloader_config=DataLoaderConfiguration(use_seedable_sampler=...)"
+    ),
     "rng_types": "remove it: samplers are always synchronized across ranks",
     "log_with": "remove it, and log in the script under `if accelerator.is_main_process`",
     "project_dir": "remove it, and pass accelerator.save() a full path",

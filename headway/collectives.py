@@ -1,11 +1,13 @@
-"""Gather, reduce, broadcast and pad over nested lists, tuples and mappings of tensors.
+"""Gather, reduce, broadcast and pad over nested lists, tuples, mappings and dataclasses of tensors.
 
 Without a process group every function is complete for one rank.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -52,6 +54,36 @@ def gather_object(object: Any) -> Any:
     lists: list[Any] = [None] * size
     dist.all_gather_object(lists, object)
     return [element for one in lists for element in one]
+
+
+def gather_among_first(data: Any, num_ranks: int, as_objects: bool) -> Any:
+    """Gather nested tensors of any sizes, or lists of objects, of the first `num_ranks` ranks.
+
+    Only these call it. So it sends messages: torch needs all ranks to form a group of some.
+    """
+    if as_objects:
+        return [element for one in _held_by_first(data, num_ranks) for element in one]
+
+    def gather_one(one: torch.Tensor) -> torch.Tensor:
+        rows = one.detach().reshape(1) if one.ndim == 0 else one.detach()
+        return torch.cat(_held_by_first(rows.cpu(), num_ranks)).to(one.device)
+
+    return for_each_tensor(gather_one, data)
+
+
+def _held_by_first(own: Any, num_ranks: int) -> list[Any]:
+    rank, _ = rank_and_size()
+    others = [one for one in range(num_ranks) if one != rank]
+    held = []
+    for sender in range(num_ranks):
+        message = [own]
+        if sender != rank:
+            dist.recv_object_list(message, sender)
+        else:
+            for receiver in others:
+                dist.send_object_list(message, receiver)
+        held.append(message[0])
+    return held
 
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
@@ -173,7 +205,7 @@ def for_each_tensor(
     """
     if isinstance(data, torch.Tensor):
         return function(data)
-    if isinstance(data, (list, tuple, Mapping)):
+    if isinstance(data, (list, tuple, Mapping)) or _is_dataclass(data):
         return _for_each_child(lambda one: for_each_tensor(function, one, strict=strict), data)
     if strict is not None:
         raise UsageError(
@@ -191,6 +223,8 @@ def only_tensors(data: Any) -> bool:
         return all(only_tensors(one) for one in data.values())
     if isinstance(data, (list, tuple)):
         return all(only_tensors(one) for one in data)
+    if _is_dataclass(data):
+        return all(only_tensors(getattr(data, field.name)) for field in fields(data))
     return isinstance(data, torch.Tensor)
 
 
@@ -213,7 +247,16 @@ def _for_each_child(function: Callable[[Any], Any], data: Any) -> Any:
         return type(data)(*map(function, data))
     if isinstance(data, (list, tuple)):
         return type(data)(map(function, data))
+    if _is_dataclass(data):
+        other = copy.copy(data)  # not replace(): it would call __init__, which may do anything
+        for field in fields(data):
+            object.__setattr__(other, field.name, function(getattr(data, field.name)))
+        return other
     return data
+
+
+def _is_dataclass(data: Any) -> bool:
+    return is_dataclass(data) and not isinstance(data, type)
 
 
 def _like(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

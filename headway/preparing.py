@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from headway.accumulation import Accumulation
+from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import PreparedDataLoader
 from headway.errors import UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
@@ -27,7 +28,7 @@ class Preparing(Group):
 
     Args:
         device_placement: move models and batches to `device`.
-        split_batches: the loaders' batch_size is that of all ranks together, not of each.
+        data: how prepared loaders share their data out.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
     """
 
@@ -39,12 +40,12 @@ class Preparing(Group):
         accumulation: Accumulation,
         *,
         device_placement: bool,
-        split_batches: bool,
+        data: DataLoaderConfiguration,
         step_scheduler_with_optimizer: bool,
     ) -> None:
         super().__init__(world)
         self.device_placement = device_placement
-        self.split_batches = split_batches
+        self._data = data
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self._precision = precision
         self._strategy = strategy
@@ -213,7 +214,7 @@ class Preparing(Group):
                 loader,
                 self._strategy.data_rank,
                 self._strategy.data_size,
-                split_batches=self.split_batches,
+                config=self._data,
                 device=device,
             )
             self._prepared.append((loader, prepared))

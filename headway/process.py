@@ -161,8 +161,9 @@ class Group(Process):
 
         Args:
             input_data: tensors of shape [samples of this rank's batch, ...], alone or nested; or a
-                list of objects, one for each sample. The ranks' batches have different sizes only
-                where a batch sampler without `batch_size` made them so.
+                list of objects, one for each sample. With `even_batches=False` the ranks without a
+                part of the last batch are not in the loop any more: its results are gathered among
+                the others, of which rank 0 is always one.
             use_gather_object: gather tensors as objects, too.
         """
         loop = current_loop()
@@ -170,10 +171,17 @@ class Group(Process):
         def drop_repeats(gathered: Any) -> Any:
             return loop.drop_repeats(gathered, self.num_processes)
 
-        if use_gather_object or not collectives.only_tensors(input_data):
-            return drop_repeats(collectives.gather_object(input_data))
-        gather = collectives.gather if loop.batch.is_even else collectives.gather_uneven
-        return collectives.for_each_tensor(drop_repeats, gather(input_data))
+        as_objects = use_gather_object or not collectives.only_tensors(input_data)
+        shares = loop.batch.shares
+        if shares and len(shares) < self.num_processes:
+            gathered = collectives.gather_among_first(input_data, len(shares), as_objects)
+        elif as_objects:
+            gathered = collectives.gather_object(input_data)
+        else:
+            gathered = (collectives.gather_uneven if shares else collectives.gather)(input_data)
+        if as_objects:
+            return drop_repeats(gathered)
+        return collectives.for_each_tensor(drop_repeats, gathered)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """See `headway.collectives.reduce`; here the default is the sum."""

@@ -34,14 +34,6 @@ def test_ranks_end_alike_after_a_batch_that_cannot_be_shared_out_evenly(
 
 
 @every_world
-def test_gather_for_metrics_gives_each_sample_once_in_order(
-    seen_with: Callable[[int], Seen], world: int
-) -> None:
-    for rank in seen_with(world):
-        assert rank["wrong_metrics"] == []
-
-
-@every_world
 def test_gather_for_metrics_keeps_rows_of_a_sample_together_and_scalars_whole(
     seen_with: Callable[[int], Seen], world: int
 ) -> None:
@@ -214,6 +206,31 @@ def test_streams_that_differ_between_ranks_are_refused_on_all_of_them(
             *("samples", "samples", "lengths")
         ]
         assert all("set_seed(...)" in one and "leave its loader out" in one for one in said)
+
+
+@every_world
+def test_rank_0_reads_for_all_where_batches_are_dispatched(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    ready = [[one, one + 1] for one in range(0, 10, 2)]
+    ready += ready[: -len(ready) % world]  # each rank gets one in the last round
+    found = [rank["dispatched"] for rank in seen_with(world)]
+    for index, rank in enumerate(found):
+        assert rank["objects"] == [["from 0", batch] for batch in ready[index::world]]
+        assert rank["stream"] == [[one, one + 1] for one in range(0, 12, 2)][index::world]
+        assert rank["workers"][0] == [2 * index, 2 * index + 1]
+        assert rank["texts"] == [str(one) for one in range(7)]
+        assert rank["skipped"] == [-(-4 // world) - 1] * 2
+    shuffled = [one for rank in found for batch in rank["shuffled"] for one in batch]
+    assert sorted(shuffled) == list(range(12))
+
+
+@every_world
+def test_rank_0_s_seed_orders_the_samples_of_all_ranks(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    parts = [rank["seeded_orders_of_unseeded_ranks"] for rank in seen_with(world)]
+    assert sorted(chain.from_iterable(parts)) == list(range(12))
 
 
 @every_world
