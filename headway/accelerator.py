@@ -23,16 +23,16 @@ from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.placement import Devices, gpu_named_by
 from headway.precision.bf16 import restore_forward
 from headway.precision.choice import precision_for
-from headway.process import Process
 from headway.saving import save_into, save_whole
 from headway.strategies.choice import StrategySettings, strategy_for
 from headway.strategies.strategy import uncompiled
+from headway.trackers.tracked import Folder, LogWith, Tracked
 from headway.world import join_world
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]
 
 
-class Accelerator(Process):
+class Accelerator(Tracked):
     """Prepare a training script for one process or many; names and meanings are Accelerate's.
 
     Under `headway launch` the launcher's settings apply; an argument given here overrides a profile
@@ -48,6 +48,9 @@ class Accelerator(Process):
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac) or `mps`.
         devices: which GPU, written as for `headway launch --devices`: `[1]`, `"1,"`, `"idle:1"`.
             Several need the launcher; under it they must agree with what it started.
+        log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `comet_ml`,
+            `trackio`), a LoggerType or an instance of a GeneralTracker; `all` is all installed.
+        project_dir: the folder of the trackers' files.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         unsupported: Accelerate's other arguments are refused, unless they are None.
 
@@ -67,6 +70,8 @@ class Accelerator(Process):
         *,
         device: str | None = None,
         devices: Devices | None = None,
+        log_with: LogWith = None,
+        project_dir: Folder = None,
         step_scheduler_with_optimizer: bool = True,
         **unsupported: NoReturn,
     ) -> None:
@@ -82,7 +87,8 @@ class Accelerator(Process):
         self.split_batches = split_batches
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         gpu = None if devices is None else gpu_named_by(devices, agreed.device, read_ranks())
-        super().__init__(join_world(agreed.device if gpu is None else "cuda", gpu))
+        world = join_world(agreed.device if gpu is None else "cuda", gpu)
+        super().__init__(world, log_with, project_dir)
         self._precision = precision_for(
             agreed.mixed_precision, self.device, where=agreed.precision_from
         )

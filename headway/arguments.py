@@ -21,6 +21,8 @@ SUPPORTED = (
     "cpu",
     "device",
     "devices",
+    "log_with",
+    "project_dir",
     "step_scheduler_with_optimizer",
 )
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
@@ -30,9 +32,7 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "dispatch_batches": "remove it: every rank reads its own share of the data",
     "use_seedable_sampler": "remove it: set_seed() determines the order of samples",
     "rng_types": "remove it: samplers are always synchronized across ranks",
-    "log_with": "remove it, and log in the script under `if accelerator.is_main_process`",
-    "project_dir": "remove it, and pass accelerator.save() a full path",
-    "project_config": "remove it, and pass accelerator.save() a full path",
+    "project_config": "pass its project_dir as Accelerator(project_dir=...)",
     "dynamo_backend": "call torch.compile(model) before prepare()",
     "dynamo_plugin": "call torch.compile(model) before prepare()",
     "kwargs_handlers": "remove it: DDP and GradScaler use torch's defaults",

@@ -25,7 +25,10 @@ BLOCK = re.compile(r"^```rooms\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILES_BLOCK = re.compile(r"^```files\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOTHING = "-"
 
-RUNTIME = ("world", "collectives", "data", "training", "precision", "strategies", "accelerator")
+RUNTIME = (
+    *("world", "collectives", "data", "training", "precision", "strategies"),
+    *("trackers", "accelerator"),
+)
 TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
 """The rooms that may import torch."""
 
@@ -38,6 +41,7 @@ READ_ENVIRON = {
     *("commands.config.draft", "commands.config.ask"),  # EDITOR; TERM
     # a forked rank gets its own variables, a script in this process those of the plan
     *("launcher.starting.server", "launcher.run"),
+    "trackers.mlflow",  # variables that stand for its arguments
     "launcher.starting.left_behind",  # those of other processes
     "launcher.inside.preloaded",  # what the script changes in its own
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 import headway
 from headway.commands.config_subcommands import SUBCOMMANDS
 from headway.commands.main import COMMANDS, main
+from headway.contract.run import LOG_LEVELS
 from headway.settings.profile_files import VARIABLE
 from headway.settings.table import TABLE
 
@@ -42,9 +43,10 @@ def flags_of(command: str) -> list[str]:
 def surface() -> str:
     """Return all that users may lean on, a line each."""
     lines = [f"headway.{name}" for name in headway.__all__]
-    members = public_members("accelerator.py", "Accelerator") + public_members(
-        "process.py", "Process"
-    )
+    classes = ("accelerator.py", "Accelerator"), ("trackers/tracked.py", "Tracked")
+    members = {
+        name for one in (*classes, ("process.py", "Process")) for name in public_members(*one)
+    }
     lines += [f"Accelerator.{name}" for name in sorted(members)]
     utils = ast.parse((PACKAGE / "utils.py").read_text())
     names = [a for node in utils.body if isinstance(node, ast.ImportFrom) for a in node.names]
@@ -55,7 +57,7 @@ def surface() -> str:
         lines += [f"headway {command} {flag}" for flag in flags_of(command)]
     lines += [f"profile {name}" for name in TABLE]
     lines += [f"environment {row.variable}" for row in TABLE.values()]
-    lines += [f"environment {VARIABLE}"]
+    lines += [f"environment {VARIABLE}", f"environment {LOG_LEVELS[0]}"]
     return "\n".join(lines) + "\n"
 
 
