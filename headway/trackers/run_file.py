@@ -115,7 +115,8 @@ def read_run_file(path: Path) -> Run:
             continue
         config |= one.get("config") or {}
         if "values" in one:
-            step = step + 1 if one.get("step") is None else float(one["step"])
+            given = one.get("step")
+            step = float(given) if isinstance(given, (int, float)) else step + 1
             for name, value in _numbers_in(one["values"]):
                 series = metrics.setdefault(name, Series([], []))
                 series.steps.append(step)
