@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway.trackers.notes import note_once
-from headway.trackers.tracker import GeneralTracker, flat, on_main_process, python_numbers
+from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
 
 class CometMLTracker(GeneralTracker):
@@ -51,7 +51,7 @@ class CometMLTracker(GeneralTracker):
         """
         if step is not None:
             self.writer.set_step(step)
-        for name, value in flat(python_numbers(values)).items():
+        for name, value in flat_numbers(values).items():
             if isinstance(value, (int, float)):
                 self.writer.log_metric(name, value, step=step, **kwargs)
             elif isinstance(value, str):

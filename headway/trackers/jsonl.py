@@ -9,8 +9,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from headway.errors import UsageError
 from headway.trackers.run_file import MARK, SUFFIX, VERSION, line_of
-from headway.trackers.tracker import GeneralTracker, flat, on_main_process, python_numbers
+from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
 
 class JsonlTracker(GeneralTracker):
@@ -32,6 +33,7 @@ class JsonlTracker(GeneralTracker):
         super().__init__()
         self.run_name = run_name
         self.logging_dir = logging_dir
+        self._file: FileIO | None = None
         self._has_head = False
         self._is_torn = False  # the file ends in the middle of a line
 
@@ -44,7 +46,16 @@ class JsonlTracker(GeneralTracker):
     @property
     def path(self) -> Path:
         """The run's file."""
-        return Path(self._file.name)
+        return Path(self._open_file().name)
+
+    def _open_file(self) -> FileIO:
+        if self._file is None:
+            raise UsageError(
+                "the jsonl tracker has no file: it has not been started, or on rank 0 only",
+                where="the script's use of the tracker",
+                fix="call init_trackers(...) first, and use it on rank 0",
+            )
+        return self._file
 
     @property
     def tracker(self) -> Path:
@@ -56,7 +67,6 @@ class JsonlTracker(GeneralTracker):
         """Write the hyperparameters; values may be nested, and what JSON lacks becomes text."""
         self._write({"time": _now(), "config": python_numbers(values)})
 
-    @on_main_process
     def log(  # type: ignore[override]  # it has no further keywords
         self, values: dict[str, Any], step: int | None = None
     ) -> None:
@@ -66,13 +76,14 @@ class JsonlTracker(GeneralTracker):
             values: numbers and texts by name; an array or tensor of at most 1000 numbers is a list.
             step: without one, `headway plot` counts one step more than in the call before.
         """
-        self._write({"step": step, "time": _now(), "values": flat(python_numbers(values))})
+        if self._file is not None:  # the other ranks have none
+            self._write({"step": step, "time": _now(), "values": flat_numbers(values)})
 
     @on_main_process
     def finish(self) -> None:
         if not self._has_head:
             self._write_head({})
-        self._file.close()
+        self._open_file().close()
 
     def _write(self, fields: dict[str, Any]) -> None:
         if not self._has_head:
@@ -88,7 +99,7 @@ class JsonlTracker(GeneralTracker):
 
     def _append(self, line: bytes) -> None:
         whole = b"\n" + line if self._is_torn else line
-        written = self._file.write(whole)
+        written = self._open_file().write(whole)
         self._is_torn = written != len(whole)
         if self._is_torn:  # the next attempt says why, this one only that
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))

@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.contract.run import YES
 from headway.trackers.notes import note_once
-from headway.trackers.tracker import GeneralTracker, flat, on_main_process, python_numbers
+from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
 
 class MLflowTracker(GeneralTracker):
@@ -114,7 +114,7 @@ class MLflowTracker(GeneralTracker):
         import mlflow
 
         metrics = {}
-        for name, value in flat(python_numbers(values)).items():
+        for name, value in flat_numbers(values).items():
             if isinstance(value, (int, float)):
                 metrics[name] = value
             else:

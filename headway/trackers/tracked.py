@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from headway.errors import UsageError
@@ -20,7 +21,7 @@ from headway.trackers.tracker import GeneralTracker, NoTracker
 from headway.world import World
 
 Tracker = str | LoggerType | GeneralTracker
-LogWith = Tracker | list[Tracker] | tuple[Tracker, ...] | None
+LogWith = Tracker | Sequence[Tracker] | None
 Folder = str | os.PathLike[str] | None
 
 

@@ -124,25 +124,31 @@ class NoTracker(GeneralTracker):
         return False
 
 
+def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return `values` as `python_numbers` does, nested ones with a slash in their names.
+
+    {"train": {"loss": tensor(1.)}} is {"train/loss": 1.0}.
+    """
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        number = _python_number(value)
+        if isinstance(number, dict):
+            result |= flat_numbers(number, f"{prefix}{name}/")
+        else:
+            result[f"{prefix}{name}"] = number
+    return result
+
+
 def python_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` with tensors and arrays of one number as Python numbers, also nested ones."""
     return {name: _python_number(value) for name, value in values.items()}
 
 
 def _python_number(value: Any) -> Any:
+    if type(value) in (float, int, str):
+        return value
     if isinstance(value, Mapping):
         return python_numbers(value)
     if getattr(value, "ndim", None) == 0 or getattr(value, "shape", None) == (1,):
         return value.item()
     return value
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested `values` as one mapping: {"train": {"loss": 1}} is {"train/loss": 1}."""
-    result: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            result |= flat(value, f"{prefix}{name}/")
-        else:
-            result[f"{prefix}{name}"] = value
-    return result

@@ -58,7 +58,11 @@ def test_a_run_without_config_and_one_with_a_later_one_are_runs(tracker: JsonlTr
 
 
 def test_values_of_all_kinds_become_json(tracker: JsonlTracker) -> None:
-    config = {"nan": math.nan, 3: {("a", 1): Namespace(b=2)}, "dtype": torch.bfloat16}
+    config: dict[Any, Any] = {
+        "nan": math.nan,
+        3: {("a", 1): Namespace(b=2)},
+        "dtype": torch.bfloat16,
+    }
     tracker.store_init_configuration(config)
     values = {
         "tensor": torch.tensor(0.5, requires_grad=True),

@@ -15,7 +15,8 @@ from headway.errors import UsageError
 from headway.trackers import choice
 from headway.trackers.choice import LoggerType, register_tracker_class
 from headway.trackers.run_file import read_run_file
-from headway.trackers.tracker import GeneralTracker, NoTracker, on_main_process
+from headway.trackers.tracker import NoTracker
+from headway.tracking import GeneralTracker, on_main_process
 from tests.distributed.launching import environment, script
 
 
@@ -287,7 +288,7 @@ def test_on_main_process_looks_at_the_trackers_own_wish(monkeypatch: pytest.Monk
 ENDS = """
 import sys
 from headway import Accelerator
-from headway.trackers.tracker import GeneralTracker
+from headway.tracking import GeneralTracker
 
 class Printer(GeneralTracker):
     name, requires_logging_directory, tracker = "printer", False, None
