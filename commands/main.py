@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": "report what is wrong with this machine, and how to fix it",
     "env": "print the facts about this machine, ready to paste into an issue",
     "launch": "run a training script in one or many processes",
+    "plot": "draw the metrics of runs that the jsonl tracker wrote",
     "ps": "list your running launches on this machine",
     "stack": "print the stacks of all ranks of a running launch, and which rank is behind",
     "test": "check this machine by a training of a few seconds, on all ranks of the plan",

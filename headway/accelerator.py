@@ -43,6 +43,7 @@ from headway.state import GradientState, share, shared_precision, shared_world
 from headway.stepping import Stepping
 from headway.strategies.choice import strategy_for
 from headway.strategies.strategy import StrategySettings
+from headway.trackers.tracked import Folder, LogWith, Tracked
 from headway.world import GroupSettings, World, join_world
 
 HANDLERS = (
@@ -54,7 +55,7 @@ HANDLERS = (
 )
 
 
-class Accelerator(Stepping):
+class Accelerator(Stepping, Tracked):
     """Prepare a training script for one process or many; names and meanings are Accelerate's.
 
     Under `headway launch` the launcher's settings apply; an argument given here overrides a profile
@@ -71,6 +72,9 @@ class Accelerator(Stepping):
         devices: which GPU, written as for `headway launch --devices`: `[1]`, `"1,"`, `"idle:1"`.
             Several need the launcher; under it they must agree with what it started.
         dataloader_config: how prepared loaders share their data out.
+        log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `comet_ml`,
+            `trackio`), a LoggerType or an instance of a GeneralTracker; `all` is all installed.
+        project_dir: the folder of the trackers' files.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
         kwargs_handlers: settings for parts of torch, at most one of each kind:
@@ -97,6 +101,8 @@ class Accelerator(Stepping):
         device: str | None = None,
         devices: Devices | None = None,
         dataloader_config: DataLoaderConfiguration | None = None,
+        log_with: LogWith = None,
+        project_dir: Folder = None,
         step_scheduler_with_optimizer: bool = True,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         kwargs_handlers: Sequence[KwargsHandler] | None = None,
@@ -140,6 +146,7 @@ class Accelerator(Stepping):
             data=merged_configuration(dataloader_config, split_batches),
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
         )
+        self._track_with(log_with, project_dir)
         self.state = share(world, precision.name, dynamo)
         self.gradient_state = GradientState._of(self._accumulation)
         channel.has_made_accelerator = True

@@ -139,6 +139,14 @@ def rank_and_size() -> tuple[int, int]:
     return 0, 1
 
 
+def rank_and_size_before_joining() -> tuple[int, int]:
+    """Return the rank and number of ranks, also before there is a group: from the variables."""
+    if dist.is_initialized():
+        return rank_and_size()
+    ranks = read_ranks() or Ranks()
+    return ranks.rank, ranks.world_size
+
+
 def barrier(device: torch.device) -> None:
     """Wait until every rank has called this."""
     if rank_and_size()[1] > 1:

@@ -33,6 +33,7 @@ RUNTIME = (
     "training",
     "precision",
     "strategies",
+    "trackers",
     "accelerator",
 )
 TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
@@ -47,6 +48,7 @@ READ_ENVIRON = {
     *("commands.config.draft", "commands.config.ask"),  # EDITOR; TERM
     # a forked rank gets its own variables, a script in this process those of the plan
     *("launcher.starting.server", "launcher.run"),
+    "trackers.mlflow",  # variables that stand for its arguments
     "launcher.starting.left_behind",  # those of other processes
     "launcher.inside.preloaded",  # what the script changes in its own
 }

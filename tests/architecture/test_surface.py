@@ -23,6 +23,7 @@ ACCELERATOR = (
     ("accelerator.py", "Accelerator"),
     ("stepping.py", "Stepping"),
     ("preparing.py", "Preparing"),
+    ("trackers/tracked.py", "Tracked"),
     ("process.py", "Group"),
     ("process.py", "Process"),
 )
