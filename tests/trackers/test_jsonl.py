@@ -105,7 +105,7 @@ def test_torn_lines_are_left_out_and_counted(tracker: JsonlTracker) -> None:
     with tracker.path.open("ab") as file:
         file.write(b'{"step":2,"values":{"lo\n\xff\n[]\n{"step":3,"values":{"loss":3}}\n{"st')
     run = read_run_file(tracker.path)
-    assert run.metrics["loss"] == ([1, 3], [1, 3])
+    assert run.metrics["loss"].steps == run.metrics["loss"].values == [1, 3]
     assert run.damaged_lines == 4
 
 
