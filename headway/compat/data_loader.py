@@ -90,7 +90,7 @@ class DataLoaderShard(PreparedDataLoader):
         self._passes.following = iteration
 
     @property
-    def base_dataloader(self) -> DataLoader[Any]:
+    def base_dataloader(self) -> Any:
         return self._original
 
     @property
@@ -98,7 +98,7 @@ class DataLoaderShard(PreparedDataLoader):
         """The number of the pass: the current one, or the next one between passes."""
         return self._passes.following
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         _synchronize(self.rng_types or (), self.synchronized_generator)
         epoch, state = self.iteration, vars(self)
         state["remainder"] = self._samples_left_over()
@@ -108,11 +108,11 @@ class DataLoaderShard(PreparedDataLoader):
                 total = self.total_batch_size
                 current_loop().batch = GlobalBatch(self.remainder, total, total)
             yield batch
-        self._passes.following = epoch + 1
+        self._passes.following = epoch + self.end_of_dataloader  # a pass without batches is none
 
     def _samples_left_over(self) -> int:
         try:
-            return -1 if self._drop_last else len(self.dataset) % self.total_batch_size
+            return -1 if self._drop_last else super().total_dataset_length % self.total_batch_size
         except (AttributeError, TypeError):  # a length or batch size that is not known
             return -1
 
@@ -120,22 +120,24 @@ class DataLoaderShard(PreparedDataLoader):
         """Number the next pass `epoch`, for all that draw or order samples."""
         super().set_epoch(epoch)
         inner = getattr(getattr(self.batch_sampler, "batch_sampler", None), "sampler", None)
-        if hasattr(inner, "set_epoch"):
-            inner.set_epoch(epoch)
+        set_epoch = getattr(inner, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
 
     @property
     def total_batch_size(self) -> int:
         """The number of samples in a batch of all ranks together."""
         nested = isinstance(self.sampler, BatchSampler)
-        batches = self.sampler if nested else self.batch_sampler
-        factor = 1 if getattr(batches, "split_batches", False) else None
-        return batches.batch_size * (factor or getattr(batches, "num_processes", 1))
+        batches: Any = self.sampler if nested else self.batch_sampler
+        is_split = getattr(batches, "split_batches", False)
+        size: int = batches.batch_size
+        return size if is_split else size * getattr(batches, "num_processes", 1)
 
     @property
     def total_dataset_length(self) -> int:
         """The number of samples of all ranks together; TypeError if it is not known."""
         length = getattr(self.dataset, "total_length", None)
-        return len(self.dataset) if length is None else length
+        return super().total_dataset_length if length is None else length
 
     def get_sampler(self) -> Any:
         """See `get_sampler`."""

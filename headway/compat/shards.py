@@ -45,7 +45,7 @@ class BatchSamplerShard(BatchSampler):
         self.process_index = process_index
         self.split_batches = split_batches
         self.even_batches = even_batches
-        self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
+        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
         self.drop_last = getattr(batch_sampler, "drop_last", False)
         if split_batches:
             require_multiple(self.batch_size, num_processes)
@@ -175,7 +175,8 @@ class IterableDatasetShard(IterableDataset[Any]):
         size = self.batch_size // self.num_processes if self.split_batches else self.batch_size
         full = self.batch_size if self.split_batches else self.batch_size * self.num_processes
         mine = slice(self.process_index * size, (self.process_index + 1) * size)
-        stream, first = iter(self.dataset), []
+        stream = iter(self.dataset)
+        first: list[Any] = []
         while samples := list(islice(stream, full)):
             first = first or samples
             if len(samples) < full:

@@ -44,7 +44,7 @@ class DispatchedShare(Share):
             changes: dict[str, Any] = {"dataset": self._rounds, "collate_fn": collate}
             super().__init__(rebuilt(loader, batch_size=None, **changes), skip)
         else:
-            self._rounds = MapRounds(loader, division, rank)
+            self._rounds = MapRounds(loader, division, rank, all_read=False)
             collate = _CollateEach(collate_of(loader, self._rounds.is_batched))
             changes = {"dataset": _Rounds(loader.dataset), "collate_fn": collate}
             changes["sampler"] = self._rounds

@@ -107,9 +107,15 @@ class StreamShare(Share):
 
 
 class MapRounds:
-    """The rounds of a map data set: lists of indices, in the order of its sampler."""
+    """The rounds of a map data set: lists of indices, in the order of its sampler.
 
-    def __init__(self, loader: DataLoader[Any], division: Division, rank: int) -> None:
+    Args:
+        all_read: every rank draws them, so their generators must agree; else only rank 0 does.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], division: Division, rank: int, *, all_read: bool = True
+    ) -> None:
         self._division, self._rank = division, rank
         # without a batch sampler each of the sampler's items is a batch
         self.is_batched = loader.batch_sampler is not None or isinstance(
@@ -118,7 +124,8 @@ class MapRounds:
         self._source: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._size = batch_size_of(loader) if self.is_batched else 1
         self._drop_last = bool(getattr(self._source, "drop_last", False))
-        self._generators = _Generators(self._source, getattr(self._source, "sampler", None))
+        samplers = (self._source, getattr(self._source, "sampler", None))
+        self._generators = _Generators(*samplers if all_read else ())
 
     def __len__(self) -> int:
         """Return the number of rounds of which this rank has a part."""
