@@ -24,7 +24,7 @@ from headway.placement import Devices, gpu_named_by
 from headway.precision.bf16 import restore_forward
 from headway.precision.choice import precision_for
 from headway.process import Process
-from headway.saving import save_into, save_whole
+from headway.saving import save
 from headway.strategies.choice import StrategySettings, strategy_for
 from headway.strategies.strategy import uncompiled
 from headway.world import join_world
@@ -339,12 +339,7 @@ class Accelerator(Process):
             f: a path, or an open binary file.
             safe_serialization: write a state dict with safetensors instead of torch.save.
         """
-        if not self.is_main_process:
-            return
-        if isinstance(f, (str, os.PathLike)):
-            save_whole(obj, f, safe=safe_serialization)
-        else:
-            save_into(obj, f, safe=safe_serialization)
+        save(obj, f, safe_serialization=safe_serialization)
 
 
 def _as_list(tensors: Tensors) -> list[torch.Tensor]:

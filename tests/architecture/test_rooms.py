@@ -39,6 +39,7 @@ READ_ENVIRON = {
     # a forked rank gets its own variables, a script in this process those of the plan
     *("launcher.starting.server", "launcher.run"),
     "launcher.starting.left_behind",  # those of other processes
+    "variables",  # what the script asks for, or sets for a while
     "launcher.inside.preloaded",  # what the script changes in its own
 }
 
