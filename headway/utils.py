@@ -51,6 +51,7 @@ from headway.availability import (
     is_wandb_available,
     is_xpu_available,
 )
+from headway.batch_size import find_executable_batch_size
 from headway.collectives import (
     broadcast,
     broadcast_object_list,
@@ -128,6 +129,7 @@ __all__ = [
     "extract_model_from_parallel",
     "find_batch_size",
     "find_device",
+    "find_executable_batch_size",
     "gather",
     "gather_object",
     "get_data_structure",

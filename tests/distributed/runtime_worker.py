@@ -15,7 +15,12 @@ from typing import Any
 import torch
 
 from headway import Accelerator
-from tests.distributed import loader_checks, process_checks, training_checks
+from tests.distributed import (
+    batch_size_checks,
+    loader_checks,
+    process_checks,
+    training_checks,
+)
 from tests.distributed.this_rank import FOLDER, RANK, WORLD
 
 
@@ -28,9 +33,12 @@ def run_checks(module: ModuleType) -> dict[str, Any]:
     }
 
 
+MODULES = (loader_checks, training_checks, process_checks, batch_size_checks)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    seen = [run_checks(module) for module in (loader_checks, training_checks, process_checks)]
+    seen = [run_checks(module) for module in MODULES]
     everything = {name: result for results in seen for name, result in results.items()}
     (FOLDER / f"{WORLD}-{RANK}.json").write_text(json.dumps(everything))
     Accelerator().end_training()

@@ -299,3 +299,13 @@ def test_a_model_that_outlives_its_group_does_not_wait_for_good() -> None:
     )
     done = launch("-q", "--cpu", "--num-processes", "4", script(text), timeout_s=60)
     assert done.returncode == 0, done.stderr
+
+
+@every_world
+def test_the_batch_size_that_the_rank_with_least_memory_can_use_is_that_of_all(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        found = rank["batch_size_of_the_rank_with_least_memory"]
+        assert found == {"tried": [64, 32, 16, 16], "ranks": world, "again": world}
+        assert rank["batch_size_without_waiting"] == [10, 5, 2]
