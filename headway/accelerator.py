@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import IO, Any, NoReturn
 
@@ -27,6 +27,7 @@ from headway.process import Process
 from headway.saving import save
 from headway.strategies.choice import StrategySettings, strategy_for
 from headway.strategies.strategy import uncompiled
+from headway.token_mean import TokenMean, refuse_gradient
 from headway.world import join_world
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]
@@ -88,6 +89,7 @@ class Accelerator(Process):
         )
         self._strategy = strategy_for(self._world, StrategySettings())
         self._accumulation = Accumulation(agreed.gradient_accumulation_steps)
+        self._token_mean = TokenMean()
         self._prepared: list[tuple[Any, Any]] = []  # the script's object, and ours
         channel.has_made_accelerator = True
         if self.is_main_process and agreed.notes:
@@ -243,6 +245,7 @@ class Accelerator(Process):
         """
         self._prepared.clear()
         self._accumulation.reset()
+        self._token_mean.reset()
         freed = [None] * len(objects)
         del objects
         gc.collect()
@@ -260,9 +263,27 @@ class Accelerator(Process):
         """Return the context in which operations outside a prepared model use the precision."""
         return self._precision.autocast()
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
-        if self._accumulation.steps > 1:
+    def backward(
+        self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
+    ) -> None:
+        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward().
+
+        Args:
+            loss: a mean over the micro-batch; with `num_tokens` the sum over its tokens.
+            num_tokens: how many tokens of this rank `loss` is the sum of, 0 or more. The gradients
+                of an optimizer step are then those of the mean over all tokens of all its
+                micro-batches and ranks, as of one large batch. All backward passes of the step
+                need it.
+
+        Raises:
+            UsageError: `num_tokens` with a loss of several elements, or with a `gradient`.
+        """
+        if num_tokens is not None:
+            refuse_gradient(kwargs)
+            kwargs["gradient"] = self._token_mean.start_of_backward(
+                loss, num_tokens, self.sync_gradients, self._trained_parameters
+            )
+        elif self._accumulation.steps > 1:
             given = kwargs.get("gradient")
             if given is not None:
                 kwargs["gradient"] = given / self._accumulation.steps
@@ -275,6 +296,10 @@ class Accelerator(Process):
             self._precision.backward(loss, **kwargs)
         finally:
             channel.phase = "script"
+
+    def _trained_parameters(self) -> Iterator[torch.Tensor]:
+        for model in self._all(torch.nn.Module):
+            yield from model.parameters()
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step.
@@ -291,15 +316,15 @@ class Accelerator(Process):
         if self._accumulation.sync_gradients:
             return nullcontext()
         if len(models) == 1:
-            return self.no_sync(models[0])
+            return self._strategy.no_sync(models[0])
         stack = ExitStack()
         for model in models or self._all(torch.nn.Module):
-            stack.enter_context(self.no_sync(model))
+            stack.enter_context(self._strategy.no_sync(model))
         return stack
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model` stay on their rank."""
-        return self._strategy.no_sync(model)
+        return self._token_mean.withheld(self._strategy.no_sync(model))
 
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float = 2

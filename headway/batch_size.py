@@ -5,13 +5,34 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from headway.attempts import attempt_together
 from headway.device_memory import clear_device_cache
 from headway.errors import OutOfMemory, WrongType
 
 HALF = 0.5
+T = TypeVar("T")
+
+
+@overload
+def find_executable_batch_size(
+    function: None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    *,
+    factor: float = HALF,
+) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
+
+
+@overload
+def find_executable_batch_size(
+    function: Callable[..., T],
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    *,
+    factor: float = HALF,
+) -> Callable[..., T]: ...
 
 
 def find_executable_batch_size(

@@ -19,6 +19,7 @@ from tests.distributed import (
     batch_size_checks,
     loader_checks,
     process_checks,
+    token_checks,
     training_checks,
 )
 from tests.distributed.this_rank import FOLDER, RANK, WORLD
@@ -33,7 +34,7 @@ def run_checks(module: ModuleType) -> dict[str, Any]:
     }
 
 
-MODULES = (loader_checks, training_checks, process_checks, batch_size_checks)
+MODULES = (loader_checks, training_checks, process_checks, batch_size_checks, token_checks)
 
 
 if __name__ == "__main__":

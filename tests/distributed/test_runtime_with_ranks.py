@@ -309,3 +309,17 @@ def test_the_batch_size_that_the_rank_with_least_memory_can_use_is_that_of_all(
         found = rank["batch_size_of_the_rank_with_least_memory"]
         assert found == {"tried": [64, 32, 16, 16], "ranks": world, "again": world}
         assert rank["batch_size_without_waiting"] == [10, 5, 2]
+
+
+@every_world
+def test_the_gradient_is_that_of_the_mean_over_all_tokens_however_they_are_shared_out(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    alone = seen_with(1)[0]["gradients_of_the_token_mean"]
+    for rank in seen_with(world):
+        found = rank["gradients_of_the_token_mean"]
+        for way in ("accumulate", "no_sync"):
+            for steps in (1, 3):
+                expected = alone["1 accumulate"]
+                assert found[f"{steps} {way}"] == pytest.approx(expected, rel=1e-9)
+        assert found["3 clip"] == pytest.approx(alone["1 clip"], rel=1e-9)
