@@ -14,15 +14,26 @@ from headway._version import __version__
 if TYPE_CHECKING:
     from headway.accelerator import Accelerator as Accelerator
     from headway.errors import HeadwayError as HeadwayError
+    from headway.notebook import debug_launcher as debug_launcher
+    from headway.notebook import notebook_launcher as notebook_launcher
     from headway.world import DistributedType as DistributedType
 
 _HOMES = {
     "Accelerator": "headway.accelerator",
     "DistributedType": "headway.world",
     "HeadwayError": "headway.errors",
+    "debug_launcher": "headway.notebook",
+    "notebook_launcher": "headway.notebook",
 }
 
-__all__ = ["Accelerator", "DistributedType", "HeadwayError", "__version__"]
+__all__ = [
+    "Accelerator",
+    "DistributedType",
+    "HeadwayError",
+    "__version__",
+    "debug_launcher",
+    "notebook_launcher",
+]
 
 
 def __getattr__(name: str) -> object:

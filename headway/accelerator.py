@@ -19,6 +19,7 @@ from headway.contract.records import beat, channel
 from headway.contract.run import read_ranks, read_run
 from headway.data.loader import PreparedDataLoader
 from headway.errors import UsageError
+from headway.model_files import save_weights
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.placement import Devices, gpu_named_by
 from headway.precision.bf16 import restore_forward
@@ -365,6 +366,21 @@ class Accelerator(Process):
             safe_serialization: write a state dict with safetensors instead of torch.save.
         """
         save(obj, f, safe_serialization=safe_serialization)
+
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the weights of `model` on rank 0; every rank has to call this.
+
+        See `headway.model_files.save_weights`; the files are those of Hugging Face libraries.
+        """
+        state = self.get_state_dict(model)
+        if self.is_main_process:
+            save_weights(state, save_directory, max_shard_size, safe_serialization)
 
 
 def _as_list(tensors: Tensors) -> list[torch.Tensor]:

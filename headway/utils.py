@@ -65,6 +65,13 @@ from headway.collectives import (
 )
 from headway.device_memory import clear_device_cache, release_memory
 from headway.generators import RNGType, synchronize_rng_state, synchronize_rng_states
+from headway.model_files import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+    convert_file_size_to_int,
+)
 from headway.models import (
     extract_model_from_parallel,
     get_pretty_name,
@@ -112,6 +119,10 @@ from headway.variables import (
 from headway.world import DistributedType
 
 __all__ = [
+    "SAFE_WEIGHTS_INDEX_NAME",
+    "SAFE_WEIGHTS_NAME",
+    "WEIGHTS_INDEX_NAME",
+    "WEIGHTS_NAME",
     "ConvertOutputsToFp32",
     "DistributedType",
     "PrecisionType",
@@ -123,6 +134,7 @@ __all__ = [
     "clear_environment",
     "compare_versions",
     "concatenate",
+    "convert_file_size_to_int",
     "convert_outputs_to_fp32",
     "convert_to_fp32",
     "copy_tensor_to_devices",
