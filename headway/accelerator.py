@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import IO, Any, NoReturn
 
@@ -19,6 +19,7 @@ from headway.contract.records import beat, channel
 from headway.contract.run import read_ranks, read_run
 from headway.data.loader import PreparedDataLoader
 from headway.errors import UsageError
+from headway.micro_batches import MicroBatches
 from headway.model_files import save_weights
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.placement import Devices, gpu_named_by
@@ -51,6 +52,7 @@ class Accelerator(Process):
         devices: which GPU, written as for `headway launch --devices`: `[1]`, `"1,"`, `"idle:1"`.
             Several need the launcher; under it they must agree with what it started.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
+        auto_micro_batch: let `micro_batches` split batches that do not fit into memory.
         unsupported: Accelerate's other arguments are refused, unless they are None.
 
     Raises:
@@ -70,6 +72,7 @@ class Accelerator(Process):
         device: str | None = None,
         devices: Devices | None = None,
         step_scheduler_with_optimizer: bool = True,
+        auto_micro_batch: bool = False,
         **unsupported: NoReturn,
     ) -> None:
         reject_unsupported(unsupported)
@@ -91,6 +94,11 @@ class Accelerator(Process):
         self._strategy = strategy_for(self._world, StrategySettings())
         self._accumulation = Accumulation(agreed.gradient_accumulation_steps)
         self._token_mean = TokenMean()
+        self._micro_batches: MicroBatches | None = None
+        if auto_micro_batch:
+            self._micro_batches = MicroBatches(
+                self._accumulation, self._strategy, self._token_mean, self._trained_parameters
+            )
         self._prepared: list[tuple[Any, Any]] = []  # the script's object, and ours
         channel.has_made_accelerator = True
         if self.is_main_process and agreed.notes:
@@ -279,6 +287,10 @@ class Accelerator(Process):
         Raises:
             UsageError: `num_tokens` with a loss of several elements, or with a `gradient`.
         """
+        split = self._micro_batches
+        is_part = split is not None and split.is_active
+        if split is not None and is_part:
+            loss = split.weighed(loss, by_tokens=num_tokens is not None)
         if num_tokens is not None:
             refuse_gradient(kwargs)
             kwargs["gradient"] = self._token_mean.start_of_backward(
@@ -297,6 +309,8 @@ class Accelerator(Process):
             self._precision.backward(loss, **kwargs)
         finally:
             channel.phase = "script"
+        if split is not None and is_part:
+            split.after_backward()
 
     def _trained_parameters(self) -> Iterator[torch.Tensor]:
         for model in self._all(torch.nn.Module):
@@ -313,15 +327,48 @@ class Accelerator(Process):
         Returns:
             The context for the micro-batch's forward and backward pass.
         """
+        split = self._micro_batches
+        if split is not None and split.is_active:
+            return split.guard(self._no_sync(models))
         self._accumulation.begin_micro_batch()
-        if self._accumulation.sync_gradients:
-            return nullcontext()
+        return nullcontext() if self._accumulation.sync_gradients else self._no_sync(models)
+
+    def _no_sync(self, models: Sequence[torch.nn.Module]) -> AbstractContextManager[Any]:
         if len(models) == 1:
             return self._strategy.no_sync(models[0])
         stack = ExitStack()
         for model in models or self._all(torch.nn.Module):
             stack.enter_context(self._strategy.no_sync(model))
         return stack
+
+    def micro_batches(
+        self, batch: Any, *, max_size: int | None = None, min_size: int = 1
+    ) -> Iterator[Any]:
+        """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`.
+
+        Where memory runs out on any rank, all ranks begin the batch again in parts of half the
+        size, which stays for all later batches. One batch is one micro-batch of
+        `gradient_accumulation_steps`, however many parts it has; each counts by its samples.
+
+            for part in accelerator.micro_batches(batch):
+                with accelerator.accumulate(model):
+                    accelerator.backward(loss_function(model(part)))
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        Args:
+            batch: tensors of shape [samples, ...], alone or nested.
+            max_size: no part has more samples.
+            min_size: no smaller size is tried.
+
+        Returns:
+            An iterator over the parts; without `auto_micro_batch` over the batch alone.
+
+        Raises:
+            OutOfMemory: memory runs out with parts of `min_size` samples, too.
+        """
+        split = self._micro_batches
+        return iter((batch,)) if split is None else split.parts(batch, max_size, min_size)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model` stay on their rank."""

@@ -22,6 +22,7 @@ SUPPORTED = (
     "device",
     "devices",
     "step_scheduler_with_optimizer",
+    "auto_micro_batch",
 )
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "dataloader_config": "pass split_batches=... directly; the other fields are not supported",

@@ -28,8 +28,8 @@ class TokenMean:
 
     def reset(self) -> None:
         """Begin a new optimizer step."""
-        self._tokens: torch.Tensor | None = None  # of the micro-batches before this one
-        self._unit: torch.Tensor | None = None  # accumulated gradients are the sum's, over this
+        self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
+        """The tokens of the micro-batches before this one, and what their sums were divided by."""
 
     @contextmanager
     def withheld(self, no_sync: AbstractContextManager[Any]) -> Iterator[None]:
@@ -68,27 +68,41 @@ class TokenMean:
         one = torch.ones_like(loss_sum, requires_grad=False)
         tokens = torch.as_tensor(num_tokens, device=loss_sum.device).detach().reshape(())
         if self._is_withheld or not is_due:
-            if self._tokens is None or self._unit is None:
-                self._tokens, self._unit = torch.zeros_like(tokens), tokens.clamp(min=1)
-            self._tokens = self._tokens + tokens
-            return one / self._unit
-        dtype = torch.promote_types(loss_sum.dtype, torch.float32)
-        if self._tokens is None or self._unit is None:
-            return (one * _weight(tokens, dtype)).to(loss_sum.dtype)
-        weight = _weight(tokens + self._tokens, dtype)
-        for parameter in parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_((weight * self._unit).to(parameter.grad.device))
-        self.reset()
+            before, unit = self.pending or (torch.zeros_like(tokens), tokens.clamp(min=1))
+            self.pending = before + tokens, unit
+            return one / unit
+        if self.pending is None:
+            weight = _weight(tokens)
+        else:
+            weight = self._scale(parameters(), tokens + self.pending[0], self.pending[1])
         return (one * weight).to(loss_sum.dtype)
 
+    def finish(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Scale accumulated gradients where no more backward pass follows in the step."""
+        if self.pending is not None:
+            self._scale(parameters, *self.pending)
 
-def _weight(tokens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _scale(
+        self,
+        parameters: Iterable[torch.Tensor],
+        tokens: torch.Tensor,
+        unit: torch.Tensor,
+    ) -> torch.Tensor:
+        weight = _weight(tokens)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_((weight * unit).to(parameter.grad.device))
+        self.reset()
+        return weight
+
+
+def _weight(tokens: torch.Tensor) -> torch.Tensor:
     """Return what each token of any rank counts in a sum that the ranks will average."""
     _, size = rank_and_size()
     if size > 1:
         tokens = tokens.clone()
         dist.all_reduce(tokens)
+    dtype = torch.float32 if tokens.device.type == "mps" else torch.float64  # MPS has no fp64
     return size / tokens.clamp(min=1).to(dtype)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.precision.precision import Precision
@@ -51,3 +53,11 @@ class DDP(Strategy):
         if not isinstance(model, DistributedDataParallel):  # the usual case needs no search
             model = uncompiled(model)
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+    def average_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
+            if parameter.requires_grad:
+                if parameter.grad is None:  # another rank may have one
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+                parameter.grad.div_(self.data_size)

@@ -51,6 +51,9 @@ class Strategy:
         """Return a context in which backward passes leave gradients on their rank."""
         return nullcontext()
 
+    def average_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Average gradients that backward passes left on their rank; every rank calls this."""
+
     def clip_grad_norm_(
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:

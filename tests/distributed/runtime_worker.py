@@ -18,6 +18,7 @@ from headway import Accelerator
 from tests.distributed import (
     batch_size_checks,
     loader_checks,
+    micro_batch_checks,
     process_checks,
     token_checks,
     training_checks,
@@ -34,7 +35,14 @@ def run_checks(module: ModuleType) -> dict[str, Any]:
     }
 
 
-MODULES = (loader_checks, training_checks, process_checks, batch_size_checks, token_checks)
+MODULES = (
+    loader_checks,
+    training_checks,
+    process_checks,
+    batch_size_checks,
+    token_checks,
+    micro_batch_checks,
+)
 
 
 if __name__ == "__main__":

@@ -323,3 +323,18 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens_however_they_are_share
                 expected = alone["1 accumulate"]
                 assert found[f"{steps} {way}"] == pytest.approx(expected, rel=1e-9)
         assert found["3 clip"] == pytest.approx(alone["1 clip"], rel=1e-9)
+
+
+@every_world
+def test_batches_in_parts_that_fit_into_memory_give_the_same_weights(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    alone = seen_with(1)[0]["weights_with_parts_of_batches"]
+    for rank in seen_with(world):
+        found = rank["weights_with_parts_of_batches"]
+        assert max(found["sizes"][-8:]) <= 3
+        for steps in (1, 2):
+            for by_tokens in (False, True):
+                for way in ("whole", "parts"):
+                    expected = pytest.approx(alone[f"{steps} whole False"], rel=1e-9)
+                    assert found[f"{steps} {way} {by_tokens}"] == expected
