@@ -51,6 +51,7 @@ from headway.availability import (
     is_wandb_available,
     is_xpu_available,
 )
+from headway.basic_config import write_basic_config
 from headway.batch_size import find_executable_batch_size
 from headway.collectives import (
     broadcast,
@@ -224,4 +225,5 @@ __all__ = [
     "synchronize_rng_states",
     "tqdm",
     "wait_for_everyone",
+    "write_basic_config",
 ]

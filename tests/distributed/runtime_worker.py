@@ -18,6 +18,7 @@ from headway import Accelerator
 from tests.distributed import (
     batch_size_checks,
     loader_checks,
+    local_sgd_checks,
     micro_batch_checks,
     process_checks,
     token_checks,
@@ -37,6 +38,7 @@ def run_checks(module: ModuleType) -> dict[str, Any]:
 
 MODULES = (
     loader_checks,
+    local_sgd_checks,
     training_checks,
     process_checks,
     batch_size_checks,

@@ -338,3 +338,13 @@ def test_batches_in_parts_that_fit_into_memory_give_the_same_weights(
                 for way in ("whole", "parts"):
                     expected = pytest.approx(alone[f"{steps} whole False"], rel=1e-9)
                     assert found[f"{steps} {way} {by_tokens}"] == expected
+
+
+@several_ranks
+def test_local_sgd_averages_weights_every_few_steps_and_at_the_end(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    mean = 4 * (world + 1) / 2
+    for rank in seen_with(world):
+        assert rank["local_sgd"]["True"] == [[False, False, True, False], pytest.approx(mean)]
+        assert rank["local_sgd"]["False"] == [[True] * 4, pytest.approx(mean)]

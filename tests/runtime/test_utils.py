@@ -16,8 +16,10 @@ import safetensors.torch
 import torch
 
 from headway import utils
+from headway.contract.origin import Layer
 from headway.contract.precisions import PRECISIONS
 from headway.errors import HeadwayError, UsageError
+from headway.settings.profile import parse_profile
 
 
 class Pair(NamedTuple):
@@ -233,3 +235,15 @@ def test_tied_and_overlapping_tensors_are_saved_once_and_whole(tmp_path: Path) -
 
 def test_the_type_of_precisions_has_all_precisions() -> None:
     assert utils.PrecisionType.list() == list(PRECISIONS)
+
+
+def test_a_first_profile_is_written_once(tmp_path: Path) -> None:
+    assert utils.write_basic_config() is not False
+    path = tmp_path / "new" / "profile.yaml"
+    assert utils.write_basic_config("BF16", path) == path
+    assert utils.write_basic_config("no", path) is False
+    assert parse_profile(path.read_text(), str(path), Layer.USER_PROFILE)[
+        "mixed_precision"
+    ].raw == ("bf16")
+    with pytest.raises(ValueError, match="fp7"):
+        utils.write_basic_config("fp7")
