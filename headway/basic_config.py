@@ -27,7 +27,7 @@ def write_basic_config(
         ConfigError: the file cannot be written.
     """
     # imported here, because few scripts that import headway.utils write a profile
-    from headway.settings.profile_edit import change_profile, set_value
+    from headway.settings.profile_edit import change_profile, written
     from headway.settings.profile_files import choose_profile
 
     if mixed_precision.lower() not in PRECISIONS:
@@ -40,5 +40,6 @@ def write_basic_config(
     if path.exists():
         print(f"headway: {path} is there already, and stays as it is; `headway config` changes it")
         return False
-    change_profile(str(path), lambda _: set_value("", "mixed_precision", mixed_precision.lower()))
+    line = f"mixed_precision: {written(mixed_precision.lower())}\n"
+    change_profile(str(path), lambda _: line)
     return path
