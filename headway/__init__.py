@@ -14,6 +14,8 @@ from headway._version import __version__
 if TYPE_CHECKING:
     from headway.accelerator import Accelerator as Accelerator
     from headway.errors import HeadwayError as HeadwayError
+    from headway.notebook import debug_launcher as debug_launcher
+    from headway.notebook import notebook_launcher as notebook_launcher
     from headway.state import PartialState as PartialState
     from headway.world import DistributedType as DistributedType
 
@@ -22,9 +24,19 @@ _HOMES = {
     "DistributedType": "headway.world",
     "HeadwayError": "headway.errors",
     "PartialState": "headway.state",
+    "debug_launcher": "headway.notebook",
+    "notebook_launcher": "headway.notebook",
 }
 
-__all__ = ["Accelerator", "DistributedType", "HeadwayError", "PartialState", "__version__"]
+__all__ = [
+    "Accelerator",
+    "DistributedType",
+    "HeadwayError",
+    "PartialState",
+    "__version__",
+    "debug_launcher",
+    "notebook_launcher",
+]
 
 
 def __getattr__(name: str) -> object:

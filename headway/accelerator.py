@@ -24,6 +24,8 @@ from headway.contract.run import read_ranks, read_run
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration
 from headway.data.skipping import skip_first_batches
 from headway.errors import UsageError
+from headway.micro_batches import MicroBatches
+from headway.model_files import save_weights
 from headway.placement import Devices, gpu_named_by
 from headway.plugins.accumulation import GradientAccumulationPlugin, check_steps
 from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
@@ -38,7 +40,7 @@ from headway.plugins.profiling import ProfileKwargs
 from headway.precision.choice import precision_for
 from headway.precision.precision import PrecisionSettings
 from headway.profiling import profiled
-from headway.saving import save_into, save_whole
+from headway.saving import save
 from headway.state import GradientState, share, shared_precision, shared_world
 from headway.stepping import Stepping
 from headway.strategies.choice import strategy_for
@@ -75,6 +77,7 @@ class Accelerator(Stepping, Tracked):
         log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `comet_ml`,
             `trackio`), a LoggerType or an instance of a GeneralTracker; `all` is all installed.
         project_dir: the folder of the trackers' files.
+        auto_micro_batch: let `micro_batches` split batches that do not fit into memory.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
         kwargs_handlers: settings for parts of torch, at most one of each kind:
@@ -108,6 +111,7 @@ class Accelerator(Stepping, Tracked):
         kwargs_handlers: Sequence[KwargsHandler] | None = None,
         dynamo_backend: DynamoBackend | str | Callable[..., Any] | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
+        auto_micro_batch: bool = False,
         **unsupported: NoReturn,
     ) -> None:
         reject_unsupported(unsupported)
@@ -146,6 +150,10 @@ class Accelerator(Stepping, Tracked):
             data=merged_configuration(dataloader_config, split_batches),
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
         )
+        if auto_micro_batch:
+            self._micro_batches = MicroBatches(
+                self._accumulation, self._strategy, self._token_mean, self._trained_parameters
+            )
         self._track_with(log_with, project_dir)
         self.state = share(world, precision.name, dynamo)
         self.gradient_state = GradientState._of(self._accumulation)
@@ -261,12 +269,22 @@ class Accelerator(Stepping, Tracked):
             f: a path, or an open binary file.
             safe_serialization: write a state dict with safetensors instead of torch.save.
         """
-        if not self.is_main_process:
-            return
-        if isinstance(f, (str, os.PathLike)):
-            save_whole(obj, f, safe=safe_serialization)
-        else:
-            save_into(obj, f, safe=safe_serialization)
+        save(obj, f, safe_serialization=safe_serialization)
+
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the weights of `model` on rank 0; every rank has to call this.
+
+        See `headway.model_files.save_weights`; the files are those of Hugging Face libraries.
+        """
+        state = self.get_state_dict(model)
+        if self.is_main_process:
+            save_weights(state, save_directory, max_shard_size, safe_serialization)
 
 
 def _group_settings(handler: InitProcessGroupKwargs) -> GroupSettings:

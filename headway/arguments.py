@@ -32,6 +32,7 @@ SUPPORTED = (
     "kwargs_handlers",
     "dynamo_backend",
     "dynamo_plugin",
+    "auto_micro_batch",
 )
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "even_batches": "pass dataloader_config=DataLoaderConfiguration(even_batches=...)",

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from headway.errors import UsageError
-from headway.world import rank_and_size
+from headway.world import barrier, rank_and_size
 
 
 def gather(tensor: Any) -> Any:
@@ -87,16 +87,17 @@ def _held_by_first(own: Any, num_ranks: int) -> list[Any]:
 
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """Return the sum or mean over ranks of each tensor, times `scale`; the input is not changed.
+    """Return the sum, mean or maximum over ranks of each tensor, times `scale`.
 
     Args:
-        tensor: tensors of the same shape and dtype on every rank, alone or nested.
-        reduction: `sum`, `mean` or `none` (every rank keeps its own).
+        tensor: tensors of the same shape and dtype on every rank, alone or nested; they are not
+            changed.
+        reduction: `sum`, `mean`, `max` or `none` (every rank keeps its own).
         scale: factor for the result.
     """
-    if reduction not in ("sum", "mean", "none"):
+    if reduction not in ("sum", "mean", "max", "none"):
         raise UsageError(
-            f"reduction is {reduction!r}, not one of sum, mean, none",
+            f"reduction is {reduction!r}, not one of sum, mean, max, none",
             where="the script's reduce(...)",
             fix="pass reduction='sum' or reduction='mean'",
         )
@@ -105,7 +106,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         _, size = rank_and_size()
         result = one.detach().clone(memory_format=torch.contiguous_format)
         if size > 1 and reduction != "none":
-            dist.all_reduce(result)
+            dist.all_reduce(result, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
             result = result / size if reduction == "mean" else result
         return result if scale == 1.0 else result * scale
 
@@ -154,6 +155,61 @@ def pad_across_processes(
     return for_each_tensor(pad_one, tensor, strict="pad_across_processes")
 
 
+def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
+    """Return, on every rank, the tensor that one rank has; the others pass None.
+
+    Raises:
+        UsageError: not exactly one rank has a tensor.
+    """
+    mine = None if tensor is None else (tensor.shape, tensor.dtype)
+    offers = gather_object([mine])
+    owners = [rank for rank, offer in enumerate(offers) if offer is not None]
+    if len(owners) != 1:
+        raise UsageError(
+            f"{len(owners)} ranks gave a tensor to copy",
+            where="the script's copy_tensor_to_devices(...)",
+            fix="pass a tensor on one rank, and None on all others",
+        )
+    if tensor is None:
+        shape, dtype = offers[owners[0]]
+        tensor = torch.empty(shape, dtype=dtype, device=_rank_device())
+    elif rank_and_size()[1] > 1:
+        tensor = tensor.detach().to(_rank_device(), copy=True).contiguous()
+    copied: torch.Tensor = broadcast(tensor, from_process=owners[0])
+    return copied
+
+
+def any_rank(condition: bool) -> bool:
+    """Return whether `condition` holds on any rank; every rank has to call this."""
+    if rank_and_size()[1] == 1:
+        return condition
+    holds = torch.tensor(int(condition), device=message_device())
+    dist.all_reduce(holds, dist.ReduceOp.MAX)
+    return bool(holds)
+
+
+def wait_for_everyone() -> None:
+    """Wait until every rank has called this."""
+    barrier(_rank_device())
+
+
+def message_device() -> torch.device:
+    """Return the device for small tensors that ranks exchange: the CPU, where the group can."""
+    config = dist.get_backend_config() if dist.is_initialized() else "cpu:"
+    return (
+        torch.device("cpu")
+        if "cpu:" in config
+        else torch.device("cuda", torch.cuda.current_device())
+    )
+
+
+def _rank_device() -> torch.device:
+    """Return the device that this rank's group is for."""
+    if dist.is_initialized() and "cuda:nccl" in dist.get_backend_config():  # pragma: needs a GPU
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
 def send_to_device(
     tensor: Any, device: torch.device | str, non_blocking: bool = False, skip_keys: Any = None
 ) -> Any:
@@ -168,7 +224,7 @@ def send_to_device(
     def send(data: Any) -> Any:
         if isinstance(data, Mapping) and skipped:
             kept = {key: one if key in skipped else send(one) for key, one in data.items()}
-            return _like(data, kept)
+            return same_kind(data, kept)
         if callable(getattr(data, "to", None)):
             try:
                 return data.to(device, non_blocking=non_blocking)
@@ -242,7 +298,7 @@ def _gather(tensor: torch.Tensor) -> torch.Tensor:
 
 def _for_each_child(function: Callable[[Any], Any], data: Any) -> Any:
     if isinstance(data, Mapping):
-        return _like(data, {key: function(one) for key, one in data.items()})
+        return same_kind(data, {key: function(one) for key, one in data.items()})
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*map(function, data))
     if isinstance(data, (list, tuple)):
@@ -259,7 +315,7 @@ def _is_dataclass(data: Any) -> bool:
     return is_dataclass(data) and not isinstance(data, type)
 
 
-def _like(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def same_kind(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     """Return `items` as the same kind of mapping as `data`, where that can be built from a dict."""
     try:
         return type(data)(items)  # type: ignore[call-arg]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from headway.precision.precision import Precision
 from headway.process import Group
 from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import Strategy
+from headway.token_mean import TokenMean
 from headway.world import World
 
 
@@ -50,6 +51,7 @@ class Preparing(Group):
         self._precision = precision
         self._strategy = strategy
         self._accumulation = accumulation
+        self._token_mean = TokenMean()
         self._prepared: list[tuple[Any, Any]] = []  # the script's object, and ours
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -227,6 +229,10 @@ class Preparing(Group):
     def _all(self, kind: type[Any]) -> list[Any]:
         return [prepared for _, prepared in self._prepared if isinstance(prepared, kind)]
 
+    def _trained_parameters(self) -> Iterator[torch.Tensor]:
+        for model in self._all(torch.nn.Module):
+            yield from model.parameters()
+
     def unwrap_model(
         self,
         model: torch.nn.Module,
@@ -255,6 +261,7 @@ class Preparing(Group):
         """
         self._prepared.clear()
         self._accumulation.reset()
+        self._token_mean.reset()
         freed = [None] * len(objects)
         del objects
         gc.collect()

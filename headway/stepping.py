@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import chain
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from headway.contract.records import beat, channel
+from headway.micro_batches import MicroBatches
 from headway.optimizer import PreparedOptimizer
 from headway.plugins.handlers import AutocastKwargs
 from headway.preparing import Preparing
+from headway.token_mean import refuse_gradient
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]
 
@@ -21,6 +23,7 @@ class Stepping(Preparing):
     """A rank that trains the models that it has prepared."""
 
     _is_triggered = False
+    _micro_batches: MicroBatches | None = None  # with auto_micro_batch
 
     @property
     def sync_gradients(self) -> bool:
@@ -43,9 +46,31 @@ class Stepping(Preparing):
         """
         return self._precision.autocast(autocast_handler)
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
-        if self._accumulation.steps > 1:
+    def backward(
+        self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
+    ) -> None:
+        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward().
+
+        Args:
+            loss: a mean over the micro-batch; with `num_tokens` the sum over its tokens.
+            num_tokens: how many tokens of this rank `loss` is the sum of, 0 or more. The gradients
+                of an optimizer step are then those of the mean over all tokens of all its
+                micro-batches and ranks, as of one large batch. All backward passes of the step
+                need it.
+
+        Raises:
+            UsageError: `num_tokens` with a loss of several elements, or with a `gradient`.
+        """
+        split = self._micro_batches
+        is_part = split is not None and split.is_active
+        if split is not None and is_part:
+            loss = split.weighed(loss, by_tokens=num_tokens is not None)
+        if num_tokens is not None:
+            refuse_gradient(kwargs)
+            kwargs["gradient"] = self._token_mean.start_of_backward(
+                loss, num_tokens, self.sync_gradients, self._trained_parameters
+            )
+        elif self._accumulation.steps > 1:
             given = kwargs.get("gradient")
             if given is not None:
                 kwargs["gradient"] = given / self._accumulation.steps
@@ -58,6 +83,8 @@ class Stepping(Preparing):
             self._precision.backward(loss, **kwargs)
         finally:
             channel.phase = "script"
+        if split is not None and is_part:
+            split.after_backward()
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step.
@@ -70,19 +97,54 @@ class Stepping(Preparing):
         Returns:
             The context for the micro-batch's forward and backward pass.
         """
+        split = self._micro_batches
+        if split is not None and split.is_active:
+            return split.guard(self._no_sync(models))
         self._accumulation.begin_micro_batch()
         if self._accumulation.sync_gradients or self._accumulation.exchanges_each_batch:
             return nullcontext()
+        return self._no_sync(models)
+
+    def _no_sync(self, models: Sequence[torch.nn.Module]) -> AbstractContextManager[Any]:
         if len(models) == 1:
-            return self.no_sync(models[0])
+            return self._strategy.no_sync(models[0])
         stack = ExitStack()
         for model in models or self._all(torch.nn.Module):
-            stack.enter_context(self.no_sync(model))
+            stack.enter_context(self._strategy.no_sync(model))
         return stack
+
+    def micro_batches(
+        self, batch: Any, *, max_size: int | None = None, min_size: int = 1
+    ) -> Iterator[Any]:
+        """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`.
+
+        Where memory runs out on any rank, all ranks begin the batch again in parts of half the
+        size, which stays for all later batches. One batch is one micro-batch of
+        `gradient_accumulation_steps`, however many parts it has; each counts by its samples.
+
+            for part in accelerator.micro_batches(batch):
+                with accelerator.accumulate(model):
+                    accelerator.backward(loss_function(model(part)))
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        Args:
+            batch: tensors of shape [samples, ...], alone or nested.
+            max_size: no part has more samples.
+            min_size: no smaller size is tried.
+
+        Returns:
+            An iterator over the parts; without `auto_micro_batch` over the batch alone.
+
+        Raises:
+            OutOfMemory: memory runs out with parts of `min_size` samples, too.
+        """
+        split = self._micro_batches
+        return iter((batch,)) if split is None else split.parts(batch, max_size, min_size)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model` stay on their rank."""
-        return self._strategy.no_sync(model)
+        return self._token_mean.withheld(self._strategy.no_sync(model))
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`.

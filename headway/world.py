@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from functools import cached_property
+from functools import lru_cache
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -45,14 +45,13 @@ class World:
     device: torch.device
     ranks: Ranks
 
-    @cached_property
+    @property
     def mesh(self) -> DeviceMesh:
         """All ranks, along the one dimension "data"; only where there are several.
 
         It uses the default process group and makes no other.
         """
-        size = self.ranks.world_size
-        return init_device_mesh(self.device.type, (size,), mesh_dim_names=("data",))
+        return _mesh_of(self, dist.group.WORLD)
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -72,6 +71,13 @@ class GroupSettings(NamedTuple):
 
 
 USUAL_GROUP = GroupSettings()
+
+
+@lru_cache(maxsize=1)
+def _mesh_of(world: World, _: object) -> DeviceMesh:
+    """Return the mesh of `world` for a default group, which `form_group_again` replaces."""
+    size = world.ranks.world_size
+    return init_device_mesh(world.device.type, (size,), mesh_dim_names=("data",))
 
 
 def join_world(device: str, gpu: int | None = None, settings: GroupSettings = USUAL_GROUP) -> World:
@@ -113,6 +119,28 @@ def leave_world() -> None:
     if dist.is_initialized():
         _left.append(dist.group.WORLD)
         dist.destroy_process_group()
+
+
+def form_group_again(name: str) -> None:
+    """Replace the default process group by a new one of the same ranks; every rank calls this.
+
+    Args:
+        name: tells the group's keys in the store from those of earlier ones; equal on all ranks.
+    """
+    store, (rank, size) = default_store(), rank_and_size()
+    backend = dist.get_backend_config()
+    leave_world()
+    dist.init_process_group(
+        backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size
+    )
+
+
+def default_store() -> Any:
+    """Return the store in which the ranks of the default process group met.
+
+    It is a `PrefixStore` (torch 2.11 to 2.13); torch has no public name for it.
+    """
+    return dist.distributed_c10d._get_default_store()
 
 
 _left: list[object] = []

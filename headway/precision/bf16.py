@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from headway.collectives import for_each_tensor
 from headway.plugins.handlers import AutocastKwargs
+from headway.precision.fp32_outputs import ConvertOutputsToFp32, convert_to_fp32
 from headway.precision.precision import Precision
 
 
@@ -51,14 +51,10 @@ class _AutocastForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(*self._arguments):
             outputs = self.__wrapped__(*args, **kwargs)
-        return for_each_tensor(_to_fp32, outputs)
+        return convert_to_fp32(outputs)
 
 
 def restore_forward(model: torch.nn.Module) -> None:
-    """Take back what `prepare_model` did to `model`."""
-    if isinstance(model.forward, _AutocastForward):
+    """Take back what `prepare_model` or `convert_outputs_to_fp32` did to `model`."""
+    while isinstance(model.forward, (_AutocastForward, ConvertOutputsToFp32)):
         model.forward = model.forward.__wrapped__
-
-
-def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

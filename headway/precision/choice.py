@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 
 from headway.errors import MachineError, UsageError
@@ -10,6 +12,23 @@ from headway.machine.detection import detect_machine
 from headway.precision.bf16 import Bf16
 from headway.precision.fp16 import Fp16
 from headway.precision.precision import DEFAULTS, Precision, PrecisionSettings
+
+
+class PrecisionType(str, Enum):
+    """The choices of `mixed_precision`; compares equal to its value."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def list(cls) -> list[str]:
+        """Return the values of all members."""
+        return [one.value for one in cls]
+
 
 PRECISIONS = {"no": Precision, "bf16": Bf16, "fp16": Fp16}
 

@@ -43,6 +43,11 @@ def compile_in_place(modules: Iterable[torch.nn.Module], arguments: dict[str, An
         module._compiled_call_impl = partial(call, module)
 
 
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Return whether `compile_in_place`, or `Module.compile()`, has compiled this module."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
 def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.strategies.compilation import uncompiled
@@ -65,6 +66,14 @@ class DDP(Strategy):
             yield
         finally:
             model.require_backward_grad_sync = was_synced
+
+    def average_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
+            if parameter.requires_grad:
+                if parameter.grad is None:  # another rank may have one
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+                parameter.grad.div_(self.data_size)
 
 
 def _prepare_exchange(model: DistributedDataParallel) -> None:

@@ -78,6 +78,9 @@ class Strategy:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
         return nullcontext()
 
+    def average_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Average gradients that backward passes left on their rank; every rank calls this."""
+
     def clip_grad_norm_(
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:

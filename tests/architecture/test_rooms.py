@@ -50,6 +50,7 @@ READ_ENVIRON = {
     *("launcher.starting.server", "launcher.run"),
     "trackers.mlflow",  # variables that stand for its arguments
     "launcher.starting.left_behind",  # those of other processes
+    "variables",  # what the script asks for, or sets for a while
     "launcher.inside.preloaded",  # what the script changes in its own
 }
 

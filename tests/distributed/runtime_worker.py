@@ -16,10 +16,28 @@ import torch
 
 from headway import Accelerator
 from headway.state import AcceleratorState
-from tests.distributed import handler_checks, loader_checks, process_checks, training_checks
+from tests.distributed import (
+    batch_size_checks,
+    handler_checks,
+    loader_checks,
+    local_sgd_checks,
+    micro_batch_checks,
+    process_checks,
+    token_checks,
+    training_checks,
+)
 from tests.distributed.this_rank import FOLDER, RANK, WORLD
 
-MODULES = (loader_checks, training_checks, process_checks, handler_checks)
+MODULES = (
+    loader_checks,
+    local_sgd_checks,
+    training_checks,
+    process_checks,
+    handler_checks,
+    batch_size_checks,
+    token_checks,
+    micro_batch_checks,
+)
 
 
 def run_checks(module: ModuleType) -> dict[str, Any]:

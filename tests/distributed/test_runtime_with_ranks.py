@@ -299,3 +299,52 @@ def test_a_model_that_outlives_its_group_does_not_wait_for_good() -> None:
     )
     done = launch("-q", "--cpu", "--num-processes", "4", script(text), timeout_s=60)
     assert done.returncode == 0, done.stderr
+
+
+@every_world
+def test_the_batch_size_that_the_rank_with_least_memory_can_use_is_that_of_all(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        found = rank["batch_size_of_the_rank_with_least_memory"]
+        assert found == {"tried": [64, 32, 16, 16], "ranks": world, "again": world}
+        assert rank["batch_size_without_waiting"] == [10, 5, 2]
+
+
+@every_world
+def test_the_gradient_is_that_of_the_mean_over_all_tokens_however_they_are_shared_out(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    alone = seen_with(1)[0]["gradients_of_the_token_mean"]
+    for rank in seen_with(world):
+        found = rank["gradients_of_the_token_mean"]
+        for way in ("accumulate", "no_sync"):
+            for steps in (1, 3):
+                expected = alone["1 accumulate"]
+                assert found[f"{steps} {way}"] == pytest.approx(expected, rel=1e-9)
+        assert found["3 clip"] == pytest.approx(alone["1 clip"], rel=1e-9)
+
+
+@every_world
+def test_batches_in_parts_that_fit_into_memory_give_the_same_weights(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    alone = seen_with(1)[0]["weights_with_parts_of_batches"]
+    for rank in seen_with(world):
+        found = rank["weights_with_parts_of_batches"]
+        assert max(found["sizes"][-8:]) <= 3
+        for steps in (1, 2):
+            for by_tokens in (False, True):
+                for way in ("whole", "parts"):
+                    expected = pytest.approx(alone[f"{steps} whole False"], rel=1e-9)
+                    assert found[f"{steps} {way} {by_tokens}"] == expected
+
+
+@several_ranks
+def test_local_sgd_averages_weights_every_few_steps_and_at_the_end(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    mean = 4 * (world + 1) / 2
+    for rank in seen_with(world):
+        assert rank["local_sgd"]["True"] == [[False, False, True, False], pytest.approx(mean)]
+        assert rank["local_sgd"]["False"] == [[True] * 4, pytest.approx(mean)]
