@@ -26,7 +26,7 @@ FILES_BLOCK = re.compile(r"^```files\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOTHING = "-"
 
 RUNTIME = ("world", "collectives", "data", "training", "precision", "strategies", "accelerator")
-TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
+TORCH = {*RUNTIME, "compat", "launcher.starting", "launcher.clusters", "launcher.inside"}
 """The rooms that may import torch."""
 
 READ_ENVIRON = {
