@@ -36,7 +36,7 @@ RUNTIME = (
     "trackers",
     "accelerator",
 )
-TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
+TORCH = {*RUNTIME, "compat", "launcher.starting", "launcher.clusters", "launcher.inside"}
 """The rooms that may import torch."""
 
 READ_ENVIRON = {
