@@ -26,9 +26,11 @@ __all__ = ["Accelerator", "DistributedType", "HeadwayError", "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        from headway.migration.missing import raise_missing  # only for names that are not here
+
+        raise_missing("", name, __name__)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

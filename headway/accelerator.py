@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -345,6 +345,14 @@ class Accelerator(Process):
             save_whole(obj, f, safe=safe_serialization)
         else:
             save_into(obj, f, safe=safe_serialization)
+
+    if not TYPE_CHECKING:  # a type checker knows every member that there is
+
+        def __getattr__(self, name: str) -> Any:
+            from headway.migration.missing import refuse_member  # only for what is missing
+
+            refuse_member(name, self)
+            return object.__getattribute__(self, name)  # raises what it raised before
 
 
 def _as_list(tensors: Tensors) -> list[torch.Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typing
+
 from headway.collectives import (
     broadcast,
     broadcast_object_list,
@@ -25,3 +27,10 @@ __all__ = [
     "send_to_device",
     "set_seed",
 ]
+
+if not typing.TYPE_CHECKING:  # a type checker knows every name that is here
+
+    def __getattr__(name: str) -> typing.NoReturn:
+        from headway.migration.missing import raise_missing
+
+        raise_missing("utils", name, __name__)
