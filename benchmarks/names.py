@@ -106,8 +106,7 @@ def main() -> None:
     found = count(parsed.folders)
     shown = [row for row in found.rows if parsed.all or row.status not in _THERE]
     if parsed.json:
-        rows = [row._asdict() for row in shown]
-        print(json.dumps(found._replace(rows=rows)._asdict(), indent=2))
+        print(json.dumps(found._asdict() | {"rows": [row._asdict() for row in shown]}, indent=2))
         return
     cells = [(str(row.num_files), str(row.num_complete), row.status, row.need) for row in shown]
     print_table(("files", "files with all", "result", "name"), cells)

@@ -52,11 +52,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
             self.optimizer.zero_grad(set_to_none)
 
     @property
-    def sync_gradients(self) -> bool:
-        """Whether gradients are due: `step()` is a step."""
-        return self._accumulation.sync_gradients
-
-    @property
     def is_withheld(self) -> bool:
         """Whether the last `step()` left the weights alone: accumulation, or an overflow."""
         return self.step_was_skipped or not self._accumulation.sync_gradients

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from headway.migration.homes import COMPAT, home_of, module_exists, names_in
+from headway.migration.homes import COMPAT, home_of, is_module, names_in
 from headway.migration.missing import raise_missing
 
 
@@ -23,13 +23,12 @@ def forward(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     inside = module.removeprefix(COMPAT).removeprefix(".")
 
     def get(name: str) -> Any:
-        submodule = f"{module}.{name}"
         home = home_of(inside, name)
         if home is not None:
             source, _, attribute = home.rpartition(".")
             value = getattr(import_module(source), attribute)
-        elif not name.startswith("_") and module_exists(submodule):
-            value = import_module(submodule)
+        elif not name.startswith("_") and is_module(f"{inside}.{name}".removeprefix(".")):
+            value = import_module(f"{module}.{name}")
         else:
             raise_missing(inside, name, module)
         vars(sys.modules[module])[name] = value

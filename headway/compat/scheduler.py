@@ -46,9 +46,7 @@ class AcceleratedScheduler(PreparedScheduler):
         """Step once for each rank, if the optimizers stepped; arguments go to the scheduler."""
         if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
-        elif not all(one.sync_gradients for one in self.optimizers):
-            self.scheduler._step_count += 1  # against torch's warning about the order of steps
-        elif not any(one.step_was_skipped for one in self.optimizers):
+        elif not any(one.is_withheld for one in self.optimizers):
             for _ in range(1 if self.split_batches else rank_and_size()[1]):
                 if not self._is_at_its_end():
                     self.scheduler.step(*args, **kwargs)

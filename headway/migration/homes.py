@@ -25,6 +25,10 @@ HOMES: dict[str, dict[str, str]] = {
 """Accelerate's module -> the single names of it, and where Headway defines each; these go first."""
 
 
+HIDDEN_MODULES = {"utils.tqdm"}
+"""Modules that a name of their package hides: `accelerate.utils.tqdm` is a function."""
+
+
 def home_of(module: str, name: str) -> str | None:
     """Return where Headway defines a name of Accelerate's module, if it does.
 
@@ -62,6 +66,11 @@ def module_exists(name: str) -> bool:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # its parent is not a package
         return False
+
+
+def is_module(module: str) -> bool:
+    """Return whether a path below `accelerate` means a module, which `headway.compat` has."""
+    return module not in HIDDEN_MODULES and module_exists(joined(COMPAT, module))
 
 
 def joined(package: str, module: str) -> str:

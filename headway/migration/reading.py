@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
-from headway.migration.homes import COMPAT, ORIGINAL, joined, module_exists
+from headway.migration.homes import ORIGINAL, is_module, joined
 
 ACCELERATOR = "Accelerator"
 STATES = ("AcceleratorState", "PartialState", "GradientState")
@@ -105,7 +105,7 @@ class Script:
             else:
                 module = inside(node.module or "")
                 submodule = f"{module}.{alias.name}".removeprefix(".")
-                if module_exists(joined(COMPAT, submodule)):
+                if is_module(submodule):
                     self._modules[local] = submodule
                 else:
                     self._names[local] = (module, alias.name)
@@ -132,7 +132,7 @@ class Script:
             parent = self._module(node.value)
             if parent is not None:
                 module = f"{parent}.{node.attr}".removeprefix(".")
-                return module if module_exists(joined(COMPAT, module)) else None
+                return module if is_module(module) else None
         return None
 
     def _named(self, node: ast.AST) -> tuple[str, str] | None:

@@ -73,7 +73,8 @@ def replace_script(path: str, source: Source) -> None:
     target = os.path.realpath(path)
     temporary = None
     try:
-        if not os.access(target, os.W_OK):
+        effective = os.access in os.supports_effective_ids
+        if not os.access(target, os.W_OK, effective_ids=effective):
             raise PermissionError(0, "it is read-only")
         folder, name = os.path.split(target)
         handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)

@@ -122,7 +122,10 @@ REFUSED = (
             torchao_required check_cuda_fp8_capability setup_fp8_env
         """),
         modules=("utils.ao", "utils.transformer_engine"),
-        members=_names("fp8_backend has_fp8_handler te_recipe_handler ao_recipe_handler"),
+        members=_names("""
+            ao_recipe_handler delayed_fp8_autocast fp8_backend fp8_enabled fp8_recipe_handler
+            has_fp8_handler msamp_recipe_handler te_recipe_handler
+        """),
     ),
     Topic(
         "training on TPUs",
@@ -284,6 +287,16 @@ PLANNED = (
             is_tqdm_available is_trackio_available is_transformer_engine_available
             is_transformer_engine_mxfp8_available is_transformers_available is_triton_available
             is_wandb_available is_weights_only_available is_xccl_available is_xpu_available
+        """),
+        members=_names("""
+            autocast_handler check_trigger dataloader_config ddp_handler deepspeed_plugin
+            dispatch_batches even_batches get_tracker gradient_state init_handler init_trackers
+            join_uneven_inputs log log_with multi_device native_amp non_blocking on_last_process
+            on_local_process prepare_data_loader prepare_model prepare_optimizer prepare_scheduler
+            profile profile_handler rng_types save_model scaler scaler_handler set_trigger
+            skip_first_batches split_between_processes state trackers trigger_sync_in_backward
+            unscale_gradients use_distributed use_seedable_sampler use_stateful_dataloader
+            verify_device_map
         """),
         is_planned=True,
     ),
