@@ -113,9 +113,8 @@ def _print(reports: Sequence[_Report], is_written: bool) -> None:
         if report.after != report.before and not is_written:
             print(f"\n{report.diff()}", end="")
         print()
-    counts = (
-        f"{len(reports)} scripts, {sum(report.has_all for report in reports)} have all they use"
-    )
+    complete = sum(report.has_all for report in reports)
+    counts = f"{complete} of {len(reports)} scripts have all that they use"
     changed = sum(report.after != report.before for report in reports)
     done = f"imports changed in {changed}" if is_written else "--write changes the imports"
     print(f"{counts}; {done}" if changed else counts)
@@ -128,7 +127,7 @@ def _rows(report: _Report) -> list[tuple[str, str, str, str]]:
             ", ".join(map(str, report.script.needs[need])),
             verdict.status.value,
             str(need),
-            f"{verdict.said}; {verdict.instead}" if verdict.said else "",
+            "\n".join(filter(None, (verdict.said, verdict.instead))),
         )
         for need, verdict in found
     ]

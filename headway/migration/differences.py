@@ -10,7 +10,7 @@ class Difference(NamedTuple):
 
     Args:
         how: what a script sees.
-        why: the reason.
+        why: the reason, or what to do.
         is_in_compat: `headway.compat` differs in this, too.
     """
 
@@ -20,18 +20,18 @@ class Difference(NamedTuple):
 
 
 _CLIP = Difference(
-    "leaves gradients alone while they accumulate; Accelerate clips each partial sum",
-    "the norm of a partial sum says nothing of the gradient that is stepped with",
+    "gradients are left alone while they accumulate; in Accelerate each partial sum is clipped",
+    "the norm of a partial sum is not the gradient's",
 )
 
 DIFFERENCES = {
     "Accelerator.prepare(scheduler)": Difference(
-        "the schedule steps once for each optimizer step; Accelerate's steps once for each rank",
-        "a schedule then needs no factor num_processes; remove one that the script has",
+        "the schedule steps once for each optimizer step; in Accelerate once for each rank",
+        "remove a factor num_processes from its length",
     ),
     "Accelerator.prepare(loader)": Difference(
-        "a last round that is not whole is shared out evenly; Accelerate fills it with repeats",
-        "no sample counts twice in the last step of an epoch, but for at most num_processes - 1",
+        "a last round that is not whole is shared out evenly; in Accelerate filled with repeats",
+        "fewer samples count twice in the last step of an epoch",
         is_in_compat=True,
     ),
     "Accelerator.clip_grad_norm_": _CLIP,
