@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import iter_modules
 
 COMPAT = "headway.compat"
 NATIVE = "headway"
 ORIGINAL = "accelerate"
 
 FORWARDED: dict[str, tuple[str, ...]] = {
-    "": ("headway",),
     "memory_utils": ("headway.utils",),
-    "utils": ("headway.utils",),
 }
-"""Accelerate's module, below `accelerate` -> the modules of Headway whose `__all__` it shares."""
+"""Accelerate's module, below `accelerate` -> modules of Headway that have names of it, besides the
+one of the same name: `accelerate.utils` needs no row for `headway.utils`."""
 
 HOMES: dict[str, dict[str, str]] = {
     "": {"Accelerator": "headway.compat.accelerator.Accelerator"},
@@ -23,7 +23,6 @@ HOMES: dict[str, dict[str, str]] = {
     "state": {"DistributedType": "headway.world.DistributedType"},
 }
 """Accelerate's module -> the single names of it, and where Headway defines each; these go first."""
-
 
 HIDDEN_MODULES = {"utils.tqdm"}
 """Modules that a name of their package hides: `accelerate.utils.tqdm` is a function."""
@@ -40,23 +39,43 @@ def home_of(module: str, name: str) -> str | None:
     for one in dict.fromkeys((module, "utils" if module.startswith("utils.") else module)):
         if name in HOMES.get(one, {}):
             return HOMES[one][name]
-        for source in FORWARDED.get(one, ()):
-            if name in import_module(source).__all__:
+        for source in _sources(one):
+            if name in offered(source):
                 return f"{source}.{name}"
     return None
 
 
 def names_in(module: str) -> list[str]:
     """Return the names of Accelerate's module that Headway has."""
-    forwarded = (import_module(source).__all__ for source in FORWARDED.get(module, ()))
-    return sorted({*HOMES.get(module, {}), *(name for names in forwarded for name in names)})
+    forwarded = (name for source in _sources(module) for name in offered(source))
+    return sorted({*HOMES.get(module, {}), *forwarded})
 
 
-def homes_of(name: str) -> list[str]:
-    """Return the modules of Headway to import a name from, the best one first."""
-    sources = [source for group in FORWARDED.values() for source in group]
-    found = [source for source in sources if name in import_module(source).__all__]
-    return found + [joined(COMPAT, module) for module, names in HOMES.items() if name in names]
+def module_with(name: str) -> str | None:
+    """Return the module of Headway to import a name of Accelerate from, whatever its module."""
+    for module in ("", *(found.name for found in iter_modules(import_module(COMPAT).__path__))):
+        home = home_of(module, name)
+        if home is not None:
+            source = home.rpartition(".")[0]
+            return source if source in _sources(module) else joined(COMPAT, module)
+    return None
+
+
+def _sources(module: str) -> list[str]:
+    """Return the modules of Headway that have names of Accelerate's module."""
+    native = joined(NATIVE, module)
+    return [*([native] if module_exists(native) else ()), *FORWARDED.get(module, ())]
+
+
+def offered(module: str) -> frozenset[str]:
+    """Return the names that a module of Headway has for scripts: `__all__`, or what it defines."""
+    found = import_module(module)
+    defined = (
+        name
+        for name, value in vars(found).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module
+    )
+    return frozenset(getattr(found, "__all__", defined))
 
 
 @cache

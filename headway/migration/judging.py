@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from headway.arguments import UNSUPPORTED
 from headway.migration.differences import DIFFERENCES
-from headway.migration.homes import COMPAT, NATIVE, joined, module_exists
+from headway.migration.homes import COMPAT, NATIVE, joined, module_exists, offered
 from headway.migration.reading import ACCELERATOR, STATES, Kind, Need, Script, inside
 from headway.migration.topics import Topic, topic_of_member, topic_of_module, topic_of_name
 
@@ -152,13 +152,12 @@ def _missing(topic: Topic | None) -> Verdict:
 
 
 def _has(module: str, name: str) -> bool:
-    """Return whether a module of Headway offers a name to scripts."""
+    """Return whether a module of Headway has a name for scripts."""
     if not module_exists(module):
         return False
-    found = import_module(module)
-    if name in getattr(found, "__all__", ()):
-        return True
-    return not hasattr(found, "__all__") and hasattr(found, name)
+    if module.startswith(COMPAT):
+        return hasattr(import_module(module), name)
+    return name in offered(module)
 
 
 def _found(called: str) -> Any:

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import NoReturn
 
 from headway.errors import UsageError
-from headway.migration.homes import homes_of
+from headway.migration.homes import module_with
 from headway.migration.topics import Topic, topic_of_member, topic_of_name
 
 _IMPORT_FROM = dis.opmap["IMPORT_FROM"]
@@ -61,9 +61,9 @@ def refuse_member(name: str, asked: object) -> None:
 
 def _problem(module: str, name: str) -> tuple[str, str] | None:
     """Return what is to be said of a name, and the fix."""
-    homes = homes_of(name)
-    if homes:
-        return f"{name} is in {homes[0]}", f"from {homes[0]} import {name}"
+    found = module_with(name)
+    if found is not None:
+        return f"{name} is in {found}", f"from {found} import {name}"
     topic = topic_of_name(module, name)
     return None if topic is None else (_said(name, topic), topic.instead)
 
