@@ -35,14 +35,20 @@ def raise_missing(module: str, name: str, asked: str) -> NoReturn:
         MissingAttributeError: the same without an import statement.
         AttributeError: Accelerate has no such name, either.
     """
-    problem = None if name.startswith("__") else _problem(module, name)
-    if problem is None:
-        raise AttributeError(f"module {asked!r} has no attribute {name!r}")
-    what, fix = problem
-    # Python replaces the text of an AttributeError in an import statement by its own
+    topic = None if name.startswith("__") else topic_of_name(module, name)
     if _is_import(sys._getframe(2)):
-        raise MissingImportError(what, where=f"from {asked} import {name}", fix=fix)
-    raise MissingAttributeError(what, where=f"{asked}.{name}", fix=fix)
+        # Python replaces the text of an AttributeError here by its own
+        found = module_with(name)
+        where = f"from {asked} import {name}"
+        if found is not None:
+            raise MissingImportError(
+                f"{name} is in {found}", where=where, fix=f"from {found} import {name}"
+            )
+        if topic is not None:
+            raise MissingImportError(_said(name, topic), where=where, fix=topic.instead)
+    elif topic is not None:
+        raise MissingAttributeError(_said(name, topic), where=f"{asked}.{name}", fix=topic.instead)
+    raise AttributeError(f"module {asked!r} has no attribute {name!r}")
 
 
 def refuse_member(name: str, asked: object) -> None:
@@ -57,15 +63,6 @@ def refuse_member(name: str, asked: object) -> None:
     if topic is not None:
         where = f"{type(asked).__name__}.{name}"
         raise MissingAttributeError(_said(name, topic), where=where, fix=topic.instead)
-
-
-def _problem(module: str, name: str) -> tuple[str, str] | None:
-    """Return what is to be said of a name, and the fix."""
-    found = module_with(name)
-    if found is not None:
-        return f"{name} is in {found}", f"from {found} import {name}"
-    topic = topic_of_name(module, name)
-    return None if topic is None else (_said(name, topic), topic.instead)
 
 
 def _said(name: str, topic: Topic) -> str:
