@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from headway import accelerator as native
-from headway.accelerator import Tensors
 from headway.compat.forwarding import forward
 from headway.compat.scheduler import AcceleratedScheduler
 from headway.optimizer import PreparedOptimizer
 
 __getattr__, __dir__ = forward(__name__)
+
+Tensors = torch.Tensor | Iterable[torch.Tensor]
 
 
 class Accelerator(native.Accelerator):
