@@ -19,6 +19,7 @@ def after(text: str, *, compat: bool = False) -> str:
     [
         ("import accelerate", "import headway.compat as accelerate"),
         ("import accelerate as acc", "import headway.compat as acc"),
+        ("é = 1; import accelerate", "é = 1; import headway.compat as accelerate"),
         ("import accelerate.utils", "import headway.compat as accelerate"),
         ("import accelerate.utils as u", "import headway.compat.utils as u"),
         ("import os, accelerate, re", "import os, headway.compat as accelerate, re"),
