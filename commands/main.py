@@ -22,6 +22,7 @@ _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 _MOST_PROBLEMS = 50  # shown at once: more than there are settings
 
 COMMANDS = {
+    "adopt": "list what scripts take from Accelerate, and change their imports",
     "config": "ask about this machine and write its profile; show, change and check profiles",
     "doctor": "report what is wrong with this machine, and how to fix it",
     "env": "print the facts about this machine, ready to paste into an issue",

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -285,6 +285,14 @@ class Accelerator(Stepping, Tracked):
         state = self.get_state_dict(model)
         if self.is_main_process:
             save_weights(state, save_directory, max_shard_size, safe_serialization)
+
+    if not TYPE_CHECKING:  # a type checker knows every member that there is
+
+        def __getattr__(self, name: str) -> Any:
+            from headway.migration.missing import refuse_member  # only for what is missing
+
+            refuse_member(name, self)
+            return object.__getattribute__(self, name)  # raises what it raised before
 
 
 def _group_settings(handler: InitProcessGroupKwargs) -> GroupSettings:

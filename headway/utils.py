@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typing
+
 from headway.availability import (
     compare_versions,
     is_aim_available,
@@ -64,6 +66,7 @@ from headway.collectives import (
     send_to_device,
     wait_for_everyone,
 )
+from headway.data.configuration import DataLoaderConfiguration
 from headway.device_memory import clear_device_cache, release_memory
 from headway.generators import RNGType, synchronize_rng_state, synchronize_rng_states
 from headway.model_files import (
@@ -139,6 +142,7 @@ __all__ = [
     "AutocastKwargs",
     "ConvertOutputsToFp32",
     "DDPCommunicationHookType",
+    "DataLoaderConfiguration",
     "DistributedDataParallelKwargs",
     "DistributedType",
     "DynamoBackend",
@@ -249,3 +253,10 @@ __all__ = [
     "wait_for_everyone",
     "write_basic_config",
 ]
+
+if not typing.TYPE_CHECKING:  # a type checker knows every name that is here
+
+    def __getattr__(name: str) -> typing.NoReturn:
+        from headway.migration.missing import raise_missing
+
+        raise_missing("utils", name, __name__)

@@ -35,8 +35,9 @@ RUNTIME = (
     "strategies",
     "trackers",
     "accelerator",
+    "compat",
 )
-TORCH = {*RUNTIME, "compat", "launcher.starting", "launcher.clusters", "launcher.inside"}
+TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
 """The rooms that may import torch."""
 
 READ_ENVIRON = {
