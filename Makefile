@@ -50,6 +50,10 @@ lint: $(VENV)/.check
 types: $(VENV)/.check
 	$(BIN)/mypy $(TREE)
 
+# builds, tries the wheel in a fresh environment (torch is downloaded), uploads nothing
+release: $(VENV)/.test
+	.ci/release $(BIN)/python
+
 # what is read needs no network; the search needs a server: python -m http.server --directory site
 docs: $(VENV)/.docs
 	$(BIN)/python -m mkdocs build --strict
