@@ -60,7 +60,7 @@ docs: $(VENV)/.docs
 	@echo "open site/index.html"
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) '.[examples]' --constraint constraints.txt
+	$(INSTALL) '.[demo]' --constraint constraints.txt
 	touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
