@@ -34,6 +34,8 @@ def public_members(file: str, name: str) -> list[str]:
     for node in ast.parse((PACKAGE / file).read_text()).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             found = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            assigned = (item.targets for item in node.body if isinstance(item, ast.Assign))
+            found |= {to.id for targets in assigned for to in targets if isinstance(to, ast.Name)}
             return sorted(member for member in found if not member.startswith("_"))
     raise AssertionError(f"{file} has no class {name}")
 

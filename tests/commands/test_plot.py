@@ -116,6 +116,7 @@ def test_ticks_are_round_numbers() -> None:
     assert ticks_between(3, 3, 5) == [3]
 
 
+@pytest.mark.processes  # matplotlib asks fc-list for its fonts
 @pytest.mark.parametrize("name", ["loss.png", "loss.svg"])
 def test_a_picture_is_written(name: str) -> None:
     pytest.importorskip("matplotlib")
@@ -126,6 +127,7 @@ def test_a_picture_is_written(name: str) -> None:
     assert begin.startswith(b"\x89PNG") or b"<?xml" in begin
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
     [
