@@ -62,7 +62,7 @@ def python_page() -> str:
     names = [name for name in dir(headway.utils) if not name.startswith("_")]
     others = [path for path in _paths(headway.utils, names) if path not in own]
     lines += [*_directives(own), "## headway.utils", "", *_directives(others)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_made_functions(headway.utils, names), ""])
 
 
 def _directives(paths: list[str]) -> Iterator[str]:
@@ -71,10 +71,21 @@ def _directives(paths: list[str]) -> Iterator[str]:
         yield ""
 
 
+def _made_functions(module: ModuleType, names: list[str]) -> Iterator[str]:
+    """Yield a line for each function that another one has made: no source shows its name."""
+    for name in names:
+        if _is_made(getattr(module, name)):
+            yield f"- `{name}()`: {inspect.getdoc(getattr(module, name))}"
+
+
+def _is_made(found: object) -> bool:
+    return inspect.isfunction(found) and "<locals>" in found.__qualname__
+
+
 def _paths(module: ModuleType, names: list[str]) -> Iterator[str]:
     """Yield where the classes and functions of Headway among these names are defined."""
     for name in names:
         found = getattr(module, name)
         is_documented = inspect.isclass(found) or inspect.isfunction(found)
-        if is_documented and found.__module__.startswith("headway."):
+        if is_documented and found.__module__.startswith("headway.") and not _is_made(found):
             yield f"{found.__module__}.{found.__qualname__}"

@@ -86,7 +86,8 @@ def slice_tensors(
 
     Args:
         tensor_slice: a slice of dimension 0, or anything else that a tensor can be indexed by.
-        process_index, num_processes: not needed; Accelerate's signature has them.
+        process_index: not needed; Accelerate's signature has it.
+        num_processes: not needed; Accelerate's signature has it.
     """
     return recursively_apply(lambda tensor: tensor[tensor_slice], data)
 

@@ -23,9 +23,10 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         dataloader: a prepared loader, or any other.
         num_batches: batches of this rank to leave out.
 
-    >>> from torch.utils.data import DataLoader
-    >>> [batch.tolist() for batch in skip_first_batches(DataLoader(range(6), batch_size=2), 2)]
-    [[4, 5]]
+    Examples:
+        >>> from torch.utils.data import DataLoader
+        >>> [batch.tolist() for batch in skip_first_batches(DataLoader(range(6), batch_size=2), 2)]
+        [[4, 5]]
     """
     if not isinstance(num_batches, int) or isinstance(num_batches, bool) or num_batches < 0:
         raise UsageError(

@@ -38,7 +38,7 @@ class View:
         self._target = target
         self._rest = b""  # of the last line, which is unfinished
         torchs_prefix = RANK_PREFIX.text.format(rank=rank).encode()
-        self._torchs_prefixes = re.compile(rb"(?m)^%s ?" % re.escape(torchs_prefix))
+        self._torchs_prefixes = re.compile(rb"(?m)^(?:%s ?)+" % re.escape(torchs_prefix))
 
     def take(self, data: bytes) -> None:
         """Take what the rank has written next."""
