@@ -450,9 +450,10 @@ def test_on_a_terminal_one_bar_moves_and_the_others_only_end(
 def test_torchs_rank_is_not_repeated_after_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, 2, terminal=False)
     ranks.write(1, "[rank1]: Traceback\n[rank1]:   File\n\n[rank0]: of another\n", target=2)
+    ranks.write(1, "[rank1]: [rank1]: after two groups\n", target=2)
     ranks.write(1, "[rank1]: a word of the script\n")
     assert ranks.end() == (
-        "[1] Traceback\n[1]   File\n[1] \n[1] [rank0]: of another\n"
+        "[1] Traceback\n[1]   File\n[1] \n[1] [rank0]: of another\n[1] after two groups\n"
         "[1] [rank1]: a word of the script\n"
     )
 
