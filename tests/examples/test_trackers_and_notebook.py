@@ -35,7 +35,7 @@ def test_figures_are_logged_once_whatever_the_ranks(launcher: list[str], tmp_pat
 
     [log] = (tmp_path / "runs").rglob("*.jsonl")
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    losses = [row["loss"] for row in rows if "loss" in row]
+    losses = [row["values"]["loss"] for row in rows if "loss" in row.get("values", {})]
     assert len(losses) == 8, "every fifth of 40 steps"
     assert losses[-1] < losses[0] / 2
 
