@@ -24,6 +24,7 @@ from headway.contract.run import read_ranks, read_run
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration
 from headway.data.skipping import skip_first_batches
 from headway.errors import UsageError
+from headway.generators import RNGType
 from headway.micro_batches import MicroBatches
 from headway.model_files import save_weights
 from headway.placement import Devices, gpu_named_by
@@ -80,6 +81,9 @@ class Accelerator(Stepping, Tracked):
         auto_micro_batch: let `micro_batches` split batches that do not fit into memory.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
+        rng_types: which random generators all ranks get from rank 0 at the beginning of each pass
+            over a prepared loader: `torch`, `cuda`, `generator` (those of samplers, which all
+            ranks get in any case). None: `generator` alone.
         kwargs_handlers: settings for parts of torch, at most one of each kind:
             DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs,
             ProfileKwargs. One for a part that this run does not use has nothing to do.
@@ -111,6 +115,7 @@ class Accelerator(Stepping, Tracked):
         kwargs_handlers: Sequence[KwargsHandler] | None = None,
         dynamo_backend: DynamoBackend | str | Callable[..., Any] | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
+        rng_types: Sequence[str | RNGType] | None = None,
         auto_micro_batch: bool = False,
         **unsupported: NoReturn,
     ) -> None:
@@ -149,6 +154,7 @@ class Accelerator(Stepping, Tracked):
             device_placement=device_placement,
             data=merged_configuration(dataloader_config, split_batches),
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+            rng_types=rng_types,
         )
         if auto_micro_batch:
             self._micro_batches = MicroBatches(
@@ -163,7 +169,36 @@ class Accelerator(Stepping, Tracked):
 
     deepspeed_plugin = None  # what scripts written for Accelerate look at
 
+    deepspeed_plugins = torch_tp_plugin = parallelism_config = torch_device_mesh = fp8_backend = (
+        None
+    )
+    fp8_enabled = has_lomo_optimizer = is_fsdp2 = is_composable_parallelism_enabled = False
+
     # ------------------------------------------------------------------ settings in effect
+
+    @property
+    def dataloader_config(self) -> DataLoaderConfiguration:
+        return self._data
+
+    @property
+    def ddp_handler(self) -> DistributedDataParallelKwargs | None:
+        return self._handlers.of(DistributedDataParallelKwargs)
+
+    @property
+    def scaler_handler(self) -> GradScalerKwargs | None:
+        return self._handlers.of(GradScalerKwargs)
+
+    @property
+    def init_handler(self) -> InitProcessGroupKwargs | None:
+        return self._handlers.of(InitProcessGroupKwargs)
+
+    @property
+    def autocast_handler(self) -> AutocastKwargs | None:
+        return self._handlers.of(AutocastKwargs)
+
+    @property
+    def profile_handler(self) -> ProfileKwargs | None:
+        return self._handlers.of(ProfileKwargs)
 
     @property
     def mixed_precision(self) -> str:

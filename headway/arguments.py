@@ -32,6 +32,7 @@ SUPPORTED = (
     "kwargs_handlers",
     "dynamo_backend",
     "dynamo_plugin",
+    "rng_types",
     "auto_micro_batch",
 )
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
@@ -40,7 +41,6 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "use_seedable_sampler": (
         "pass dataloader_config=DataLoaderConfiguration(use_seedable_sampler=...)"
     ),
-    "rng_types": "remove it: samplers are always synchronized across ranks",
     "project_config": "pass its project_dir as Accelerator(project_dir=...)",
     "deepspeed_plugin": "remove it: models are trained with DistributedDataParallel",
     "deepspeed_plugins": "remove it: models are trained with DistributedDataParallel",

@@ -88,6 +88,11 @@ def is_torch_distributed_available() -> bool:
     return torch.distributed.is_available()
 
 
+def is_weights_only_available() -> bool:
+    """Return True: every torch that Headway runs on loads files with `weights_only=True`."""
+    return True
+
+
 def _package(package: str, *distributions: str) -> Callable[[], bool]:
     """Return the function that says whether `package` is installed, by one of `distributions`."""
 
@@ -116,12 +121,17 @@ def _unsupported(what: str) -> Callable[..., bool]:
     return is_used
 
 
+is_4bit_bnb_available = _package("bitsandbytes")
+is_8bit_bnb_available = _package("bitsandbytes")
 is_aim_available = _package("aim")
+is_amdsmi_available = _package("amdsmi")
 is_bnb_available = _package("bitsandbytes")
+is_boto3_available = _package("boto3")
 is_clearml_available = _package("clearml")
 is_comet_ml_available = _package("comet_ml", "comet-ml")
 is_datasets_available = _package("datasets")
 is_dvclive_available = _package("dvclive")
+is_lomo_available = _package("lomo_optim", "lomo-optim")
 is_matplotlib_available = _package("matplotlib")
 is_mlflow_available = _package("mlflow", "mlflow", "mlflow-skinny")
 is_numpy_available = _package("numpy")
@@ -133,6 +143,7 @@ is_rich_available = _package("rich")
 is_schedulefree_available = _package("schedulefree")
 is_swanlab_available = _package("swanlab")
 is_timm_available = _package("timm")
+is_torchao_available = _package("torchao")
 is_torchdata_available = _package("torchdata")
 is_torchvision_available = _package("torchvision")
 is_tqdm_available = _package("tqdm")
@@ -147,11 +158,13 @@ def is_tensorboard_available() -> bool:
     return _package("tensorboard")() or _package("tensorboardX")()
 
 
+is_bitsandbytes_multi_backend_available = _unsupported("bitsandbytes on other devices than CUDA")
 is_deepspeed_available = _unsupported("DeepSpeed")
 is_fp8_available = _unsupported("fp8")
 is_hpu_available = _unsupported("HPUs")
 is_megatron_lm_available = _unsupported("Megatron-LM")
 is_mlu_available = _unsupported("MLUs")
+is_msamp_available = _unsupported("MS-AMP")
 is_musa_available = _unsupported("MUSA devices")
 is_neuron_available = _unsupported("Neuron devices")
 is_npu_available = _unsupported("NPUs")
@@ -159,5 +172,8 @@ is_pippy_available = _unsupported("pippy")
 is_sagemaker_available = _unsupported("SageMaker")
 is_sdaa_available = _unsupported("SDAA devices")
 is_torch_xla_available = _unsupported("torch_xla")
+is_torchdata_stateful_dataloader_available = _unsupported("torchdata's StatefulDataLoader")
 is_transformer_engine_available = _unsupported("Transformer Engine")
+is_transformer_engine_mxfp8_available = _unsupported("Transformer Engine")
+is_xccl_available = _unsupported("XPUs")
 is_xpu_available = _unsupported("XPUs")

@@ -58,6 +58,22 @@ def synchronize_rng_state(
     _set_state(rng_type, generator, state)
 
 
+def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
+    """Return the types as members of `RNGType`; None is the samplers' generators alone.
+
+    Raises:
+        UsageError: another type, or one of a device that is not there.
+    """
+    types = [RNGType.GENERATOR] if rng_types is None else [_type_of(one) for one in rng_types]
+    if RNGType.CUDA in types and not torch.cuda.is_available():
+        raise UsageError(
+            "rng_types has 'cuda', but torch finds no GPU",
+            where="the script's Accelerator(rng_types=...)",
+            fix="leave it out",
+        )
+    return types
+
+
 def _type_of(name: str | RNGType) -> RNGType:
     try:
         return RNGType(name)

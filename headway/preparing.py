@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from headway.accumulation import Accumulation
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import PreparedDataLoader
 from headway.errors import UsageError
+from headway.generators import RNGType, agreed_types, synchronize_rng_states
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.precision.bf16 import restore_forward
 from headway.precision.precision import Precision
@@ -31,6 +33,7 @@ class Preparing(Group):
         device_placement: move models and batches to `device`.
         data: how prepared loaders share their data out.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
+        rng_types: the random generators that all ranks get from rank 0 at each pass over a loader.
     """
 
     def __init__(
@@ -43,11 +46,13 @@ class Preparing(Group):
         device_placement: bool,
         data: DataLoaderConfiguration,
         step_scheduler_with_optimizer: bool,
+        rng_types: Sequence[str | RNGType] | None,
     ) -> None:
         super().__init__(world)
         self.device_placement = device_placement
         self._data = data
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.rng_types = agreed_types(rng_types)
         self._precision = precision
         self._strategy = strategy
         self._accumulation = accumulation
@@ -218,8 +223,14 @@ class Preparing(Group):
                 self._strategy.data_size,
                 config=self._data,
                 device=device,
+                before_pass=self._before_pass(),
             )
             self._prepared.append((loader, prepared))
+
+    def _before_pass(self) -> Callable[[], None] | None:
+        """Return what gives all ranks equal generators; None: loaders see to their own samplers."""
+        types = [one for one in self.rng_types if one is not RNGType.GENERATOR]
+        return partial(synchronize_rng_states, types) if types else None
 
     def _find(self, obj: Any) -> Any:
         """Return what `obj` was prepared as; None if it was not."""

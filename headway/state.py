@@ -146,7 +146,11 @@ class AcceleratorState(_SharedProcess):
     """
 
     deepspeed_plugin = None  # what scripts written for Accelerate look at
+    deepspeed_plugins = None
     fsdp_plugin = None
+    torch_tp_plugin = None
+    parallelism_config = None
+    device_mesh = None
     is_fsdp2 = False
 
     mixed_precision: str

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.join import Join
 
 from headway.contract.records import beat, channel
+from headway.data.loader import PreparedDataLoader
 from headway.micro_batches import MicroBatches
 from headway.optimizer import PreparedOptimizer
 from headway.plugins.handlers import AutocastKwargs
@@ -153,6 +155,27 @@ class Stepping(Preparing):
         exchanges the gradients of all. It does nothing with one rank.
         """
         return self._strategy.sync_in_backward(model)
+
+    @contextmanager
+    def join_uneven_inputs(
+        self, joinables: Sequence[Any], even_batches: bool | None = None
+    ) -> Iterator[None]:
+        """Let ranks that run out of batches take part in the others' exchanges; see torch's Join.
+
+        Args:
+            joinables: prepared models, and other `torch.distributed.algorithms.Joinable`.
+            even_batches: in the block, in place of the Accelerator's setting; with False each rank
+                gets the batches that there are.
+        """
+        even = self._data.even_batches if even_batches is None else even_batches
+        with ExitStack() as stack:
+            if even_batches is not None:
+                for loader in self._all(PreparedDataLoader):
+                    stack.enter_context(loader.sharing_evenly(even))
+            if self.use_distributed:
+                join = Join(list(joinables), enable=not even, throw_on_early_termination=False)
+                stack.enter_context(join)
+            yield
 
     def set_trigger(self) -> None:
         """Let the next `check_trigger()` return True on all ranks; any rank may call this."""

@@ -9,8 +9,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from headway import accelerator as native
+from headway.compat.data_loader import prepare_data_loader
 from headway.compat.forwarding import forward
 from headway.compat.scheduler import AcceleratedScheduler
+from headway.data.sharding import is_plain
 from headway.optimizer import PreparedOptimizer
 
 __getattr__, __dir__ = forward(__name__)
@@ -24,7 +26,30 @@ class Accelerator(native.Accelerator):
     - A schedule steps once for each rank: see `AcceleratedScheduler`.
     - A schedule whose optimizer has not been prepared follows all prepared optimizers.
     - Gradients are clipped in every micro-batch, also while they accumulate.
+    - Loaders fill the last round up to whole batches, see `headway.compat.data_loader`; only those
+      with an `__iter__` of their own are shared out as by `headway.Accelerator`.
+    - `reduce` adds up also with `reduction="none"`, and its `scale` has no effect.
     """
+
+    def _prepare_loader(self, loader: Any, device: torch.device | None) -> None:
+        if not is_plain(loader):
+            super()._prepare_loader(loader, device)
+            return
+        prepared = prepare_data_loader(
+            loader,
+            device,
+            num_processes=self._strategy.data_size,
+            process_index=self._strategy.data_rank,
+            split_batches=self.split_batches,
+            put_on_device=device is not None,
+            rng_types=[*self.rng_types],
+            dispatch_batches=self.dispatch_batches,
+            even_batches=self.even_batches,
+            use_seedable_sampler=self.use_seedable_sampler,
+            data_seed=self._data.data_seed,
+            non_blocking=self.non_blocking,
+        )
+        self._prepared.append((loader, prepared))
 
     def _prepare_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
         if isinstance(scheduler, LRScheduler):
@@ -36,6 +61,10 @@ class Accelerator(native.Accelerator):
                 split_batches=self.split_batches,
             )
             self._prepared.append((scheduler, prepared))
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the sum over ranks of each tensor, or its `mean` or `max`; see the class."""
+        return super().reduce(tensor, "sum" if reduction == "none" else reduction)
 
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float = 2

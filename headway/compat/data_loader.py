@@ -7,6 +7,7 @@ ones out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -109,6 +110,20 @@ class DataLoaderShard(PreparedDataLoader):
                 current_loop().batch = GlobalBatch(self.remainder, total, total)
             yield batch
         self._passes.following = epoch + self.end_of_dataloader  # a pass without batches is none
+
+    @contextmanager
+    def sharing_evenly(self, even_batches: bool) -> Iterator[None]:
+        """Fill whole batches up in the block, or not; streams are always filled up."""
+        nested = isinstance(self.sampler, BatchSampler)
+        shard: Any = self.sampler if nested else self.batch_sampler
+        if not isinstance(shard, BatchSamplerShard):
+            yield
+            return
+        before, shard.even_batches = shard.even_batches, even_batches
+        try:
+            yield
+        finally:
+            shard.even_batches = before
 
     def _samples_left_over(self) -> int:
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,6 +64,7 @@ class PreparedDataLoader(DataLoader[Any]):
         *,
         config: DataLoaderConfiguration | None = None,
         device: torch.device | None = None,
+        before_pass: Callable[[], None] | None = None,
     ) -> None:
         # no super().__init__: the attributes are those of `loader`, the batches those of `_share`
         config = config or DataLoaderConfiguration()
@@ -75,10 +78,13 @@ class PreparedDataLoader(DataLoader[Any]):
         self._share = share_of(loader, rank, num_ranks, config)
         self._device = device
         self._copies_to = device if pinned and device and device.type == "cuda" else None
+        self._before_pass = before_pass
         self._passes = _Passes()
         vars(self)["end_of_dataloader"] = False
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if self._before_pass is not None:
+            self._before_pass()
         self.set_epoch(self._passes.following)
         self._passes.following += 1
         loop, device, state = LoaderLoop(self), self._device, vars(self)
@@ -107,6 +113,18 @@ class PreparedDataLoader(DataLoader[Any]):
         finally:
             channel.phase = "script"
             loop.end()
+
+    @contextmanager
+    def sharing_evenly(self, even_batches: bool) -> Iterator[None]:
+        """Share out evenly in the block, or not; see `DataLoaderConfiguration.even_batches`."""
+        rank, num_ranks, config = self._of_rank
+        share = self._share
+        config = replace(config, even_batches=even_batches)
+        self._share = share_of(self._original, rank, num_ranks, config)
+        try:
+            yield
+        finally:
+            self._share = share
 
     def without_first(self, batches: int) -> PreparedDataLoader:
         """Return this loader without the first batches of each pass; see `skip_first_batches`."""

@@ -32,7 +32,16 @@ DIFFERENCES = {
     "Accelerator.prepare(loader)": Difference(
         "a last round that is not whole is shared out evenly; in Accelerate filled with repeats",
         "fewer samples count twice in the last step of an epoch",
+    ),
+    "Accelerator.join_uneven_inputs": Difference(
+        "ranks on CPUs join, too; Accelerate ignores it there, with a warning",
+        "a script does the same on every device",
         is_in_compat=True,
+    ),
+    "Accelerator.reduce": Difference(
+        "reduction='none' leaves each rank its own values, in Accelerate it adds up; scale is"
+        " applied, in Accelerate on TPUs alone",
+        "the arguments mean what they say",
     ),
     "Accelerator.clip_grad_norm_": _CLIP,
     "Accelerator.clip_grad_value_": _CLIP,

@@ -13,16 +13,25 @@ ORIGINAL = "accelerate"
 
 FORWARDED: dict[str, tuple[str, ...]] = {
     "": ("headway.plugins",),
+    "launchers": ("headway.notebook",),
     "memory_utils": ("headway.utils",),
     "utils": ("headway.plugins",),
 }
 """Accelerate's module, below `accelerate` -> modules of Headway that have names of it, besides the
 one of the same name: `accelerate.utils` needs no row for `headway.utils`."""
 
+_WEIGHTS = ("WEIGHTS_NAME", "WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME", "SAFE_WEIGHTS_INDEX_NAME")
+
 HOMES: dict[str, dict[str, str]] = {
-    "": {"Accelerator": "headway.compat.accelerator.Accelerator"},
+    "": {
+        "Accelerator": "headway.compat.accelerator.Accelerator",
+        "is_rich_available": "headway.availability.is_rich_available",
+    },
+    "accelerator": {name: f"headway.model_files.{name}" for name in _WEIGHTS},
     "optimizer": {"AcceleratedOptimizer": "headway.optimizer.PreparedOptimizer"},
     "state": {"DistributedType": "headway.world.DistributedType"},
+    "memory_utils": {"should_reduce_batch_size": "headway.out_of_memory.is_out_of_memory"},
+    "utils": {"should_reduce_batch_size": "headway.out_of_memory.is_out_of_memory"},
 }
 """Accelerate's module -> the single names of it, and where Headway defines each; these go first."""
 

@@ -74,7 +74,7 @@ REFUSED = (
         modules=("parallelism_config",),
         members=_names("""
             torch_tp_plugin parallelism_config torch_device_mesh maybe_context_parallel
-            is_composable_parallelism_enabled tensor_parallel_rank pipeline_parallel_rank
+            tensor_parallel_rank pipeline_parallel_rank
             context_parallel_rank data_parallel_rank data_parallel_shard_rank should_save_model
         """),
     ),
@@ -123,7 +123,7 @@ REFUSED = (
         """),
         modules=("utils.ao", "utils.transformer_engine"),
         members=_names("""
-            ao_recipe_handler delayed_fp8_autocast fp8_backend fp8_enabled fp8_recipe_handler
+            ao_recipe_handler delayed_fp8_autocast fp8_recipe_handler
             has_fp8_handler msamp_recipe_handler te_recipe_handler
         """),
     ),
@@ -147,7 +147,7 @@ REFUSED = (
         "the LOMO optimizer, which steps in the backward pass",
         "use another optimizer",
         frozenset(),
-        members=_names("lomo_backward has_lomo_optimizer"),
+        members=_names("lomo_backward"),
     ),
     Topic(
         "logging to Aim, ClearML, DVCLive and SwanLab",
@@ -163,6 +163,12 @@ REFUSED = (
             convert_dict_to_env_variables ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION
         """),
         modules=("commands", "utils.launch"),
+    ),
+    Topic(
+        "compiling a model's repeated blocks",
+        "pass Accelerator(dynamo_plugin=TorchDynamoPlugin(backend='inductor',"
+        " use_regional_compilation=True))",
+        _names("compile_regions"),
     ),
     Topic(
         "tests of Accelerate itself",
@@ -191,7 +197,8 @@ REFUSED = (
         "choices among Accelerate's own features and file names",
         "write the value itself in the script",
         _names("""
-            BaseEnum CustomDtype EnumWithContains LoggerType
+            BaseEnum CustomDtype EnumWithContains
+            LOGGER_TYPE_TO_CLASS
             CUDA_DISTRIBUTED_TYPES STR_OPERATION_TO_FUNC TENSOR_INT_TO_DTYPE
             TENSOR_TYPE_TO_INT TORCH_DISTRIBUTED_OPERATION_TYPES TORCH_DYNAMO_MODES
             TORCH_SAFE_GLOBALS MITA_PROFILING_AVAILABLE_PYTORCH_VERSION
@@ -204,8 +211,9 @@ REFUSED = (
         "Accelerate's own use",
         "copy the function from Accelerate into the script, if it needs it",
         _names("""
-            CannotPadNestedTensorWarning DistributedOperationException
-            ThreadLocalSharedDict chained_operation clean_state_dict_for_safetensors
+            CannotPadNestedTensorWarning DataLoaderAdapter DataLoaderStateMixin
+            DistributedOperationException ThreadLocalSharedDict filter_trackers
+            chained_operation clean_state_dict_for_safetensors
             convert_bytes do_nothing
             gather_tensor_shape get_grad_scaler
             get_mixed_precision_context_manager get_module_class_from_name
@@ -249,35 +257,7 @@ PLANNED = (
             save_fsdp_model save_fsdp_optimizer
         """),
         modules=("utils.fsdp_utils",),
-        members=_names("fsdp_plugin is_fsdp2"),
-        is_planned=True,
-    ),
-    Topic(
-        "scripts that are being moved over",
-        "leave it out until a later version has it",
-        _names("""
-            DataLoaderAdapter
-            DataLoaderStateMixin
-            LOGGER_TYPE_TO_CLASS
-            compile_regions
-            filter_trackers
-            should_reduce_batch_size
-            is_4bit_bnb_available is_8bit_bnb_available is_amdsmi_available
-            is_bitsandbytes_multi_backend_available
-            is_boto3_available
-            is_lomo_available
-            is_msamp_available
-            is_torchao_available
-            is_torchdata_stateful_dataloader_available
-            is_transformer_engine_mxfp8_available
-            is_weights_only_available is_xccl_available
-        """),
-        members=_names("""
-            autocast_handler ddp_handler
-            init_handler
-            join_uneven_inputs
-            profile_handler rng_types scaler_handler
-        """),
+        members=_names("fsdp_plugin"),
         is_planned=True,
     ),
 )
