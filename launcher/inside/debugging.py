@@ -29,6 +29,11 @@ class CtrlC:
         return self._pressed_at - before < _DOUBLE_PRESS_S
 
 
+def breakpoint_variables(rank: int, debug_rank: int | None) -> dict[str, str]:
+    """Return what makes breakpoint() do nothing in ranks beside the debugged one."""
+    return {} if debug_rank in (None, rank) else {"PYTHONBREAKPOINT": "0"}
+
+
 @contextmanager
 def lent_terminal() -> Iterator[None]:
     """Give a rank the terminal, and restore its modes, also after a rank killed at a prompt.

@@ -11,6 +11,7 @@ from headway.contract.run import RANK_VARIABLES
 from headway.launcher.reporting.foreign_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
+    DEBUGGER_LEFT,
     MPS,
     NO_NCCL,
     NO_RANK_VARIABLE,
@@ -81,6 +82,13 @@ REASONS = (
         _EXCEPTION,
         "NCCL needs NVIDIA GPUs, and a torch that is built for them: on CPUs use "
         'init_process_group("gloo")',
+    ),
+    Reason(
+        "debugger_left",
+        lambda seen: seen.crash is not None and seen.crash.kind == DEBUGGER_LEFT.text,
+        _EXCEPTION + ": its debugger was left, or found no terminal to read from",
+        "pass --debug-rank RANK to give one rank the terminal, in the others breakpoint() does "
+        "nothing; leave the debugger with c, not with q",
     ),
     Reason(
         "error_in_headway",

@@ -32,9 +32,8 @@ seen["stdin"] = "" if rank == 1 else sys.stdin.read()
 open(f"seen_{rank}.json", "w").write(json.dumps(seen))
 print("before", rank)
 dist.barrier()
-if rank == 1:
-    secret = 6 * 7
-    breakpoint()
+secret = 6 * 7
+breakpoint()
 total = torch.ones(1) * rank
 dist.all_reduce(total)
 print("total", total.item(), flush=True)
@@ -48,10 +47,10 @@ def seen() -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("way", ["fork", "exec"])
-def test_a_rank_is_debugged_through_a_pipe_while_the_others_wait_in_silence(way: str) -> None:
+def test_a_breakpoint_of_all_ranks_stops_the_debugged_one_and_the_others_wait_in_silence(way: str) -> None:
     done = subprocess.run(
         [*HEADWAY, "-q", *WORDS, "--start-method", way, "--log-dir", "logs", script(SCRIPT)],
-        env=environment(),
+        env=environment(PYTHONBREAKPOINT="pdb.set_trace"),
         input="p secret\nc\n",
         capture_output=True,
         text=True,
@@ -83,6 +82,7 @@ def test_quitting_the_debugger_ends_the_run_as_any_crash() -> None:
     assert done.returncode == 1
     if sys.version_info < (3, 14):  # later ones ask, and exit
         assert "rank 1 of 3 failed with BdbQuit" in done.stderr
+        assert "--debug-rank" in done.stderr
 
 
 class Terminal:
