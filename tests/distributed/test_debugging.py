@@ -47,7 +47,9 @@ def seen() -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("way", ["fork", "exec"])
-def test_a_breakpoint_of_all_ranks_stops_the_debugged_one_and_the_others_wait_in_silence(way: str) -> None:
+def test_a_breakpoint_of_all_ranks_stops_the_debugged_one_and_the_others_wait_in_silence(
+    way: str,
+) -> None:
     done = subprocess.run(
         [*HEADWAY, "-q", *WORDS, "--start-method", way, "--log-dir", "logs", script(SCRIPT)],
         env=environment(PYTHONBREAKPOINT="pdb.set_trace"),
