@@ -140,12 +140,13 @@ def _bad_value(row: Setting[Any], entry: Entry, reason: str) -> Problem:
     raw = str(masked_value(row.name, entry.raw))
     written = raw if len(raw) <= 60 else raw[:57] + "..."
     example = did_you_mean(raw, row.choices) or (row.choices or (row.example,))[0]
+    is_optional = row.default is None
     fix = {
-        Layer.FLAG: f"pass `{row.flag} {example}`",
+        Layer.FLAG: f"pass `{row.flag} {example}`" + ", or leave it out" * is_optional,
         Layer.ENVIRONMENT: f"`export {row.variable}={example}`, or unset it",
         Layer.ASSIGNMENT: f"write {row.name}={example}",
         Layer.CLUSTER: f"correct {entry.origin.variable}, or override it: {row.flag} {row.metavar}",
-    }.get(entry.origin.layer, f"write `{row.name}: {example}`")
+    }.get(entry.origin.layer, f"write `{row.name}: {example}`" + ", or remove it" * is_optional)
     what = f"{row.name} is {written!r}, {reason}"
     return Problem(what, str(entry.origin), fix, code=Code.BAD_VALUE, names=(row.name,))
 
