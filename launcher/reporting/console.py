@@ -103,6 +103,11 @@ class Console:
         return isinstance(self._sinks[target].error, BrokenPipeError)
 
     @property
+    def lost_reader(self) -> str:
+        """The names of the streams whose reader has gone."""
+        return " and ".join(_NAMES[target] for target in self._fds if self.has_no_reader(target))
+
+    @property
     def has_lost_output(self) -> bool:
         """Whether some output could not be written, for example to a full disk."""
         errors = [sink.error for sink in self._lost]

@@ -31,6 +31,7 @@ class Evidence(NamedTuple):
     crash: Crash | None = None  # the exception that nothing handled
     message: str = ""  # the text of sys.exit("text")
     memory_kills: int = 0  # by the kernel's OOM killer during the run
+    lost_reader: str = ""  # of which of the launcher's streams the reader has gone
     divergence: tuple[str, ...] = ()  # where it failed in communication: how the ranks diverged
 
 
@@ -38,7 +39,8 @@ class Reason(NamedTuple):
     """One reason why a run fails.
 
     `cause` is one sentence with fields: {rank} (as "rank 1 of 4"), {exception}, {signal}, {code},
-    {message}, {memory_kills} and {divergence}.
+    {message}, {memory_kills}, {lost_reader} and {divergence}. Without a `fix` it is all that there is
+    to say.
     """
 
     name: str  # in failure.json
@@ -50,6 +52,12 @@ class Reason(NamedTuple):
 _EXCEPTION = "{rank} failed with {exception}"
 
 REASONS = (
+    Reason(
+        "reader_left",
+        lambda seen: bool(seen.lost_reader) and _is_broken_pipe(seen),
+        "the reader of {lost_reader} went away",
+        "",
+    ),
     Reason(
         "ranks_diverged",
         lambda seen: bool(seen.divergence),
@@ -156,9 +164,16 @@ def describe_cause(reason: Reason, evidence: Evidence, rank: str) -> str:
         code=evidence.code,
         message=evidence.message,
         memory_kills=evidence.memory_kills,
+        lost_reader=evidence.lost_reader,
         divergence="".join(evidence.divergence[:1]),
     )
     return shown(sentence)
+
+
+def _is_broken_pipe(seen: Evidence) -> bool:
+    if seen.crash is None:
+        return seen.code == -signal.SIGPIPE
+    return seen.crash.kind == BrokenPipeError.__name__
 
 
 def is_out_of_memory(crash: Crash) -> bool:

@@ -201,6 +201,9 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
     if folder is not None:
         where += f"; logs in {shown(folder)}"
         _write_report(failure, folder)
+    if not failure.fix:
+        say(failure.cause)
+        return failure.exit_code
     raise WorkerFailed(
         failure.cause + failure.aftermath,
         where=where,
