@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 _DOUBLE_PRESS_S = 1.0
@@ -55,6 +55,13 @@ def lent_terminal() -> Iterator[None]:
         termios.tcsetattr(0, termios.TCSADRAIN, modes)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def leave_prompt() -> None:
+    """Begin a line for the launcher's report where a debugger's prompt may stand."""
+    with suppress(OSError):
+        if os.isatty(2):
+            os.write(2, b"\n")
 
 
 def suspend_timeouts() -> None:

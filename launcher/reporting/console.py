@@ -204,6 +204,7 @@ class Console:
         """
         self._show_through(self._count)
         for sink in {*self._sinks.values()}:
+            sink.end_line()
             if not sink.wait(time.monotonic() + min(_NOTICE_S, patience_s)):
                 self.warn(f"waiting for {self._name(sink)} to be read")
             while not sink.wait(time.monotonic() + max(0, self.wait_s(patience_s))):

@@ -39,8 +39,8 @@ class Reason(NamedTuple):
     """One reason why a run fails.
 
     `cause` is one sentence with fields: {rank} (as "rank 1 of 4"), {exception}, {signal}, {code},
-    {message}, {memory_kills}, {lost_reader} and {divergence}. Without a `fix` it is all that there is
-    to say.
+    {message}, {memory_kills}, {lost_reader} and {divergence}. Without a `fix` it is all
+    that there is to say.
     """
 
     name: str  # in failure.json

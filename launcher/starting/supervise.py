@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from headway.errors import ConfigError, LaunchError, WorkerFailed
 from headway.launcher.clusters import rendezvous
-from headway.launcher.inside.debugging import lent_terminal
+from headway.launcher.inside.debugging import leave_prompt, lent_terminal
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
 from headway.launcher.planning.unused import unused
 from headway.launcher.reporting.console import Console
@@ -98,6 +98,8 @@ def supervise(
         else:
             output.close()
         handler.shutdown()
+        if has_failed and is_debugged:
+            leave_prompt()
     return _exit_code(agent, stopped_by, folder)
 
 

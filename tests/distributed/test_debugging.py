@@ -162,7 +162,7 @@ def test_ctrl_c_at_the_prompt_interrupts_and_twice_it_ends_the_run() -> None:
         for pause_s in (1.2, 0.3):
             time.sleep(pause_s)
             screen.type("\x03")
-        screen.wait_for("headway: interrupted")
+        screen.wait_for("\nheadway: interrupted")
         assert screen.process.wait(timeout=10) == 130
         assert screen.is_usual()
     assert not [rank for rank in seen() if is_alive(int(str(rank["pid"])))]
@@ -173,6 +173,6 @@ def test_a_rank_killed_at_its_prompt_leaves_the_terminal_as_it_was() -> None:
         screen.wait_for("(Pdb) ")
         assert [rank["tty"] for rank in seen()] == [False, True, False]
         os.kill(int(str(seen()[1]["pid"])), signal.SIGKILL)
-        screen.wait_for("rank 1 of 3 was ended by SIGKILL")
+        screen.wait_for("\nerror: rank 1 of 3 was ended by SIGKILL")
         assert screen.process.wait(timeout=30) == 137
         assert screen.is_usual()
