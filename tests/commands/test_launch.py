@@ -252,7 +252,7 @@ REFUSALS = {
     "waiting without idle GPUs": (["--cpu", "--wait", "script.py"], "--wait waits for idle GPUs"),
     "waiting a strange time": (
         ["--device", "cuda", "--devices", "idle:1", "--wait=soon", "script.py"],
-        "not a number of seconds",
+        "number of seconds",
     ),
     "a contradiction, before any waiting": (
         ["--device=cuda", "--devices=idle:1", "--num-processes=2", "--wait", "script.py"],
