@@ -17,7 +17,7 @@ from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.machine.facts import Machine, is_on
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.settings.setting import AUTO, Setting, Value
+from headway.settings.setting import AUTO, VARIABLE_PREFIX, Setting, Value
 from headway.settings.table import TABLE, Settings
 
 NOTHING: Entries = MappingProxyType({})
@@ -157,7 +157,10 @@ def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
     if origin.layer is Layer.ENVIRONMENT:
         what = f"unknown variable {name}"
         known = {row.variable: row.name for row in TABLE.values()} | {PROFILE_VARIABLE: ""}
-    close = did_you_mean(name, known)
+    prefix = VARIABLE_PREFIX if origin.layer is Layer.ENVIRONMENT else ""
+    # without what all names have in common, which would make any two of them alike
+    ends = {full.removeprefix(prefix): full for full in known}
+    close = ends.get(did_you_mean(name.removeprefix(prefix), ends) or "")
     problem = Problem(
         what + (f"; did you mean {close!r}?" if close else ""),
         str(origin),

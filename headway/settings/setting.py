@@ -17,6 +17,9 @@ Raw = str | Sequence[str] | Mapping[str, str]
 _MAX_DIGITS = 9  # of a number
 _UNITS = {"s": 1, "m": 60, "h": 3600}  # in seconds
 
+VARIABLE_PREFIX = "HEADWAY_"
+"""Of the environment variables of settings."""
+
 AUTO = "auto"
 """The value that is replaced by one detected from the machine."""
 
@@ -102,7 +105,7 @@ class Setting(Generic[T]):
     @property
     def variable(self) -> str:
         """The environment variable: HEADWAY_NUM_PROCESSES."""
-        return "HEADWAY_" + self.name.upper()
+        return VARIABLE_PREFIX + self.name.upper()
 
     def parse(self, raw: Raw) -> T | str:
         """Return the parsed value of `raw` (AUTO if the setting allows it).
@@ -113,6 +116,14 @@ class Setting(Generic[T]):
         if self.default == AUTO and isinstance(raw, str) and raw.strip().lower() == AUTO:
             return AUTO
         return self.kind(raw)
+
+    def reads(self, raw: Raw) -> bool:
+        """Return whether `raw` is a valid value."""
+        try:
+            self.parse(raw)
+        except ValueError:
+            return False
+        return True
 
     def canonical(self, raw: Raw) -> Raw:
         """Return `raw` in the form that profiles are written in: stripped, and in lower case.

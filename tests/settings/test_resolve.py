@@ -205,3 +205,16 @@ def test_the_value_in_a_fix_is_one_that_does_no_harm_and_no_value_is_another_way
         "`export HEADWAY_HANG_TIMEOUT=600`, or unset it",
         "write `hang_timeout: 600`, or remove it",
     )
+
+
+@pytest.mark.wording
+@pytest.mark.parametrize(
+    ("variable", "close"),
+    [("HEADWAY_NUM_PROC", "HEADWAY_NUM_PROCESSES"), ("HEADWAY_CPU", ""), ("HEADWAY_NPROC", "")],
+)
+def test_a_variable_is_no_typo_of_another_because_both_begin_alike(
+    variable: str, close: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settled(environment_layer({variable: "1"}))
+    assert refused.value.problems[0].what.partition("did you mean ")[2].strip("'?") == close
