@@ -124,6 +124,13 @@ REASONS = (
         "use less memory on this machine: fewer processes, loader workers or samples",
     ),
     Reason(
+        "killed",
+        lambda seen: seen.code == -signal.SIGKILL,
+        "{rank} was ended by {signal}",
+        "usually this is the kernel's OOM killer (`dmesg` names what it killed): use less memory, "
+        "or raise the memory limit of the job or container; otherwise another program killed it",
+    ),
+    Reason(
         "segmentation_fault",
         lambda seen: seen.code == -signal.SIGSEGV,
         "{rank} was ended by {signal}",
