@@ -74,6 +74,10 @@ def main(argv: Sequence[str]) -> int:
             where=f"flag --wait; devices: {settings.origin('devices')}",
             fix="ask for them with --devices idle:2, or leave --wait out",
         )
+    if parsed.machine is None:
+        from headway.launcher.starting.log_folder import log_dir_problems
+
+        problems += log_dir_problems(settings)
     plan = build_plan(
         settings,
         machine,
