@@ -21,29 +21,6 @@ if TYPE_CHECKING:
 Parsed = SimpleNamespace
 """The values of the flags, by the name of the setting or flag."""
 
-FOREIGN_FLAGS = {  # flags of other tools, each with its equivalent and a fix
-    "--use-mps-device": (
-        "is not needed: an Apple GPU is used by default",
-        "remove it; pass --cpu to use the CPU",
-    ),
-    "--no-cuda": ("is --cpu here", "pass --cpu"),
-    "--use-cpu": ("is --cpu here", "pass --cpu"),
-    "--accelerator": ("is --device here", "pass --device auto, cpu, cuda, gpu or mps"),
-    "--gpu-ids": ("is --devices here", "pass --devices 0,1"),
-    "--gpus": ("is --devices here", "pass --devices with a count (2) or indices (0,1)"),
-    "--auto-select-gpus": ("is --devices here", "pass --devices idle:N"),
-    "--multi-gpu": (
-        "is not needed: all GPUs are used by default",
-        "remove it; select GPUs with --devices",
-    ),
-    "--mps": (
-        "is --device mps here",
-        "pass --device mps, or remove it: MPS is the default on a Mac",
-    ),
-    "--nproc-per-node": ("is --num-processes here", "pass --num-processes N"),
-    "--nnodes": ("is --num-machines here", "pass --num-machines M"),
-}
-
 
 class HelpShown(SystemExit):
     """--help was printed: the command ends with exit code 0.
@@ -173,7 +150,7 @@ class Parser:
             name, equals, value = words.pop(0).partition("=")
             name = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
             if name not in self.known:
-                self._raise_unknown(name)
+                self._raise_unknown(name, value if equals else _value_in(words))
             if not equals and name in self._default_value:
                 value = self._default_value[name]
             elif self.known[name] and not equals:
@@ -234,17 +211,24 @@ class Parser:
         """Raise a ConfigError about the command line."""
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
 
-    def _raise_unknown(self, name: str) -> NoReturn:
-        if name in FOREIGN_FLAGS:
-            what, fix = FOREIGN_FLAGS[name]
+    def _raise_unknown(self, name: str, value: str) -> NoReturn:
+        from headway.commands.foreign_flags import foreign_flag
+
+        foreign = foreign_flag(name, value) if TABLE["num_processes"].flag in self.known else None
+        if foreign is not None:
+            what, fix = foreign
             raise ConfigError(f"{name} {what}", where="the command line", fix=fix)
-        close = did_you_mean(name, self.known)
+        names = {flag.removeprefix("--"): flag for flag in self.known}
+        close = names.get(did_you_mean(name.removeprefix("--"), names) or "", "")
+        fix = f"see `{self.prog} --help`"
+        if close:
+            fix = f"pass {close} {value}".rstrip() if self.known[close] else f"pass {close}"
+        elif self.command == "launch":
+            fix = "put flags of the script after the script"
         raise ConfigError(
             f"unknown flag {name} of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
             where="the command line",
-            fix="put flags of the script after the script"
-            if self.command == "launch"
-            else f"see `{self.prog} --help`",
+            fix=fix,
         )
 
     def _raise_missing_value(self, name: str) -> NoReturn:
@@ -253,6 +237,11 @@ class Parser:
             where="the command line",
             fix=f"see `{self.prog} --help`",
         )
+
+
+def _value_in(words: Sequence[str]) -> str:
+    """Return the first word unless it is a flag."""
+    return words[0] if words and not words[0].startswith("-") else ""
 
 
 def flag_layer(parsed: Parsed) -> Entries:

@@ -21,6 +21,7 @@ from headway.settings.layers import launch_layers, overridden, profile_layers
 from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
+from headway.settings.setting import Seconds
 from headway.settings.table import Settings
 
 FOREVER = "forever"  # --wait without a number
@@ -73,6 +74,10 @@ def main(argv: Sequence[str]) -> int:
             where=f"flag --wait; devices: {settings.origin('devices')}",
             fix="ask for them with --devices idle:2, or leave --wait out",
         )
+    if parsed.machine is None:
+        from headway.launcher.starting.log_folder import log_dir_problems
+
+        problems += log_dir_problems(settings)
     plan = build_plan(
         settings,
         machine,
@@ -138,13 +143,14 @@ def _look_for_idle_gpus(
 def _seconds(text: str) -> float:
     if text == FOREVER:
         return float("inf")
-    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+    try:
+        return Seconds(0)(text)
+    except ValueError as error:
         raise ConfigError(
-            f"--wait is {text!r}, which is not a number of seconds",
+            f"--wait is {text!r}, {error}",
             where="flag --wait",
             fix="write --wait=600, or --wait alone for no limit",
-        )
-    return float(text)
+        ) from None
 
 
 def make_parser() -> Parser:

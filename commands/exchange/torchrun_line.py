@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from headway.commands import foreign_flags
 from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Imported
 from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, did_you_mean
@@ -14,14 +15,15 @@ from headway.machine.facts import Machine
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE
 
+_SAME = ("--max-restarts", "--log-dir")
+_OTHERS = ("--node-rank", "--master-addr", "--master-port", "--shutdown-timeout")
 RENAMED = {  # torchrun's flags, and the setting that each is
-    "--node-rank": "machine_rank",
-    "--master-addr": "main_address",
-    "--master-port": "main_port",
-    "--max-restarts": "max_restarts",
-    "--log-dir": "log_dir",
-    "--shutdown-timeout": "grace_period_s",
+    **{row.flag: row.name for row in TABLE.values() if row.flag in _SAME},
+    **{flag: foreign_flags.RENAMED[flag] for flag in _OTHERS},
 }
+_ALWAYS_DECIDED = (*(name for name in RENAMED.values() if name not in MULTI_MACHINE), "ranks")
+"""Settings that a torchrun command line decides even where it leaves their flags out."""
+
 VALUED = (
     *("--nnodes", "--nproc-per-node", *RENAMED, "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
     *("--rdzv-conf", "--monitor-interval", "--start-method", "--event-log-handler", "--role"),
@@ -181,11 +183,12 @@ def _unknown_prefixes(front: Sequence[str], of_python: Sequence[str]) -> list[st
 
 def _reset(values: Mapping[str, Raw], flags: Mapping[str, str]) -> tuple[str, ...]:
     """Return the settings to remove from the profile: torchrun has its defaults for them."""
-    cpu = ("devices",) if values.get("device") == "cpu" else ()
+    devices = ("devices",) if values.get("device") == "cpu" else ()
+    usual = (*_ALWAYS_DECIDED, *devices)
     if _is_several(flags):
         numbered = () if _numbers_machines(flags) else ("machine_rank",)
-        return (*cpu, *numbered, "main_port")
-    return (*cpu, *MULTI_MACHINE) if _is_fixed(flags) else cpu
+        return (*usual, *numbered, "main_port")
+    return (*usual, *MULTI_MACHINE) if _is_fixed(flags) else usual
 
 
 VARIABLES = {  # environment variables, and the setting that each is

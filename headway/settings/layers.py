@@ -18,6 +18,7 @@ from headway.settings.profile_files import (
     is_there,
 )
 from headway.settings.profile_trust import owner_name, writing_group
+from headway.settings.setting import VARIABLE_PREFIX
 from headway.settings.table import TABLE
 
 # a launch inside a launch: the outer run's contract is not a setting of this one
@@ -102,5 +103,5 @@ def environment_layer(environ: Mapping[str, str] = os.environ) -> Entries:
     return {
         settings.get(variable, variable): Entry(text, Origin(Layer.ENVIRONMENT, variable=variable))
         for variable, text in environ.items()
-        if variable.startswith("HEADWAY_") and variable not in _NOT_SETTINGS
+        if variable.startswith(VARIABLE_PREFIX) and variable not in _NOT_SETTINGS
     }

@@ -17,7 +17,7 @@ from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.machine.facts import Machine, is_on
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.settings.setting import AUTO, Setting, Value
+from headway.settings.setting import AUTO, VARIABLE_PREFIX, Setting, Value
 from headway.settings.table import TABLE, Settings
 
 NOTHING: Entries = MappingProxyType({})
@@ -140,12 +140,13 @@ def _bad_value(row: Setting[Any], entry: Entry, reason: str) -> Problem:
     raw = str(masked_value(row.name, entry.raw))
     written = raw if len(raw) <= 60 else raw[:57] + "..."
     example = did_you_mean(raw, row.choices) or (row.choices or (row.example,))[0]
+    is_optional = row.default is None
     fix = {
-        Layer.FLAG: f"pass `{row.flag} {example}`",
+        Layer.FLAG: f"pass `{row.flag} {example}`" + ", or leave it out" * is_optional,
         Layer.ENVIRONMENT: f"`export {row.variable}={example}`, or unset it",
         Layer.ASSIGNMENT: f"write {row.name}={example}",
         Layer.CLUSTER: f"correct {entry.origin.variable}, or override it: {row.flag} {row.metavar}",
-    }.get(entry.origin.layer, f"write `{row.name}: {example}`")
+    }.get(entry.origin.layer, f"write `{row.name}: {example}`" + ", or remove it" * is_optional)
     what = f"{row.name} is {written!r}, {reason}"
     return Problem(what, str(entry.origin), fix, code=Code.BAD_VALUE, names=(row.name,))
 
@@ -156,7 +157,10 @@ def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
     if origin.layer is Layer.ENVIRONMENT:
         what = f"unknown variable {name}"
         known = {row.variable: row.name for row in TABLE.values()} | {PROFILE_VARIABLE: ""}
-    close = did_you_mean(name, known)
+    prefix = VARIABLE_PREFIX if origin.layer is Layer.ENVIRONMENT else ""
+    # without what all names have in common, which would make any two of them alike
+    ends = {full.removeprefix(prefix): full for full in known}
+    close = ends.get(did_you_mean(name.removeprefix(prefix), ends) or "")
     problem = Problem(
         what + (f"; did you mean {close!r}?" if close else ""),
         str(origin),

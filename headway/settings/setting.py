@@ -14,6 +14,12 @@ T = TypeVar("T")
 Raw = str | Sequence[str] | Mapping[str, str]
 """An unparsed value: a string from a flag or a variable; from YAML also a list or a map."""
 
+_MAX_DIGITS = 9  # of a number
+_UNITS = {"s": 1, "m": 60, "h": 3600}  # in seconds
+
+VARIABLE_PREFIX = "HEADWAY_"
+"""Of the environment variables of settings."""
+
 AUTO = "auto"
 """The value that is replaced by one detected from the machine."""
 
@@ -50,6 +56,7 @@ class Setting(Generic[T]):
         shape: what a profile may contain besides one value.
         needs_launcher: a value other than the default needs the launcher to supervise the script.
         bare: the value of a flag that is given without one.
+        example: a sensible value, for messages; by default the default, or the metavar.
     """
 
     name: str
@@ -64,6 +71,7 @@ class Setting(Generic[T]):
         shape: Shape = Shape.ONE,
         needs_launcher: bool = False,
         bare: str | None = None,
+        example: str | None = None,
     ) -> None:
         self.kind = parse
         self.default = default
@@ -73,6 +81,8 @@ class Setting(Generic[T]):
         self.shape = shape
         self.needs_launcher = needs_launcher
         self.bare = bare
+        has_default = default is not None and shape is not Shape.MAP
+        self.example = example or (str(default) if has_default else metavar)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -93,18 +103,9 @@ class Setting(Generic[T]):
         return "--" + self.name.replace("_", "-")
 
     @property
-    def example(self) -> str:
-        """A valid value, for messages."""
-        if self.default is None and isinstance(self.kind, Count):
-            return str(self.kind.minimum)
-        if self.default is None or self.shape is Shape.MAP:
-            return self.metavar
-        return str(self.default)
-
-    @property
     def variable(self) -> str:
         """The environment variable: HEADWAY_NUM_PROCESSES."""
-        return "HEADWAY_" + self.name.upper()
+        return VARIABLE_PREFIX + self.name.upper()
 
     def parse(self, raw: Raw) -> T | str:
         """Return the parsed value of `raw` (AUTO if the setting allows it).
@@ -115,6 +116,14 @@ class Setting(Generic[T]):
         if self.default == AUTO and isinstance(raw, str) and raw.strip().lower() == AUTO:
             return AUTO
         return self.kind(raw)
+
+    def reads(self, raw: Raw) -> bool:
+        """Return whether `raw` is a valid value."""
+        try:
+            self.parse(raw)
+        except ValueError:
+            return False
+        return True
 
     def canonical(self, raw: Raw) -> Raw:
         """Return `raw` in the form that profiles are written in: stripped, and in lower case.
@@ -178,24 +187,40 @@ class Choice:
 class Count:
     """Parses whole numbers from `minimum` to `maximum`, both included."""
 
+    _what = "a whole number"
+
     def __init__(self, minimum: int, maximum: int | None = None) -> None:
         self.minimum = minimum
         self.maximum = maximum
 
     def __call__(self, raw: Raw) -> int:
-        text = _text(raw).strip()
+        return self._checked(_text(raw).strip())
+
+    def _checked(self, text: str, factor: int = 1) -> int:
         digits = text.removeprefix("-")
         if not (digits.isdecimal() and digits.isascii()):
-            raise ValueError("which is not a whole number")
-        if len(digits) > 9:
+            raise ValueError(f"which is not {self._what}")
+        number = int(text) * factor if len(digits) <= _MAX_DIGITS else 10**_MAX_DIGITS
+        if abs(number) >= 10**_MAX_DIGITS:
             raise ValueError("which is too large")
-        number = int(text)
         if number < self.minimum or (self.maximum is not None and number > self.maximum):
             allowed = f"{self.minimum} or more"
             if self.maximum is not None:
                 allowed = f"from {self.minimum} to {self.maximum}"
             raise ValueError(f"but it must be {allowed}")
         return number
+
+
+class Seconds(Count):
+    """Parses whole seconds, also written with a unit: 90s, 10m, 2h."""
+
+    pattern = "^[0-9]+[" + "".join(_UNITS) + "]$"
+    _what = "a whole number of seconds (600) or a duration (10m)"
+
+    def __call__(self, raw: Raw) -> int:
+        text = _text(raw).strip()
+        unit = text[-1]
+        return self._checked(text[:-1] if unit in _UNITS else text, _UNITS.get(unit, 1))
 
 
 def read_ranks(raw: Raw) -> tuple[int, ...] | None:

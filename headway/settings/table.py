@@ -20,6 +20,7 @@ from headway.settings.setting import (
     AUTO,
     Choice,
     Count,
+    Seconds,
     Setting,
     Shape,
     Value,
@@ -110,14 +111,14 @@ class Settings:
         needs_launcher=True,
     )
     restart_delay = Setting(
-        Count(0, 60),
+        Seconds(0, 60),
         1,
         "seconds before the first restart; doubled with every failure up to 60, until the run "
         "makes progress",
         metavar="S",
     )
     grace_period_s = Setting(
-        Count(0, 86400),
+        Seconds(0, 86400),
         30,
         "seconds that ranks have to stop after the stop signal, before they are killed; unless "
         "set, 5 at most for those that stop because another one failed. After a success, how long "
@@ -132,10 +133,12 @@ class Settings:
         bare=YES,
     )
     hang_timeout = Setting[int | None](
-        Count(1),
+        Seconds(1),
         None,
-        "end the run, with the stacks of all ranks, after this many seconds without progress",
+        "end the run, with the stacks of all ranks, after this many seconds without progress "
+        "(600, or 10m)",
         metavar="S",
+        example="600",
         needs_launcher=True,
     )
     log_dir = Setting[str | None](
@@ -165,6 +168,7 @@ class Settings:
         "torch's default timeouts are disabled, but not those that the script sets. Ctrl-C "
         "interrupts the rank; twice within a second, it ends the run",
         metavar="R",
+        example="0",
     )
     start_method = Setting(
         Choice("fork", "exec", or_auto=True),

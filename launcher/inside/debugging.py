@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 _DOUBLE_PRESS_S = 1.0
@@ -27,6 +27,11 @@ class CtrlC:
         """Record a Ctrl-C; return whether another came within the last second."""
         before, self._pressed_at = self._pressed_at, time.monotonic()
         return self._pressed_at - before < _DOUBLE_PRESS_S
+
+
+def breakpoint_variables(rank: int, debug_rank: int | None) -> dict[str, str]:
+    """Return what makes breakpoint() do nothing in ranks beside the debugged one."""
+    return {} if debug_rank in (None, rank) else {"PYTHONBREAKPOINT": "0"}
 
 
 @contextmanager
@@ -50,6 +55,13 @@ def lent_terminal() -> Iterator[None]:
         termios.tcsetattr(0, termios.TCSADRAIN, modes)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def leave_prompt() -> None:
+    """Begin a line for the launcher's report where a debugger's prompt may stand."""
+    with suppress(OSError):
+        if os.isatty(2):
+            os.write(2, b"\n")
 
 
 def suspend_timeouts() -> None:

@@ -232,7 +232,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
         _end_by_sigint_at_exit()
     elif ours:
         _write_error(text)
-    elif not _attempt(lambda: _is_for_the_launcher(crash), False):
+    elif not _attempt(lambda: _is_for_the_launcher(error, crash), False):
         _show(error, shown)
     sys.exit(code)
 
@@ -282,9 +282,22 @@ def _is_from_headway(error: BaseException, trace: TracebackType | None) -> bool:
     return bool(files) and files[-1].startswith(_PACKAGE) and not is_on_purpose
 
 
-def _is_for_the_launcher(crash: Crash) -> bool:
+def _is_for_the_launcher(error: BaseException, crash: Crash) -> bool:
     """Return whether the launcher reports the exception instead of this process."""
-    return records.is_connected() and is_of_communication(crash) and _has_default_excepthook()
+    is_known = is_of_communication(crash) or (
+        isinstance(error, BrokenPipeError) and _has_lost_reader()
+    )
+    return is_known and records.is_connected() and _has_default_excepthook()
+
+
+def _has_lost_reader() -> bool:
+    """Return whether nobody reads the pipe that is this process's stdout or stderr."""
+    import select
+
+    poll = select.poll()
+    for fd in (1, 2):
+        poll.register(fd, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _has_default_excepthook() -> bool:

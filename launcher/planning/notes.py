@@ -19,7 +19,7 @@ def notes(
 ) -> list[str]:
     """Return one sentence for each note."""
     return [
-        *_without_effect(settings, supervised),
+        *_without_effect(settings, program, supervised),
         *(_about_gpus(settings, machine) if settings.device == "cuda" else []),
         *_unused_gpus(settings, machine),
         *_of_debugging(settings, program, supervised),
@@ -40,9 +40,26 @@ def _unused_gpus(settings: Settings, machine: Machine) -> list[str]:
     return [f"{gpus} not used: {reason}; fix: {described(how_to_use_gpus(machine))}"]
 
 
-def _without_effect(settings: Settings, supervised: str | None) -> list[str]:
+_OF_THE_LAUNCHER = (
+    "restart_delay",
+    "grace_period_s",
+    "leave_children",
+    "ranks",
+    "output",
+    "start_method",
+)
+"""Settings that only a launcher beside the script obeys, and that are no reason to have one."""
+
+
+def _without_effect(settings: Settings, program: Program, supervised: str | None) -> list[str]:
     """List the settings for this launch that have no effect in it."""
     where: dict[str, str] = {}
+    if supervised is None:
+        where |= dict.fromkeys(_OF_THE_LAUNCHER, "on one process without --supervise")
+    elif settings.max_restarts == 0:
+        where["restart_delay"] = "without max_restarts"
+    if supervised is not None and program.kind == "program":
+        where["start_method"] = "with --no-python"
     if settings.num_machines == 1:
         where |= {"main_address": "on one machine", "main_port": "on one machine"}
     if settings.device != "cuda" and settings.is_overridden("devices", "device"):
@@ -50,7 +67,7 @@ def _without_effect(settings: Settings, supervised: str | None) -> list[str]:
     if settings.device != "mps":
         where["mps_fallback"] = f"on {settings.device}"
     if settings.debug_rank is not None and supervised is not None:
-        where |= {"ranks": "with debug_rank", "hang_timeout": "with debug_rank"}
+        where |= dict.fromkeys(("ranks", "output", "hang_timeout"), "with debug_rank")
     return [
         f"{name} has no effect {place} ({settings.origin(name)})"
         for name, place in where.items()

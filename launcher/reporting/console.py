@@ -103,6 +103,11 @@ class Console:
         return isinstance(self._sinks[target].error, BrokenPipeError)
 
     @property
+    def lost_reader(self) -> str:
+        """The names of the streams whose reader has gone."""
+        return " and ".join(_NAMES[target] for target in self._fds if self.has_no_reader(target))
+
+    @property
     def has_lost_output(self) -> bool:
         """Whether some output could not be written, for example to a full disk."""
         errors = [sink.error for sink in self._lost]
@@ -199,6 +204,7 @@ class Console:
         """
         self._show_through(self._count)
         for sink in {*self._sinks.values()}:
+            sink.end_line()
             if not sink.wait(time.monotonic() + min(_NOTICE_S, patience_s)):
                 self.warn(f"waiting for {self._name(sink)} to be read")
             while not sink.wait(time.monotonic() + max(0, self.wait_s(patience_s))):

@@ -57,12 +57,20 @@ class Failure(NamedTuple):
     memory_kills: int = 0  # by the kernel's OOM killer during the run
     last_lines: tuple[str, ...] = ()  # of the first rank's output
     divergence: tuple[str, ...] = ()  # it failed in communication: how the ranks diverged
+    lost_reader: str = ""  # the launcher's streams whose reader has gone
     killed: tuple[RankExit, ...] = ()  # victims that the launcher killed while they were stopping
 
     @property
     def evidence(self) -> Evidence:
         first = self.first
-        return Evidence(first.code, first.crash, first.message, self.memory_kills, self.divergence)
+        return Evidence(
+            code=first.code,
+            crash=first.crash,
+            message=first.message,
+            memory_kills=self.memory_kills,
+            lost_reader=self.lost_reader,
+            divergence=self.divergence,
+        )
 
     @property
     def reason(self) -> Reason:
@@ -142,6 +150,7 @@ def find_failure(
     memory_kills: int = 0,
     last_lines: Mapping[int, Sequence[str]] | None = None,
     divergence: Sequence[str] = (),
+    lost_reader: str = "",
 ) -> Failure | None:
     """Return the first failure among `exits`, or None when no rank failed.
 
@@ -155,6 +164,7 @@ def find_failure(
         world_size: ranks on all machines.
         memory_kills: how often the kernel's OOM killer acted during the run.
         last_lines: by rank, the end of its output.
+        lost_reader: the launcher's streams whose reader has gone.
         divergence: how the ranks diverged; shown where the first failure is one of communication.
     """
     ended = sorted(exits, key=lambda end: end.time)
@@ -188,6 +198,7 @@ def find_failure(
         memory_kills=memory_kills,
         last_lines=tuple((last_lines or {}).get(first.rank, ())),
         divergence=tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
+        lost_reader=lost_reader,
         killed=tuple(end for end in ended if end.killed_after_s is not None),
     )
 

@@ -17,6 +17,7 @@ class Text(NamedTuple):
     source: str  # the program, its version, and the place in it
 
 
+DEBUGGER_LEFT = Text("BdbQuit", "Python 3.11, Lib/bdb.py: q, or the end of standard input")
 OUT_OF_MEMORY_ERROR = Text("OutOfMemoryError", "torch 2.13.0, torch.OutOfMemoryError")
 OUT_OF_MEMORY = (
     Text("out of memory", "torch sources, CUDACachingAllocator.cpp and MPSAllocator.mm"),

@@ -108,6 +108,11 @@ class Output:
         """Return whether some output could not be written, for example to a full disk."""
         return self._console.has_lost_output
 
+    @property
+    def lost_reader(self) -> str:
+        """The names of the launcher's streams whose reader has gone."""
+        return self._console.lost_reader
+
     def limit_wait(self, patience_s: float) -> None:
         """Discard the output for a stream that accepts nothing for so long, so that ranks go on."""
         self._patience_s = patience_s

@@ -11,6 +11,7 @@ from headway.contract.run import RANK_VARIABLES
 from headway.launcher.reporting.foreign_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
+    DEBUGGER_LEFT,
     MPS,
     NO_NCCL,
     NO_RANK_VARIABLE,
@@ -30,6 +31,7 @@ class Evidence(NamedTuple):
     crash: Crash | None = None  # the exception that nothing handled
     message: str = ""  # the text of sys.exit("text")
     memory_kills: int = 0  # by the kernel's OOM killer during the run
+    lost_reader: str = ""  # of which of the launcher's streams the reader has gone
     divergence: tuple[str, ...] = ()  # where it failed in communication: how the ranks diverged
 
 
@@ -37,7 +39,8 @@ class Reason(NamedTuple):
     """One reason why a run fails.
 
     `cause` is one sentence with fields: {rank} (as "rank 1 of 4"), {exception}, {signal}, {code},
-    {message}, {memory_kills} and {divergence}.
+    {message}, {memory_kills}, {lost_reader} and {divergence}. Without a `fix` it is all
+    that there is to say.
     """
 
     name: str  # in failure.json
@@ -49,6 +52,12 @@ class Reason(NamedTuple):
 _EXCEPTION = "{rank} failed with {exception}"
 
 REASONS = (
+    Reason(
+        "reader_left",
+        lambda seen: bool(seen.lost_reader) and _is_broken_pipe(seen),
+        "the reader of {lost_reader} went away",
+        "",
+    ),
     Reason(
         "ranks_diverged",
         lambda seen: bool(seen.divergence),
@@ -83,6 +92,13 @@ REASONS = (
         'init_process_group("gloo")',
     ),
     Reason(
+        "debugger_left",
+        lambda seen: seen.crash is not None and seen.crash.kind == DEBUGGER_LEFT.text,
+        _EXCEPTION + ": its debugger was left, or found no terminal to read from",
+        "pass --debug-rank RANK to give one rank the terminal, in the others breakpoint() does "
+        "nothing; leave the debugger with c, not with q",
+    ),
+    Reason(
         "error_in_headway",
         lambda seen: seen.crash is not None and seen.crash.is_from_headway,
         _EXCEPTION + ", raised in a file of Headway",
@@ -106,6 +122,13 @@ REASONS = (
         lambda seen: seen.code == -signal.SIGKILL and seen.memory_kills > 0,
         "{rank} was ended by {signal} (OOM kills by the kernel during the run: {memory_kills})",
         "use less memory on this machine: fewer processes, loader workers or samples",
+    ),
+    Reason(
+        "killed",
+        lambda seen: seen.code == -signal.SIGKILL,
+        "{rank} was ended by {signal}",
+        "usually this is the kernel's OOM killer (`dmesg` names what it killed): use less memory, "
+        "or raise the memory limit of the job or container; otherwise another program killed it",
     ),
     Reason(
         "segmentation_fault",
@@ -148,9 +171,16 @@ def describe_cause(reason: Reason, evidence: Evidence, rank: str) -> str:
         code=evidence.code,
         message=evidence.message,
         memory_kills=evidence.memory_kills,
+        lost_reader=evidence.lost_reader,
         divergence="".join(evidence.divergence[:1]),
     )
     return shown(sentence)
+
+
+def _is_broken_pipe(seen: Evidence) -> bool:
+    if seen.crash is None:
+        return seen.code == -signal.SIGPIPE
+    return seen.crash.kind == BrokenPipeError.__name__
 
 
 def is_out_of_memory(crash: Crash) -> bool:

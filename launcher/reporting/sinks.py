@@ -92,8 +92,18 @@ class Sink:
         data = text.encode(errors="backslashreplace")
         with self._changed:
             if self._size < 2 * MAX_QUEUED:
-                self._add(b"\n" + data if self.owner is not None else data)
-                self.owner = None
+                self._end_line()
+                self._add(data)
+
+    def end_line(self) -> None:
+        """Queue the end of a line that a rank has left unfinished."""
+        with self._changed:
+            self._end_line()
+
+    def _end_line(self) -> None:
+        if self.owner is not None:
+            self._add(b"\n")
+            self.owner = None
 
     def wait(self, until: float) -> bool:
         """Wait until all has been written; False if that is not so at `until` (monotonic clock)."""

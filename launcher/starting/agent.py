@@ -12,7 +12,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from headway.launcher.clusters import rendezvous
-from headway.launcher.inside.debugging import CtrlC
+from headway.launcher.inside.debugging import CtrlC, breakpoint_variables
 from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.planning.supervision import refuse_missing_ranks
 from headway.launcher.reporting.failures import Failure, RankExit, ServerDeath, find_failure
@@ -114,7 +114,10 @@ class Agent(LocalElasticAgent):
         if attempt > 0:
             self._starter.restart_server()
         envs = {
-            worker.local_rank: _rank_environment(worker_group, worker, attempt)
+            worker.local_rank: {
+                **_rank_environment(worker_group, worker, attempt),
+                **breakpoint_variables(worker.global_rank, settings.debug_rank),
+            }
             for worker in worker_group.workers
         }
         self.watch.begin_attempt()
@@ -172,6 +175,7 @@ class Agent(LocalElasticAgent):
                 end.rank: self.watch.crash_stack(end.rank) or self.output.tail(end.rank)
                 for end in self.exits
             },
+            lost_reader=self.output.lost_reader,
             divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
         )
 

@@ -34,7 +34,7 @@ def fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
     Does nothing where a process cannot adopt orphans.
 
     Args:
-        launcher: the socket whose other end closes when the launcher ends.
+        launcher: the socket whose other end sends no more when the launcher ends.
         grace_s: how long the child gives other processes to end once the launcher has ended.
     """
     if not adopt_orphans():
@@ -43,6 +43,7 @@ def fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
     if server == 0:
         os.setsid()  # what is sent to the guardian's process group does not reach the server
         return
+    signal.signal(signal.SIGTERM, lambda *_: None)
     # not Headway's or the script's: `pkill -f` of either is no reason to leave processes behind
     set_title(f"guardian of process {os.getppid()}")
     set_name("guardian")
@@ -57,7 +58,7 @@ def _wait(server: int, launcher: socket.socket, grace_s: float) -> int:
     child_ended, _ = wake_on_child_end()
     poll = select.poll()
     poll.register(child_ended, select.POLLIN)
-    poll.register(launcher, 0)  # only for POLLHUP; its messages are the server's
+    poll.register(launcher, select.POLLRDHUP)  # its messages are the server's
     kill_at = _NEVER
     while True:
         for pid, status in reap():
@@ -75,6 +76,7 @@ def _wait(server: int, launcher: socket.socket, grace_s: float) -> int:
             else:
                 poll.unregister(fd)
                 os.kill(server, signal.SIGCONT)  # a suspended one could end nothing
+                os.kill(server, signal.SIGTERM)  # ends one that has started no rank yet
                 kill_at = time.monotonic() + grace_s + _MARGIN_S
 
 

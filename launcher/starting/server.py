@@ -68,8 +68,7 @@ def main() -> None:
     fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
     job = Job(method, float(grace_s), kind, name, args)
     atexit.register(worker.finish_process)
-    for number in worker.STOP_SIGNALS:  # the launcher stops this process; exec resets handlers
-        signal.signal(number, lambda *_: None)
+    _ignore(signal.SIGINT, signal.SIGQUIT)
     server = socket.socket(fileno=int(fd))
     server.set_inheritable(False)
     fork_below_guardian(server, job.grace_s)
@@ -77,6 +76,7 @@ def main() -> None:
     adopt_orphans()  # a fork clears it
     if method == "fork":
         _warm_up()
+    _ignore(signal.SIGTERM)  # until here it ends this process at once, amid an import too
     rank = _Server(server, job).serve()
     if rank is None:
         os._exit(0)  # skips torch's finalization, which takes 0.25 s
@@ -84,6 +84,12 @@ def main() -> None:
     rank_monitor.start(*rank.fds[3:])
     preloaded.hand_out_torch()
     worker.run_program(kind, name, args, blocked=worker.STOP_SIGNALS)
+
+
+def _ignore(*numbers: signal.Signals) -> None:
+    """Leave these signals to the launcher; an exec resets their handlers."""
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
 
 
 def _warm_up() -> None:

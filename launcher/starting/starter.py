@@ -182,6 +182,7 @@ class Starter:
                 self._socket.sendall(json.dumps(LEAVE_CHILDREN.env).encode())
             self._socket.shutdown(socket.SHUT_WR)
         self.resume_server()
+        self._guardian.terminate()  # ends one that has started no server yet
         self._reader.join()  # until the server and its guardian have ended
         if self._guardian.wait() != 0 and not leave_children:
             end_descendants(0)  # which this process has adopted

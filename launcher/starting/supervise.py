@@ -13,9 +13,9 @@ from types import FrameType
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from headway.errors import ConfigError, LaunchError, WorkerFailed
+from headway.errors import ConfigError, WorkerFailed
 from headway.launcher.clusters import rendezvous
-from headway.launcher.inside.debugging import lent_terminal
+from headway.launcher.inside.debugging import leave_prompt, lent_terminal
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
 from headway.launcher.planning.unused import unused
 from headway.launcher.reporting.console import Console
@@ -31,6 +31,7 @@ from headway.launcher.reporting.rank_channel import say
 from headway.launcher.reporting.run_socket import RunSocket
 from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.agent import Agent
+from headway.launcher.starting.log_folder import create_log_folder
 from headway.launcher.starting.starter import ServerEnded, Starter
 from headway.settings.profile_files import shown
 from headway.settings.table import RAW
@@ -57,7 +58,7 @@ def supervise(
         ConfigError: `ranks` contains a rank that does not exist.
     """
     settings = plan.settings
-    folder = _log_folder(plan)
+    folder = create_log_folder(settings)
     is_debugged = settings.debug_rank is not None
     is_raw = settings.output == RAW
     console = Console(
@@ -98,6 +99,8 @@ def supervise(
         else:
             output.close()
         handler.shutdown()
+        if has_failed and is_debugged:
+            leave_prompt()
     return _exit_code(agent, stopped_by, folder)
 
 
@@ -115,23 +118,6 @@ def _rendezvous_handler(plan: LaunchPlan) -> rendezvous.FixedRendezvous:
         num_machines=settings.num_machines,
         run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
     )
-
-
-def _log_folder(plan: LaunchPlan) -> str | None:
-    """Create a new folder in `log_dir`, so that earlier logs are not overwritten."""
-    log_dir = plan.settings.log_dir
-    if log_dir is None:
-        return None
-    folder = os.path.join(log_dir, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    try:
-        os.makedirs(folder)
-    except OSError as error:
-        raise LaunchError(
-            f"log_dir {log_dir!r} cannot be written to: {error.strerror}",
-            where=str(plan.settings.origin("log_dir")),
-            fix="pass a folder that you can write to",
-        ) from None
-    return folder
 
 
 @contextmanager
@@ -201,6 +187,9 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
     if folder is not None:
         where += f"; logs in {shown(folder)}"
         _write_report(failure, folder)
+    if not failure.fix:
+        say(failure.cause)
+        return failure.exit_code
     raise WorkerFailed(
         failure.cause + failure.aftermath,
         where=where,

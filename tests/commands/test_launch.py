@@ -252,11 +252,20 @@ REFUSALS = {
     "waiting without idle GPUs": (["--cpu", "--wait", "script.py"], "--wait waits for idle GPUs"),
     "waiting a strange time": (
         ["--device", "cuda", "--devices", "idle:1", "--wait=soon", "script.py"],
-        "not a number of seconds",
+        "number of seconds",
     ),
     "a contradiction, before any waiting": (
         ["--device=cuda", "--devices=idle:1", "--num-processes=2", "--wait", "script.py"],
         "devices selects 1 GPU",
+    ),
+    "a log folder in a file": (["--log-dir", "script.py/logs", "script.py"], "Not a directory"),
+    "a log folder that is a file, in a dry run": (
+        ["--dry-run", "--log-dir", "script.py", "script.py"],
+        "log_dir 'script.py' cannot be written to",
+    ),
+    "a log folder that the system refuses": (
+        ["--num-processes=2", "--log-dir", "/proc/xx", "script.py"],
+        "log_dir '/proc/xx' cannot be written to",
     ),
     "two processes in this one": (
         ["--in-process", "--num-processes", "2", "script.py"],

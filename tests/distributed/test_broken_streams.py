@@ -108,6 +108,27 @@ def launch_in_shell(words: str, name: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+PRINTING = """
+import os, signal, time
+if "BY_SIGNAL" in os.environ:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+while True:
+    print("x" * 1000)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("before", "code"), [("", 1), ("BY_SIGNAL=1 ", 141)])
+def test_a_reader_of_stdout_that_goes_away_ends_the_run_with_one_line(
+    before: str, code: int
+) -> None:
+    words = f"{before}LAUNCH | head -n 3; exit ${{PIPESTATUS[0]}}"
+    done = launch_in_shell(words, script(PRINTING))
+    assert done.stderr == "headway: the reader of stdout went away\n"
+    assert done.returncode == code
+    assert done.stdout.count("\n") == 3
+
+
 def test_a_full_disk_under_the_logs_is_said_once_and_the_report_has_one_prefix() -> None:
     done = launch_in_shell("ulimit -f 4; LAUNCH", script(FAILING))
     assert done.returncode == 1

@@ -32,9 +32,8 @@ seen["stdin"] = "" if rank == 1 else sys.stdin.read()
 open(f"seen_{rank}.json", "w").write(json.dumps(seen))
 print("before", rank)
 dist.barrier()
-if rank == 1:
-    secret = 6 * 7
-    breakpoint()
+secret = 6 * 7
+breakpoint()
 total = torch.ones(1) * rank
 dist.all_reduce(total)
 print("total", total.item(), flush=True)
@@ -48,10 +47,12 @@ def seen() -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("way", ["fork", "exec"])
-def test_a_rank_is_debugged_through_a_pipe_while_the_others_wait_in_silence(way: str) -> None:
+def test_a_breakpoint_of_all_ranks_stops_the_debugged_one_and_the_others_wait_in_silence(
+    way: str,
+) -> None:
     done = subprocess.run(
         [*HEADWAY, "-q", *WORDS, "--start-method", way, "--log-dir", "logs", script(SCRIPT)],
-        env=environment(),
+        env=environment(PYTHONBREAKPOINT="pdb.set_trace"),
         input="p secret\nc\n",
         capture_output=True,
         text=True,
@@ -83,6 +84,7 @@ def test_quitting_the_debugger_ends_the_run_as_any_crash() -> None:
     assert done.returncode == 1
     if sys.version_info < (3, 14):  # later ones ask, and exit
         assert "rank 1 of 3 failed with BdbQuit" in done.stderr
+        assert "--debug-rank" in done.stderr
 
 
 class Terminal:
@@ -160,7 +162,7 @@ def test_ctrl_c_at_the_prompt_interrupts_and_twice_it_ends_the_run() -> None:
         for pause_s in (1.2, 0.3):
             time.sleep(pause_s)
             screen.type("\x03")
-        screen.wait_for("headway: interrupted")
+        screen.wait_for("\nheadway: interrupted")
         assert screen.process.wait(timeout=10) == 130
         assert screen.is_usual()
     assert not [rank for rank in seen() if is_alive(int(str(rank["pid"])))]
@@ -171,6 +173,6 @@ def test_a_rank_killed_at_its_prompt_leaves_the_terminal_as_it_was() -> None:
         screen.wait_for("(Pdb) ")
         assert [rank["tty"] for rank in seen()] == [False, True, False]
         os.kill(int(str(seen()[1]["pid"])), signal.SIGKILL)
-        screen.wait_for("rank 1 of 3 was ended by SIGKILL")
+        screen.wait_for("\nerror: rank 1 of 3 was ended by SIGKILL")
         assert screen.process.wait(timeout=30) == 137
         assert screen.is_usual()

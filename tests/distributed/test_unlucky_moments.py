@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from headway.contract.records import End, Ended
 from headway.launcher.reporting.process_state import handles_quit
 from headway.launcher.reporting.watch import Watch
-from tests.distributed.launching import environment, launch, script, start
+from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
 
 pytestmark = [
     pytest.mark.distributed,
@@ -62,6 +63,45 @@ def test_an_interrupt_amid_the_launchers_imports_is_not_swallowed() -> None:
     done = run_python(IN_AN_IMPORT)
     assert (done.returncode, done.stdout) == (130, "closed\n")
     assert done.stderr == "headway: interrupted\n"
+
+
+SLOW_TORCH = """
+import os, sys, time
+open(f"importing_{os.getpid()}", "w").close()
+if "SLOW" in os.environ:
+    time.sleep(100)
+sys.path.remove(os.path.abspath("slow"))
+del sys.modules["torch"]
+import torch
+"""
+
+
+@pytest.mark.parametrize("moment", ["both import torch", "the fork server imports torch"])
+def test_an_interrupt_amid_an_import_of_torch_ends_launcher_and_fork_server_at_once(
+    moment: str,
+) -> None:
+    Path("slow/torch").mkdir(parents=True)
+    Path("slow/torch/__init__.py").write_text(SLOW_TORCH)
+    is_both = moment == "both import torch"
+    process = subprocess.Popen(
+        [*HEADWAY, "--cpu", "--num-processes", "2", "--env", "SLOW=1", script("")],
+        env=environment(**({"SLOW": "1"} if is_both else {}))
+        | {"PYTHONPATH": os.pathsep.join([os.path.abspath("slow"), *filter(None, sys.path)])},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    awaited = "the import of torch" if is_both else "the process that starts the ranks"
+    while awaited not in process.stderr.readline():
+        assert process.poll() is None
+    while len(importing := list(Path.cwd().glob("importing_*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert errors == "headway: interrupted\n"
+    assert not [one.name for one in importing if is_alive(int(one.name.rpartition("_")[2]))]
 
 
 WHILE_RANKS_START = """

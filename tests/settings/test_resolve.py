@@ -190,3 +190,31 @@ def test_the_project_profile_is_found_upward_and_beats_the_user_profile(tmp_path
 def test_the_search_for_a_project_profile_ends_at_home(tmp_path: Path) -> None:
     (tmp_path / "headway.yaml").write_text("device: cuda\n")  # above HOME
     assert profile_layers({"XDG_CONFIG_HOME": str(tmp_path)}) == []
+
+
+@pytest.mark.wording
+@pytest.mark.parametrize("source", [Layer.FLAG, Layer.ENVIRONMENT, Layer.PROFILE])
+def test_the_value_in_a_fix_is_one_that_does_no_harm_and_no_value_is_another_way(
+    source: Layer,
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settled(layer(source, hang_timeout="0"))
+    (problem,) = refused.value.problems
+    assert problem.fix in (
+        "pass `--hang-timeout 600`, or leave it out",
+        "`export HEADWAY_HANG_TIMEOUT=600`, or unset it",
+        "write `hang_timeout: 600`, or remove it",
+    )
+
+
+@pytest.mark.wording
+@pytest.mark.parametrize(
+    ("variable", "close"),
+    [("HEADWAY_NUM_PROC", "HEADWAY_NUM_PROCESSES"), ("HEADWAY_CPU", ""), ("HEADWAY_NPROC", "")],
+)
+def test_a_variable_is_no_typo_of_another_because_both_begin_alike(
+    variable: str, close: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settled(environment_layer({variable: "1"}))
+    assert refused.value.problems[0].what.partition("did you mean ")[2].strip("'?") == close

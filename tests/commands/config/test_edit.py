@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -348,6 +349,9 @@ def test_the_schema_takes_what_the_table_takes(capsys: pytest.CaptureFixture[str
     assert properties["max_restarts"] == {
         "description": TABLE["max_restarts"].help, "type": "integer", "minimum": 0, "default": 0,
     }  # fmt: skip
+    number, duration = properties["hang_timeout"]["anyOf"]  # 600, 10m
+    assert number == {"type": "integer", "minimum": 1}
+    assert re.fullmatch(duration["pattern"], "10m")
     for name in ("devices", "ranks"):  # 3, "0-3", [0, "2-3"]
         one, several = properties[name]["anyOf"]
         assert one == several["items"] == {"type": ["integer", "string"]}

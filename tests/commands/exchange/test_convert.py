@@ -461,7 +461,7 @@ def test_a_dry_import_merges_and_checks_as_the_real_one_and_names_no_next_comman
     assert main(["config", "import", "its.yaml"]) == 0
     assert Path(choose_profile().path).read_text() == printed
     Path("its.yaml").write_text(IS_ACCELERATE + "gpu_ids: 1\n")
-    main(["config", "set", "ranks=0,1"])
+    main(["config", "set", "debug_rank=1"])
     assert main(["config", "import", "--dry-run", "torchrun", "--nproc-per-node", "1", "a.py"]) == 2
 
 

@@ -68,13 +68,23 @@ SEVERAL = ("num_machines=2", "machine_rank=1", "main_address=a", "main_port=2950
 def test_what_is_imported_replaces_what_contradicts_it(
     before: tuple[str, ...], line: str, after: dict[str, Raw], capsys: Capture
 ) -> None:
-    main(["config", "set", *before, "max_restarts=2"])
+    main(["config", "set", *before, "hang_timeout=600"])
     capsys.readouterr()
     assert main(["config", "import", *line.split()]) == 0
     out = capsys.readouterr().out
-    assert profile() == {**after, "max_restarts": "2"}
+    assert profile() == {**after, "hang_timeout": "600"}
     for key in {word.partition("=")[0] for word in before} - after.keys():
         assert f"  {key}: removed  (was " in out
+
+
+def test_what_torchrun_decides_by_a_flag_of_its_own_is_torchruns_default_without_it(
+    capsys: Capture,
+) -> None:
+    main(["config", "set", "max_restarts=3", "grace_period_s=9", "log_dir=logs", "ranks=0"])
+    capsys.readouterr()
+    assert main(["config", "import", "torchrun", "--max-restarts=1", "t.py"]) == 0
+    assert profile() == {"num_processes": "1", "max_restarts": "1"}
+    assert "grace_period_s: removed  (was 9)" in capsys.readouterr().out
 
 
 @pytest.mark.processes

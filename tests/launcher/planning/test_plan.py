@@ -366,6 +366,37 @@ def test_a_flag_without_effect_gets_a_note_and_a_profiles_default_none() -> None
     assert plan(layer=Layer.USER_PROFILE, main_port="1234").notes == ()
 
 
+OF_THE_LAUNCHER = {
+    "restart_delay": "3",
+    "grace_period_s": "5",
+    "leave_children": "no",
+    "ranks": "0",
+    "output": "raw",
+    "start_method": "exec",
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_LAUNCHER)
+def test_a_flag_for_the_launcher_of_ranks_gets_a_note_where_the_script_replaces_it(
+    name: str,
+) -> None:
+    values = {name: OF_THE_LAUNCHER[name]}
+    assert f"{name} has no effect on one process" in plan(**values).notes[0]
+    assert "--supervise" in plan(**values).notes[0]
+    assert plan(layer=Layer.USER_PROFILE, **values).notes == ()
+    assert plan(num_processes="2", max_restarts="1", **values).notes == ()
+
+
+def test_a_flag_that_another_setting_makes_useless_gets_a_note_that_names_it() -> None:
+    launch = plan(num_processes="2", restart_delay="3")
+    assert "restart_delay has no effect without max_restarts" in launch.notes[0]
+    launch = plan(num_processes="2", debug_rank="0", output="raw")
+    assert "output has no effect with debug_rank" in launch.notes[0]
+    tool = Program("tool", (), kind="program")
+    launch = plan(num_processes="2", start_method="fork", program=tool)
+    assert "start_method has no effect with --no-python" in launch.notes[0]
+
+
 def test_the_description_shows_every_setting_with_its_origin_and_every_change() -> None:
     launch = plan(SERVER, {"RANK": "0"}, devices="1,")
     text = describe(launch)

@@ -178,3 +178,11 @@ def test_a_report_for_programs_names_the_reason_by_a_word_that_no_wording_change
     assert "groups" not in str(report["exception"])
     names = [reason.name for reason in REASONS]
     assert len({*names}) == len(names)
+
+
+@pytest.mark.wording
+def test_a_rank_that_somebody_killed_is_told_the_usual_killer() -> None:
+    killed = failure(ended(1, -9, 1))
+    assert killed.reason.name == "killed"
+    assert "OOM killer" in killed.fix
+    assert "dmesg" in killed.fix

@@ -235,6 +235,16 @@ def test_a_question_is_shown_while_other_ranks_write_on(monkeypatch: pytest.Monk
     ranks.end()
 
 
+@pytest.mark.parametrize("prefix", ["", "[0] "])
+def test_what_comes_after_the_run_begins_a_line_where_a_rank_left_one_unfinished(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch, 2, prefixed=bool(prefix))
+    ranks.write(0, "loading ...")
+    ranks.wait_for("loading")
+    assert ranks.end() == f"{prefix}loading ...\n"
+
+
 def test_a_file_gets_every_line_of_every_rank_without_colours(
     patient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

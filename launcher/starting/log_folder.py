@@ -1,0 +1,52 @@
+"""The folder of a run's log files: checked before anything starts, created when the ranks do."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from headway.errors import Code, LaunchError, Problem
+from headway.settings.table import TABLE, Settings
+
+
+def log_dir_problems(settings: Settings) -> list[Problem]:
+    """Return why no folder can be created in `log_dir`; nothing is left there."""
+    if settings.log_dir is None or "log_dir" in settings.unread:
+        return []
+    import tempfile
+
+    there = os.path.abspath(settings.log_dir)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=there))
+    except OSError as error:
+        what, where, fix = _cannot_write(settings, error)
+        return [Problem(what, where, fix, code=Code.BAD_VALUE, names=("log_dir",))]
+    return []
+
+
+def create_log_folder(settings: Settings) -> str | None:
+    """Create a new folder in `log_dir`, so that earlier logs are not overwritten.
+
+    Raises:
+        LaunchError: the system refuses.
+    """
+    if settings.log_dir is None:
+        return None
+    folder = os.path.join(settings.log_dir, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    try:
+        os.makedirs(folder)
+    except OSError as error:
+        what, where, fix = _cannot_write(settings, error)
+        raise LaunchError(what, where=where, fix=fix) from None
+    return folder
+
+
+def _cannot_write(settings: Settings, error: OSError) -> tuple[str, str, str]:
+    """Return what is wrong, where it comes from, and the fix."""
+    return (
+        f"log_dir {settings.log_dir!r} cannot be written to: {error.strerror}",
+        str(settings.origin("log_dir")),
+        f"name a folder that you can write to: {TABLE['log_dir'].flag} logs",
+    )
