@@ -242,7 +242,16 @@ class Accelerator(Stepping, Tracked):
         return self._data.use_stateful_dataloader
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """See `headway.data.skipping.skip_first_batches`.
+        """Return a loader that leaves out the first batches of each pass.
+
+        See `headway.skip_first_batches`.
+
+        Args:
+            dataloader: a prepared loader, or any other.
+            num_batches: batches of this rank to leave out.
+
+        Raises:
+            UsageError: `num_batches` is not a whole number of at least 0.
 
         Examples:
             >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(6), batch_size=2))
@@ -290,6 +299,7 @@ class Accelerator(Stepping, Tracked):
         """Return the full state of a model. Call it on every rank: each may hold a part of it.
 
         Args:
+            model: a prepared model, or any other.
             unwrap: use the names that the weights had before `prepare`.
 
         Examples:
@@ -324,7 +334,20 @@ class Accelerator(Stepping, Tracked):
     ) -> None:
         """Write the weights of `model` on rank 0; every rank has to call this.
 
-        See `headway.model_files.save_weights`; the files are those of Hugging Face libraries.
+        The files are those of Hugging Face libraries. Those of an earlier save into the same folder
+        are removed.
+
+        Args:
+            model: a prepared model, or any other.
+            save_directory: a folder, which is created.
+            max_shard_size: the size of a file's tensors, in bytes or such as "5MB" (10**6 bytes) or
+                "5MiB" (2**20 bytes). A larger tensor gets a file of its own.
+            safe_serialization: write `model.safetensors`, instead of `pytorch_model.bin` by
+                torch.save.
+
+        Raises:
+            WrongValue: `max_shard_size` is no size.
+            UsageError: `save_directory` is a file, or a weight has no data (on the meta device).
 
         Examples:
             >>> from pathlib import Path

@@ -31,6 +31,7 @@ def compare_versions(library_or_version: object, operation: str, requirement_ver
     Args:
         library_or_version: the name of an installed distribution, or a `packaging` version.
         operation: `>`, `>=`, `==`, `!=`, `<=` or `<`.
+        requirement_version: the other version.
 
     Raises:
         WrongValue: another operation.

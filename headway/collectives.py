@@ -58,6 +58,9 @@ def gather_uneven(tensor: Any) -> Any:
 def gather_object(object: Any) -> Any:
     """Return one list of the elements of every rank's list of picklable objects, in rank order.
 
+    Args:
+        object: the list of this rank; the lengths may differ between ranks.
+
     Examples:
         >>> from headway.utils import gather_object
         >>> gather_object(["the text of this rank"])  # with one rank
@@ -295,6 +298,8 @@ def send_to_device(
     """Return nested tensors, and other objects with a `.to` method, on `device`.
 
     Args:
+        tensor: tensors of any shapes and dtypes, alone or nested.
+        device: such as "cuda:0".
         non_blocking: do not wait for copies from pinned memory.
         skip_keys: key or keys of a mapping whose values stay where they are.
 

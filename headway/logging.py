@@ -124,6 +124,8 @@ class MultiProcessAdapter(_Adapter):
     def warning_once(self, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Log a warning, unless this logger has had one of the same text.
 
+        It takes what `log` takes, without the level.
+
         Examples:
             >>> from headway.logging import get_logger
             >>> logger = get_logger("headway.examples", log_level="ERROR")

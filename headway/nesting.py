@@ -285,6 +285,9 @@ def get_shape(data: Any) -> Any:
 def initialize_tensors(data_structure: Any) -> Any:
     """Return uninitialized tensors on the CPU for what `get_data_structure` returned.
 
+    Args:
+        data_structure: a `TensorInformation`, alone or nested; its shapes and dtypes are taken.
+
     Examples:
         >>> import torch
         >>> from headway.utils import get_data_structure, initialize_tensors

@@ -62,6 +62,7 @@ class Preparing(Group):
         does not take what another one prepared.
 
         Args:
+            args: torch's objects, or those of classes derived from torch's.
             device_placement: for each argument, whether it is moved to `device`.
 
         Raises:
@@ -152,6 +153,7 @@ class Preparing(Group):
         """Return one data loader made ready, as `prepare` does.
 
         Args:
+            data_loader: a `torch.utils.data.DataLoader`.
             device_placement: whether batches are moved to `device`; None is the Accelerator's
                 setting.
 

@@ -178,7 +178,7 @@ class Process:
     ) -> AbstractContextManager[Any]:
         """Return a context that gives this rank's part of `inputs`, in the order of the ranks.
 
-        One rank gets `inputs` itself. See `headway.splitting.part_of`.
+        One rank gets `inputs` itself.
 
         Args:
             inputs: a list, tuple, tensor, array or `datasets.Dataset` that all ranks have, or a
@@ -218,7 +218,20 @@ class Group(Process):
         return self.use_distributed
 
     def gather(self, tensor: Any) -> Any:
-        """See `headway.collectives.gather`.
+        """Return the tensors of all ranks, joined along dimension 0 in the order of the ranks.
+
+        See `headway.utils.gather`.
+
+        Args:
+            tensor: tensors of the same shape [n, ...] or [] and dtype on every rank, alone or
+                nested in lists, tuples and mappings.
+
+        Returns:
+            The same nesting with tensors of shape [world size * n, ...], or [world size] for
+            scalars, on every rank.
+
+        Raises:
+            UsageError: there is something else than tensors.
 
         Examples:
             >>> accelerator.gather(torch.tensor([0.5, 0.25]))
@@ -268,7 +281,18 @@ class Group(Process):
         return collectives.for_each_tensor(drop_repeats, gathered)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """See `headway.collectives.reduce`; here the default is the sum.
+        """Return the sum, mean or maximum over ranks of each tensor, times `scale`.
+
+        See `headway.utils.reduce`, where the default is the mean.
+
+        Args:
+            tensor: tensors of the same shape and dtype on every rank, alone or nested; they are not
+                changed.
+            reduction: `sum`, `mean`, `max` or `none`.
+            scale: factor for the result.
+
+        Raises:
+            UsageError: another reduction, or something else than tensors.
 
         Examples:
             >>> accelerator.reduce(torch.tensor([1.0, 2.0]), "mean")
@@ -279,7 +303,18 @@ class Group(Process):
     def pad_across_processes(
         self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
     ) -> Any:
-        """See `headway.collectives.pad_across_processes`.
+        """Pad each tensor along `dim` to the largest size that any rank has there.
+
+        See `headway.utils.pad_across_processes`.
+
+        Args:
+            tensor: tensors whose sizes may differ between ranks in `dim` only, alone or nested.
+            dim: a dimension; a tensor without it is returned as it is.
+            pad_index: the value to pad with.
+            pad_first: pad at the beginning instead of the end.
+
+        Raises:
+            UsageError: there is something else than tensors.
 
         Examples:
             >>> accelerator.pad_across_processes(torch.ones(2, 3), dim=1).shape
@@ -288,7 +323,14 @@ class Group(Process):
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
-        """See `headway.collectives.broadcast`.
+        """Overwrite each tensor by that of rank `from_process`, and return it.
+
+        Args:
+            tensor: tensors of the same shape and dtype on every rank, alone or nested.
+            from_process: a rank.
+
+        Raises:
+            UsageError: there is something else than tensors.
 
         Examples:
             >>> accelerator.broadcast(torch.tensor([1, 2]))

@@ -48,6 +48,8 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
     """Return what torch.save() wrote; see `torch.load`. By default only weights are read.
 
     Args:
+        f: a path, or an open binary file.
+        map_location: the device that tensors go to; None is the one that they were on.
         kwargs: for torch.load(); `weights_only=False` runs code that the file contains.
 
     Examples:

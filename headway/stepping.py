@@ -264,6 +264,10 @@ class Stepping(Preparing):
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
         """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate.
 
+        Args:
+            parameters: those whose gradients are clipped, of any shapes.
+            clip_value: the largest absolute value.
+
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(2))
             >>> accelerator.backward((3 * weight).sum())
