@@ -74,11 +74,12 @@ def _directives(paths: list[str]) -> Iterator[str]:
 def _made_functions(module: ModuleType, names: list[str]) -> Iterator[str]:
     """Yield a line for each function that another one has made: no source shows its name."""
     for name in names:
-        if _is_made(getattr(module, name)):
+        if is_made(getattr(module, name)):
             yield f"- `{name}()`: {inspect.getdoc(getattr(module, name))}"
 
 
-def _is_made(found: object) -> bool:
+def is_made(found: object) -> bool:
+    """Return whether another function has made this one."""
     return inspect.isfunction(found) and "<locals>" in found.__qualname__
 
 
@@ -87,5 +88,5 @@ def _paths(module: ModuleType, names: list[str]) -> Iterator[str]:
     for name in names:
         found = getattr(module, name)
         is_documented = inspect.isclass(found) or inspect.isfunction(found)
-        if is_documented and found.__module__.startswith("headway.") and not _is_made(found):
+        if is_documented and found.__module__.startswith("headway.") and not is_made(found):
             yield f"{found.__module__}.{found.__qualname__}"

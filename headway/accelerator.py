@@ -95,6 +95,19 @@ class Accelerator(Stepping, Tracked):
         UsageError: an argument is impossible, unknown, or contradicts a flag.
         MachineError: this machine does not have the device or precision.
         LaunchError: the ranks cannot form a group.
+
+    Examples:
+        >>> import torch
+        >>> from headway import Accelerator
+        >>> accelerator = Accelerator(cpu=True)
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model, optimizer = accelerator.prepare(model, optimizer)
+        >>> accelerator.backward(model(torch.ones(4, 2)).mean())
+        >>> optimizer.step()
+
+        Examples of the methods go on from `import torch` and `accelerator = Accelerator(cpu=True)`,
+        with one rank.
     """
 
     def __init__(
@@ -202,10 +215,12 @@ class Accelerator(Stepping, Tracked):
 
     @property
     def mixed_precision(self) -> str:
+        """The precision in use: `no`, `fp16` or `bf16`."""
         return self._precision.name
 
     @property
     def gradient_accumulation_steps(self) -> int:
+        """The number of micro-batches in one optimizer step; a script may change it."""
         return self._accumulation.steps
 
     @gradient_accumulation_steps.setter
@@ -233,30 +248,51 @@ class Accelerator(Stepping, Tracked):
 
     @property
     def split_batches(self) -> bool:
+        """See `DataLoaderConfiguration`."""
         return self._data.split_batches
 
     @property
     def dispatch_batches(self) -> bool | None:
+        """See `DataLoaderConfiguration`."""
         return self._data.dispatch_batches
 
     @property
     def even_batches(self) -> bool:
+        """See `DataLoaderConfiguration`."""
         return self._data.even_batches
 
     @property
     def use_seedable_sampler(self) -> bool:
+        """See `DataLoaderConfiguration`."""
         return self._data.use_seedable_sampler
 
     @property
     def non_blocking(self) -> bool:
+        """See `DataLoaderConfiguration`."""
         return self._data.non_blocking
 
     @property
     def use_stateful_dataloader(self) -> bool:
+        """See `DataLoaderConfiguration`."""
         return self._data.use_stateful_dataloader
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """See `headway.data.skipping.skip_first_batches`."""
+        """Return a loader that leaves out the first batches of each pass.
+
+        See `headway.skip_first_batches`.
+
+        Args:
+            dataloader: a prepared loader, or any other.
+            num_batches: batches of this rank to leave out.
+
+        Raises:
+            UsageError: `num_batches` is not a whole number of at least 0.
+
+        Examples:
+            >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(6), batch_size=2))
+            >>> [batch.tolist() for batch in accelerator.skip_first_batches(loader, 2)]
+            [[4, 5]]
+        """
         return skip_first_batches(dataloader, num_batches)
 
     @property
@@ -278,6 +314,13 @@ class Accelerator(Stepping, Tracked):
         Returns:
             The context, which gives a `torch.profiler.profile`; call its `step()` after each step
             where there is a schedule.
+
+        Examples:
+            >>> from headway import ProfileKwargs
+            >>> with accelerator.profile(ProfileKwargs(activities=["cpu"])) as profiler:
+            ...     product = torch.ones(2, 3) @ torch.ones(3, 4)
+            >>> "aten::mm" in {one.key for one in profiler.key_averages()}
+            True
         """
         handler = profile_handler or self._handlers.or_default(ProfileKwargs)
         with profiled(handler, self.process_index) as profiler:
@@ -291,7 +334,13 @@ class Accelerator(Stepping, Tracked):
         """Return the full state of a model. Call it on every rank: each may hold a part of it.
 
         Args:
+            model: a prepared model, or any other.
             unwrap: use the names that the weights had before `prepare`.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> list(accelerator.get_state_dict(model))
+            ['weight', 'bias']
         """
         return self._strategy.state_dict(self.unwrap_model(model) if unwrap else model)
 
@@ -303,6 +352,11 @@ class Accelerator(Stepping, Tracked):
         Args:
             f: a path, or an open binary file.
             safe_serialization: write a state dict with safetensors instead of torch.save.
+
+        Examples:
+            >>> accelerator.save({"weight": torch.ones(2)}, "model.pt")
+            >>> torch.load("model.pt")
+            {'weight': tensor([1., 1.])}
         """
         save(obj, f, safe_serialization=safe_serialization)
 
@@ -315,7 +369,27 @@ class Accelerator(Stepping, Tracked):
     ) -> None:
         """Write the weights of `model` on rank 0; every rank has to call this.
 
-        See `headway.model_files.save_weights`; the files are those of Hugging Face libraries.
+        The files are those of Hugging Face libraries. Those of an earlier save into the same folder
+        are removed.
+
+        Args:
+            model: a prepared model, or any other.
+            save_directory: a folder, which is created.
+            max_shard_size: the size of a file's tensors, in bytes or such as "5MB" (10**6 bytes) or
+                "5MiB" (2**20 bytes). A larger tensor gets a file of its own.
+            safe_serialization: write `model.safetensors`, instead of `pytorch_model.bin` by
+                torch.save.
+
+        Raises:
+            WrongValue: `max_shard_size` is no size.
+            UsageError: `save_directory` is a file, or a weight has no data (on the meta device).
+
+        Examples:
+            >>> from pathlib import Path
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> accelerator.save_model(model, "weights")
+            >>> [path.name for path in Path("weights").iterdir()]
+            ['model.safetensors']
         """
         state = self.get_state_dict(model)
         if self.is_main_process:

@@ -31,10 +31,16 @@ def compare_versions(library_or_version: object, operation: str, requirement_ver
     Args:
         library_or_version: the name of an installed distribution, or a `packaging` version.
         operation: `>`, `>=`, `==`, `!=`, `<=` or `<`.
+        requirement_version: the other version.
 
     Raises:
         WrongValue: another operation.
         importlib.metadata.PackageNotFoundError: there is no such distribution.
+
+    Examples:
+        >>> from headway.utils import compare_versions
+        >>> compare_versions("torch", ">=", "2.11")
+        True
     """
     if operation not in _OPERATIONS:
         raise WrongValue(
@@ -48,22 +54,44 @@ def compare_versions(library_or_version: object, operation: str, requirement_ver
 
 
 def is_torch_version(operation: str, version: str) -> bool:
-    """Return whether torch's version compares so with `version`; see `compare_versions`."""
+    """Return whether torch's version compares so with `version`; see `compare_versions`.
+
+    Examples:
+        >>> from headway.utils import is_torch_version
+        >>> is_torch_version(">=", "2.11")
+        True
+    """
     return compare_versions("torch", operation, version)
 
 
 def is_cuda_available() -> bool:
-    """Return whether torch can use a CUDA or ROCm GPU."""
+    """Return whether torch can use a CUDA or ROCm GPU.
+
+    Examples:
+        >>> from headway.utils import is_cuda_available
+        >>> device = "cuda" if is_cuda_available() else "cpu"
+    """
     return torch.cuda.is_available()
 
 
 def is_rocm_available() -> bool:
-    """Return whether torch can use a ROCm GPU."""
+    """Return whether torch can use a ROCm GPU.
+
+    Examples:
+        >>> from headway.utils import is_cuda_available, is_rocm_available
+        >>> is_cuda_available() or not is_rocm_available()
+        True
+    """
     return torch.version.hip is not None and torch.cuda.is_available()
 
 
 def is_mps_available(min_version: str = "1.12") -> bool:
-    """Return whether torch is at least of `min_version` and can use the GPU of an Apple chip."""
+    """Return whether torch is at least of `min_version` and can use the GPU of an Apple chip.
+
+    Examples:
+        >>> from headway.utils import is_mps_available
+        >>> device = "mps" if is_mps_available() else "cpu"
+    """
     return is_torch_version(">=", min_version) and torch.backends.mps.is_available()
 
 
@@ -72,6 +100,10 @@ def is_bf16_available(ignore_tpu: bool = False) -> bool:
 
     Args:
         ignore_tpu: not needed, there is no TPU; Accelerate's signature has it.
+
+    Examples:
+        >>> from headway.utils import is_bf16_available
+        >>> mixed_precision = "bf16" if is_bf16_available() else "no"
     """
     if torch.cuda.is_available():  # pragma: needs a GPU
         return bool(torch.cuda.is_bf16_supported())
@@ -79,12 +111,22 @@ def is_bf16_available(ignore_tpu: bool = False) -> bool:
 
 
 def is_fp16_available() -> bool:
-    """Return whether the best device of this machine gains from fp16: every GPU does, no CPU."""
+    """Return whether the best device of this machine gains from fp16: every GPU does, no CPU.
+
+    Examples:
+        >>> from headway.utils import is_fp16_available
+        >>> mixed_precision = "fp16" if is_fp16_available() else "no"
+    """
     return torch.cuda.is_available() or is_mps_available()
 
 
 def is_torch_distributed_available() -> bool:
-    """Return whether torch can form process groups."""
+    """Return whether torch can form process groups.
+
+    Examples:
+        >>> from headway.utils import is_torch_distributed_available
+        >>> backends = ["gloo"] if is_torch_distributed_available() else []
+    """
     return torch.distributed.is_available()
 
 
@@ -154,7 +196,12 @@ is_wandb_available = _package("wandb")
 
 
 def is_tensorboard_available() -> bool:
-    """Return whether tensorboard or tensorboardX is installed."""
+    """Return whether tensorboard or tensorboardX is installed.
+
+    Examples:
+        >>> from headway.utils import is_tensorboard_available
+        >>> log_with = "tensorboard" if is_tensorboard_available() else "jsonl"
+    """
     return _package("tensorboard")() or _package("tensorboardX")()
 
 

@@ -25,6 +25,11 @@ def write_basic_config(
     Raises:
         WrongValue: there is no such precision.
         ConfigError: the file cannot be written.
+
+    Examples:
+        >>> from headway.utils import write_basic_config
+        >>> write_basic_config("bf16", "headway.yaml").name
+        'headway.yaml'
     """
     # imported here, because few scripts that import headway.utils write a profile
     from headway.settings.profile_edit import change_profile, written

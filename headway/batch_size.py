@@ -47,11 +47,6 @@ def find_executable_batch_size(
     After an out-of-memory error the size is halved. All ranks use the same size: an error on one
     rank lowers it on all. A later call begins with the size that was found.
 
-        @find_executable_batch_size(starting_batch_size=128)
-        def train(batch_size, name): ...
-
-        train("small")
-
     Args:
         function: takes the batch size as its first argument. It makes the model, the optimizer and
             the loaders, and prepares them: each attempt begins with free memory. The first ranks
@@ -69,6 +64,17 @@ def find_executable_batch_size(
     Raises:
         OutOfMemory: the size has fallen to 0.
         WrongType: the decorated function was given the batch size, too.
+
+    Examples:
+        >>> import torch
+        >>> from headway import find_executable_batch_size
+        >>> @find_executable_batch_size(starting_batch_size=128)
+        ... def train(batch_size, name):
+        ...     if batch_size > 40:
+        ...         raise torch.OutOfMemoryError("CUDA out of memory.")  # as a GPU would
+        ...     return f"{name}: {batch_size} samples"
+        >>> train("small")
+        'small: 32 samples'
     """
     if function is None:
         return partial(

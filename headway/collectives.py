@@ -27,6 +27,15 @@ def gather(tensor: Any) -> Any:
     Returns:
         The same nesting with tensors of shape [world size * n, ...], or [world size] for scalars
         (also with one rank), on every rank.
+
+    Raises:
+        UsageError: there is something else than tensors.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import gather
+        >>> gather({"x": torch.tensor([1, 2]), "loss": torch.tensor(0.5)})  # with one rank
+        {'x': tensor([1, 2]), 'loss': tensor([0.5000])}
     """
     return for_each_tensor(_gather, tensor, strict="gather")
 
@@ -47,7 +56,16 @@ def gather_uneven(tensor: Any) -> Any:
 
 
 def gather_object(object: Any) -> Any:
-    """Return one list of the elements of every rank's list of picklable objects, in rank order."""
+    """Return one list of the elements of every rank's list of picklable objects, in rank order.
+
+    Args:
+        object: the list of this rank; the lengths may differ between ranks.
+
+    Examples:
+        >>> from headway.utils import gather_object
+        >>> gather_object(["the text of this rank"])  # with one rank
+        ['the text of this rank']
+    """
     _, size = rank_and_size()
     if size == 1:
         return object
@@ -94,6 +112,19 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
             changed.
         reduction: `sum`, `mean`, `max` or `none` (every rank keeps its own).
         scale: factor for the result.
+
+    Returns:
+        The same nesting with new tensors of the same shapes and dtypes, on every rank; integers
+        become floating-point numbers by a `scale`, and by a mean over several ranks.
+
+    Raises:
+        UsageError: another reduction, or something else than tensors.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import reduce
+        >>> reduce(torch.tensor([1.0, 2.0]), "mean", scale=0.5)  # with one rank
+        tensor([0.5000, 1.0000])
     """
     if reduction not in ("sum", "mean", "max", "none"):
         raise UsageError(
@@ -114,7 +145,20 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
-    """Overwrite each tensor by that of rank `from_process`, and return it (alone or nested)."""
+    """Overwrite each tensor by that of rank `from_process`, and return it (alone or nested).
+
+    Args:
+        tensor: tensors of the same shape and dtype on every rank, alone or nested.
+
+    Raises:
+        UsageError: there is something else than tensors.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import broadcast
+        >>> broadcast(torch.tensor([1, 2]), from_process=0)
+        tensor([1, 2])
+    """
 
     def broadcast_one(one: torch.Tensor) -> torch.Tensor:
         if rank_and_size()[1] > 1:
@@ -125,7 +169,16 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Overwrite a list of picklable objects by that of rank `from_process`, and return it."""
+    """Overwrite a list of picklable objects by that of rank `from_process`, and return it.
+
+    Args:
+        object_list: a list of the same length on every rank.
+
+    Examples:
+        >>> from headway.utils import broadcast_object_list
+        >>> broadcast_object_list(["a name", {"lr": 0.1}])
+        ['a name', {'lr': 0.1}]
+    """
     if rank_and_size()[1] > 1:
         dist.broadcast_object_list(object_list, src=from_process)
     return object_list
@@ -141,6 +194,18 @@ def pad_across_processes(
             that has no dimension `dim` is returned as it is.
         pad_index: the value to pad with.
         pad_first: pad at the beginning instead of the end.
+
+    Returns:
+        The same nesting; tensors of shape [..., the largest size, ...], of their own dtypes.
+
+    Raises:
+        UsageError: there is something else than tensors.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import pad_across_processes
+        >>> pad_across_processes(torch.tensor([1, 2]), pad_index=-100)  # with one rank
+        tensor([1, 2])
     """
 
     def pad_one(one: torch.Tensor) -> torch.Tensor:
@@ -160,6 +225,18 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
 
     Raises:
         UsageError: not exactly one rank has a tensor.
+
+    Args:
+        tensor: of any shape and dtype.
+
+    Returns:
+        A tensor of that shape and dtype, on the device of each rank.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import copy_tensor_to_devices
+        >>> copy_tensor_to_devices(torch.tensor([1, 2]))
+        tensor([1, 2])
     """
     mine = None if tensor is None else (tensor.shape, tensor.dtype)
     offers = gather_object([mine])
@@ -189,7 +266,12 @@ def any_rank(condition: bool) -> bool:
 
 
 def wait_for_everyone() -> None:
-    """Wait until every rank has called this."""
+    """Wait until every rank has called this.
+
+    Examples:
+        >>> from headway.utils import wait_for_everyone
+        >>> wait_for_everyone()
+    """
     barrier(_rank_device())
 
 
@@ -216,8 +298,16 @@ def send_to_device(
     """Return nested tensors, and other objects with a `.to` method, on `device`.
 
     Args:
+        tensor: tensors of any shapes and dtypes, alone or nested.
+        device: such as "cuda:0".
         non_blocking: do not wait for copies from pinned memory.
         skip_keys: key or keys of a mapping whose values stay where they are.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import send_to_device
+        >>> send_to_device({"x": torch.ones(2), "name": "train"}, "cpu")
+        {'x': tensor([1., 1.]), 'name': 'train'}
     """
     skipped = {skip_keys} if isinstance(skip_keys, str) else set(skip_keys or ())
 

@@ -13,6 +13,10 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
 
     Args:
         garbage_collection: first free unreachable objects in cycles, which takes a while.
+
+    Examples:
+        >>> from headway.utils import clear_device_cache
+        >>> clear_device_cache(garbage_collection=True)
     """
     if garbage_collection:
         gc.collect()
@@ -27,6 +31,14 @@ def release_memory(*objects: Any) -> list[None]:
 
     Returns:
         A None for each of `objects`.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import release_memory
+        >>> model, batch = torch.nn.Linear(2, 1), torch.ones(4, 2)
+        >>> model, batch = release_memory(model, batch)
+        >>> model is None
+        True
     """
     released = [None] * len(objects)
     del objects

@@ -157,6 +157,14 @@ class HeadwayError(Exception):
         what: one sentence with the offending value.
         where: the file and line, variable, flag or call that the value came from.
         fix: what the user can type or change.
+
+    Examples:
+        >>> from headway import Accelerator, HeadwayError
+        >>> try:
+        ...     Accelerator(mixed_precision="int8")
+        ... except HeadwayError as error:
+        ...     print(type(error).__name__, error.exit_code)
+        UsageError 2
     """
 
     exit_code: int = 1
@@ -168,7 +176,15 @@ class HeadwayError(Exception):
 
     @classmethod
     def of(cls: type[E], problems: Sequence[Problem]) -> E:
-        """Return one error that reports all `problems` (at least one)."""
+        """Return one error that reports all `problems` (at least one).
+
+        Examples:
+            >>> from headway.errors import HeadwayError, Problem
+            >>> batch = Problem("batch is -1", where="flag --batch", fix="pass --batch 1")
+            >>> workers = Problem("workers is -1", where="flag --workers", fix="pass --workers 1")
+            >>> len(HeadwayError.of([batch, workers]).problems)
+            2
+        """
         error = cls(problems[0].what, where=problems[0].where, fix=problems[0].fix)
         error.problems = tuple(problems)
         error.args = ("\n".join(str(problem) for problem in problems),)

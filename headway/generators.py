@@ -13,7 +13,13 @@ from headway.world import rank_and_size
 
 
 class RNGType(str, Enum):
-    """Which random number generator; compares equal to its value."""
+    """Which random number generator; compares equal to its value.
+
+    Examples:
+        >>> from headway.utils import RNGType
+        >>> RNGType("torch") == "torch"
+        True
+    """
 
     TORCH = "torch"  # of the CPU
     CUDA = "cuda"  # of the current GPU
@@ -34,6 +40,11 @@ def synchronize_rng_states(
 
     Raises:
         UsageError: another type, or `generator` without one.
+
+    Examples:
+        >>> import torch
+        >>> from headway import synchronize_rng_states
+        >>> synchronize_rng_states(["torch", "generator"], generator=torch.Generator())
     """
     for rng_type in rng_types:
         synchronize_rng_state(_type_of(rng_type), generator)
@@ -42,7 +53,16 @@ def synchronize_rng_states(
 def synchronize_rng_state(
     rng_type: RNGType | None = None, generator: torch.Generator | None = None
 ) -> None:
-    """Give all ranks the state that one generator has on rank 0; see `synchronize_rng_states`."""
+    """Give all ranks the state that one generator has on rank 0; see `synchronize_rng_states`.
+
+    Args:
+        rng_type: one of those, or None, which does nothing.
+        generator: the one that `generator` means.
+
+    Examples:
+        >>> from headway.utils import RNGType, synchronize_rng_state
+        >>> synchronize_rng_state(RNGType.TORCH)
+    """
     if rng_type is None:
         return
     rng_type = _type_of(rng_type)

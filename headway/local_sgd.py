@@ -15,12 +15,6 @@ from headway.errors import WrongValue
 class LocalSGD:
     """A context in which ranks exchange weights every few steps, in place of gradients each step.
 
-        with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=8) as local_sgd:
-            for x, y in loader:
-                with accelerator.accumulate(model):
-                    ...
-                local_sgd.step()
-
     Leaving the context averages once more, unless by an error. Source: Stich, Local SGD Converges
     Fast and Communicates Little, ICLR 2019.
 
@@ -32,6 +26,18 @@ class LocalSGD:
 
     Raises:
         WrongValue: `local_sgd_steps` is below 1.
+
+    Examples:
+        >>> import torch
+        >>> from headway import Accelerator
+        >>> from headway.local_sgd import LocalSGD
+        >>> accelerator = Accelerator(cpu=True)
+        >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+        >>> with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=8) as local_sgd:
+        ...     for batch in torch.ones(3, 4, 2):
+        ...         with accelerator.accumulate(model):
+        ...             accelerator.backward(model(batch).mean())
+        ...         local_sgd.step()
     """
 
     def __init__(

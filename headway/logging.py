@@ -33,7 +33,7 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
     Raises:
         UsageError: there is no such level.
 
-    Example:
+    Examples:
         >>> from headway.logging import get_logger
         >>> logger = get_logger(__name__, log_level="INFO")
         >>> logger.info("once for all ranks")
@@ -64,6 +64,18 @@ class MultiProcessAdapter(_Adapter):
     """A logger for one of several ranks.
 
     Where there are several, a message that not only rank 0 logs begins with the rank.
+
+    Args:
+        logger: the one that messages go to.
+        extra: attributes of every record.
+
+    Examples:
+        >>> import logging
+        >>> from headway.logging import MultiProcessAdapter
+        >>> logger = MultiProcessAdapter(logging.getLogger("training"), {"run": "first"})
+        >>> logger.log(logging.DEBUG, "%d samples", 5, main_process_only=False)
+        >>> logger.process("a message", {})
+        ('a message', {'extra': {'run': 'first'}, 'stacklevel': 2})
     """
 
     def __init__(self, logger: logging.Logger, extra: dict[str, Any] | None = None) -> None:
@@ -110,7 +122,16 @@ class MultiProcessAdapter(_Adapter):
             barrier(_device_of_group())
 
     def warning_once(self, msg: Any, *args: Any, **kwargs: Any) -> None:
-        """Log a warning, unless this logger has had one of the same text."""
+        """Log a warning, unless this logger has had one of the same text.
+
+        It takes what `log` takes, without the level.
+
+        Examples:
+            >>> from headway.logging import get_logger
+            >>> logger = get_logger("headway.examples", log_level="ERROR")
+            >>> for _ in range(3):
+            ...     logger.warning_once("the last batch has %d samples", 3)
+        """
         text = str(msg) % args if args else str(msg)
         if text not in self._warned:
             self._warned.add(text)

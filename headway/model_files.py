@@ -65,6 +65,11 @@ def convert_file_size_to_int(size: int | str) -> int:
 
     Raises:
         WrongValue: it is no such size.
+
+    Examples:
+        >>> from headway.utils import convert_file_size_to_int
+        >>> convert_file_size_to_int("5MB"), convert_file_size_to_int("1KiB")
+        (5000000, 1024)
     """
     if isinstance(size, int) and size >= 0:
         return size

@@ -13,19 +13,40 @@ from headway.strategies.compilation import is_compiled_in_place, uncompiled
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:
-    """Return whether `module` is what torch.compile() returned."""
+    """Return whether `module` is what torch.compile() returned.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import is_compiled_module
+        >>> is_compiled_module(torch.nn.Linear(2, 1))
+        False
+    """
     # which is imported by the first torch.compile(), and takes seconds
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
 def has_compiled_regions(module: torch.nn.Module) -> bool:
-    """Return whether `module` or a submodule is compiled, by torch.compile() or in place."""
+    """Return whether `module` or a submodule is compiled, by torch.compile() or in place.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import has_compiled_regions
+        >>> has_compiled_regions(torch.nn.Sequential(torch.nn.Linear(2, 1)))
+        False
+    """
     return any(is_compiled_module(one) or is_compiled_in_place(one) for one in module.modules())
 
 
 def is_peft_model(model: torch.nn.Module) -> bool:
-    """Return whether `model` is one of peft's, or is wrapped around one."""
+    """Return whether `model` is one of peft's, or is wrapped around one.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import is_peft_model
+        >>> is_peft_model(torch.nn.Linear(2, 1))
+        False
+    """
     peft = sys.modules.get("peft")  # without it nobody has made one
     return peft is not None and isinstance(
         uncompiled(extract_model_from_parallel(model)), peft.PeftModel
@@ -33,7 +54,14 @@ def is_peft_model(model: torch.nn.Module) -> bool:
 
 
 def model_has_dtensor(model: torch.nn.Module) -> bool:
-    """Return whether a parameter of `model` is sharded as a DTensor."""
+    """Return whether a parameter of `model` is sharded as a DTensor.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import model_has_dtensor
+        >>> model_has_dtensor(torch.nn.Linear(2, 1))
+        False
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(one, module.DTensor) for one in model.parameters())
 
@@ -50,6 +78,12 @@ def extract_model_from_parallel(
         keep_fp32_wrapper: let the model go on computing under autocast, with outputs in fp32.
         keep_torch_compile: return a model that was compiled as such.
         recursive: unwrap everything that has an attribute `module`, and the same for submodules.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import extract_model_from_parallel
+        >>> extract_model_from_parallel(torch.nn.DataParallel(torch.nn.Linear(2, 1)))
+        Linear(in_features=2, out_features=1, bias=True)
     """
     outer: Any = model
     model = uncompiled(model)
@@ -76,14 +110,31 @@ def _unwrap_all(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def recursive_getattr(obj: object, attr: str) -> Any:
-    """Return the attribute at a path with dots: `recursive_getattr(model, "head.weight")`."""
+    """Return the attribute at a path with dots: `recursive_getattr(model, "head.weight")`.
+
+    Raises:
+        AttributeError: there is no such attribute.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import recursive_getattr
+        >>> recursive_getattr(torch.nn.Sequential(torch.nn.Linear(2, 1)), "0.weight").shape
+        torch.Size([1, 2])
+    """
     for name in attr.split("."):
         obj = getattr(obj, name)
     return obj
 
 
 def get_pretty_name(obj: object) -> str:
-    """Return the name of a function or class, or that of an object's class."""
+    """Return the name of a function or class, or that of an object's class.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import get_pretty_name
+        >>> get_pretty_name(torch.nn.Linear(2, 1)), get_pretty_name(len)
+        ('Linear', 'len')
+    """
     if not hasattr(obj, "__qualname__") and not hasattr(obj, "__name__"):
         obj = type(obj)
     return str(getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or obj)

@@ -14,29 +14,67 @@ from headway.errors import WrongType, WrongValue
 
 @dataclass
 class TensorInformation:
-    """The shape and dtype of a tensor, without its values."""
+    """The shape and dtype of a tensor, without its values.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import TensorInformation
+        >>> TensorInformation(torch.Size([2, 3]), torch.float32)
+        TensorInformation(shape=torch.Size([2, 3]), dtype=torch.float32)
+    """
 
     shape: torch.Size
     dtype: torch.dtype
 
 
 def is_torch_tensor(tensor: object) -> bool:
-    """Return whether `tensor` is a torch.Tensor."""
+    """Return whether `tensor` is a torch.Tensor.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import is_torch_tensor
+        >>> is_torch_tensor(torch.ones(2)), is_torch_tensor([1.0, 1.0])
+        (True, False)
+    """
     return isinstance(tensor, torch.Tensor)
 
 
 def is_tensor_information(tensor_info: object) -> bool:
-    """Return whether `tensor_info` describes a tensor, as `get_data_structure` does."""
+    """Return whether `tensor_info` describes a tensor, as `get_data_structure` does.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import get_data_structure, is_tensor_information
+        >>> is_tensor_information(get_data_structure(torch.ones(2)))
+        True
+    """
     return isinstance(tensor_info, TensorInformation)
 
 
 def is_namedtuple(data: object) -> bool:
-    """Return whether `data` is a tuple with named fields."""
+    """Return whether `data` is a tuple with named fields.
+
+    Examples:
+        >>> from collections import namedtuple
+        >>> from headway.utils import is_namedtuple
+        >>> is_namedtuple(namedtuple("Point", "x y")(1, 2)), is_namedtuple((1, 2))
+        (True, False)
+    """
     return isinstance(data, tuple) and hasattr(data, "_fields") and hasattr(data, "_asdict")
 
 
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
-    """Return the items of `generator` as the same kind of list or tuple as `obj`."""
+    """Return the items of `generator` as the same kind of list or tuple as `obj`.
+
+    Args:
+        obj: a list, a tuple or a namedtuple.
+        generator: as many items as a namedtuple has fields; else any number.
+
+    Examples:
+        >>> from headway.utils import honor_type
+        >>> honor_type((1, 2), (2 * one for one in [1, 2]))
+        (2, 4)
+    """
     return type(obj)(*generator) if is_namedtuple(obj) else type(obj)(generator)
 
 
@@ -57,6 +95,12 @@ def recursively_apply(
 
     Raises:
         WrongType: another leaf, with `error_on_other_type`.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import recursively_apply
+        >>> recursively_apply(torch.sum, {"loss": torch.ones(3), "name": "train"})
+        {'loss': tensor(3.), 'name': 'train'}
     """
 
     def apply(one: Any) -> Any:
@@ -88,6 +132,12 @@ def slice_tensors(
         tensor_slice: a slice of dimension 0, or anything else that a tensor can be indexed by.
         process_index: not needed; Accelerate's signature has it.
         num_processes: not needed; Accelerate's signature has it.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import slice_tensors
+        >>> slice_tensors({"x": torch.arange(5), "name": "train"}, slice(0, 2))
+        {'x': tensor([0, 1]), 'name': 'train'}
     """
     return recursively_apply(lambda tensor: tensor[tensor_slice], data)
 
@@ -105,6 +155,12 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
 
     Raises:
         WrongType: several of something else.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import concatenate
+        >>> concatenate([{"x": torch.tensor([0, 1])}, {"x": torch.tensor([2])}])
+        {'x': tensor([0, 1, 2])}
     """
     first = data[0]
     if isinstance(first, (tuple, list)):
@@ -131,6 +187,15 @@ def find_batch_size(data: Any) -> int:
     Raises:
         WrongType: the first leaf is no tensor.
         WrongValue: there is no leaf.
+
+    Args:
+        data: tensors of shape [samples, ...], alone or nested in lists, tuples and mappings.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import find_batch_size
+        >>> find_batch_size({"image": torch.ones(4, 3, 8, 8), "label": torch.ones(4)})
+        4
     """
     if isinstance(data, (tuple, list, Mapping)):
         if not data:
@@ -150,7 +215,14 @@ def find_batch_size(data: Any) -> int:
 
 
 def ignorant_find_batch_size(data: Any) -> int | None:
-    """Return `find_batch_size(data)`, or None where there is none."""
+    """Return `find_batch_size(data)`, or None where there is none.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import ignorant_find_batch_size
+        >>> ignorant_find_batch_size([torch.ones(4, 2)]), ignorant_find_batch_size(["a text"])
+        (4, None)
+    """
     try:
         return find_batch_size(data)
     except (WrongType, WrongValue):
@@ -158,7 +230,14 @@ def ignorant_find_batch_size(data: Any) -> int | None:
 
 
 def find_device(data: Any) -> torch.device | None:
-    """Return the device of the first tensor in `data`; None without a tensor."""
+    """Return the device of the first tensor in `data`; None without a tensor.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import find_device
+        >>> find_device({"name": "train", "x": [torch.ones(2)]})
+        device(type='cpu')
+    """
     if isinstance(data, torch.Tensor):
         return data.device
     parts = data.values() if isinstance(data, Mapping) else data
@@ -168,22 +247,53 @@ def find_device(data: Any) -> torch.device | None:
 
 
 def listify(data: Any) -> Any:
-    """Return `data` with every tensor as nested lists of numbers."""
+    """Return `data` with every tensor as nested lists of numbers.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import listify
+        >>> listify({"x": torch.arange(4).reshape(2, 2)})
+        {'x': [[0, 1], [2, 3]]}
+    """
     return recursively_apply(lambda tensor: tensor.detach().tolist(), data)
 
 
 def get_data_structure(data: Any) -> Any:
-    """Return `data` with a `TensorInformation` in place of every tensor."""
+    """Return `data` with a `TensorInformation` in place of every tensor.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import get_data_structure
+        >>> get_data_structure([torch.ones(2, 3)])
+        [TensorInformation(shape=torch.Size([2, 3]), dtype=torch.float32)]
+    """
     return recursively_apply(lambda one: TensorInformation(one.shape, one.dtype), data)
 
 
 def get_shape(data: Any) -> Any:
-    """Return `data` with the shape, as a list of sizes, in place of every tensor."""
+    """Return `data` with the shape, as a list of sizes, in place of every tensor.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import get_shape
+        >>> get_shape({"x": torch.ones(2, 3)})
+        {'x': [2, 3]}
+    """
     return recursively_apply(lambda tensor: list(tensor.shape), data)
 
 
 def initialize_tensors(data_structure: Any) -> Any:
-    """Return uninitialized tensors on the CPU for what `get_data_structure` returned."""
+    """Return uninitialized tensors on the CPU for what `get_data_structure` returned.
+
+    Args:
+        data_structure: a `TensorInformation`, alone or nested; its shapes and dtypes are taken.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import get_data_structure, initialize_tensors
+        >>> initialize_tensors(get_data_structure({"x": torch.ones(2, 3)}))["x"].shape
+        torch.Size([2, 3])
+    """
     return recursively_apply(
         lambda one: torch.empty(one.shape, dtype=one.dtype),
         data_structure,
@@ -192,7 +302,13 @@ def initialize_tensors(data_structure: Any) -> Any:
 
 
 def merge_dicts(source: Mapping[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
-    """Write the entries of `source` into `destination`, mapping by mapping, and return it."""
+    """Write the entries of `source` into `destination`, mapping by mapping, and return it.
+
+    Examples:
+        >>> from headway.utils import merge_dicts
+        >>> merge_dicts({"optimizer": {"lr": 0.1}}, {"optimizer": {"lr": 1.0, "decay": 0.0}})
+        {'optimizer': {'lr': 0.1, 'decay': 0.0}}
+    """
     for key, value in source.items():
         if isinstance(value, Mapping):
             merge_dicts(value, destination.setdefault(key, {}))

@@ -71,6 +71,14 @@ def notebook_launcher(
         UsageError: an argument is impossible, a GPU is in use by this process already, or this
             process is a rank itself.
         WorkerFailed: a rank failed; with its traceback. All others have been stopped.
+
+    Examples:
+        >>> from headway import Accelerator, notebook_launcher
+        >>> def train(name):
+        ...     accelerator = Accelerator(cpu=True)
+        ...     accelerator.print(f"{name}: {accelerator.mixed_precision}")
+        >>> notebook_launcher(train, ("small",), num_processes=1, mixed_precision="bf16")
+        small: bf16
     """
     _check(unsupported, mixed_precision)
     if num_processes is None:
@@ -87,7 +95,24 @@ def notebook_launcher(
 def debug_launcher(
     function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2
 ) -> None:
-    """Call `function(*args)` on several ranks on the CPU; see `notebook_launcher`."""
+    """Call `function(*args)` on several ranks on the CPU; see `notebook_launcher`.
+
+    Args:
+        args: for `function`.
+        num_processes: how many ranks, at least 1.
+
+    Raises:
+        UsageError: `num_processes` is below 1, or this process is a rank itself or uses a GPU.
+        WorkerFailed: a rank failed; with its traceback. All others have been stopped.
+
+    Examples:
+        >>> import torch
+        >>> from headway import Accelerator, debug_launcher
+        >>> def check():
+        ...     rank = torch.tensor([Accelerator().process_index])
+        ...     assert Accelerator().gather(rank).tolist() == [0, 1]
+        >>> debug_launcher(check, num_processes=2)
+    """
     _check_process(num_processes)
     run = RunContract("cpu", "no", 1, origins={})
     _run_ranks(function, args, num_processes, run, 0)

@@ -67,11 +67,20 @@ class Preparing(Group):
         does not take what another one prepared.
 
         Args:
+            args: torch's objects, or those of classes derived from torch's.
             device_placement: for each argument, whether it is moved to `device`.
 
         Raises:
             UsageError: a scheduler's optimizer has not been prepared, a loader cannot be shared
                 out, or an object is another Accelerator's.
+
+        Examples:
+            >>> model = torch.nn.Linear(2, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> loader = torch.utils.data.DataLoader(torch.ones(6, 2), batch_size=4)
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> [model(batch).shape for batch in loader]
+            [torch.Size([4, 1]), torch.Size([2, 1])]
         """
         placement = device_placement
         if placement is None:
@@ -109,6 +118,14 @@ class Preparing(Group):
             device_placement: whether it is moved to `device`; None is the Accelerator's setting.
             evaluation_mode: the model will not be trained: it computes in the precision and is
                 compiled, but its ranks exchange nothing.
+
+        Raises:
+            UsageError: it is no model, or is spread over several devices.
+
+        Examples:
+            >>> teacher = accelerator.prepare_model(torch.nn.Linear(2, 1), evaluation_mode=True)
+            >>> teacher(torch.ones(4, 2)).shape
+            torch.Size([4, 1])
         """
 
         def prepare(model: Any, device: torch.device | None) -> None:
@@ -123,6 +140,13 @@ class Preparing(Group):
 
         Args:
             device_placement: without effect: an optimizer's state is where its weights are.
+
+        Raises:
+            UsageError: it is no optimizer, or another Accelerator's.
+
+        Examples:
+            >>> weight = torch.nn.Parameter(torch.ones(2))
+            >>> optimizer = accelerator.prepare_optimizer(torch.optim.SGD([weight], lr=0.1))
         """
         return self._prepare_one(
             "prepare_optimizer", optimizer, self._prepare_optimizer, device_placement
@@ -134,15 +158,37 @@ class Preparing(Group):
         """Return one data loader made ready, as `prepare` does.
 
         Args:
+            data_loader: a `torch.utils.data.DataLoader`.
             device_placement: whether batches are moved to `device`; None is the Accelerator's
                 setting.
+
+        Raises:
+            UsageError: it is no data loader, cannot be shared out, or is another Accelerator's.
+
+        Examples:
+            >>> loader = torch.utils.data.DataLoader(range(3), batch_size=2)
+            >>> [batch.tolist() for batch in accelerator.prepare_data_loader(loader)]
+            [[0, 1], [2]]
         """
         return self._prepare_one(
             "prepare_data_loader", data_loader, self._prepare_loader, device_placement
         )
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
-        """Return one scheduler made ready, as `prepare` does; its optimizer comes first."""
+        """Return one scheduler made ready, as `prepare` does; its optimizer comes first.
+
+        Raises:
+            UsageError: it is no scheduler, its optimizer has not been prepared, or it is another
+                Accelerator's.
+
+        Examples:
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+            >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+            >>> optimizer = accelerator.prepare_optimizer(optimizer)
+            >>> scheduler = accelerator.prepare_scheduler(scheduler)
+            >>> optimizer.step(), scheduler.step(), scheduler.get_last_lr()
+            (None, None, [0.05])
+        """
         return self._prepare_one("prepare_scheduler", scheduler, self._prepare_scheduler, None)
 
     def _prepare_one(
@@ -166,7 +212,12 @@ class Preparing(Group):
         return found
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
-        """Return whether `model` was spread over several devices by a `device_map`."""
+        """Return whether `model` was spread over several devices by a `device_map`.
+
+        Examples:
+            >>> accelerator.verify_device_map(torch.nn.Linear(2, 1))
+            False
+        """
         return any(len(getattr(one, "hf_device_map", ())) > 1 for one in model.modules())
 
     def _refuse_others(self, objects: Iterable[Any]) -> None:
@@ -255,6 +306,11 @@ class Preparing(Group):
         Args:
             keep_fp32_wrapper: let the model go on computing under autocast.
             keep_torch_compile: return a compiled model as such.
+
+        Examples:
+            >>> model = torch.nn.Linear(2, 1)
+            >>> accelerator.unwrap_model(accelerator.prepare(model)) is model
+            True
         """
         model = self._strategy.unwrap(model)
         if not keep_torch_compile:
@@ -269,6 +325,13 @@ class Preparing(Group):
 
         Returns:
             A None for each of `objects`: `model, optimizer = accelerator.free_memory(model, ...)`.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> batch = torch.ones(4, 2)
+            >>> model, batch = accelerator.free_memory(model, batch)
+            >>> accelerator.clear()  # the same, by another name
+            []
         """
         self._prepared.clear()
         self._accumulation.reset()

@@ -25,10 +25,12 @@ class Process:
 
     @property
     def device(self) -> torch.device:
+        """The device of this rank's model and batches."""
         return self._world.device
 
     @property
     def distributed_type(self) -> DistributedType:
+        """How the ranks work together."""
         return self._world.distributed_type
 
     @property
@@ -38,22 +40,27 @@ class Process:
 
     @property
     def process_index(self) -> int:
+        """The number of this rank among those of all machines, from 0."""
         return self._world.ranks.rank
 
     @property
     def local_process_index(self) -> int:
+        """The number of this rank among those of its machine, from 0."""
         return self._world.ranks.local_rank
 
     @property
     def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
         return self.process_index == 0
 
     @property
     def is_local_main_process(self) -> bool:
+        """Whether this is the first rank of its machine."""
         return self.local_process_index == 0
 
     @property
     def is_last_process(self) -> bool:
+        """Whether this is the rank with the highest number."""
         return self.process_index == self.num_processes - 1
 
     @property
@@ -62,15 +69,29 @@ class Process:
         return self.num_processes > 1
 
     def wait_for_everyone(self) -> None:
-        """Wait until every rank has called this."""
+        """Wait until every rank has called this.
+
+        Examples:
+            >>> accelerator.wait_for_everyone()
+        """
         barrier(self.device)
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that rank 0 leaves before the others enter it."""
+        """Return a context that rank 0 leaves before the others enter it.
+
+        Examples:
+            >>> with accelerator.main_process_first():
+            ...     lines = ["rank 0 downloads and unpacks", "the others read"]
+        """
         return self._goes_first(self.is_main_process)
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that each machine's first rank leaves before the others enter it."""
+        """Return a context that each machine's first rank leaves before the others enter it.
+
+        Examples:
+            >>> with accelerator.local_main_process_first():
+            ...     lines = ["one rank of each machine downloads", "the others read"]
+        """
         return self._goes_first(self.is_local_main_process)
 
     @contextmanager
@@ -82,11 +103,27 @@ class Process:
             self.wait_for_everyone()
 
     def on_main_process(self, function: Function) -> Function:
-        """Let a function run on rank 0 only; elsewhere it returns None."""
+        """Let a function run on rank 0 only; elsewhere it returns None.
+
+        Examples:
+            >>> @accelerator.on_main_process
+            ... def report(text):
+            ...     print(text)
+            >>> report("once")
+            once
+        """
         return _only_if(self.is_main_process, function)
 
     def on_local_main_process(self, function: Function) -> Function:
-        """Let a function run on each machine's first rank only; elsewhere it returns None."""
+        """Let a function run on each machine's first rank only; elsewhere it returns None.
+
+        Examples:
+            >>> @accelerator.on_local_main_process
+            ... def report(text):
+            ...     print(text)
+            >>> report("once on each machine")
+            once on each machine
+        """
         return _only_if(self.is_local_main_process, function)
 
     def on_process(
@@ -95,6 +132,12 @@ class Process:
         """Let a function run on one rank only; elsewhere it returns None.
 
         Either `on_process(function, 1)` or `@accelerator.on_process(process_index=1)`.
+
+        Examples:
+            >>> @accelerator.on_process(process_index=1)
+            ... def report(text):
+            ...     print(text)
+            >>> report("by rank 1, which does not exist here")
         """
         if function is None:
             return functools.partial(self.on_process, process_index=process_index)
@@ -106,13 +149,28 @@ class Process:
         """Let a function run on one rank of each machine only; elsewhere it returns None.
 
         Either `on_local_process(function, 1)` or `@state.on_local_process(local_process_index=1)`.
+
+        Examples:
+            >>> @accelerator.on_local_process(local_process_index=0)
+            ... def report(text):
+            ...     print(text)
+            >>> report("once on each machine")
+            once on each machine
         """
         if function is None:
             return functools.partial(self.on_local_process, local_process_index=local_process_index)
         return _only_if(self.local_process_index == local_process_index, function)
 
     def on_last_process(self, function: Function) -> Function:
-        """Let a function run on the last rank only; elsewhere it returns None."""
+        """Let a function run on the last rank only; elsewhere it returns None.
+
+        Examples:
+            >>> @accelerator.on_last_process
+            ... def report(text):
+            ...     print(text)
+            >>> report("once")
+            once
+        """
         return _only_if(self.is_last_process, function)
 
     def split_between_processes(
@@ -120,7 +178,7 @@ class Process:
     ) -> AbstractContextManager[Any]:
         """Return a context that gives this rank's part of `inputs`, in the order of the ranks.
 
-        One rank gets `inputs` itself. See `headway.splitting.part_of`.
+        One rank gets `inputs` itself.
 
         Args:
             inputs: a list, tuple, tensor, array or `datasets.Dataset` that all ranks have, or a
@@ -130,13 +188,23 @@ class Process:
 
         Raises:
             UsageError: `inputs` is of another kind, or the lengths in a dict differ.
+
+        Examples:
+            >>> with accelerator.split_between_processes(["a", "b", "c"]) as prompts:
+            ...     prompts
+            ['a', 'b', 'c']
         """
         if not self.use_distributed:
             return nullcontext(inputs)
         return nullcontext(part_of(inputs, self._world, apply_padding))
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once on each machine."""
+        """Print once on each machine.
+
+        Examples:
+            >>> accelerator.print("loss", 0.5)
+            loss 0.5
+        """
         if self.is_local_main_process:
             print(*args, **kwargs)
 
@@ -150,7 +218,25 @@ class Group(Process):
         return self.use_distributed
 
     def gather(self, tensor: Any) -> Any:
-        """See `headway.collectives.gather`."""
+        """Return the tensors of all ranks, joined along dimension 0 in the order of the ranks.
+
+        See `headway.utils.gather`.
+
+        Args:
+            tensor: tensors of the same shape [n, ...] or [] and dtype on every rank, alone or
+                nested in lists, tuples and mappings.
+
+        Returns:
+            The same nesting with tensors of shape [world size * n, ...], or [world size] for
+            scalars, on every rank.
+
+        Raises:
+            UsageError: there is something else than tensors.
+
+        Examples:
+            >>> accelerator.gather(torch.tensor([0.5, 0.25]))
+            tensor([0.5000, 0.2500])
+        """
         return collectives.gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
@@ -165,6 +251,17 @@ class Group(Process):
                 part of the last batch are not in the loop any more: its results are gathered among
                 the others, of which rank 0 is always one.
             use_gather_object: gather tensors as objects, too.
+
+        Returns:
+            The same nesting with tensors of shape [samples of all ranks' batches, ...], or one
+            list of objects, on every rank.
+
+        Examples:
+            >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(3), batch_size=2))
+            >>> for batch in loader:
+            ...     accelerator.gather_for_metrics(batch > 1)
+            tensor([False, False])
+            tensor([True])
         """
         loop = current_loop()
 
@@ -184,17 +281,61 @@ class Group(Process):
         return collectives.for_each_tensor(drop_repeats, gathered)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """See `headway.collectives.reduce`; here the default is the sum."""
+        """Return the sum, mean or maximum over ranks of each tensor, times `scale`.
+
+        See `headway.utils.reduce`, where the default is the mean.
+
+        Args:
+            tensor: tensors of the same shape and dtype on every rank, alone or nested; they are not
+                changed.
+            reduction: `sum`, `mean`, `max` or `none`.
+            scale: factor for the result.
+
+        Raises:
+            UsageError: another reduction, or something else than tensors.
+
+        Examples:
+            >>> accelerator.reduce(torch.tensor([1.0, 2.0]), "mean")
+            tensor([1., 2.])
+        """
         return collectives.reduce(tensor, reduction, scale)
 
     def pad_across_processes(
         self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
     ) -> Any:
-        """See `headway.collectives.pad_across_processes`."""
+        """Pad each tensor along `dim` to the largest size that any rank has there.
+
+        See `headway.utils.pad_across_processes`.
+
+        Args:
+            tensor: tensors whose sizes may differ between ranks in `dim` only, alone or nested.
+            dim: a dimension; a tensor without it is returned as it is.
+            pad_index: the value to pad with.
+            pad_first: pad at the beginning instead of the end.
+
+        Raises:
+            UsageError: there is something else than tensors.
+
+        Examples:
+            >>> accelerator.pad_across_processes(torch.ones(2, 3), dim=1).shape
+            torch.Size([2, 3])
+        """
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
-        """See `headway.collectives.broadcast`."""
+        """Overwrite each tensor by that of rank `from_process`, and return it.
+
+        Args:
+            tensor: tensors of the same shape and dtype on every rank, alone or nested.
+            from_process: a rank.
+
+        Raises:
+            UsageError: there is something else than tensors.
+
+        Examples:
+            >>> accelerator.broadcast(torch.tensor([1, 2]))
+            tensor([1, 2])
+        """
         return collectives.broadcast(tensor, from_process)
 
     def end_training(self) -> None:

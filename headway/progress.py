@@ -17,6 +17,11 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     Raises:
         WrongValue: the first argument is True or False, as in old versions of Accelerate.
         UsageError: tqdm is not installed.
+
+    Examples:
+        >>> from headway.utils import tqdm
+        >>> sum(tqdm([1, 2, 3], disable=True))
+        6
     """
     if args and isinstance(args[0], bool):
         raise WrongValue(

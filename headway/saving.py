@@ -27,6 +27,13 @@ def save(
         save_on_each_node: write on the first rank of each machine instead.
         safe_serialization: write a state dict with safetensors instead of torch.save. Of names for
             one and the same tensor only the first is written.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import load, save
+        >>> save({"weight": torch.ones(2)}, "model.pt")
+        >>> load("model.pt")
+        {'weight': tensor([1., 1.])}
     """
     local_rank = (read_ranks() or Ranks()).local_rank
     if local_rank if save_on_each_node else rank_and_size()[0]:
@@ -41,7 +48,16 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
     """Return what torch.save() wrote; see `torch.load`. By default only weights are read.
 
     Args:
+        f: a path, or an open binary file.
+        map_location: the device that tensors go to; None is the one that they were on.
         kwargs: for torch.load(); `weights_only=False` runs code that the file contains.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import load
+        >>> torch.save({"weight": torch.ones(2)}, "model.pt")
+        >>> load("model.pt", map_location="cpu")
+        {'weight': tensor([1., 1.])}
     """
     return torch.load(f, map_location=map_location, **kwargs)
 

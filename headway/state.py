@@ -53,12 +53,22 @@ class _SharedProcess(Process):
         return torch.device(best_device(read_ranks() or Ranks()))
 
     def set_device(self) -> None:
-        """Make `device` the one that torch uses where a script names none, such as "cuda"."""
+        """Make `device` the one that torch uses where a script names none, such as "cuda".
+
+        Examples:
+            >>> from headway import PartialState
+            >>> PartialState(cpu=True).set_device()
+        """
         if self.device.type == "cuda":  # pragma: needs a GPU
             torch.cuda.set_device(self.device)
 
     def destroy_process_group(self, group: Any = None) -> None:
-        """End a process group, by default that of all ranks; nothing if there is none."""
+        """End a process group, by default that of all ranks; nothing if there is none.
+
+        Examples:
+            >>> from headway import PartialState
+            >>> PartialState(cpu=True).destroy_process_group()
+        """
         if group is None:
             leave_world()
         elif dist.is_initialized():
@@ -94,7 +104,8 @@ class PartialState(_SharedProcess):
         UsageError: `cpu` or `backend` contradicts what the state is already.
         MachineError, LaunchError: as `Accelerator` does.
 
-    Example:
+    Examples:
+        >>> from headway import PartialState
         >>> state = PartialState(cpu=True)
         >>> with state.split_between_processes(["a", "b"]) as prompts:
         ...     prompts
@@ -140,7 +151,8 @@ class AcceleratorState(_SharedProcess):
     Raises:
         UsageError: an argument is unknown, or contradicts what the state is already.
 
-    Example:
+    Examples:
+        >>> from headway.state import AcceleratorState
         >>> AcceleratorState(mixed_precision="bf16", cpu=True).mixed_precision
         'bf16'
     """
@@ -218,7 +230,9 @@ class GradientState:
     Args:
         gradient_accumulation_plugin: changes how gradients accumulate from now on.
 
-    Example:
+    Examples:
+        >>> from headway.state import GradientState
+        >>> from headway.utils import GradientAccumulationPlugin
         >>> GradientState(GradientAccumulationPlugin(num_steps=2)).num_steps
         2
     """

@@ -45,6 +45,13 @@ class Stepping(Preparing):
         Args:
             autocast_handler: in place of the Accelerator's; `AutocastKwargs(enabled=False)` goes
                 back to fp32.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+            >>> with accelerator.autocast():
+            ...     product = torch.ones(2, 3) @ torch.ones(3, 4)
+            >>> product.dtype
+            torch.bfloat16
         """
         return self._precision.autocast(autocast_handler)
 
@@ -62,6 +69,12 @@ class Stepping(Preparing):
 
         Raises:
             UsageError: `num_tokens` with a loss of several elements, or with a `gradient`.
+
+        Examples:
+            >>> weight = torch.nn.Parameter(torch.ones(4))
+            >>> accelerator.backward((3 * weight).sum(), num_tokens=4)
+            >>> weight.grad
+            tensor([0.7500, 0.7500, 0.7500, 0.7500])
         """
         split = self._micro_batches
         is_part = split is not None and split.is_active
@@ -98,6 +111,16 @@ class Stepping(Preparing):
 
         Returns:
             The context for the micro-batch's forward and backward pass.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+            >>> for _ in range(4):
+            ...     with accelerator.accumulate():
+            ...         accelerator.sync_gradients
+            False
+            True
+            False
+            True
         """
         split = self._micro_batches
         if split is not None and split.is_active:
@@ -124,12 +147,6 @@ class Stepping(Preparing):
         size, which stays for all later batches. One batch is one micro-batch of
         `gradient_accumulation_steps`, however many parts it has; each counts by its samples.
 
-            for part in accelerator.micro_batches(batch):
-                with accelerator.accumulate(model):
-                    accelerator.backward(loss_function(model(part)))
-                    optimizer.step()
-                    optimizer.zero_grad()
-
         Args:
             batch: tensors of shape [samples, ...], alone or nested.
             max_size: no part has more samples.
@@ -140,12 +157,28 @@ class Stepping(Preparing):
 
         Raises:
             OutOfMemory: memory runs out with parts of `min_size` samples, too.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, auto_micro_batch=True)
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> for part in accelerator.micro_batches(torch.ones(5, 2), max_size=3):
+            ...     with accelerator.accumulate(model):
+            ...         accelerator.backward(model(part).mean())
+            ...     print(part.shape)
+            torch.Size([3, 2])
+            torch.Size([2, 2])
         """
         split = self._micro_batches
         return iter((batch,)) if split is None else split.parts(batch, max_size, min_size)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients of `model` stay on their rank."""
+        """Return a context in which gradients of `model` stay on their rank.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> with accelerator.no_sync(model):
+            ...     accelerator.backward(model(torch.ones(4, 2)).mean())
+        """
         return self._token_mean.withheld(self._strategy.no_sync(model))
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -153,6 +186,14 @@ class Stepping(Preparing):
 
         For several forward passes under `no_sync(model)`, the backward pass of the last of which
         exchanges the gradients of all. It does nothing with one rank.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> with accelerator.no_sync(model):
+            ...     first, second = (model(torch.ones(4, 2)).mean() for _ in range(2))
+            ...     accelerator.backward(first)
+            ...     with accelerator.trigger_sync_in_backward(model):
+            ...         accelerator.backward(second)
         """
         return self._strategy.sync_in_backward(model)
 
@@ -182,7 +223,13 @@ class Stepping(Preparing):
         self._is_triggered = True
 
     def check_trigger(self) -> bool:
-        """Return whether any rank called `set_trigger()` since the last check. All must call it."""
+        """Return whether any rank called `set_trigger()` since the last check. All must call it.
+
+        Examples:
+            >>> accelerator.set_trigger()
+            >>> accelerator.check_trigger(), accelerator.check_trigger()
+            (True, False)
+        """
         is_triggered = torch.tensor(int(self._is_triggered), device=self.device)
         self._is_triggered = False
         return bool(self.reduce(is_triggered).item())
@@ -195,6 +242,14 @@ class Stepping(Preparing):
 
         Args:
             optimizer: whose gradients; None means all that are prepared.
+
+        Examples:
+            >>> weight = torch.nn.Parameter(torch.ones(2))
+            >>> optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=0.1))
+            >>> accelerator.backward(weight.sum())
+            >>> accelerator.unscale_gradients(optimizer)
+            >>> weight.grad
+            tensor([1., 1.])
         """
         if optimizer is None:
             optimizer = self._all(PreparedOptimizer)
@@ -206,14 +261,43 @@ class Stepping(Preparing):
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
-        """Clip the gradients' norm, unless gradients accumulate, and return what it was."""
+        """Clip the gradients' norm, unless gradients accumulate, and return what it was.
+
+        Args:
+            parameters: those whose gradients are clipped, of any shapes.
+            max_norm: the largest norm of all gradients together.
+            norm_type: 2 is the Euclidean norm; `inf` the largest absolute value.
+
+        Returns:
+            The norm before, without fp16's loss scale; a tensor of shape [].
+
+        Examples:
+            >>> weight = torch.nn.Parameter(torch.ones(4))
+            >>> accelerator.backward((3 * weight).sum())
+            >>> accelerator.clip_grad_norm_([weight], max_norm=1.0)
+            tensor(6.)
+            >>> weight.grad
+            tensor([0.5000, 0.5000, 0.5000, 0.5000])
+        """
         if self.sync_gradients:
             return self._strategy.clip_grad_norm_(self._unscaled(parameters), max_norm, norm_type)
         norm = self._strategy.total_norm(_as_list(parameters), norm_type)
         return norm / self._precision.loss_scale()
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate."""
+        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate.
+
+        Args:
+            parameters: those whose gradients are clipped, of any shapes.
+            clip_value: the largest absolute value.
+
+        Examples:
+            >>> weight = torch.nn.Parameter(torch.ones(2))
+            >>> accelerator.backward((3 * weight).sum())
+            >>> accelerator.clip_grad_value_([weight], clip_value=0.5)
+            >>> weight.grad
+            tensor([0.5000, 0.5000])
+        """
         if self.sync_gradients:
             torch.nn.utils.clip_grad_value_(self._unscaled(parameters), clip_value)
 

@@ -23,7 +23,15 @@ from headway.machine.detection import detect_machine
 
 
 class DistributedType(str, Enum):
-    """How the ranks work together; compares equal to its name, as in Accelerate."""
+    """How the ranks work together; compares equal to its name, as in Accelerate.
+
+    Examples:
+        >>> from headway import DistributedType, PartialState
+        >>> PartialState(cpu=True).distributed_type is DistributedType.NO  # with one rank
+        True
+        >>> DistributedType.NO == "NO"
+        True
+    """
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"

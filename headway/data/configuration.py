@@ -28,8 +28,11 @@ class DataLoaderConfiguration:
     Raises:
         UsageError: an option cannot be obeyed.
 
-    >>> DataLoaderConfiguration(even_batches=False).split_batches
-    False
+    Examples:
+        >>> from headway import Accelerator, DataLoaderConfiguration
+        >>> config = DataLoaderConfiguration(even_batches=False)
+        >>> Accelerator(cpu=True, dataloader_config=config).even_batches
+        False
     """
 
     split_batches: bool = False

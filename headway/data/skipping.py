@@ -23,7 +23,11 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         dataloader: a prepared loader, or any other.
         num_batches: batches of this rank to leave out.
 
+    Raises:
+        UsageError: `num_batches` is not a whole number of at least 0.
+
     Examples:
+        >>> from headway import skip_first_batches
         >>> from torch.utils.data import DataLoader
         >>> [batch.tolist() for batch in skip_first_batches(DataLoader(range(6), batch_size=2), 2)]
         [[4, 5]]

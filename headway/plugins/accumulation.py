@@ -25,7 +25,8 @@ class GradientAccumulationPlugin(KwargsHandler):
     Raises:
         UsageError: `num_steps` is not a whole number of at least 1.
 
-    Example:
+    Examples:
+        >>> from headway.utils import GradientAccumulationPlugin
         >>> GradientAccumulationPlugin(num_steps=4).to_kwargs()
         {'num_steps': 4}
     """

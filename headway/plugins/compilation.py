@@ -11,7 +11,13 @@ from headway.plugins.handler import KwargsHandler
 
 
 class DynamoBackend(str, Enum):
-    """The usual backends of `torch.compile`; a name that torch has registered does as well."""
+    """The usual backends of `torch.compile`; a name that torch has registered does as well.
+
+    Examples:
+        >>> from headway.utils import DynamoBackend, TorchDynamoPlugin
+        >>> TorchDynamoPlugin(backend="eager").backend is DynamoBackend.EAGER
+        True
+    """
 
     NO = "NO"
     EAGER = "EAGER"
@@ -41,9 +47,12 @@ class TorchDynamoPlugin(KwargsHandler):
         use_regional_compilation: compile each block that the model repeats, such as a layer of a
             transformer, in place of the whole model: the code of one block serves for all.
 
-    Example:
+    Examples:
+        >>> from headway.utils import TorchDynamoPlugin
         >>> TorchDynamoPlugin(backend="inductor", dynamic=True).to_kwargs()
         {'backend': 'inductor', 'dynamic': True}
+        >>> TorchDynamoPlugin(backend="inductor").to_dict()["backend"]
+        'inductor'
     """
 
     backend: DynamoBackend | str | Callable[..., Any] | None = None

@@ -16,6 +16,13 @@ class KwargsHandler:
     """Keyword arguments for one part of torch; `Accelerator(kwargs_handlers=[...])` takes several.
 
     Every handler is a dataclass whose fields all have a default.
+
+    Examples:
+        >>> from headway.utils import AutocastKwargs
+        >>> AutocastKwargs(enabled=False).to_dict()
+        {'enabled': False, 'cache_enabled': None}
+        >>> AutocastKwargs(enabled=False).to_kwargs()
+        {'enabled': False}
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

@@ -15,7 +15,13 @@ from headway.plugins.handler import KwargsHandler
 
 
 class DDPCommunicationHookType(Enum):
-    """How DistributedDataParallel exchanges gradients: as they are, or compressed."""
+    """How DistributedDataParallel exchanges gradients: as they are, or compressed.
+
+    Examples:
+        >>> from headway import DistributedDataParallelKwargs
+        >>> DistributedDataParallelKwargs(comm_hook="bf16").comm_hook
+        <DDPCommunicationHookType.BF16: 'bf16'>
+    """
 
     NO = "no"
     FP16 = "fp16"
@@ -46,9 +52,9 @@ class DistributedDataParallelKwargs(KwargsHandler):
     Raises:
         UsageError: a hook or wrapper is unknown, or the three do not go together.
 
-    Example:
-        >>> handler = DistributedDataParallelKwargs(find_unused_parameters=True)
-        >>> handler.to_kwargs()
+    Examples:
+        >>> from headway import DistributedDataParallelKwargs
+        >>> DistributedDataParallelKwargs(find_unused_parameters=True).to_kwargs()
         {'find_unused_parameters': True}
     """
 
@@ -86,11 +92,20 @@ class DistributedDataParallelKwargs(KwargsHandler):
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
     def register_comm_hook(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
-        """Let `model` exchange gradients as `comm_hook` says.
+        """Let `model` exchange gradients as `comm_hook` says; the Accelerator calls it.
 
         Raises:
             MachineError: torch has the hook for other devices only, such as BF16 for GPUs.
             UsageError: the hook is batched PowerSGD, which fails in torch.
+
+        Examples:
+            >>> import torch
+            >>> import torch.distributed as dist
+            >>> from headway import DistributedDataParallelKwargs
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+            >>> DistributedDataParallelKwargs(comm_hook="fp16").register_comm_hook(model)
+            >>> dist.destroy_process_group()
         """
         if self.comm_hook is _NO_HOOK:
             return
@@ -156,7 +171,8 @@ class GradScalerKwargs(KwargsHandler):
         growth_interval: a number of optimizer steps.
         enabled: False computes in fp16 without loss scale.
 
-    Example:
+    Examples:
+        >>> from headway import GradScalerKwargs
         >>> GradScalerKwargs(init_scale=1024.0, growth_interval=100).to_kwargs()
         {'init_scale': 1024.0, 'growth_interval': 100}
     """
@@ -180,9 +196,10 @@ class InitProcessGroupKwargs(KwargsHandler):
         timeout: how long a collective may wait; None is torch's: 10 minutes with NCCL, 30 with
             gloo. It also holds for a group that exists already.
 
-    Example:
-        >>> handler = InitProcessGroupKwargs(timeout=timedelta(hours=1))
-        >>> handler.to_kwargs()
+    Examples:
+        >>> from datetime import timedelta
+        >>> from headway import InitProcessGroupKwargs
+        >>> InitProcessGroupKwargs(timeout=timedelta(hours=1)).to_kwargs()
         {'timeout': datetime.timedelta(seconds=3600)}
     """
 
@@ -200,7 +217,8 @@ class AutocastKwargs(KwargsHandler):
         cache_enabled: whether weights are cast once for all their uses in a forward pass; None is
             torch's default.
 
-    Example:
+    Examples:
+        >>> from headway import AutocastKwargs
         >>> AutocastKwargs(enabled=False).to_kwargs()
         {'enabled': False}
     """

@@ -31,7 +31,9 @@ class ProfileKwargs(KwargsHandler):
         output_trace_dir: a folder for the trace of each rank, `profile_<rank>.json`, as Chrome's
             tracing and Perfetto read them.
 
-    Example:
+    Examples:
+        >>> import torch
+        >>> from headway import ProfileKwargs
         >>> handler = ProfileKwargs(activities=["cpu"], record_shapes=True)
         >>> with handler.build() as profiler:
         ...     product = torch.ones(2, 3) @ torch.ones(3, 4)

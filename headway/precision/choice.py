@@ -15,7 +15,13 @@ from headway.precision.precision import DEFAULTS, Precision, PrecisionSettings
 
 
 class PrecisionType(str, Enum):
-    """The choices of `mixed_precision`; compares equal to its value."""
+    """The choices of `mixed_precision`; compares equal to its value.
+
+    Examples:
+        >>> from headway.utils import PrecisionType
+        >>> PrecisionType.BF16 == "bf16", PrecisionType.list()
+        (True, ['no', 'fp16', 'bf16'])
+    """
 
     NO = "no"
     FP16 = "fp16"

@@ -19,6 +19,12 @@ def convert_to_fp32(tensor: Any) -> Any:
     Args:
         tensor: tensors of any shape and dtype, alone or nested in lists, tuples and mappings; other
             objects are kept as they are.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import convert_to_fp32
+        >>> convert_to_fp32([torch.ones(2, dtype=torch.bfloat16), "a text"])
+        [tensor([1., 1.]), 'a text']
     """
     return for_each_tensor(_to_fp32, tensor)
 
@@ -27,6 +33,17 @@ class ConvertOutputsToFp32:
     """A forward function whose half-precision outputs are in fp32.
 
     It can be pickled and copied where `model_forward` can.
+
+    Args:
+        model_forward: any function; what it returns goes through `convert_to_fp32`.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import ConvertOutputsToFp32
+        >>> ConvertOutputsToFp32(torch.nn.Linear(2, 1).bfloat16())(
+        ...     torch.ones(3, 2, dtype=torch.bfloat16)
+        ... ).dtype
+        torch.float32
     """
 
     def __init__(self, model_forward: Callable[..., Any]) -> None:
@@ -38,7 +55,16 @@ class ConvertOutputsToFp32:
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> ConvertOutputsToFp32:
-    """Return `model_forward` with its half-precision outputs in fp32."""
+    """Return `model_forward` with its half-precision outputs in fp32.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import convert_outputs_to_fp32
+        >>> model = torch.nn.Linear(2, 1).half()
+        >>> model.forward = convert_outputs_to_fp32(model.forward)
+        >>> model(torch.ones(3, 2, dtype=torch.half)).dtype
+        torch.float32
+    """
     return ConvertOutputsToFp32(model_forward)
 
 

@@ -19,6 +19,12 @@ class LoggerType(str, Enum):
     """The names that `log_with` takes; each equals its text.
 
     Headway has no adapter for AIM, CLEARML, DVCLIVE and SWANLAB, which are refused.
+
+    Examples:
+        >>> from headway import Accelerator
+        >>> from headway.tracking import LoggerType
+        >>> Accelerator(cpu=True, log_with=LoggerType.JSONL).log_with
+        ['jsonl']
     """
 
     ALL = "all"
@@ -82,6 +88,17 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
 
     Raises:
         UsageError: it is no GeneralTracker with `name` and `requires_logging_directory`.
+
+    Examples:
+        >>> from headway import Accelerator
+        >>> from headway.tracking import GeneralTracker, register_tracker_class
+        >>> class Printer(GeneralTracker):
+        ...     name, requires_logging_directory, tracker = "printer", False, None
+        ...     def __init__(self, project_name):
+        ...         super().__init__()
+        >>> register_tracker_class(Printer)
+        >>> Accelerator(cpu=True, log_with="printer").log_with
+        ['printer']
     """
     is_tracker = isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)
     if (
@@ -103,7 +120,13 @@ def known_names() -> list[str]:
 
 
 def get_available_trackers() -> list[str]:
-    """Return the names of the trackers that are installed or registered."""
+    """Return the names of the trackers that are installed or registered.
+
+    Examples:
+        >>> from headway.tracking import get_available_trackers
+        >>> "jsonl" in get_available_trackers()
+        True
+    """
     return [*(name for name, one in ADAPTERS.items() if one.is_installed), *_registered]
 
 

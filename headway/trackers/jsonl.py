@@ -23,6 +23,14 @@ class JsonlTracker(GeneralTracker):
     Args:
         run_name: the project.
         logging_dir: the folder of all projects.
+
+    Examples:
+        >>> from headway.tracking import JsonlTracker
+        >>> tracker = JsonlTracker("digits", "runs")
+        >>> tracker.start()
+        >>> tracker.store_init_configuration({"lr": 0.1})
+        >>> tracker.log({"loss": 0.5}, step=1)
+        >>> tracker.finish()
     """
 
     name = "jsonl"

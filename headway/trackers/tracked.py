@@ -62,6 +62,14 @@ class Tracked(Group):
 
         Raises:
             UsageError: `init_kwargs` has a name that no tracker has.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir="runs")
+            >>> accelerator.init_trackers("digits", config={"lr": 0.1})
+            >>> accelerator.log({"loss": torch.tensor(0.5)}, step=1)
+            >>> accelerator.get_tracker("jsonl").path.parent.as_posix()
+            'runs/digits'
+            >>> accelerator.end_training()
         """
         init_kwargs = init_kwargs or {}
         self._check_names(init_kwargs, "init_kwargs")
@@ -87,6 +95,9 @@ class Tracked(Group):
 
         Raises:
             UsageError: `log_kwargs` has a name that no tracker has.
+
+        Examples:
+            >>> accelerator.log({"loss": 0.5, "test": {"accuracy": 0.9}}, step=1)
         """
         if self._run is None:
             if self.log_with and self.is_main_process:
@@ -107,6 +118,11 @@ class Tracked(Group):
 
         Raises:
             UsageError: `log_with` has no such tracker, or `init_trackers` was not called.
+
+        Examples:
+            >>> run = accelerator.get_tracker("wandb", unwrap=True)
+            >>> bool(run)  # log_with was not given
+            False
         """
         for tracker in self.trackers:
             if tracker.name == name:
@@ -126,6 +142,9 @@ class Tracked(Group):
         """Finish the trackers and end the process group; call it last, on every rank.
 
         Trackers are also finished when the script ends without this call.
+
+        Examples:
+            >>> accelerator.end_training()
         """
         self._finish_run()
         super().end_training()

@@ -13,7 +13,18 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def on_main_process(function: Method) -> Method:
-    """Let a method of a tracker run on rank 0 only, if the tracker is `main_process_only`."""
+    """Let a method of a tracker run on rank 0 only, if the tracker is `main_process_only`.
+
+    Examples:
+        >>> from headway.tracking import GeneralTracker, on_main_process
+        >>> class Printer(GeneralTracker):
+        ...     name, requires_logging_directory, tracker = "printer", False, None
+        ...     @on_main_process
+        ...     def show(self, text):
+        ...         print(text)
+        >>> Printer().show("once")
+        once
+    """
 
     @functools.wraps(function)
     def run_here(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -40,7 +51,7 @@ class GeneralTracker:
         main_process_only: only rank 0 calls it; otherwise every rank does.
         tracker: what the tracker wraps, such as the run of another package.
 
-    Example:
+    Examples:
         >>> from headway.trackers.tracker import GeneralTracker
         >>> class Printer(GeneralTracker):
         ...     name = "printer"
@@ -48,8 +59,12 @@ class GeneralTracker:
         ...     tracker = None
         ...     def log(self, values, step=None, **kwargs):
         ...         print(step, values)
-        >>> Printer().log({"loss": 0.5}, step=3)
+        >>> tracker = Printer()
+        >>> tracker.start()
+        >>> tracker.store_init_configuration({"lr": 0.1})  # Printer has nothing to do in it
+        >>> tracker.log({"loss": 0.5}, step=3)
         3 {'loss': 0.5}
+        >>> tracker.finish()  # tracker.finish_after_error() where the script ends by an error
     """
 
     main_process_only = True

@@ -1,0 +1,166 @@
+"""Every public name has a docstring with an example, and all examples run.
+
+A function or class has an example of its own; a method has one, or is called in another example of
+its class; a property needs none. Examples of the Accelerator's methods begin with `Accelerator`,
+`accelerator` and `torch`; all others import what they use.
+"""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import logging
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import headway
+from docs.reference import is_made
+from headway import Accelerator
+from headway.state import AcceleratorState, GradientState
+from headway.trackers import choice
+
+PLACES = {
+    "headway": headway.__all__,
+    "headway.utils": import_module("headway.utils").__all__,
+    "headway.plugins": import_module("headway.plugins").__all__,
+    "headway.tracking": import_module("headway.tracking").__all__,
+    "headway.state": ["PartialState", "AcceleratorState", "GradientState"],
+    "headway.logging": ["get_logger", "MultiProcessAdapter"],
+    "headway.local_sgd": ["LocalSGD"],
+    "headway.notebook": ["notebook_launcher", "debug_launcher"],
+}
+STARTS_RANKS = (
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),  # beside pytest's own threads
+)
+
+
+def public() -> dict[str, Any]:
+    """Return the public classes and functions by the path of their definition."""
+    found = (getattr(import_module(place), name) for place, all_ in PLACES.items() for name in all_)
+    named = [one for one in found if inspect.isclass(one) or inspect.isfunction(one)]
+    return {f"{one.__module__}.{one.__qualname__}": one for one in named if not is_made(one)}
+
+
+def classes() -> dict[str, type]:
+    return {path: one for path, one in public().items() if inspect.isclass(one)}
+
+
+def own_bases(kind: type) -> list[type]:
+    return [one for one in kind.__mro__ if one.__module__.startswith("headway.")]
+
+
+def members(kind: type) -> dict[str, Any]:
+    """Return the public methods and properties of a class that are Headway's."""
+    names = dict.fromkeys(name for one in own_bases(kind) for name in vars(one))
+    static = {name: inspect.getattr_static(kind, name) for name in names if name[0] != "_"}
+    kinds = (property, staticmethod, classmethod)
+    return {
+        name: one
+        for name, one in static.items()
+        if inspect.isfunction(one) or isinstance(one, kinds)
+    }
+
+
+def examples(kind: type) -> str:
+    """Return the source of all examples in a class, its bases and their methods."""
+    parser = doctest.DocTestParser()
+    docs = [one.__doc__ for base in own_bases(kind) for one in (base, *members(base).values())]
+    parsed = (parser.get_examples(text) for text in docs if isinstance(text, str))
+    return "".join(one.source for each in parsed for one in each)
+
+
+def needs_a_package() -> set[type]:
+    """Return the trackers that need another package; tests/trackers runs these."""
+    return {one.load() for one in choice.ADAPTERS.values() if one.packages}
+
+
+def defining_modules() -> list[str]:
+    found = {base.__module__ for one in classes().values() for base in own_bases(one)}
+    return sorted(found | {one.__module__ for one in public().values()})
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    missing = [path for path, one in public().items() if not inspect.getdoc(one)]
+    for path, kind in classes().items():
+        missing += [
+            f"{path}.{name}" for name in members(kind) if not inspect.getdoc(getattr(kind, name))
+        ]
+    assert not missing
+
+
+def test_every_public_name_has_an_example() -> None:
+    exempt = needs_a_package()
+    missing = [
+        path
+        for path, one in public().items()
+        if one not in exempt and ">>> " not in (one.__doc__ or "")
+    ]
+    for path, kind in classes().items():
+        shown = "" if kind in exempt else examples(kind)
+        missing += [
+            f"{path}.{name}"
+            for name, one in members(kind).items()
+            if kind not in exempt
+            and not isinstance(one, property)
+            and not re.search(rf"\.{name}\b", shown)
+        ]
+    assert not missing
+
+
+def test_examples_are_sections_that_the_site_shows_as_such() -> None:
+    docs = {path: inspect.getdoc(one) or "" for path, one in public().items()}
+    for path, kind in classes().items():
+        docs |= {f"{path}.{name}": inspect.getdoc(one) or "" for name, one in members(kind).items()}
+    assert not [
+        path for path, text in docs.items() if ">>>" in text and "\nExamples:\n" not in text
+    ]
+
+
+@pytest.fixture
+def own_globals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put back what examples change for the whole process."""
+    monkeypatch.setattr(choice, "_registered", {})
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    logging.root.manager._clear_cache()  # type: ignore[attr-defined]
+    monkeypatch.setattr(pytest.importorskip("tqdm").tqdm, "monitor_interval", 0)
+    with torch.random.fork_rng(devices=[]):
+        yield
+    logging.root.manager._clear_cache()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(one, marks=STARTS_RANKS if one == "headway.notebook" else ())
+        for one in defining_modules()
+    ],
+)
+def test_the_examples_of(module: str, own_globals: None, capfd: pytest.CaptureFixture[str]) -> None:
+    if module == "headway.notebook" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        pytest.skip("no rank can be forked from a process that uses CUDA")
+    said: list[str] = []
+    for one in doctest.DocTestFinder().find(import_module(module)):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        one.globs = {"__name__": "__main__"} | given(one.name)
+        doctest.DocTestRunner(verbose=False).run(one, out=said.append)
+    assert not said, "".join(said)
+    lines = capfd.readouterr().err.splitlines()
+    assert not [line for line in lines if not line.startswith("USDT:")]  # from torch's profiler
+
+
+def given(name: str) -> dict[str, object]:
+    """Return the names that the example at this path begins with."""
+    owner = name.rpartition(".")[0]
+    if owner not in [f"{one.__module__}.{one.__qualname__}" for one in own_bases(Accelerator)]:
+        return {}
+    return {"Accelerator": Accelerator, "accelerator": Accelerator(cpu=True), "torch": torch}
