@@ -34,8 +34,8 @@ def fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
     Does nothing where a process cannot adopt orphans.
 
     Args:
-        launcher: the socket whose other end closes when the launcher ends.
-        grace_s: how long the child gives other processes to end once the launcher has ended.
+        launcher: the socket whose other end closes when the launcher ends, or wants the child to.
+        grace_s: how long the child gives other processes to end after that.
     """
     if not adopt_orphans():
         return
@@ -57,7 +57,8 @@ def _wait(server: int, launcher: socket.socket, grace_s: float) -> int:
     child_ended, _ = wake_on_child_end()
     poll = select.poll()
     poll.register(child_ended, select.POLLIN)
-    poll.register(launcher, 0)  # only for POLLHUP; its messages are the server's
+    # the launcher has ended, or has closed its side; its messages are the server's
+    poll.register(launcher, select.POLLRDHUP)
     kill_at = _NEVER
     while True:
         for pid, status in reap():

@@ -35,6 +35,7 @@ from headway.launcher.starting.handles import ProcessHandle
 if TYPE_CHECKING:
     from psutil import Process
 
+_CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
 _TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
 
 
@@ -70,6 +71,7 @@ class Starter:
         self._started: queue.SimpleQueue[int | OSError | Refused | None] = queue.SimpleQueue()
         self._server_pid = 0
         self._server: ProcessHandle | None = None
+        self._has_started = False  # a rank
         self._left_processes = False
         self._is_closing = False
         self._socket, theirs = socket.socketpair()
@@ -128,7 +130,7 @@ class Starter:
         with suppress(OSError):
             self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
             with waiting_for("the process that starts the ranks", is_quiet=self._is_quiet):
-                pid = self._started.get()
+                pid = self._next_start()
         if isinstance(pid, OSError):
             raise cannot_start(pid)
         if isinstance(pid, Refused):
@@ -141,6 +143,11 @@ class Starter:
             self._reader.join()  # which sets `server_code`
             raise ServerEnded
         return pid
+
+    def _next_start(self) -> int | OSError | Refused | None:
+        while True:
+            with suppress(queue.Empty):
+                return self._started.get(timeout=_CHECK_EVERY_S)
 
     def restart_server(self) -> None:
         """Start another server if the last one has ended on its own."""
@@ -169,8 +176,14 @@ class Starter:
     def resume_server(self) -> None:
         """Let a suspended server go on; it could neither report nor end anything."""
         self._guardian.send_signal(signal.SIGCONT)
+        self._signal_server(signal.SIGCONT)
+
+    def _signal_server(self, number: int) -> None:
+        """Send a signal to the server; before it has a guardian, the guardian is the server."""
         if self._server is not None:
-            self._server.send(signal.SIGCONT)
+            self._server.send(number)
+        else:
+            self._guardian.send_signal(number)
 
     def close(self, leave_children: bool = False) -> None:
         """Have the server end the remaining processes of the ranks, or leave them; wait for it."""
@@ -181,10 +194,12 @@ class Starter:
 
                 self._socket.sendall(json.dumps(LEAVE_CHILDREN.env).encode())
             self._socket.shutdown(socket.SHUT_WR)
+        if not self._has_started:  # the server may hang in an import, and has nothing to end
+            self._signal_server(signal.SIGKILL)
         self.resume_server()
-        self._reader.join()  # until the server and its guardian have ended
         if self._guardian.wait() != 0 and not leave_children:
             end_descendants(0)  # which this process has adopted
+        self._reader.join()
         self._socket.close()
         if self._server is not None:
             self._server.close()
@@ -201,6 +216,7 @@ class Starter:
                     self._server = ProcessHandle(record.pid)
                 elif isinstance(record, Started):
                     alive.add(record.pid)
+                    self._has_started = True
                     self._left_processes = False
                     self.ends.pop(record.pid, None)  # the system reuses process ids
                     self._started.put(record.pid)
