@@ -356,4 +356,5 @@ def _unknown_address(address: str, error: OSError) -> LaunchError:
 
 
 def _print_notice(line: str) -> None:
-    print(f"headway: {line}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # stderr cannot be written to
+        print(f"headway: {line}", file=sys.stderr, flush=True)

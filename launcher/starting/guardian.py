@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 
 from headway.launcher.inside.process_cleanup import (
+    KILL_MARGIN_S,
     adopt_orphans,
     end_descendants,
     reap,
@@ -24,7 +25,7 @@ from headway.launcher.inside.process_cleanup import (
 )
 from headway.launcher.starting.titles import set_name, set_title
 
-_MARGIN_S = 5.0  # for the server, to kill the processes whose grace period has ended
+_MARGIN_S = KILL_MARGIN_S + 5.0  # for the server, to kill what remains after the grace period
 _NEVER = float("inf")
 
 
