@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import count, takewhile
 
 from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
@@ -224,9 +225,11 @@ def _cpu_flag(device: Entry | None) -> Entry:
 
 
 def _announce(plan: LaunchPlan, is_quiet: bool) -> None:
-    for note in plan.notes:
-        print(f"headway: note: {note}", file=sys.stderr, flush=True)
+    lines = [f"note: {note}" for note in plan.notes]
     if not is_quiet:
         from headway.launcher.planning.describe import summary
 
-        print(f"headway: {summary(plan)}", file=sys.stderr, flush=True)
+        lines.append(summary(plan))
+    with suppress(OSError):  # a full disk behind stderr is no reason not to train
+        for line in lines:
+            print(f"headway: {line}", file=sys.stderr, flush=True)

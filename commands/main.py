@@ -74,14 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(error, [sys.stdout] if "stderr" in closed else [sys.stderr, sys.stdout])
         return error.exit_code
     except KeyboardInterrupt:
-        print("headway: interrupted", file=sys.stderr)
+        with suppress(OSError):
+            print("headway: interrupted", file=sys.stderr, flush=True)
         return 130
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for what is still buffered
         if error.errno != errno.EPIPE:  # a reader such as `head` may stop at any time
-            print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+            with suppress(OSError):
+                print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
 
 

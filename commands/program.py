@@ -16,6 +16,7 @@ _HEAD_BYTES = 512
 _MAIN = "__main__.py"
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish")
 _EXECUTABLES = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # of Linux and macOS
+_DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # each process has its own
 _ZIP = b"PK\x03\x04"
 
 
@@ -71,7 +72,13 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
             fix="leave it out: headway launch train.py",
         )
     _check_script(name)
-    return Program(name, tuple(args))
+    return Program(name, tuple(args), is_stream=_is_stream(name))
+
+
+def _is_stream(script: str) -> bool:
+    """Return whether only one process, and the one that has it open, can read the script."""
+    of_this_process = script.startswith(_DESCRIPTORS)
+    return of_this_process or not (os.path.isfile(script) or os.path.isdir(script))
 
 
 def _check_script(script: str) -> None:

@@ -55,6 +55,7 @@ class Code(Enum):
     NO_PRECISION_ON_MPS = auto()
     # between settings and the program
     PYTHON_PROMPT = auto()
+    SCRIPT_FROM_STREAM = auto()
     LAUNCHER_IN_PROCESS = auto()
     PROGRAM_IN_PROCESS = auto()
 

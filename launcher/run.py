@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
@@ -146,8 +146,9 @@ def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoR
     Raises:
         LaunchError: the system refuses to run it.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # it cannot be written to, as the script will find out
+            stream.flush()
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, which exec would pass on
         number = getattr(signal, name, None)
         if number is not None:
@@ -192,4 +193,6 @@ def _explain_missing_rank(error: BaseException | None) -> None:
 
     if lacks_rank_variable(error):
         flag = TABLE["num_processes"].flag
-        print(f"headway: note: {flag} 1 sets RANK, LOCAL_RANK, ...", file=sys.stderr, flush=True)
+        note = f"headway: note: {flag} 1 sets RANK, LOCAL_RANK, ..."
+        with suppress(OSError):
+            print(note, file=sys.stderr, flush=True)

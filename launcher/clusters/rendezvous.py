@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from headway.errors import LaunchError
+from headway.launcher.clusters.store_calls import begin, interruptible, is_done, result_of
 from headway.launcher.planning.plan import LOOPBACK
 
 BACKEND = "headway"
@@ -29,9 +30,24 @@ JOIN_TIMEOUT_S = 600.0
 _AGENT_KEYS = "headway/"  # keys of the agents; all other keys in the store are the ranks'
 _FAILED = _AGENT_KEYS + "failed"  # the rank of the first machine that gave up
 _ACKNOWLEDGED = _AGENT_KEYS + "machine_{}_knows_failure"
+_OWN_STORE_TIMEOUT_S = 60.0  # for machine 0 to connect to itself
 _ACKNOWLEDGE_TIMEOUT_S = 5.0  # a machine that has joined may still be importing torch
 _POLL_INTERVAL_S = 0.1
 _NOTICE_AFTER_S = 1.0  # then print which machines are missing
+_PORT_ERRORS = {
+    errno.EADDRINUSE: (
+        "port {port} is in use on this machine",
+        "pass another --main-port, the same on every machine",
+    ),
+    errno.EACCES: (
+        "this user may not listen on port {port}",
+        "pass a --main-port above 1023, the same on every machine",
+    ),
+    errno.EMFILE: (
+        "the launcher may not open a socket: too many open files",
+        "raise the limit of open files: `ulimit -n 4096`",
+    ),
+}
 
 
 class FixedRendezvous(RendezvousHandler):
@@ -110,27 +126,28 @@ class FixedRendezvous(RendezvousHandler):
         if self._store is None or self.num_machines == 1:
             return 0
         try:
-            if self._store.check([_FAILED]):
-                self._store.set(_ACKNOWLEDGED.format(self.machine_rank), "1")
-                machine = self._store.get(_FAILED).decode()
+            if interruptible(self._store.check, [_FAILED]):
+                interruptible(self._store.set, _ACKNOWLEDGED.format(self.machine_rank), "1")
+                machine = interruptible(self._store.get, _FAILED).decode()
                 raise LaunchError(
                     f"machine {machine} failed, so this one stopped too",
                     where=f"machine {self.machine_rank} of {self.num_machines}",
                     fix=f"see the output of machine {machine} for the cause",
                 )
-            return int(self._store.check([f"{self._round_keys(self.round + 1)}/started"]))
+            next_round = f"{self._round_keys(self.round + 1)}/started"
+            return int(interruptible(self._store.check, [next_round]))
         except DistError as error:
             raise self._connection_lost(error) from None
 
     def announce_failure(self) -> None:
-        """Tell the other machines that this one gives up."""
+        """Tell the other machines that this one gives up, unless machine 0 does not answer."""
         if self._store is not None and self.num_machines > 1:
-            try:
-                self._store.set(_ACKNOWLEDGED.format(self.machine_rank), "1")
-                if not self._store.check([_FAILED]):
-                    self._store.set(_FAILED, str(self.machine_rank))
-            except DistError:
-                pass  # machine 0 is gone; the others find that out by themselves
+            is_done(begin(self._note_failure, self._store), _ACKNOWLEDGE_TIMEOUT_S)
+
+    def _note_failure(self, store: Store) -> None:
+        with suppress(DistError):  # machine 0 is gone; the others find that out by themselves
+            store.set(_ACKNOWLEDGED.format(self.machine_rank), "1")
+            store.compare_set(_FAILED, "", str(self.machine_rank))  # unless another was first
 
     def is_closed(self) -> bool:
         return False
@@ -159,8 +176,12 @@ class FixedRendezvous(RendezvousHandler):
     def _joined(self) -> list[int]:
         """Return the ranks of the machines that have joined this round."""
         assert self._store is not None
-        store = PrefixStore(self._round_keys(self.round), self._store)
-        return [rank for rank in range(self.num_machines) if store.check([f"machine_{rank}"])]
+        missing = self._missing(PrefixStore(self._round_keys(self.round), self._store))
+        return [rank for rank in range(self.num_machines) if rank not in missing]
+
+    def _missing(self, store: Store) -> list[int]:
+        """Return the ranks of the machines that have not joined the round with these keys."""
+        return [rank for rank in range(self.num_machines) if not store.check([f"machine_{rank}"])]
 
     @staticmethod
     def _round_keys(number: int) -> str:
@@ -169,38 +190,67 @@ class FixedRendezvous(RendezvousHandler):
     def _listen(self) -> TCPStore:
         listener = _listening_socket(self.address, self.port)
         self.port = listener.getsockname()[1]
-        return TCPStore(
-            self.address,
-            self.port,
-            is_master=True,
-            timeout=timedelta(seconds=self.join_timeout_s),
-            wait_for_workers=False,
+        store = self._make_store(
+            f"this machine's own store at {self.address}:{self.port}",
+            "the store of this machine does not answer",
+            "check the loopback interface (`ip address show lo`) and the limit of open files "
+            "(`ulimit -n`)",
+            timeout_s=_OWN_STORE_TIMEOUT_S,
             master_listen_fd=listener.detach(),  # the store closes it
         )
+        store.set_timeout(timedelta(seconds=self.join_timeout_s))
+        return store
 
     def _connect(self) -> TCPStore:
         _wait_for_port(self.address, self.port, self.machine_rank, self.join_timeout_s)
-        return TCPStore(
+        return self._make_store(
+            f"machine 0 at {self.address}:{self.port}: something listens there, but has not "
+            "answered yet",
+            "what listens there has not answered as machine 0 of a run",
+            "start the run on machine 0, or, if another program uses that port there, pass another "
+            "--main-port on every machine",
+            timeout_s=self.join_timeout_s,
+        )
+
+    def _make_store(
+        self,
+        waits_for: str,
+        what: str,
+        fix: str,
+        *,
+        timeout_s: float,
+        master_listen_fd: int | None = None,
+    ) -> TCPStore:
+        made = begin(
+            TCPStore,
             self.address,
             self.port,
-            is_master=False,
-            timeout=timedelta(seconds=self.join_timeout_s),
+            is_master=master_listen_fd is not None,
+            timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
+            master_listen_fd=master_listen_fd,
         )
+        if not is_done(made, _NOTICE_AFTER_S):
+            _print_notice(f"waiting for {waits_for}")
+        try:
+            return result_of(made)
+        except DistError as error:
+            raise LaunchError(
+                f"{what}: {self.address}:{self.port}", where=self._where(error), fix=fix
+            ) from None
 
     def _join_round(self, store: Store) -> None:
         """Wait until every machine has joined this round with a rank of its own."""
-        store.set("started", "1")
-        if store.add(f"claim_{self.machine_rank}", 1) > 1:
+        interruptible(store.set, "started", "1")
+        if interruptible(store.add, f"claim_{self.machine_rank}", 1) > 1:
             raise LaunchError(
                 f"machine_rank {self.machine_rank} was given to two machines",
                 where=f"the run at {self.address}:{self.port}",
                 fix=f"give every machine its own --machine-rank, from 0 to {self.num_machines - 1}",
             )
-        store.set(f"machine_{self.machine_rank}", str(self.num_machines))
-        missing = list(range(self.num_machines))
+        interruptible(store.set, f"machine_{self.machine_rank}", str(self.num_machines))
         deadline, notice_at = _from_now(self.join_timeout_s), _from_now(_NOTICE_AFTER_S)
-        while missing := [rank for rank in missing if not store.check([f"machine_{rank}"])]:
+        while missing := interruptible(self._missing, store):
             named = ", ".join(map(str, missing))
             if time.monotonic() > deadline:
                 raise LaunchError(
@@ -212,7 +262,7 @@ class FixedRendezvous(RendezvousHandler):
                 _print_notice(f"waiting for machine {named} of {self.num_machines}")
                 notice_at = deadline
             time.sleep(_POLL_INTERVAL_S)
-        expected = int(store.get("machine_0"))
+        expected = int(interruptible(store.get, "machine_0"))
         if expected != self.num_machines:
             raise LaunchError(
                 f"num_machines is {self.num_machines} here, but {expected} on machine 0",
@@ -223,7 +273,7 @@ class FixedRendezvous(RendezvousHandler):
     def _open_round(self, store: Store) -> None:
         """Return when the store holds no keys of earlier rounds' ranks, so that ranks may start."""
         if self.machine_rank != 0:
-            while not store.check(["open"]):  # no blocking wait: signals are handled in between
+            while not interruptible(store.check, ["open"]):
                 time.sleep(_POLL_INTERVAL_S)
             return
         assert self._store is not None
@@ -237,10 +287,13 @@ class FixedRendezvous(RendezvousHandler):
         return LaunchError(
             f"machine {self.machine_rank} lost the connection to machine 0 at "
             f"{self.address}:{self.port}",
-            where=f"machine {self.machine_rank} of {self.num_machines}; torch says: "
-            f"{str(error).splitlines()[0]}",
+            where=self._where(error),
             fix="see the output of machine 0; if it is still running, check the network to it",
         )
+
+    def _where(self, error: Exception) -> str:
+        said = str(error).splitlines()[0]
+        return f"machine {self.machine_rank} of {self.num_machines}; torch says: {said}"
 
 
 def _listening_socket(address: str, port: int) -> socket.socket:
@@ -250,17 +303,12 @@ def _listening_socket(address: str, port: int) -> socket.socket:
             family = socket.AF_INET if host == "" else _family(host)
             return socket.create_server((host, port), family=family, backlog=2048)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
+            if error.errno in _PORT_ERRORS:
+                what, fix = _PORT_ERRORS[error.errno]
                 raise LaunchError(
-                    f"port {port} is in use on this machine",
+                    what.format(port=port),
                     where=f"main_address {address}, main_port {port}",
-                    fix="pass another --main-port, the same on every machine",
-                ) from None
-            if error.errno == errno.EACCES:
-                raise LaunchError(
-                    f"this user may not listen on port {port}",
-                    where=f"main_address {address}, main_port {port}",
-                    fix="pass a --main-port above 1023, the same on every machine",
+                    fix=fix,
                 ) from None
             if address == LOOPBACK or host == "" or isinstance(error, socket.gaierror):
                 raise _unknown_address(address, error) from None
@@ -276,7 +324,7 @@ def _wait_for_port(address: str, port: int, machine_rank: int, timeout_s: float)
     deadline, notice_at = _from_now(timeout_s), _from_now(_NOTICE_AFTER_S)
     while True:
         try:
-            socket.create_connection((address, port), timeout=5).close()
+            interruptible(socket.create_connection, (address, port), timeout=5).close()
             return
         except socket.gaierror as error:
             raise _unknown_address(address, error) from None
@@ -308,4 +356,5 @@ def _unknown_address(address: str, error: OSError) -> LaunchError:
 
 
 def _print_notice(line: str) -> None:
-    print(f"headway: {line}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # stderr cannot be written to
+        print(f"headway: {line}", file=sys.stderr, flush=True)

@@ -18,6 +18,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MIN_GRACE_S = 2.0
 _POLL_S = 0.05
 
+KILL_MARGIN_S = 10.0
+"""How long the kernel may take to end a process after SIGKILL; then nobody waits for it."""
+
 
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies; exit if it has died already.
@@ -96,7 +99,8 @@ def end_descendants(grace_s: float) -> None:
 def end_processes(find: Callable[[], list[Process] | None], grace_s: float) -> None:
     """End processes: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
 
-    Processes of another user that refuse the signals are left.
+    Left are processes of another user that refuse the signals, and those that SIGKILL does not end:
+    a tracer holds them, or the kernel waits for a device.
 
     Args:
         find: returns those that run at the moment; None: there are no more.
@@ -104,20 +108,25 @@ def end_processes(find: Callable[[], list[Process] | None], grace_s: float) -> N
     """
     import psutil
 
+    from headway.launcher.reporting.process_state import read_state
+
     deadline = time.monotonic() + max(grace_s, _MIN_GRACE_S)
     asked: set[Process] = set()
-    refused: set[Process] = set()
+    left: set[Process] = set()
     while (found := find()) is not None:
-        if refused and refused.issuperset(found):
-            return
         late = time.monotonic() > deadline
+        if time.monotonic() > deadline + KILL_MARGIN_S:
+            left |= asked
+        left |= {one for one in asked.intersection(found) if read_state(one.pid).is_kept_by_tracer}
+        if left and left.issuperset(found):
+            return
         for one in found:
             if late or one not in asked:
                 asked.add(one)
                 try:
                     one.send_signal(signal.SIGKILL if late else signal.SIGTERM)
                 except psutil.AccessDenied:
-                    refused.add(one)
+                    left.add(one)
                 except psutil.NoSuchProcess:
                     pass
         time.sleep(_POLL_S)

@@ -144,6 +144,8 @@ def is_path_safe() -> bool:
 
 
 def _is_source(path: str) -> bool:
+    if not os.path.isfile(path):  # a pipe can be read only once
+        return True
     with open(path, "rb") as file:
         return b"\0" not in file.read(512)
 

@@ -13,6 +13,7 @@ class Program(NamedTuple):
     name: str  # a path, or a module's name
     args: tuple[str, ...] = ()
     kind: str = "script"  # script, module, or program if it is not Python
+    is_stream: bool = False  # a pipe, a terminal or a descriptor: for one reader, which has it open
 
     def command(self, python: Sequence[str]) -> list[str]:
         """Return the argv that runs it."""

@@ -82,6 +82,16 @@ def program_problems(
                 code=Code.PROGRAM_IN_PROCESS,
             )
         )
+    if supervised is not None and program.is_stream:
+        found.append(
+            Problem(
+                f"the script {program.name!r} is read from a pipe or descriptor, which ranks under "
+                f"a launcher cannot, but {supervised}",
+                "the command line",
+                "save the script to a file, or run one process without a launcher",
+                code=Code.SCRIPT_FROM_STREAM,
+            )
+        )
     if supervised is not None and "-i" in python:
         found.append(
             Problem(

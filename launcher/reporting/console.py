@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, TextIO
 
 from headway.launcher.reporting.failures import ranges
@@ -55,7 +55,8 @@ class Console:
         self._ranks = ranks
         self._fds = {}
         for target, stream in ((1, sys.stdout), (2, sys.stderr)):
-            stream.flush()
+            with suppress(OSError):  # the disk behind it is full, as the sink will find out
+                stream.flush()
             self._fds[target] = stream.fileno()
         out = Sink(self._fds[1], sys.stdout.isatty(), self._note_change)
         error = out

@@ -72,6 +72,7 @@ JOINING_THREADS = ("threading.py", "_shutdown")
 # Linux, proc(5): fields of /proc/PID/status
 CAUGHT_SIGNALS = "SigCgt"
 STATE = "State"
+TRACER = "TracerPid"
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -81,6 +82,7 @@ STATES = {
     "Z": "ended, and not yet reaped",
 }
 STOPPED_STATES = ("T", "t")
+ENDED_STATE = "Z"
 
 
 def contains(message: str, texts: Iterable[Text]) -> bool:

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from headway.launcher.reporting.foreign_messages import (
     CAUGHT_SIGNALS,
+    ENDED_STATE,
     STATE,
     STATES,
     STOPPED_STATES,
+    TRACER,
 )
 
 
@@ -23,6 +25,12 @@ class ProcessState(NamedTuple):
 
     letter: str = ""  # as in ps(1); empty: not known
     waits_in: str = ""  # the function of the kernel; empty: in none, or not known
+    tracer: int = 0  # the process that debugs it
+
+    @property
+    def is_kept_by_tracer(self) -> bool:
+        """Whether it has ended, and stays until its tracer has noted that."""
+        return self.letter == ENDED_STATE and self.tracer != 0
 
     @property
     def is_stopped(self) -> bool:
@@ -35,11 +43,15 @@ class ProcessState(NamedTuple):
 
 def read_state(pid: int) -> ProcessState:
     """Return what the main thread of process `pid` does at this moment."""
-    letter = _status_of(pid).get(STATE, "")[:1]
+    status = _status_of(pid)
     waits_in = ""
     with suppress(OSError), open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
         waits_in = file.read().strip()
-    return ProcessState(letter, "" if waits_in == "0" else waits_in)
+    return ProcessState(
+        letter=status.get(STATE, "")[:1],
+        waits_in="" if waits_in == "0" else waits_in,
+        tracer=int(status.get(TRACER, "0")),
+    )
 
 
 def handles_quit(pid: int) -> bool:

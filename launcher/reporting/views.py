@@ -177,10 +177,18 @@ class FileView(View):
 
 
 def _without_moves(text: bytes) -> bytes:
-    """Turn moves to the line above into carriage returns, and remove those that go down again."""
+    """Turn moves to the line above into carriage returns, and remove those that go down again.
+
+    One after text that is no bar ends its line: a terminal leaves the text where it is.
+    """
     while _UP + b"\n" in text:
         text = text.replace(_UP + b"\n", b"")
-    return _WENT_UP.sub(b"\r", text)
+
+    def end(move: re.Match[bytes]) -> bytes:
+        line = text[text.rfind(b"\n", 0, move.start()) + 1 : move.start()]
+        return b"\n" if line.strip() and b"\r" not in line else b"\r"
+
+    return _WENT_UP.sub(end, text)
 
 
 def _has_states(lines: bytes) -> bool:

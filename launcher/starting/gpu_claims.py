@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from headway.errors import MachineError
+from headway.launcher.reporting.rank_channel import say
 from headway.launcher.reporting.waiting import waiting_for
 from headway.machine.facts import Machine
 from headway.settings.table import Settings
@@ -72,7 +73,7 @@ def claim_idle(
         if wait_s is None or not can_wait or time.monotonic() - began >= wait_s:
             return machine
         if not is_waiting:
-            print(f"headway: waiting: {'; '.join(selection.problems)}", file=sys.stderr, flush=True)
+            say(f"waiting: {'; '.join(selection.problems)}")
             is_waiting = True
         time.sleep(min(POLL_S, max(0.0, began + wait_s - time.monotonic())))
 

@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 
 from headway.launcher.inside.process_cleanup import (
+    KILL_MARGIN_S,
     adopt_orphans,
     end_descendants,
     reap,
@@ -24,7 +25,7 @@ from headway.launcher.inside.process_cleanup import (
 )
 from headway.launcher.starting.titles import set_name, set_title
 
-_MARGIN_S = 5.0  # for the server, to kill the processes whose grace period has ended
+_MARGIN_S = KILL_MARGIN_S + 5.0  # for the server, to kill what remains after the grace period
 _NEVER = float("inf")
 
 
@@ -34,8 +35,8 @@ def fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
     Does nothing where a process cannot adopt orphans.
 
     Args:
-        launcher: the socket whose other end sends no more when the launcher ends.
-        grace_s: how long the child gives other processes to end once the launcher has ended.
+        launcher: the socket whose other end closes when the launcher ends, or wants the child to.
+        grace_s: how long the child gives other processes to end after that.
     """
     if not adopt_orphans():
         return
@@ -58,7 +59,8 @@ def _wait(server: int, launcher: socket.socket, grace_s: float) -> int:
     child_ended, _ = wake_on_child_end()
     poll = select.poll()
     poll.register(child_ended, select.POLLIN)
-    poll.register(launcher, select.POLLRDHUP)  # its messages are the server's
+    # the launcher has ended, or has closed its side; its messages are the server's
+    poll.register(launcher, select.POLLRDHUP)
     kill_at = _NEVER
     while True:
         for pid, status in reap():

@@ -23,10 +23,13 @@ from torch.distributed.elastic.multiprocessing.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from headway.contract.records import Crash, Ended
+from headway.launcher.inside.process_cleanup import KILL_MARGIN_S
 from headway.launcher.reporting import hang
 from headway.launcher.reporting.failures import RankExit, named
 from headway.launcher.reporting.hang import RankStatus
 from headway.launcher.reporting.output import UNREAD_AFTER_FAILURE_S, UNREAD_S, Output
+from headway.launcher.reporting.process_state import read_state
+from headway.launcher.reporting.rank_channel import say
 from headway.launcher.reporting.reasons import is_of_communication
 from headway.launcher.reporting.waiting import waiting_for
 from headway.launcher.reporting.watch import Watch
@@ -204,9 +207,25 @@ class RankProcesses(PContext):
                 self._collect(timeout_s=left_s)
         waited_s = time.time() - self._stopped_at
         self._killed_after_s |= dict.fromkeys(self._alive(), waited_s)
-        while self._alive():
+        given_up_at = time.monotonic() + KILL_MARGIN_S
+        while alive := self._alive():
             self.forward(signal.SIGKILL)
             self._collect(timeout_s=1)
+            for local_rank in alive:
+                self._give_up_if_kept(local_rank, is_late=time.monotonic() > given_up_at)
+
+    def _give_up_if_kept(self, local_rank: int, *, is_late: bool) -> None:
+        """Take a killed rank that the kernel does not remove for ended, and say what keeps it."""
+        pid = self.pids()[local_rank]
+        state = read_state(pid)
+        if local_rank in self.exits or not (is_late or state.is_kept_by_tracer):
+            return
+        holder = f"held by process {state.tracer}, which traces it" if state.tracer else state
+        say(
+            f"rank {self.envs[local_rank]['RANK']} (process {pid}) has been killed, but is {holder}"
+        )
+        killed = Ended(pid, -signal.SIGKILL, time.time(), left_processes=False)
+        self.exits[local_rank] = self._end_of(local_rank, killed)
 
     def _describe_stop(self, death_sig: signal.Signals, grace_s: float) -> str:
         ranks = named([int(self.envs[local_rank]["RANK"]) for local_rank in self._alive()])

@@ -119,7 +119,7 @@ class _Server:
         while True:
             ready = {key.fd: key.data for key, _ in self._selector.select()}
             for pid in filter(None, ready.values()):  # in the order in which they ended
-                self._end(pid, os.waitpid(pid, 0)[1])
+                self._end_or_unwatch(pid)
             if self._wake_fds[0] in ready:
                 self._reap()
             if self._launcher.fileno() not in ready:
@@ -158,6 +158,21 @@ class _Server:
         _answer(self._launcher, Started(pid))
         return pid
 
+    def _end_or_unwatch(self, pid: int) -> None:
+        """Report the end of a rank, unless a tracer holds it: the rest is left to `_reap`."""
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            self._end(pid, status)
+        else:
+            self._unwatch(pid)
+
+    def _unwatch(self, pid: int) -> None:
+        fd = self._ranks[pid]
+        if fd is not None:
+            self._selector.unregister(fd)
+            os.close(fd)
+        self._ranks[pid] = None
+
     def _reap(self) -> None:
         """Reap adopted orphans, and ranks that have ended since."""
         os.read(self._wake_fds[0], 4096)
@@ -168,10 +183,8 @@ class _Server:
 
     def _end(self, pid: int, status: int) -> None:
         """Report the end of a rank."""
-        fd = self._ranks.pop(pid)
-        if fd is not None:
-            self._selector.unregister(fd)
-            os.close(fd)
+        self._unwatch(pid)
+        del self._ranks[pid]
         ended = time.time()
         left_processes = not self._ranks and has_children()
         code = os.waitstatus_to_exitcode(status)

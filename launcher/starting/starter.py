@@ -35,6 +35,7 @@ from headway.launcher.starting.handles import ProcessHandle
 if TYPE_CHECKING:
     from psutil import Process
 
+_CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
 _TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
 
 
@@ -128,7 +129,7 @@ class Starter:
         with suppress(OSError):
             self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
             with waiting_for("the process that starts the ranks", is_quiet=self._is_quiet):
-                pid = self._started.get()
+                pid = self._next_start()
         if isinstance(pid, OSError):
             raise cannot_start(pid)
         if isinstance(pid, Refused):
@@ -141,6 +142,11 @@ class Starter:
             self._reader.join()  # which sets `server_code`
             raise ServerEnded
         return pid
+
+    def _next_start(self) -> int | OSError | Refused | None:
+        while True:
+            with suppress(queue.Empty):
+                return self._started.get(timeout=_CHECK_EVERY_S)
 
     def restart_server(self) -> None:
         """Start another server if the last one has ended on its own."""
@@ -183,9 +189,9 @@ class Starter:
             self._socket.shutdown(socket.SHUT_WR)
         self.resume_server()
         self._guardian.terminate()  # ends one that has started no server yet
-        self._reader.join()  # until the server and its guardian have ended
         if self._guardian.wait() != 0 and not leave_children:
             end_descendants(0)  # which this process has adopted
+        self._reader.join()
         self._socket.close()
         if self._server is not None:
             self._server.close()

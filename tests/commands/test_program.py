@@ -98,6 +98,28 @@ def test_a_compiled_script_is_a_script() -> None:
 def test_a_script_from_a_pipe_is_not_read_beforehand() -> None:
     os.mkfifo("pipe")  # to open it would wait for a writer
     assert program("pipe") == ("script", "pipe")
+    code, text = run("launch", "--cpu", "--num-processes", "2", "pipe")
+    assert code == 2
+    assert "'pipe' is read from a pipe or descriptor" in text
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not os.path.exists("/dev/stdin"), reason="needs the name of a descriptor")
+def test_a_script_from_stdin_is_run_by_one_process_and_refused_for_ranks() -> None:
+    def from_pipe(*words: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-m", "headway", "launch", "-q", "--cpu", *words, "/dev/stdin"]
+        return subprocess.run(
+            command, input="print('ran')", env=environ, capture_output=True, text=True, timeout=60
+        )
+
+    for words in (["--num-processes", "2"], ["--supervise"]):
+        done = from_pipe(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "'/dev/stdin' is read from a pipe or descriptor" in done.stderr
+    for words in ([], ["--in-process"]):
+        done = from_pipe(*words)
+        assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
 @pytest.mark.parametrize("name", ["python", "python3", "/usr/bin/python3.12", sys.executable])

@@ -217,3 +217,17 @@ def test_a_limit_of_threads_that_is_reached_in_the_launcher_is_named_with_the_fi
     assert done.returncode == 4, done.stderr
     assert "ulimit -u" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--supervise"]])
+def test_a_full_disk_behind_stderr_does_not_keep_the_script_from_running(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*HEADWAY, "--cpu", *words, script("print('ran'); raise SystemExit(7)")],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=full,
+            timeout=60,
+        )
+    assert done.returncode == 7
+    assert done.stdout.startswith(b"ran\n")  # and the report, where there is a launcher

@@ -418,6 +418,7 @@ def test_a_slow_bar_that_ends_in_carriage_returns_is_seen_soon_too(
         # tqdm in tqdm
         ("\ra1\n\rb1\x1b[A\n\rb2\x1b[A\n\rb3\x1b[A\ra2\n", "[0] a1\n[0] a2\n"),
         ("\ra1\n\n\rc1\x1b[A\x1b[A\n\n\rc2\x1b[A\x1b[A", "[0] a1\n[0] \n[0] c2\n"),
+        ("loss 0.5 \x1b[A tail\n", "[0] loss 0.5 \n[0]  tail\n"),
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
