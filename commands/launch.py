@@ -67,12 +67,13 @@ def main(argv: Sequence[str]) -> int:
     if _wants_idle(settings):
         if parsed.machine is None:
             machine = _look_for_idle_gpus(settings, problems, parsed, environ)
-    elif parsed.wait is not None:
+    elif parsed.wait is not None and not settings_problems(settings, machine):
+        asked = settings.devices.idle is not None
         raise ConfigError(
             f"--wait waits for idle GPUs, and devices is {str(settings.devices)!r} on "
             f"{settings.device}",
             where=f"flag --wait; devices: {settings.origin('devices')}",
-            fix="ask for them with --devices idle:2, or leave --wait out",
+            fix="leave --wait out" + ", or ask for them with --devices idle:2" * (not asked),
         )
     if parsed.machine is None:
         from headway.launcher.starting.log_folder import log_dir_problems

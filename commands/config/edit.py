@@ -249,13 +249,15 @@ def apply(
             raise ConfigError.of(_placed(error.problems, text, path, machine)) from None
         return edited
 
-    new = change_profile(path, valid, is_private=lambda text: masked_profile(text) != text)
+    new = change_profile(path, valid, is_private=_holds_secret)
     after = parse_profile(new, path, layer)
     if not old:
         write_schema()
     print(f"{'unchanged:' if new == old else 'wrote'} {shown(path)}")
     for line in differences(before, after):
         print(f"  {line}")
+    if _holds_secret(new) and not _holds_secret(old):
+        print("only you can read it now: it holds a secret")
     after.pop("version", None)
     reported = {k: e for k, e in after.items() if k in requested or _raw(before, k) != e.raw}
     layers = [*weaker, after, *stronger]
@@ -265,6 +267,13 @@ def apply(
     elsewhere = _set_elsewhere(sorted(gone), [*weaker, *stronger])
     for note in [*overridden([reported, *stronger]), *elsewhere, *not_here]:
         print(f"headway: note: {note}", file=sys.stderr)
+
+
+def _holds_secret(text: str) -> bool:
+    try:
+        return masked_profile(text) != text
+    except ConfigError:  # an invalid profile, which is replaced as a whole
+        return False
 
 
 def _placed(

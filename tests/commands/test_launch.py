@@ -267,6 +267,14 @@ REFUSALS = {
         ["--num-processes=2", "--log-dir", "/proc/xx", "script.py"],
         "log_dir '/proc/xx' cannot be written to",
     ),
+    "waiting for idle GPUs where there is none": (
+        ["--devices=idle:2", "--wait", "script.py"],
+        "which selects GPUs, but device is 'cpu'",
+    ),
+    "waiting for idle GPUs on the CPU": (
+        ["--devices=idle:2", "--wait", "--cpu", "script.py"],
+        "fix:  leave --wait out\n",
+    ),
     "two processes in this one": (
         ["--in-process", "--num-processes", "2", "script.py"],
         "num_processes is 2",
