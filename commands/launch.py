@@ -154,6 +154,13 @@ def _seconds(text: str) -> float:
         ) from None
 
 
+def _is_wait(text: str) -> bool:
+    try:
+        return _seconds(text) >= 0
+    except ConfigError:
+        return False
+
+
 def make_parser() -> Parser:
     """Return the parser of the launcher's own flags."""
     parser = Parser(
@@ -187,6 +194,7 @@ def make_parser() -> Parser:
         "--wait",
         metavar="S",
         default_value=FOREVER,
+        reads=_is_wait,
         help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
     )
     parser.flag(

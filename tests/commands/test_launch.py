@@ -271,10 +271,8 @@ REFUSALS = {
         ["--devices=idle:2", "--wait", "script.py"],
         "which selects GPUs, but device is 'cpu'",
     ),
-    "waiting for idle GPUs on the CPU": (
-        ["--devices=idle:2", "--wait", "--cpu", "script.py"],
-        "fix:  leave --wait out\n",
-    ),
+    "a wait without =": (["--devices=idle:2", "--wait", "10m", "script.py"], "--wait=10m"),
+    "a choice without =": (["--leave-children", "yes", "script.py"], "--leave-children=yes"),
     "two processes in this one": (
         ["--in-process", "--num-processes", "2", "script.py"],
         "num_processes is 2",
