@@ -37,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser()
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
+    if not rest and own:
+        _refuse_script_as_value(own[-1])
     program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)
     if parsed.machine is not None and not parsed.dry_run:
         raise ConfigError(
@@ -106,6 +108,17 @@ def main(argv: Sequence[str]) -> int:
         if failed.exit_code == _USAGE_ERROR:
             failed.note = _misplaced_flags(program, parser)
         raise
+
+
+def _refuse_script_as_value(flag: str) -> None:
+    """Refuse a last flag whose value is a file, where no script follows."""
+    name, _, value = flag.partition("=")
+    if name != "--module" and os.path.isfile(value):
+        raise ConfigError(
+            f"no script given: {name} has taken {value!r} as its value",
+            where="the command line",
+            fix=f"write the value of {name} before the script",
+        )
 
 
 def _wants_idle(settings: Settings) -> bool:

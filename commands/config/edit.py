@@ -80,12 +80,14 @@ def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
     """
     problems = []
     values: dict[str, Raw] = {}
-    for word in words:
+    for word in _joined(words):
         key, equals, raw = word.partition("=")
         if not _is_text(word):
             problems.append(Problem(f"{word!r} is not UTF-8", where, "write it as text"))
         elif not equals:
-            problems.append(Problem(f"{word!r} is not KEY=VALUE", where, f"write {word}=VALUE"))
+            name, space, value = word.partition(" ")
+            fix = f"write {name}={value if space else 'VALUE'}"
+            problems.append(Problem(f"{word!r} is not KEY=VALUE", where, fix))
         elif key in values:
             problems.append(Problem(f"{key} is set twice", where, "keep one of the two"))
         if equals:
@@ -98,6 +100,18 @@ def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
         ]
     origin = Origin(Layer.ASSIGNMENT, reason=where)
     return checked_entries({key: Entry(raw, origin) for key, raw in values.items()}, problems)
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Return the words, with a key and the value typed after it as one word for the message."""
+    joined: list[str] = []
+    for word in words:
+        is_value = joined and "=" not in word + joined[-1] and " " not in joined[-1]
+        if is_value and joined[-1].partition(".")[0] in TABLE:
+            joined[-1] += f" {word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _is_text(word: str) -> bool:

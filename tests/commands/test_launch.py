@@ -238,6 +238,14 @@ def test_the_launch_path_stays_free_of_slow_imports() -> None:
 
 REFUSALS = {
     "no script": (["--cpu"], "no script given"),
+    "a script in the place of a value": (
+        ["--cpu", "--num-processes", "script.py"],
+        "--num-processes has taken 'script.py' as its value",
+    ),
+    "a program that may not be executed": (
+        ["--no-python", "./script.py"],
+        "fix:  `chmod +x ./script.py`",
+    ),
     "a missing script": (["scirpt.py"], "did you mean 'script.py'"),
     "a directory": (["folder"], "is a directory"),
     "an unknown flag": (["--num-procesess", "2", "script.py"], "did you mean --num-processes"),
