@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -53,6 +54,7 @@ class Parser:
         self._last: set[str] = set()
         self._appendix = appendix  # printed unchanged at the end of --help
         self._default_value: dict[str, str] = {}  # of flags with an optional value
+        self._reads: dict[str, Callable[[str], bool]] = {}  # whether a word is such a value
 
     def format_help(self) -> str:
         """Return the text of --help."""
@@ -71,6 +73,9 @@ class Parser:
         """Declare the flags to a parser of argparse, for what is made from one."""
         for name, options in self._options.items():
             spellings = [word for word, long in self._long_name.items() if long == name]
+            if name in self._default_value:
+                spellings = [f"{name}[={options['metavar']}]"]
+                options = {"dest": name, "action": "store_true", "help": options["help"]}
             parser.add_argument(*reversed(spellings), **options)
 
     def has_optional_value(self, name: str) -> bool:
@@ -84,16 +89,17 @@ class Parser:
         short: str | None = None,
         is_last: bool = False,
         default_value: str | None = None,
+        reads: Callable[[str], bool] = lambda _: False,
         **options: Any,
     ) -> None:
         """Add one flag; with `metavar` it takes a value, and no flag may follow one with `is_last`.
 
         With a `default_value` the value is optional and must be written with "=", so that the
-        script is never taken for the value.
+        script is never taken for the value; `reads` says whether a word could be meant as one.
         """
         if default_value is not None:
             self._default_value[name] = default_value
-            options["help"] += f" (--{name[2:]}={options['metavar']})"
+            self._reads[name] = reads
         for spelling in filter(None, (name, short)):
             self.known[spelling] = "metavar" in options
             self._long_name[spelling] = name
@@ -126,7 +132,7 @@ class Parser:
                 options["choices"] = row.choices
             if row.shape is Shape.MAP:
                 options |= {"action": "append", "help": f"{row.help} (repeatable)"}
-            self.flag(row.flag, dest=row.name, default_value=row.bare, **options)
+            self.flag(row.flag, dest=row.name, default_value=row.bare, reads=row.reads, **options)
 
     def machine_flag(self) -> None:
         """Add --machine, for commands that can use a recorded machine instead of this one."""
@@ -146,12 +152,14 @@ class Parser:
         """
         own: list[str] = []
         words = list(argv)
+        bare = ""  # the last flag, if its optional value was left out
         while words and words[0].startswith("-") and words[0] not in ("-", "--"):
             name, equals, value = words.pop(0).partition("=")
             name = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
             if name not in self.known:
                 self._raise_unknown(name, value if equals else _value_in(words))
-            if not equals and name in self._default_value:
+            bare = name if not equals and name in self._default_value else ""
+            if bare:
                 value = self._default_value[name]
             elif self.known[name] and not equals:
                 if not words:
@@ -167,6 +175,12 @@ class Parser:
             own.append(f"{self._long_name[name]}={value}" if self.known[name] else name)
             if name in self._last:
                 break
+        if bare and words and self._reads[bare](words[0]) and not os.path.lexists(words[0]):
+            raise ConfigError(
+                f"{bare} is followed by {words[0]!r}, which is no script",
+                where="the command line",
+                fix=f"write {bare}={words[0]}",
+            )
         return own, words
 
     def parse_args(self, own: Sequence[str]) -> Parsed:

@@ -38,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser()
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
+    if not rest and own:
+        _refuse_script_as_value(own[-1])
     program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)
     if parsed.machine is not None and not parsed.dry_run:
         raise ConfigError(
@@ -68,12 +70,13 @@ def main(argv: Sequence[str]) -> int:
     if _wants_idle(settings):
         if parsed.machine is None:
             machine = _look_for_idle_gpus(settings, problems, parsed, environ)
-    elif parsed.wait is not None:
+    elif parsed.wait is not None and not settings_problems(settings, machine):
+        asked = settings.devices.idle is not None
         raise ConfigError(
             f"--wait waits for idle GPUs, and devices is {str(settings.devices)!r} on "
             f"{settings.device}",
             where=f"flag --wait; devices: {settings.origin('devices')}",
-            fix="ask for them with --devices idle:2, or leave --wait out",
+            fix="leave --wait out" + ", or ask for them with --devices idle:2" * (not asked),
         )
     if parsed.machine is None:
         from headway.launcher.starting.log_folder import log_dir_problems
@@ -106,6 +109,17 @@ def main(argv: Sequence[str]) -> int:
         if failed.exit_code == _USAGE_ERROR:
             failed.note = _misplaced_flags(program, parser)
         raise
+
+
+def _refuse_script_as_value(flag: str) -> None:
+    """Refuse a last flag whose value is a file, where no script follows."""
+    name, _, value = flag.partition("=")
+    if name != "--module" and os.path.isfile(value):
+        raise ConfigError(
+            f"no script given: {name} has taken {value!r} as its value",
+            where="the command line",
+            fix=f"write the value of {name} before the script",
+        )
 
 
 def _wants_idle(settings: Settings) -> bool:
@@ -154,6 +168,13 @@ def _seconds(text: str) -> float:
         ) from None
 
 
+def _is_wait(text: str) -> bool:
+    try:
+        return _seconds(text) >= 0
+    except ConfigError:
+        return False
+
+
 def make_parser() -> Parser:
     """Return the parser of the launcher's own flags."""
     parser = Parser(
@@ -187,6 +208,7 @@ def make_parser() -> Parser:
         "--wait",
         metavar="S",
         default_value=FOREVER,
+        reads=_is_wait,
         help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
     )
     parser.flag(

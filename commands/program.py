@@ -195,6 +195,12 @@ def _executable(name: str) -> str:
     from shutil import which
 
     path = which(name)
+    if path is None and os.path.dirname(name) and os.path.isfile(name):
+        raise ConfigError(
+            f"{name!r} is not executable",
+            where=_WHERE,
+            fix=f"`chmod +x {_quoted(name)}`; a Python script needs no --no-python",
+        )
     if path is None:
         raise ConfigError(
             f"executable {name!r} not found",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headway.commands.config.edit import checked_entries
+from headway.commands.config.assignments import checked_entries
 from headway.config_wizard.questions import MORE, NO, PLACE, PROJECT, USER, YES
 from headway.contract.origin import Layer
 from headway.errors import Problem

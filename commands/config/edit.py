@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 
+from headway.commands.config.assignments import assignments
 from headway.commands.config.check import checked, launch_problems
 from headway.commands.config.schema import with_header, write_schema
 from headway.commands.flags import Parser
@@ -70,95 +71,6 @@ def set_all(text: str, values: Mapping[str, Raw]) -> str:
     order = list(TABLE)
     keys = sorted(values, key=lambda key: order.index(key.partition(".")[0]))
     return reduce(lambda edited, key: set_value(edited, key, values[key]), keys, text)
-
-
-def assignments(words: Sequence[str], where: str) -> dict[str, Raw]:
-    """Return the values that words such as `num_processes=2` set, by key.
-
-    Raises:
-        ConfigError: all words without "=", unknown keys and invalid values at once.
-    """
-    problems = []
-    values: dict[str, Raw] = {}
-    for word in words:
-        key, equals, raw = word.partition("=")
-        if not _is_text(word):
-            problems.append(Problem(f"{word!r} is not UTF-8", where, "write it as text"))
-        elif not equals:
-            problems.append(Problem(f"{word!r} is not KEY=VALUE", where, f"write {word}=VALUE"))
-        elif key in values:
-            problems.append(Problem(f"{key} is set twice", where, "keep one of the two"))
-        if equals:
-            values[key] = raw
-    if "env" in values:
-        twice = [key for key in values if key.startswith("env.")]
-        problems += [
-            Problem(f"{key} is set twice: env sets all variables", where, "keep one of the two")
-            for key in twice
-        ]
-    origin = Origin(Layer.ASSIGNMENT, reason=where)
-    return checked_entries({key: Entry(raw, origin) for key, raw in values.items()}, problems)
-
-
-def _is_text(word: str) -> bool:
-    """False for a text with bytes that are not UTF-8, which Python decodes to surrogates."""
-    return not any("\ud800" <= char <= "\udfff" for char in word)
-
-
-def checked_values(values: Mapping[str, Raw], where: str) -> dict[str, Raw]:
-    """Return `values` as a profile holds them.
-
-    Args:
-        values: by key; `env.NAME` is one variable.
-        where: their origin, for messages.
-
-    Raises:
-        ConfigError: unknown keys and invalid values, all at once.
-    """
-    origin = Origin(Layer.IMPORTED, reason=where)
-    return checked_entries({key: Entry(raw, origin) for key, raw in values.items()})
-
-
-def checked_entries(
-    entries: Mapping[str, Entry], problems: Sequence[Problem] = ()
-) -> dict[str, Raw]:
-    """Return the values of `entries` as a profile holds them.
-
-    Args:
-        entries: by key; `env.NAME` is one variable.
-        problems: found before, to be raised together with the others.
-
-    Raises:
-        ConfigError: unknown keys and invalid values, all at once.
-    """
-    try:
-        parse_layers([layer_of(key, entry) for key, entry in entries.items()])
-    except ConfigError as error:
-        problems = [*problems, *error.problems]
-    if problems:
-        raise ConfigError.of(problems)
-    return {
-        key: TABLE[key].parse(entry.raw)
-        if key == "env"
-        else TABLE[key].canonical(entry.raw)
-        if key in TABLE
-        else entry.raw
-        for key, entry in entries.items()
-    }
-
-
-def layer_of(key: str, entry: Entry) -> Entries:
-    """Return a layer with one entry; `env.NAME` is one variable."""
-    name, _, item = key.partition(".")
-    if name != "env" or not item:
-        return {key: entry}
-    return {name: entry._replace(raw={item: str(entry.raw)})}
-
-
-def layers_of(values: Mapping[str, Raw], where: str) -> list[Entries]:
-    """Return a layer for each of `values`; `env.NAME` is one variable."""
-    origin = Origin(Layer.IMPORTED, reason=where)
-    return [layer_of(key, Entry(raw, origin)) for key, raw in values.items()]
 
 
 def unset_keys(argv: Sequence[str]) -> int:
@@ -249,13 +161,15 @@ def apply(
             raise ConfigError.of(_placed(error.problems, text, path, machine)) from None
         return edited
 
-    new = change_profile(path, valid, is_private=lambda text: masked_profile(text) != text)
+    new = change_profile(path, valid, is_private=_holds_secret)
     after = parse_profile(new, path, layer)
     if not old:
         write_schema()
     print(f"{'unchanged:' if new == old else 'wrote'} {shown(path)}")
     for line in differences(before, after):
         print(f"  {line}")
+    if _holds_secret(new) and not _holds_secret(old):
+        print("only you can read it now: it holds a secret")
     after.pop("version", None)
     reported = {k: e for k, e in after.items() if k in requested or _raw(before, k) != e.raw}
     layers = [*weaker, after, *stronger]
@@ -265,6 +179,13 @@ def apply(
     elsewhere = _set_elsewhere(sorted(gone), [*weaker, *stronger])
     for note in [*overridden([reported, *stronger]), *elsewhere, *not_here]:
         print(f"headway: note: {note}", file=sys.stderr)
+
+
+def _holds_secret(text: str) -> bool:
+    try:
+        return masked_profile(text) != text
+    except ConfigError:  # an invalid profile, which is replaced as a whole
+        return False
 
 
 def _placed(

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from headway.commands.config.answers import QUESTIONS, checked_answers, read_answers
+from headway.commands.config.assignments import assignments
 from headway.commands.config.check import launch_problems, with_idle_gpus
-from headway.commands.config.edit import assignments
 from headway.commands.flags import Parsed, machine_from_flags
 from headway.config_wizard.questions import LAYER_OF, PLACE, PROJECT, USER, Facts
 from headway.contract.origin import Layer, Origin

@@ -7,8 +7,9 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
+from headway.commands.config.assignments import checked_values, layers_of
 from headway.commands.config.check import SCRIPT, checked, profile_problems
-from headway.commands.config.edit import apply, checked_values, layers_of, set_all
+from headway.commands.config.edit import apply, set_all
 from headway.commands.config.schema import new_profile
 from headway.commands.exchange.accelerate_file import from_accelerate
 from headway.commands.exchange.imported import Imported

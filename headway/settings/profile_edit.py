@@ -24,6 +24,7 @@ from headway.settings.setting import Raw
 from headway.settings.table import Settings
 
 BLANK = f"version: {VERSION}\n"
+_OWNERS_ALONE = 0o600
 _TEMPORARY = (".headway-", ".tmp")
 _PLAIN = re.compile(
     r"""
@@ -215,12 +216,13 @@ def change_profile(
 
     Atomic: writers hold a lock on the folder; the text is written to a temporary file beside the
     profile, flushed to disk, and renamed to the profile. A link is followed, and an existing file
-    keeps its permissions.
+    keeps its permissions unless it becomes private.
 
     Args:
         path: of the profile; it and its folder need not exist.
         change: gets the present text, empty if the file does not exist.
-        is_private: whether a new file with this text may be read by nobody else.
+        is_private: whether a file with this text is to be its owner's alone; one that was private
+            before and has other permissions was given those by its owner.
 
     Raises:
         ConfigError: the folder cannot be written to, or the disk is full; or `change` raised it.
@@ -241,7 +243,8 @@ def change_profile(
             if exists and text == before:
                 return text
             _refuse_to_write(target, text)
-            mode = stat.S_IMODE(os.stat(target).st_mode) if exists else _new_mode(is_private(text))
+            becomes_private = is_private(text) and not (exists and is_private(before))
+            mode = _OWNERS_ALONE if becomes_private else _mode_of(target if exists else None)
             prefix, suffix = _TEMPORARY
             handle, temporary = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=folder)
             with open(handle, "w", encoding="utf-8", newline="") as file:
@@ -282,9 +285,9 @@ def _refuse_to_write(target: str, text: str) -> None:
         )
 
 
-def _new_mode(is_private: bool) -> int:
-    """Return the permissions of a new file: those that the user's other files get, or 0600."""
-    return 0o600 if is_private else 0o666 & ~_umask()
+def _mode_of(file: str | None) -> int:
+    """Return the permissions of a file; None: those that the user's new files get."""
+    return 0o666 & ~_umask() if file is None else stat.S_IMODE(os.stat(file).st_mode)
 
 
 def _umask() -> int:

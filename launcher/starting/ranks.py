@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 from torch.distributed.elastic.multiprocessing.api import (
     LogsDest,
@@ -84,6 +85,7 @@ class RankProcesses(PContext):
         self._victim_grace_s = victim_grace_s
         self._local_ranks: dict[int, int] = {}  # by pid
         self._handles: dict[int, ProcessHandle] = {}  # by local rank
+        self._terminals: list[_Terminal] = []  # of rank 0
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
         self._killed_after_s: dict[int, float] = {}  # by local rank: SIGKILL ended its grace
@@ -119,6 +121,7 @@ class RankProcesses(PContext):
             finally:
                 for fd in streams.theirs:
                     os.close(fd)
+            self._terminals += streams.terminals
             self._handles[local_rank] = ProcessHandle(pid)
             self._local_ranks[pid] = local_rank
             self._output.add(rank, streams.pipes)
@@ -196,6 +199,8 @@ class RankProcesses(PContext):
         self._wait_and_kill(death_sig, self._victim_grace_s if is_failure else self._grace_s)
         for handle in self._handles.values():
             handle.close()
+        while self._terminals:
+            os.close(self._terminals.pop().fd)
         if not is_success:
             self._starter.end_left_processes()
 
@@ -243,6 +248,9 @@ class RankProcesses(PContext):
 
     def forward(self, number: int) -> None:
         """Send a signal to the running ranks, but not to their child processes."""
+        if number == signal.SIGWINCH:
+            for terminal in self._terminals:
+                terminal.fit()
         for local_rank in self._alive():
             self._handles[local_rank].send(number)
 
@@ -258,6 +266,22 @@ class RankProcesses(PContext):
         return [one for one in self._local_ranks.values() if one not in self.exits]
 
 
+class _Terminal(NamedTuple):
+    """A pseudo-terminal of a rank, which is as large as the launcher's, less the prefix."""
+
+    fd: int
+    target: int  # 1 or 2: the launcher's terminal
+    margin: int  # the columns of the prefix
+
+    def fit(self) -> None:
+        """Take over the present size of the launcher's terminal."""
+        import termios
+
+        with suppress(termios.error, AttributeError):  # Python 3.10 has no such functions
+            rows, columns = termios.tcgetwinsize(self.target)
+            termios.tcsetwinsize(self.fd, (rows, max(columns - self.margin, 0)))
+
+
 class _Streams:
     """The descriptors of a new rank: `theirs`, five that it gets, and those the launcher reads.
 
@@ -268,14 +292,15 @@ class _Streams:
     def __init__(self, has_stdin: bool, is_debugged: bool, is_prefixed: bool) -> None:
         self._margin = len("[0] ") if is_prefixed else 0
         self._opened: list[int] = []
+        self.terminals: list[_Terminal] = []
         self.pipes: dict[int, int] = {}  # 1 for stdout, 2 for stderr: the reading end
         try:
             (stdin,) = self._keep(os.dup(0) if has_stdin else os.open(os.devnull, os.O_RDONLY))
             if is_debugged:
                 out, err = self._keep(os.dup(1), os.dup(2))
             else:
-                self.pipes[1], out = self._channel(has_stdin and os.isatty(1))
-                self.pipes[2], err = self._channel(has_stdin and os.isatty(2))
+                self.pipes[1], out = self._channel(1, has_stdin and os.isatty(1))
+                self.pipes[2], err = self._channel(2, has_stdin and os.isatty(2))
             ours, theirs = socket.socketpair()
             self.channel, channel = self._keep(ours.detach(), theirs.detach())
             self.stacks, stacks = self._keep(*os.pipe())
@@ -285,8 +310,8 @@ class _Streams:
             raise
         self.theirs = (stdin, out, err, channel, stacks)
 
-    def _channel(self, is_terminal: bool) -> tuple[int, int]:
-        """Return the reading and the writing end of a pipe or a pseudo-terminal."""
+    def _channel(self, target: int, is_terminal: bool) -> tuple[int, int]:
+        """Return the reading and the writing end of a pipe or a pseudo-terminal for a stream."""
         if not is_terminal:
             reading, writing = self._keep(*os.pipe())
             return reading, writing
@@ -297,9 +322,10 @@ class _Streams:
         modes = termios.tcgetattr(writing)
         modes[1] &= ~termios.OPOST  # the launcher's own terminal does this
         termios.tcsetattr(writing, termios.TCSANOW, modes)
-        with suppress(termios.error, AttributeError):
-            rows, columns = termios.tcgetwinsize(1)
-            termios.tcsetwinsize(writing, (rows, max(columns - self._margin, 0)))
+        (own,) = self._keep(os.dup(reading))  # the other is closed by who reads it
+        terminal = _Terminal(own, target, self._margin)
+        terminal.fit()
+        self.terminals.append(terminal)
         return reading, writing
 
     def _keep(self, *fds: int) -> tuple[int, ...]:

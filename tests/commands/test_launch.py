@@ -238,6 +238,14 @@ def test_the_launch_path_stays_free_of_slow_imports() -> None:
 
 REFUSALS = {
     "no script": (["--cpu"], "no script given"),
+    "a script in the place of a value": (
+        ["--cpu", "--num-processes", "script.py"],
+        "--num-processes has taken 'script.py' as its value",
+    ),
+    "a program that may not be executed": (
+        ["--no-python", "./script.py"],
+        "fix:  `chmod +x ./script.py`",
+    ),
     "a missing script": (["scirpt.py"], "did you mean 'script.py'"),
     "a directory": (["folder"], "is a directory"),
     "an unknown flag": (["--num-procesess", "2", "script.py"], "did you mean --num-processes"),
@@ -267,6 +275,12 @@ REFUSALS = {
         ["--num-processes=2", "--log-dir", "/proc/xx", "script.py"],
         "log_dir '/proc/xx' cannot be written to",
     ),
+    "waiting for idle GPUs where there is none": (
+        ["--devices=idle:2", "--wait", "script.py"],
+        "which selects GPUs, but device is 'cpu'",
+    ),
+    "a wait without =": (["--devices=idle:2", "--wait", "10m", "script.py"], "--wait=10m"),
+    "a choice without =": (["--leave-children", "yes", "script.py"], "--leave-children=yes"),
     "two processes in this one": (
         ["--in-process", "--num-processes", "2", "script.py"],
         "num_processes is 2",

@@ -191,3 +191,19 @@ def test_a_new_profile_with_a_secret_is_its_owners_alone() -> None:
     path.chmod(0o640)
     main(["config", "set", "num_processes=2"])
     assert stat.S_IMODE(path.stat().st_mode) == 0o640  # an older file keeps its permissions
+
+
+def test_a_profile_becomes_its_owners_alone_when_a_secret_comes_in_and_stays_as_set_later(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", "set", "num_processes=2"]) == 0
+    path = Path(choose_profile().path)
+    path.chmod(0o644)
+    capsys.readouterr()
+    assert main(["config", "set", "env.HF_TOKEN=hf_1"]) == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "only you can read it" in capsys.readouterr().out
+    path.chmod(0o640)  # by its owner, who knows
+    assert main(["config", "set", "env.HF_TOKEN=hf_2"]) == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert "only you" not in capsys.readouterr().out

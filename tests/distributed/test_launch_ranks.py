@@ -12,7 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -532,6 +532,33 @@ def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix(colored: bo
     bars = [piece for piece in re.split(rb"[\r\n]+", shown) if b"bar" in piece]
     assert bars
     assert all(piece[:4] in (b"[0] ", b"[1] ") for piece in bars)
+
+
+RESIZED = """
+import os, signal, time
+if os.environ["RANK"] == "0":
+    sizes = []
+    signal.signal(signal.SIGWINCH, lambda *_: sizes.append(os.get_terminal_size()))
+    print("ready", flush=True)
+    while not sizes:
+        time.sleep(0.01)
+    print(sizes[0].columns, os.get_terminal_size(2).columns, "columns", flush=True)
+"""
+
+
+def test_a_terminal_made_narrower_is_narrower_for_rank_0_too() -> None:
+    import pexpect
+
+    command = [*HEADWAY, "-q", "--cpu", "--num-processes", "2", script(RESIZED)]
+    child: Any = pexpect.spawn(
+        command[0], command[1:], env=environment(), dimensions=(24, 110), timeout=60
+    )
+    child.expect("ready")
+    child.setwinsize(24, 60)
+    child.expect("56 56 columns")  # beside the prefix
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
 
 
 def test_lines_of_ranks_are_never_torn() -> None:

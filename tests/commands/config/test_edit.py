@@ -337,6 +337,15 @@ def test_launch_takes_a_profile_by_flag_or_variable_and_says_what_overrules_it(
     assert "did you mean 'two'?" in capsys.readouterr().err
 
 
+@pytest.mark.wording
+def test_a_key_and_a_value_as_two_words_are_told_the_one_word_to_write(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", "set", "num_processes", "2", "env.A", "1"]) == 2
+    fixes = [line.strip() for line in lines(capsys.readouterr().err) if line.startswith("fix")]
+    assert fixes == ["fix:  write num_processes=2", "fix:  write env.A=1"]
+
+
 def test_the_schema_takes_what_the_table_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "schema"]) == 0
     properties = json.loads(capsys.readouterr().out)["properties"]

@@ -380,7 +380,7 @@ OF_THE_LAUNCHER = {
 def test_a_flag_for_the_launcher_of_ranks_gets_a_note_where_the_script_replaces_it(
     name: str,
 ) -> None:
-    values = {name: OF_THE_LAUNCHER[name]}
+    values: dict[str, Any] = {name: OF_THE_LAUNCHER[name]}
     assert f"{name} has no effect on one process" in plan(**values).notes[0]
     assert "--supervise" in plan(**values).notes[0]
     assert plan(layer=Layer.USER_PROFILE, **values).notes == ()
