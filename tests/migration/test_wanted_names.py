@@ -24,7 +24,8 @@ from accelerate.state import AcceleratorState, GradientState, is_initialized
 from accelerate.test_utils import torch_device
 from accelerate.tracking import CometMLTracker, GeneralTracker, MLflowTracker, TensorBoardTracker
 from accelerate.tracking import TrackioTracker, WandBTracker, on_main_process
-from accelerate.utils import AutocastKwargs, GradientAccumulationPlugin, GradScalerKwargs, LoggerType
+from accelerate.utils import AutocastKwargs, GradientAccumulationPlugin, GradScalerKwargs
+from accelerate.utils import LoggerType
 from accelerate.utils import ProfileKwargs, TorchDynamoPlugin, broadcast, broadcast_object_list
 from accelerate.utils import concatenate, convert_outputs_to_fp32, extract_model_from_parallel
 from accelerate.utils import find_batch_size, find_executable_batch_size, gather, gather_object
@@ -59,7 +60,8 @@ accelerator.init_trackers("run", config={}, init_kwargs={})
 accelerator.log({}, step=1)
 accelerator.get_tracker("jsonl", unwrap=True), accelerator.trackers, accelerator.end_training()
 accelerator.prepare(), accelerator.prepare_model(0, evaluation_mode=True)
-accelerator.prepare_optimizer(0), accelerator.prepare_data_loader(0), accelerator.prepare_scheduler(0)
+accelerator.prepare_optimizer(0), accelerator.prepare_data_loader(0)
+accelerator.prepare_scheduler(0)
 accelerator.join_uneven_inputs([], even_batches=False), accelerator.trigger_sync_in_backward(0)
 accelerator.set_trigger(), accelerator.check_trigger(), accelerator.skip_first_batches(0, 1)
 accelerator.get_state_dict(0), accelerator.save(0, ""), accelerator.save_model(0, "")
@@ -68,7 +70,8 @@ accelerator.verify_device_map(0), accelerator.clear(), accelerator.free_memory()
 accelerator.use_distributed, accelerator.split_between_processes([], apply_padding=True)
 accelerator.on_process(process_index=1), accelerator.on_last_process(0)
 accelerator.on_local_process(local_process_index=1), accelerator.is_last_process
-accelerator.local_main_process_first(), accelerator.unwrap_model(0), accelerator.gather_for_metrics(0)
+accelerator.local_main_process_first(), accelerator.unwrap_model(0)
+accelerator.gather_for_metrics(0)
 accelerator.ddp_handler, accelerator.scaler_handler, accelerator.dataloader_config
 state = PartialState()
 state.default_device, state.set_device(), state.destroy_process_group()

@@ -13,4 +13,4 @@ sizes, seen = [], []
 for batch in loader:
     sizes.append(len(batch))
     seen.append(accelerator.gather_for_metrics(batch).tolist())
-accelerator.print(json.dumps({"sizes": sizes, "seen": seen, "total": loader.total_batch_size}))
+accelerator.print(json.dumps({"sizes": sizes, "seen": seen}))

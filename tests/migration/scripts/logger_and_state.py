@@ -19,12 +19,12 @@ logger.info("on rank %d", state.process_index, main_process_only=False, in_order
 logger.warning_once("once")
 logger.warning_once("once")
 found = {
-    "lines": stream.getvalue().splitlines(),
+    "lines": len(stream.getvalue().splitlines()),
     "precision": AcceleratorState().mixed_precision,
     "distributed": accelerator.distributed_type != DistributedType.NO,
     "same": [state.num_processes == accelerator.num_processes, state.device == accelerator.device],
     "deepspeed": accelerator.state.deepspeed_plugin,
-    "text": repr(accelerator.state).splitlines(),
+    "text": repr(accelerator.state).splitlines()[1:],
 }
 if state.is_main_process:
     print(json.dumps(found))

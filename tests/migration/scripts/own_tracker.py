@@ -34,5 +34,6 @@ for step in range(3):
     total = accelerator.reduce(torch.tensor(float(step)), "sum").item()
     accelerator.log({"loss": total / accelerator.num_processes}, step=step)
 kept = accelerator.get_tracker("memory", unwrap=True)
-accelerator.print(json.dumps({"kept": kept}))
+if accelerator.is_main_process:
+    print(json.dumps({"kept": kept}))
 accelerator.end_training()

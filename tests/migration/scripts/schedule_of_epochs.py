@@ -1,4 +1,4 @@
-"""A schedule that is not given to prepare(), with step_scheduler_with_optimizer in another run."""
+"""A schedule that steps once an epoch: step_scheduler_with_optimizer=False."""
 
 import json
 
