@@ -10,7 +10,7 @@ from torch.utils.data.distributed import DistributedSampler
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.dispatch import DispatchedShare
 from headway.data.rounds import Division
-from headway.data.sharding import MapShare, Share, StreamShare, is_plain
+from headway.data.sharding import MapShare, Share, StreamShare, batch_size_of, is_plain
 from headway.errors import UsageError
 
 
@@ -54,9 +54,9 @@ def _refuse_what_cannot_be_shared(
                 fix="leave dispatch_batches out; or leave the loader out of prepare(), and let each"
                 " rank read its own data",
             )
-    elif config.split_batches and (loader.batch_size is None or loader.batch_size % num_ranks):
+    elif config.split_batches and (not batch_size_of(loader) or batch_size_of(loader) % num_ranks):
         raise UsageError(
-            f"split_batches=True, but batch_size {loader.batch_size} cannot be split"
+            f"split_batches=True, but batch_size {batch_size_of(loader) or None} cannot be split"
             f" over {num_ranks} ranks",
             where="the script's Accelerator(split_batches=True)",
             fix=f"give the DataLoader a batch_size that is a multiple of {num_ranks}",

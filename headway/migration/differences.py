@@ -24,6 +24,11 @@ _CLIP = Difference(
     "the norm of a partial sum is not the gradient's",
 )
 
+_HALVES = Difference(
+    "each batch size that is tried is half of the last one; in Accelerate nine tenths of it",
+    "a size that fits is found in fewer attempts",
+)
+
 DIFFERENCES = {
     "Accelerator.prepare(scheduler)": Difference(
         "the schedule steps once for each optimizer step; in Accelerate once for each rank",
@@ -43,6 +48,8 @@ DIFFERENCES = {
         " applied, in Accelerate on TPUs alone",
         "the arguments mean what they say",
     ),
+    "accelerate.find_executable_batch_size": _HALVES,
+    "accelerate.utils.find_executable_batch_size": _HALVES,
     "Accelerator.clip_grad_norm_": _CLIP,
     "Accelerator.clip_grad_value_": _CLIP,
 }

@@ -13,6 +13,7 @@ ORIGINAL = "accelerate"
 
 FORWARDED: dict[str, tuple[str, ...]] = {
     "": ("headway.plugins",),
+    "accelerator": ("headway.utils",),
     "launchers": ("headway.notebook",),
     "memory_utils": ("headway.utils",),
     "utils": ("headway.plugins",),
@@ -20,18 +21,21 @@ FORWARDED: dict[str, tuple[str, ...]] = {
 """Accelerate's module, below `accelerate` -> modules of Headway that have names of it, besides the
 one of the same name: `accelerate.utils` needs no row for `headway.utils`."""
 
-_WEIGHTS = ("WEIGHTS_NAME", "WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME", "SAFE_WEIGHTS_INDEX_NAME")
+_BATCH_SIZE = {
+    "find_executable_batch_size": "headway.compat.batch_size.find_executable_batch_size",
+    "should_reduce_batch_size": "headway.out_of_memory.is_out_of_memory",
+}
 
 HOMES: dict[str, dict[str, str]] = {
     "": {
         "Accelerator": "headway.compat.accelerator.Accelerator",
+        "find_executable_batch_size": _BATCH_SIZE["find_executable_batch_size"],
         "is_rich_available": "headway.availability.is_rich_available",
     },
-    "accelerator": {name: f"headway.model_files.{name}" for name in _WEIGHTS},
     "optimizer": {"AcceleratedOptimizer": "headway.optimizer.PreparedOptimizer"},
     "state": {"DistributedType": "headway.world.DistributedType"},
-    "memory_utils": {"should_reduce_batch_size": "headway.out_of_memory.is_out_of_memory"},
-    "utils": {"should_reduce_batch_size": "headway.out_of_memory.is_out_of_memory"},
+    "memory_utils": _BATCH_SIZE,
+    "utils": _BATCH_SIZE,
 }
 """Accelerate's module -> the single names of it, and where Headway defines each; these go first."""
 

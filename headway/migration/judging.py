@@ -182,7 +182,11 @@ def _members(owner: str) -> frozenset[str]:
     """Return the members of a class and its objects; AcceleratorState shares PartialState's."""
     classes = [_class(name) for name in {owner, *(STATES[:2] if owner in STATES[:2] else ())}]
     bases = [base for one in classes if one is not None for base in one.__mro__[:-1]]
-    return frozenset(name for base in bases for name in {*vars(base), *_set_on_self(base)})
+    return frozenset(
+        name
+        for base in bases
+        for name in {*vars(base), *inspect.get_annotations(base), *_set_on_self(base)}
+    )
 
 
 def _set_on_self(base: type[Any]) -> set[str]:
