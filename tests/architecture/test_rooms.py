@@ -25,7 +25,10 @@ BLOCK = re.compile(r"^```rooms\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILES_BLOCK = re.compile(r"^```files\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOTHING = "-"
 
-RUNTIME = ("world", "collectives", "data", "training", "precision", "strategies", "accelerator")
+RUNTIME = (
+    *("world", "collectives", "data", "training", "precision", "strategies", "checkpoint"),
+    "accelerator",
+)
 TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
 """The rooms that may import torch."""
 
