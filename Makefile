@@ -13,7 +13,7 @@ RUNTIME_TESTS := tests/runtime tests/data tests/precision tests/strategies \
 	tests/distributed/test_runtime_with_ranks.py tests/distributed/test_smoke.py
 FOLDERS := headway launcher commands config_wizard tests examples benchmarks docs
 
-.PHONY: demo test quick reworded test-long lowest check format lint types clean
+.PHONY: demo test quick reworded test-long lowest check format lint types docs release clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
@@ -50,17 +50,30 @@ lint: $(VENV)/.check
 types: $(VENV)/.check
 	$(BIN)/mypy $(TREE)
 
+# builds, tries the wheel in a fresh environment (torch is downloaded), uploads nothing
+release: $(VENV)/.test
+	.ci/release $(BIN)/python
+
+# what is read needs no network; the search needs a server: python -m http.server --directory site
+docs: $(VENV)/.docs
+	$(BIN)/python -m mkdocs build --strict
+	@echo "open site/index.html"
+
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) '.[examples]' --constraint constraints.txt
+	$(INSTALL) '.[demo]' --constraint constraints.txt
+	touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[docs]' --constraint constraints.txt
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[test]' --constraint constraints.txt
-	touch $@ $(VENV)/.demo
+	touch $@ $(VENV)/.demo $(VENV)/.docs
 
 $(VENV)/.check: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[test,lint]' --constraint constraints.txt
-	touch $@ $(VENV)/.test $(VENV)/.demo
+	touch $@ $(VENV)/.test $(VENV)/.demo $(VENV)/.docs
 
 $(VENV)-lowest/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m venv $(VENV)-lowest
@@ -73,4 +86,4 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) .venv-3.* build dist headway.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-3.* build dist site headway.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -6,7 +6,8 @@
 
 A tiny MLP on the CPU, so that what a library adds to a step is not lost in the step itself:
 
-1. one process: loader, forward, backward, optimizer step, scheduler step, zero_grad;
+1. one process: loader, forward, backward, optimizer step, scheduler step, zero_grad; here and in
+   4. also with the loss logged by the jsonl tracker in every tenth step;
 2. the same with 4 micro-batches to an optimizer step;
 3. the loop over the loader alone;
 4. two ranks, beside DistributedDataParallel written by hand.
@@ -21,6 +22,7 @@ wait for each other, in wall time.
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import json
 import os
@@ -135,13 +137,29 @@ def headway(case: Case, steps: int) -> Loop:
     return _prepared(Accelerator(cpu=True, gradient_accumulation_steps=case.parts), case, steps)
 
 
+def headway_with_jsonl(case: Case, steps: int) -> Loop:
+    """Log the loss with the built-in tracker in every tenth step."""
+    from headway import Accelerator
+
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=case.parts,
+        log_with="jsonl",
+        project_dir=folder.name,
+    )
+    accelerator.init_trackers("step")
+    return _prepared(accelerator, case, steps, log_every=10)
+
+
 def accelerate(case: Case, steps: int) -> Loop:
     from accelerate import Accelerator
 
     return _prepared(Accelerator(cpu=True, gradient_accumulation_steps=case.parts), case, steps)
 
 
-def _prepared(accelerator: Any, case: Case, steps: int) -> Loop:
+def _prepared(accelerator: Any, case: Case, steps: int, log_every: int = 0) -> Loop:
     made = Objects(steps)
     model, optimizer, scheduler, loader = accelerator.prepare(
         made.model, made.optimizer, made.scheduler, made.loader
@@ -162,7 +180,17 @@ def _prepared(accelerator: Any, case: Case, steps: int) -> Loop:
                 scheduler.step()
                 optimizer.zero_grad()
 
-    return _loop(case, loader, train, accumulate)
+    def train_and_log() -> None:
+        for number, (x, y) in enumerate(loader):
+            loss = loss_of(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            if number % log_every == 0:
+                accelerator.log({"loss": loss}, step=number)
+
+    return _loop(case, loader, train_and_log if log_every else train, accumulate)
 
 
 def fabric(case: Case, steps: int) -> Loop:
@@ -207,7 +235,13 @@ def _loop(case: Case, loader: Any, train: Loop, accumulate: Loop) -> Loop:
     return walk if not case.trains else train if case.parts == 1 else accumulate
 
 
-CONTENDERS = {"pytorch": pytorch, "headway": headway, "fabric": fabric, "accelerate": accelerate}
+CONTENDERS = {
+    "pytorch": pytorch,
+    "headway": headway,
+    "headway, jsonl every 10 steps": headway_with_jsonl,
+    "fabric": fabric,
+    "accelerate": accelerate,
+}
 PACKAGES = {"fabric": "lightning", "accelerate": "accelerate"}
 
 
@@ -223,6 +257,8 @@ def installed() -> Iterator[str]:
 
 def measure(case: Case, names: list[str], blocks: int, steps: int) -> dict[str, list[float]]:
     """Return the seconds that a step took each contender, one figure for each block."""
+    if case.parts > 1 or not case.trains:  # they do not log
+        names = [name for name in names if CONTENDERS[name] is not headway_with_jsonl]
     loops = {name: CONTENDERS[name](case, steps) for name in names}
     gc.collect()
     gc.freeze()  # what the peers imported is nothing to look through in every block

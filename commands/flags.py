@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, did_you_mean
@@ -14,6 +14,9 @@ from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry
 from headway.settings.setting import Shape
 from headway.settings.table import TABLE
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 Parsed = SimpleNamespace
 """The values of the flags, by the name of the setting or flag."""
@@ -40,6 +43,18 @@ FOREIGN_FLAGS = {  # flags of other tools, each with its equivalent and a fix
     "--nproc-per-node": ("is --num-processes here", "pass --num-processes N"),
     "--nnodes": ("is --num-machines here", "pass --num-machines M"),
 }
+
+
+class HelpShown(SystemExit):
+    """--help was printed: the command ends with exit code 0.
+
+    Args:
+        parser: the one whose help it was.
+    """
+
+    def __init__(self, parser: Parser) -> None:
+        super().__init__(0)
+        self.parser = parser
 
 
 class Parser:
@@ -72,10 +87,18 @@ class Parser:
             usage=self._usage,
             formatter_class=lambda prog: HelpFormatter(prog, max_help_position=34, width=96),
         )
+        self.add_flags_to(parser)
+        return parser.format_help() + self._appendix
+
+    def add_flags_to(self, parser: ArgumentParser) -> None:
+        """Declare the flags to a parser of argparse, for what is made from one."""
         for name, options in self._options.items():
             spellings = [word for word, long in self._long_name.items() if long == name]
             parser.add_argument(*reversed(spellings), **options)
-        return parser.format_help() + self._appendix
+
+    def has_optional_value(self, name: str) -> bool:
+        """Return whether this flag may stand alone, and takes a value only with "="."""
+        return name in self._default_value
 
     def flag(
         self,
@@ -122,6 +145,8 @@ class Parser:
         """Add a flag for every setting; those not passed are None."""
         for row in TABLE.values():
             options: dict[str, Any] = {"metavar": row.metavar, "help": row.help}
+            if row.choices:
+                options["choices"] = row.choices
             if row.shape is Shape.MAP:
                 options |= {"action": "append", "help": f"{row.help} (repeatable)"}
             self.flag(row.flag, dest=row.name, default_value=row.bare, **options)
@@ -171,14 +196,14 @@ class Parser:
         """Return the values of the flags in the first part that `split` returns.
 
         Raises:
-            SystemExit: --help is among them; it has been printed.
+            HelpShown: --help is among them; it has been printed.
         """
         values = {options["dest"]: options["default"] for options in self._options.values()}
         for word in own:
             spelling, equals, text = word.partition("=")
             if spelling in ("--help", "-h"):
                 print(self.format_help(), end="")
-                raise SystemExit(0)
+                raise HelpShown(self)
             options = self._options[self._long_name[spelling]]
             value: object = text if equals else True
             if options["action"] == "append":

@@ -22,10 +22,13 @@ _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 _MOST_PROBLEMS = 50  # shown at once: more than there are settings
 
 COMMANDS = {
+    "adopt": "list what scripts take from Accelerate, and change their imports",
+    "completion": "print the completion script for bash, zsh or fish",
     "config": "ask about this machine and write its profile; show, change and check profiles",
     "doctor": "report what is wrong with this machine, and how to fix it",
     "env": "print the facts about this machine, ready to paste into an issue",
     "launch": "run a training script in one or many processes",
+    "plot": "draw the metrics of runs that the jsonl tracker wrote",
     "ps": "list your running launches on this machine",
     "stack": "print the stacks of all ranks of a running launch, and which rank is behind",
     "test": "check this machine by a training of a few seconds, on all ranks of the plan",
@@ -37,7 +40,7 @@ usage: headway [--version] [--help] <command> ...
 Run one PyTorch training script on any machine.
 
 commands:
-{chr(10).join(f"  {name:<9}{text}" for name, text in COMMANDS.items())}
+{chr(10).join(f"  {name:<12}{text}" for name, text in COMMANDS.items())}
 
 `headway <command> --help` says more. A first run, with two processes on this machine's CPU:
   headway launch --cpu --num-processes 2 train.py

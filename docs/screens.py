@@ -22,11 +22,21 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 SCREEN = re.compile(r"```console\n\$ (headway .*)\n(?:[^`]|`(?!``))*```")
 TIMEOUT_S = 120
+WITH_ACCELERATE = """\
+from accelerate import Accelerator
+from accelerate.utils import BnbQuantizationConfig, set_seed
+
+set_seed(1)
+accelerator = Accelerator(mixed_precision="no")
+model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+accelerator.backward(loss)
+"""
 
 
 def make_stage(folder: Path) -> None:
     """Write the files that the commands of the pages need into `folder`."""
     (folder / "train.py").write_text("print('trained')\n")
+    (folder / "train_with_accelerate.py").write_text(WITH_ACCELERATE)
     for recorded in (ROOT / "tests" / "machines").glob("*.json"):
         shutil.copy(recorded, folder)
 

@@ -6,7 +6,7 @@
     torchrun --nproc-per-node 2 examples/digits.py                      any other launcher
 
 The batch of one optimizer step is the same however many ranks share it, and so is the outcome.
-Needs the extra `examples`: pip install "headway[examples]".
+Needs the extra `demo`: pip install "headway[demo]".
 """
 
 import argparse

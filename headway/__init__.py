@@ -13,22 +13,68 @@ from headway._version import __version__
 
 if TYPE_CHECKING:
     from headway.accelerator import Accelerator as Accelerator
+    from headway.batch_size import find_executable_batch_size as find_executable_batch_size
+    from headway.data.configuration import DataLoaderConfiguration as DataLoaderConfiguration
+    from headway.data.skipping import skip_first_batches as skip_first_batches
     from headway.errors import HeadwayError as HeadwayError
+    from headway.generators import synchronize_rng_states as synchronize_rng_states
+    from headway.notebook import debug_launcher as debug_launcher
+    from headway.notebook import notebook_launcher as notebook_launcher
+    from headway.plugins import AutocastKwargs as AutocastKwargs
+    from headway.plugins import DDPCommunicationHookType as DDPCommunicationHookType
+    from headway.plugins import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from headway.plugins import GradScalerKwargs as GradScalerKwargs
+    from headway.plugins import InitProcessGroupKwargs as InitProcessGroupKwargs
+    from headway.plugins import ProfileKwargs as ProfileKwargs
+    from headway.state import PartialState as PartialState
     from headway.world import DistributedType as DistributedType
 
 _HOMES = {
     "Accelerator": "headway.accelerator",
+    "AutocastKwargs": "headway.plugins",
+    "DDPCommunicationHookType": "headway.plugins",
+    "DataLoaderConfiguration": "headway.data.configuration",
+    "DistributedDataParallelKwargs": "headway.plugins",
     "DistributedType": "headway.world",
+    "GradScalerKwargs": "headway.plugins",
     "HeadwayError": "headway.errors",
+    "InitProcessGroupKwargs": "headway.plugins",
+    "PartialState": "headway.state",
+    "ProfileKwargs": "headway.plugins",
+    "debug_launcher": "headway.notebook",
+    "find_executable_batch_size": "headway.batch_size",
+    "notebook_launcher": "headway.notebook",
+    "skip_first_batches": "headway.data.skipping",
+    "synchronize_rng_states": "headway.generators",
 }
 
-__all__ = ["Accelerator", "DistributedType", "HeadwayError", "__version__"]
+__all__ = [
+    "Accelerator",
+    "AutocastKwargs",
+    "DDPCommunicationHookType",
+    "DataLoaderConfiguration",
+    "DistributedDataParallelKwargs",
+    "DistributedType",
+    "GradScalerKwargs",
+    "HeadwayError",
+    "InitProcessGroupKwargs",
+    "PartialState",
+    "ProfileKwargs",
+    "__version__",
+    "debug_launcher",
+    "find_executable_batch_size",
+    "notebook_launcher",
+    "skip_first_batches",
+    "synchronize_rng_states",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        from headway.migration.missing import raise_missing  # only for names that are not here
+
+        raise_missing("", name, __name__)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import IO, Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 
 from headway.accumulation import Accumulation
-from headway.arguments import check_steps, merge_arguments, reject_unsupported
-from headway.contract.records import beat, channel
+from headway.arguments import (
+    CALL,
+    EffectiveSettings,
+    merge_accumulation,
+    merge_arguments,
+    merge_compilation,
+    reject_unsupported,
+)
+from headway.contract.records import channel
 from headway.contract.run import read_ranks, read_run
-from headway.data.loader import PreparedDataLoader
+from headway.data.configuration import DataLoaderConfiguration, merged_configuration
+from headway.data.skipping import skip_first_batches
 from headway.errors import UsageError
-from headway.optimizer import PreparedOptimizer, PreparedScheduler
+from headway.micro_batches import MicroBatches
+from headway.model_files import save_weights
 from headway.placement import Devices, gpu_named_by
-from headway.precision.bf16 import restore_forward
+from headway.plugins.accumulation import GradientAccumulationPlugin, check_steps
+from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
+from headway.plugins.handler import Handlers, KwargsHandler
+from headway.plugins.handlers import (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+)
+from headway.plugins.profiling import ProfileKwargs
 from headway.precision.choice import precision_for
-from headway.process import Process
-from headway.saving import save_into, save_whole
-from headway.strategies.choice import StrategySettings, strategy_for
-from headway.strategies.strategy import uncompiled
-from headway.world import join_world
+from headway.precision.precision import PrecisionSettings
+from headway.profiling import profiled
+from headway.saving import save
+from headway.state import GradientState, share, shared_precision, shared_world
+from headway.stepping import Stepping
+from headway.strategies.choice import strategy_for
+from headway.strategies.strategy import StrategySettings
+from headway.trackers.tracked import Folder, LogWith, Tracked
+from headway.world import GroupSettings, World, join_world
 
-Tensors = torch.Tensor | Iterable[torch.Tensor]
+HANDLERS = (
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    AutocastKwargs,
+    ProfileKwargs,
+)
 
 
-class Accelerator(Process):
+class Accelerator(Stepping, Tracked):
     """Prepare a training script for one process or many; names and meanings are Accelerate's.
 
     Under `headway launch` the launcher's settings apply; an argument given here overrides a profile
@@ -48,7 +73,18 @@ class Accelerator(Process):
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac) or `mps`.
         devices: which GPU, written as for `headway launch --devices`: `[1]`, `"1,"`, `"idle:1"`.
             Several need the launcher; under it they must agree with what it started.
+        dataloader_config: how prepared loaders share their data out.
+        log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `comet_ml`,
+            `trackio`), a LoggerType or an instance of a GeneralTracker; `all` is all installed.
+        project_dir: the folder of the trackers' files.
+        auto_micro_batch: let `micro_batches` split batches that do not fit into memory.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
+        gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
+        kwargs_handlers: settings for parts of torch, at most one of each kind:
+            DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs,
+            ProfileKwargs. One for a part that this run does not use has nothing to do.
+        dynamo_backend: compile models with this backend of torch.compile, such as "inductor".
+        dynamo_plugin: in place of `dynamo_backend`.
         unsupported: Accelerate's other arguments are refused, unless they are None.
 
     Raises:
@@ -67,31 +103,65 @@ class Accelerator(Process):
         *,
         device: str | None = None,
         devices: Devices | None = None,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        log_with: LogWith = None,
+        project_dir: Folder = None,
         step_scheduler_with_optimizer: bool = True,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        kwargs_handlers: Sequence[KwargsHandler] | None = None,
+        dynamo_backend: DynamoBackend | str | Callable[..., Any] | None = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
+        auto_micro_batch: bool = False,
         **unsupported: NoReturn,
     ) -> None:
         reject_unsupported(unsupported)
+        self._handlers = handlers = Handlers(kwargs_handlers, HANDLERS)
+        dynamo = merge_compilation(dynamo_backend, dynamo_plugin)
+        accumulation = merge_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
         agreed = merge_arguments(
             read_run(),
             mixed_precision=mixed_precision,
-            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_accumulation_steps=accumulation.num_steps,
             cpu=cpu,
             device=device,
         )
-        self.device_placement = device_placement
-        self.split_batches = split_batches
-        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        gpu = None if devices is None else gpu_named_by(devices, agreed.device, read_ranks())
-        super().__init__(join_world(agreed.device if gpu is None else "cuda", gpu))
-        self._precision = precision_for(
-            agreed.mixed_precision, self.device, where=agreed.precision_from
+        is_device_named = cpu or device is not None or devices is not None
+        group = _group_settings(handlers.or_default(InitProcessGroupKwargs))
+        world = _join_world(None if is_device_named else shared_world(), agreed, devices, group)
+        precision = precision_for(
+            (None if mixed_precision else shared_precision()) or agreed.mixed_precision,
+            world.device,
+            PrecisionSettings(
+                handlers.or_default(AutocastKwargs), handlers.or_default(GradScalerKwargs)
+            ),
+            where=agreed.precision_from,
         )
-        self._strategy = strategy_for(self._world, StrategySettings())
-        self._accumulation = Accumulation(agreed.gradient_accumulation_steps)
-        self._prepared: list[tuple[Any, Any]] = []  # the script's object, and ours
+        super().__init__(
+            world,
+            precision,
+            strategy_for(
+                world,
+                StrategySettings(
+                    ddp=handlers.or_default(DistributedDataParallelKwargs), dynamo=dynamo
+                ),
+            ),
+            Accumulation(agreed.gradient_accumulation_steps, accumulation),
+            device_placement=device_placement,
+            data=merged_configuration(dataloader_config, split_batches),
+            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+        )
+        if auto_micro_batch:
+            self._micro_batches = MicroBatches(
+                self._accumulation, self._strategy, self._token_mean, self._trained_parameters
+            )
+        self._track_with(log_with, project_dir)
+        self.state = share(world, precision.name, dynamo)
+        self.gradient_state = GradientState._of(self._accumulation)
         channel.has_made_accelerator = True
         if self.is_main_process and agreed.notes:
             print(*agreed.notes, sep="\n", file=sys.stderr, flush=True)
+
+    deepspeed_plugin = None  # what scripts written for Accelerate look at
 
     # ------------------------------------------------------------------ settings in effect
 
@@ -105,220 +175,80 @@ class Accelerator(Process):
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
-        check_steps(steps)
+        check_steps("gradient_accumulation_steps", steps, CALL)
         self._accumulation.steps = steps
 
     @property
-    def sync_gradients(self) -> bool:
-        """Whether gradients are due: optimizers step, and ranks exchange gradients."""
-        return self._accumulation.sync_gradients
+    def native_amp(self) -> bool:
+        """Whether `autocast()`, and models prepared from now on, compute under autocast.
+
+        A script may set it to False; `mixed_precision` stays what it is.
+        """
+        return self._precision.uses_autocast
+
+    @native_amp.setter
+    def native_amp(self, uses_autocast: bool) -> None:
+        if uses_autocast and self.mixed_precision == "no":
+            raise UsageError(
+                "native_amp is set to True, but mixed_precision is 'no'",
+                where="the script's assignment to .native_amp",
+                fix="pass mixed_precision='bf16' to Accelerator()",
+            )
+        self._precision.uses_autocast = uses_autocast
 
     @property
-    def optimizer_step_was_skipped(self) -> bool:
-        """Whether an optimizer skipped its last step, because fp16 gradients overflowed."""
-        return any(one.step_was_skipped for one in self._all(PreparedOptimizer))
+    def split_batches(self) -> bool:
+        return self._data.split_batches
 
-    # ------------------------------------------------------------------ prepare
+    @property
+    def dispatch_batches(self) -> bool | None:
+        return self._data.dispatch_batches
 
-    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Return models, optimizers, data loaders and schedulers made ready, in the given order.
+    @property
+    def even_batches(self) -> bool:
+        return self._data.even_batches
 
-        An object of another kind, or one that is prepared already, is returned as it is. One
-        argument gives the object itself, several a tuple. A process needs one Accelerator only; it
-        does not take what another one prepared.
+    @property
+    def use_seedable_sampler(self) -> bool:
+        return self._data.use_seedable_sampler
 
-        Args:
-            device_placement: for each argument, whether it is moved to `device`.
+    @property
+    def non_blocking(self) -> bool:
+        return self._data.non_blocking
 
-        Raises:
-            UsageError: a scheduler's optimizer has not been prepared, a loader cannot be shared
-                out, or an object is another Accelerator's.
-        """
-        placement = device_placement
-        if placement is None:
-            placement = [self.device_placement] * len(args)
-        if len(placement) != len(args):
-            raise UsageError(
-                f"device_placement has {len(placement)} entries for {len(args)} objects",
-                where="the script's prepare(...)",
-                fix="give one entry for each object, or leave device_placement out",
-            )
-        self._refuse_others(args)
-        # a strategy may replace the parameters of models: what holds them comes later
-        for prepare in (
-            self._prepare_model,
-            self._prepare_optimizer,
-            self._prepare_scheduler,
-            self._prepare_loader,
-        ):
-            for obj, place in zip(args, placement, strict=True):
-                if self._find(obj) is None:
-                    prepare(obj, self.device if place else None)
-        found = [self._find(obj) for obj in args]
-        results = [obj if one is None else one for obj, one in zip(args, found, strict=True)]
-        return results[0] if len(results) == 1 else tuple(results)
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        return self._data.use_stateful_dataloader
 
-    def _refuse_others(self, objects: Iterable[Any]) -> None:
-        for obj in objects:
-            kinds = (PreparedOptimizer, PreparedDataLoader, PreparedScheduler)
-            if isinstance(obj, kinds) and self._find(obj) is None:
-                raise UsageError(
-                    f"prepare() got a {type(obj).__name__} that another Accelerator prepared",
-                    where="the script's prepare(...)",
-                    fix="use one Accelerator everywhere, and prepare new objects after"
-                    " free_memory()",
-                )
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """See `headway.data.skipping.skip_first_batches`."""
+        return skip_first_batches(dataloader, num_batches)
 
-    def _prepare_model(self, model: Any, device: torch.device | None) -> None:
-        if isinstance(model, torch.nn.Module):
-            prepared = self._strategy.prepare_model(model, self._precision, device)
-            self._prepared.append((model, prepared))
-            for one in self._all(PreparedOptimizer):  # of an earlier prepare()
-                self._strategy.rebind(one.optimizer)
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What adapts fp16's loss scale; None in other precisions."""
+        return self._precision.scaler
 
-    def _prepare_optimizer(self, optimizer: Any, _: torch.device | None) -> None:
-        if isinstance(optimizer, torch.optim.Optimizer):
-            self._strategy.rebind(optimizer)
-            prepared = PreparedOptimizer(optimizer, self._accumulation, self._precision)
-            self._prepared.append((optimizer, prepared))
+    # ------------------------------------------------------------------ profile
 
-    def _prepare_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
-        if isinstance(scheduler, LRScheduler):
-            optimizer = self._find(scheduler.optimizer)
-            if optimizer is None:
-                raise UsageError(
-                    f"{type(scheduler).__name__} has an optimizer that has not been prepared",
-                    where="the script's prepare(...)",
-                    fix="give the optimizer to prepare() together with the scheduler, or before it",
-                )
-            prepared = PreparedScheduler(
-                scheduler, optimizer, step_with_optimizer=self.step_scheduler_with_optimizer
-            )
-            self._prepared.append((scheduler, prepared))
-
-    def _prepare_loader(self, loader: Any, device: torch.device | None) -> None:
-        if isinstance(loader, DataLoader):
-            prepared = PreparedDataLoader(
-                loader,
-                self._strategy.data_rank,
-                self._strategy.data_size,
-                split_batches=self.split_batches,
-                device=device,
-            )
-            self._prepared.append((loader, prepared))
-
-    def _find(self, obj: Any) -> Any:
-        """Return what `obj` was prepared as; None if it was not."""
-        pairs = (pair for pair in self._prepared if obj is pair[0] or obj is pair[1])
-        return next(pairs, (None, None))[1]
-
-    def _all(self, kind: type[Any]) -> list[Any]:
-        return [prepared for _, prepared in self._prepared if isinstance(prepared, kind)]
-
-    def unwrap_model(
-        self,
-        model: torch.nn.Module,
-        keep_fp32_wrapper: bool = True,
-        keep_torch_compile: bool = True,
-    ) -> torch.nn.Module:
-        """Return the model that `prepare` was given; one that was compiled since stays compiled.
+    @contextmanager
+    def profile(
+        self, profile_handler: ProfileKwargs | None = None
+    ) -> Iterator[torch.profiler.profile]:
+        """Profile the block; with `output_trace_dir`, all ranks' traces are there at its end.
 
         Args:
-            keep_fp32_wrapper: let the model go on computing under autocast.
-            keep_torch_compile: return a compiled model as such.
-        """
-        model = self._strategy.unwrap(model)
-        if not keep_torch_compile:
-            model = uncompiled(model)
-        if not keep_fp32_wrapper:
-            restore_forward(uncompiled(model))
-            restore_forward(model)
-        return model
-
-    def free_memory(self, *objects: Any) -> list[None]:
-        """Forget all prepared objects, free what they held, and begin a new accumulation.
+            profile_handler: in place of the one in `kwargs_handlers`.
 
         Returns:
-            A None for each of `objects`: `model, optimizer = accelerator.free_memory(model, ...)`.
+            The context, which gives a `torch.profiler.profile`; call its `step()` after each step
+            where there is a schedule.
         """
-        self._prepared.clear()
-        self._accumulation.reset()
-        freed = [None] * len(objects)
-        del objects
-        gc.collect()
-        if self.device.type == "cuda":  # pragma: needs a GPU
-            torch.cuda.empty_cache()
-        elif self.device.type == "mps":
-            torch.mps.empty_cache()
-        return freed
-
-    clear = free_memory
-
-    # ------------------------------------------------------------------ train
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context in which operations outside a prepared model use the precision."""
-        return self._precision.autocast()
-
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
-        if self._accumulation.steps > 1:
-            given = kwargs.get("gradient")
-            if given is not None:
-                kwargs["gradient"] = given / self._accumulation.steps
-            elif loss.numel() == 1:  # for others torch says that it needs a gradient
-                kwargs["gradient"] = self._accumulation.gradient_of(loss)
-        channel.phase = "backward"
-        if channel.fd is not None:
-            beat()
-        try:
-            self._precision.backward(loss, **kwargs)
-        finally:
-            channel.phase = "script"
-
-    def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step.
-
-        The last step of an epoch may have fewer than n micro-batches; each still counts 1/n.
-
-        Args:
-            models: those trained here; without any, all prepared models.
-
-        Returns:
-            The context for the micro-batch's forward and backward pass.
-        """
-        self._accumulation.begin_micro_batch()
-        if self._accumulation.sync_gradients:
-            return nullcontext()
-        if len(models) == 1:
-            return self.no_sync(models[0])
-        stack = ExitStack()
-        for model in models or self._all(torch.nn.Module):
-            stack.enter_context(self.no_sync(model))
-        return stack
-
-    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients of `model` stay on their rank."""
-        return self._strategy.no_sync(model)
-
-    def clip_grad_norm_(
-        self, parameters: Tensors, max_norm: float, norm_type: float = 2
-    ) -> torch.Tensor:
-        """Clip the gradients' norm, unless gradients accumulate, and return what it was."""
-        if self.sync_gradients:
-            return self._strategy.clip_grad_norm_(self._unscaled(parameters), max_norm, norm_type)
-        norm = self._strategy.total_norm(_as_list(parameters), norm_type)
-        return norm / self._precision.loss_scale()
-
-    def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate."""
-        if self.sync_gradients:
-            torch.nn.utils.clip_grad_value_(self._unscaled(parameters), clip_value)
-
-    def _unscaled(self, parameters: Tensors) -> list[torch.Tensor]:
-        tensors = _as_list(parameters)
-        self._precision.unscale([one.optimizer for one in self._all(PreparedOptimizer)], tensors)
-        return tensors
+        handler = profile_handler or self._handlers.or_default(ProfileKwargs)
+        with profiled(handler, self.process_index) as profiler:
+            yield profiler
+        if handler.output_trace_dir is not None:
+            self.wait_for_everyone()
 
     # ------------------------------------------------------------------ save
 
@@ -339,13 +269,45 @@ class Accelerator(Process):
             f: a path, or an open binary file.
             safe_serialization: write a state dict with safetensors instead of torch.save.
         """
-        if not self.is_main_process:
-            return
-        if isinstance(f, (str, os.PathLike)):
-            save_whole(obj, f, safe=safe_serialization)
-        else:
-            save_into(obj, f, safe=safe_serialization)
+        save(obj, f, safe_serialization=safe_serialization)
+
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the weights of `model` on rank 0; every rank has to call this.
+
+        See `headway.model_files.save_weights`; the files are those of Hugging Face libraries.
+        """
+        state = self.get_state_dict(model)
+        if self.is_main_process:
+            save_weights(state, save_directory, max_shard_size, safe_serialization)
+
+    if not TYPE_CHECKING:  # a type checker knows every member that there is
+
+        def __getattr__(self, name: str) -> Any:
+            from headway.migration.missing import refuse_member  # only for what is missing
+
+            refuse_member(name, self)
+            return object.__getattribute__(self, name)  # raises what it raised before
 
 
-def _as_list(tensors: Tensors) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+def _group_settings(handler: InitProcessGroupKwargs) -> GroupSettings:
+    """Return the settings; the handler's default backend stands for the one of the device."""
+    is_default = handler.backend == InitProcessGroupKwargs.backend
+    return GroupSettings(
+        None if is_default else handler.backend, handler.init_method, handler.timeout
+    )
+
+
+def _join_world(
+    shared: World | None, agreed: EffectiveSettings, devices: Devices | None, group: GroupSettings
+) -> World:
+    """Join with the device of the shared world if there is one, else with what was agreed."""
+    if shared is not None:
+        return join_world(shared.device.type, shared.device.index, group)
+    gpu = None if devices is None else gpu_named_by(devices, agreed.device, read_ranks())
+    return join_world(agreed.device if gpu is None else "cuda", gpu, group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.data.active_loader import current_loop
+from headway.plugins.accumulation import GradientAccumulationPlugin
 
 
 class Accumulation:
@@ -12,11 +13,24 @@ class Accumulation:
 
     Every rank counts the same, because every rank gets equally many batches. A loop that is left
     early keeps its count: its gradients are still in the model, and count towards the next step.
+
+    Attributes:
+        steps: micro-batches in one optimizer step.
+        sync_gradients: whether gradients are due.
+        plugin: how they accumulate, besides the number of steps.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, plugin: GradientAccumulationPlugin | None = None) -> None:
         self.steps = steps
+        self.configure(plugin or GradientAccumulationPlugin())
         self.reset()
+
+    def configure(self, plugin: GradientAccumulationPlugin) -> None:
+        """Accumulate as `plugin` says; it may leave the number of steps as it is."""
+        self.plugin = plugin
+        self.steps = plugin.num_steps or self.steps
+        self._ends_with_loader = plugin.sync_with_dataloader
+        self.exchanges_each_batch = plugin.sync_each_batch
 
     def reset(self) -> None:
         """Begin anew, for all optimizers that step with this."""
@@ -26,7 +40,9 @@ class Accumulation:
     def begin_micro_batch(self) -> None:
         """Count one more micro-batch, and decide whether its gradients are due."""
         self._micro_batches += 1
-        self.sync_gradients = current_loop().is_last or self._micro_batches >= self.steps
+        self.sync_gradients = self._micro_batches >= self.steps or (
+            self._ends_with_loader and current_loop().is_last
+        )
         if self.sync_gradients:
             self._micro_batches = 0
 

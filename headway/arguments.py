@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES, RunContract
 from headway.errors import UsageError, did_you_mean
+from headway.plugins.accumulation import GradientAccumulationPlugin, check_steps
+from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
 
 CALL = "the script's Accelerator(...)"
+STATE_CALL = "the script's AcceleratorState(...)"
 AUTO = "auto"
 NO_LAUNCHER = RunContract(AUTO, "no", 1, origins={})
 SUPPORTED = (
@@ -21,21 +24,24 @@ SUPPORTED = (
     "cpu",
     "device",
     "devices",
+    "dataloader_config",
+    "log_with",
+    "project_dir",
     "step_scheduler_with_optimizer",
+    "gradient_accumulation_plugin",
+    "kwargs_handlers",
+    "dynamo_backend",
+    "dynamo_plugin",
+    "auto_micro_batch",
 )
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
-    "dataloader_config": "pass split_batches=... directly; the other fields are not supported",
-    "gradient_accumulation_plugin": "pass gradient_accumulation_steps=...",
-    "even_batches": "remove it: every rank always gets the same number of batches",
-    "dispatch_batches": "remove it: every rank reads its own share of the data",
-    "use_seedable_sampler": "remove it: set_seed() determines the order of samples",
+    "even_batches": "pass dataloader_config=DataLoaderConfiguration(even_batches=...)",
+    "dispatch_batches": "pass dataloader_config=DataLoaderConfiguration(dispatch_batches=...)",
+    "use_seedable_sampler": (
+        "pass dataloader_config=DataLoaderConfiguration(use_seedable_sampler=...)"
+    ),
     "rng_types": "remove it: samplers are always synchronized across ranks",
-    "log_with": "remove it, and log in the script under `if accelerator.is_main_process`",
-    "project_dir": "remove it, and pass accelerator.save() a full path",
-    "project_config": "remove it, and pass accelerator.save() a full path",
-    "dynamo_backend": "call torch.compile(model) before prepare()",
-    "dynamo_plugin": "call torch.compile(model) before prepare()",
-    "kwargs_handlers": "remove it: DDP and GradScaler use torch's defaults",
+    "project_config": "pass its project_dir as Accelerator(project_dir=...)",
     "deepspeed_plugin": "remove it: models are trained with DistributedDataParallel",
     "deepspeed_plugins": "remove it: models are trained with DistributedDataParallel",
     "fsdp_plugin": "remove it: models are trained with DistributedDataParallel",
@@ -71,9 +77,7 @@ def merge_arguments(
     Raises:
         UsageError: an argument is invalid, or contradicts a flag of the command line.
     """
-    _check_precision(mixed_precision)
-    if gradient_accumulation_steps is not None:
-        check_steps(gradient_accumulation_steps)
+    check_precision(mixed_precision)
     contract = run or NO_LAUNCHER
     wanted = _device(cpu, device)
     if wanted == "gpu" and contract.device in (
@@ -106,7 +110,45 @@ def merge_arguments(
     )
 
 
-def reject_unsupported(arguments: Mapping[str, object]) -> None:
+def merge_accumulation(
+    steps: int | None, plugin: GradientAccumulationPlugin | None
+) -> GradientAccumulationPlugin:
+    """Return the plugin, or one with `steps`.
+
+    Raises:
+        UsageError: both are given; 1, which is Accelerate's default for `steps`, may be.
+    """
+    if plugin is None:
+        if steps is not None:
+            check_steps("gradient_accumulation_steps", steps, CALL)
+        return GradientAccumulationPlugin(num_steps=steps)
+    if steps not in (None, 1):
+        raise UsageError(
+            f"both gradient_accumulation_steps={steps!r} and gradient_accumulation_plugin",
+            where=CALL,
+            fix=f"pass GradientAccumulationPlugin(num_steps={steps!r}, ...) alone",
+        )
+    return plugin
+
+
+def merge_compilation(
+    backend: DynamoBackend | str | Callable[..., Any] | None, plugin: TorchDynamoPlugin | None
+) -> TorchDynamoPlugin:
+    """Return the plugin, or one with `backend`.
+
+    Raises:
+        UsageError: both are given.
+    """
+    if backend is not None and plugin is not None:
+        raise UsageError(
+            f"both dynamo_backend={backend!r} and dynamo_plugin",
+            where=CALL,
+            fix=f"pass TorchDynamoPlugin(backend={backend!r}, ...) alone",
+        )
+    return plugin or TorchDynamoPlugin(backend=backend)
+
+
+def reject_unsupported(arguments: Mapping[str, object], where: str = CALL) -> None:
     """Reject arguments that Headway does not support; those of Accelerate's may be None.
 
     Raises:
@@ -117,24 +159,15 @@ def reject_unsupported(arguments: Mapping[str, object]) -> None:
             continue
         guess = did_you_mean(name, SUPPORTED)
         fix = UNSUPPORTED.get(name) or (f"did you mean {guess}=?" if guess else "remove it")
-        raise UsageError(f"Accelerator() got an unsupported argument {name!r}", where=CALL, fix=fix)
+        raise UsageError(f"unsupported argument {name!r}", where=where, fix=fix)
 
 
-def check_steps(steps: int) -> None:
-    """Raise UsageError unless `steps` is a number of micro-batches."""
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise UsageError(
-            f"gradient_accumulation_steps is {steps!r}, not a whole number of at least 1",
-            where=CALL,
-            fix="pass the number of micro-batches in one optimizer step",
-        )
-
-
-def _check_precision(name: str | None) -> None:
+def check_precision(name: str | None, where: str = CALL) -> None:
+    """Raise UsageError unless `name` is a precision, or None."""
     if name is not None and name not in PRECISIONS:
         raise UsageError(
             f"mixed_precision is {name!r}, not one of {', '.join(PRECISIONS)}",
-            where=CALL,
+            where=where,
             fix=f"pass mixed_precision={_MEANT.get(name, 'bf16')!r}",
         )
 

@@ -1,18 +1,20 @@
-"""Gather, reduce, broadcast and pad over nested lists, tuples and mappings of tensors.
+"""Gather, reduce, broadcast and pad over nested lists, tuples, mappings and dataclasses of tensors.
 
 Without a process group every function is complete for one rank.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from headway.errors import UsageError
-from headway.world import rank_and_size
+from headway.world import barrier, rank_and_size
 
 
 def gather(tensor: Any) -> Any:
@@ -54,17 +56,48 @@ def gather_object(object: Any) -> Any:
     return [element for one in lists for element in one]
 
 
+def gather_among_first(data: Any, num_ranks: int, as_objects: bool) -> Any:
+    """Gather nested tensors of any sizes, or lists of objects, of the first `num_ranks` ranks.
+
+    Only these call it. So it sends messages: torch needs all ranks to form a group of some.
+    """
+    if as_objects:
+        return [element for one in _held_by_first(data, num_ranks) for element in one]
+
+    def gather_one(one: torch.Tensor) -> torch.Tensor:
+        rows = one.detach().reshape(1) if one.ndim == 0 else one.detach()
+        return torch.cat(_held_by_first(rows.cpu(), num_ranks)).to(one.device)
+
+    return for_each_tensor(gather_one, data)
+
+
+def _held_by_first(own: Any, num_ranks: int) -> list[Any]:
+    rank, _ = rank_and_size()
+    others = [one for one in range(num_ranks) if one != rank]
+    held = []
+    for sender in range(num_ranks):
+        message = [own]
+        if sender != rank:
+            dist.recv_object_list(message, sender)
+        else:
+            for receiver in others:
+                dist.send_object_list(message, receiver)
+        held.append(message[0])
+    return held
+
+
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """Return the sum or mean over ranks of each tensor, times `scale`; the input is not changed.
+    """Return the sum, mean or maximum over ranks of each tensor, times `scale`.
 
     Args:
-        tensor: tensors of the same shape and dtype on every rank, alone or nested.
-        reduction: `sum`, `mean` or `none` (every rank keeps its own).
+        tensor: tensors of the same shape and dtype on every rank, alone or nested; they are not
+            changed.
+        reduction: `sum`, `mean`, `max` or `none` (every rank keeps its own).
         scale: factor for the result.
     """
-    if reduction not in ("sum", "mean", "none"):
+    if reduction not in ("sum", "mean", "max", "none"):
         raise UsageError(
-            f"reduction is {reduction!r}, not one of sum, mean, none",
+            f"reduction is {reduction!r}, not one of sum, mean, max, none",
             where="the script's reduce(...)",
             fix="pass reduction='sum' or reduction='mean'",
         )
@@ -73,7 +106,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         _, size = rank_and_size()
         result = one.detach().clone(memory_format=torch.contiguous_format)
         if size > 1 and reduction != "none":
-            dist.all_reduce(result)
+            dist.all_reduce(result, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
             result = result / size if reduction == "mean" else result
         return result if scale == 1.0 else result * scale
 
@@ -122,6 +155,61 @@ def pad_across_processes(
     return for_each_tensor(pad_one, tensor, strict="pad_across_processes")
 
 
+def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
+    """Return, on every rank, the tensor that one rank has; the others pass None.
+
+    Raises:
+        UsageError: not exactly one rank has a tensor.
+    """
+    mine = None if tensor is None else (tensor.shape, tensor.dtype)
+    offers = gather_object([mine])
+    owners = [rank for rank, offer in enumerate(offers) if offer is not None]
+    if len(owners) != 1:
+        raise UsageError(
+            f"{len(owners)} ranks gave a tensor to copy",
+            where="the script's copy_tensor_to_devices(...)",
+            fix="pass a tensor on one rank, and None on all others",
+        )
+    if tensor is None:
+        shape, dtype = offers[owners[0]]
+        tensor = torch.empty(shape, dtype=dtype, device=_rank_device())
+    elif rank_and_size()[1] > 1:
+        tensor = tensor.detach().to(_rank_device(), copy=True).contiguous()
+    copied: torch.Tensor = broadcast(tensor, from_process=owners[0])
+    return copied
+
+
+def any_rank(condition: bool) -> bool:
+    """Return whether `condition` holds on any rank; every rank has to call this."""
+    if rank_and_size()[1] == 1:
+        return condition
+    holds = torch.tensor(int(condition), device=message_device())
+    dist.all_reduce(holds, dist.ReduceOp.MAX)
+    return bool(holds)
+
+
+def wait_for_everyone() -> None:
+    """Wait until every rank has called this."""
+    barrier(_rank_device())
+
+
+def message_device() -> torch.device:
+    """Return the device for small tensors that ranks exchange: the CPU, where the group can."""
+    config = dist.get_backend_config() if dist.is_initialized() else "cpu:"
+    return (
+        torch.device("cpu")
+        if "cpu:" in config
+        else torch.device("cuda", torch.cuda.current_device())
+    )
+
+
+def _rank_device() -> torch.device:
+    """Return the device that this rank's group is for."""
+    if dist.is_initialized() and "cuda:nccl" in dist.get_backend_config():  # pragma: needs a GPU
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
 def send_to_device(
     tensor: Any, device: torch.device | str, non_blocking: bool = False, skip_keys: Any = None
 ) -> Any:
@@ -136,7 +224,7 @@ def send_to_device(
     def send(data: Any) -> Any:
         if isinstance(data, Mapping) and skipped:
             kept = {key: one if key in skipped else send(one) for key, one in data.items()}
-            return _like(data, kept)
+            return same_kind(data, kept)
         if callable(getattr(data, "to", None)):
             try:
                 return data.to(device, non_blocking=non_blocking)
@@ -173,7 +261,7 @@ def for_each_tensor(
     """
     if isinstance(data, torch.Tensor):
         return function(data)
-    if isinstance(data, (list, tuple, Mapping)):
+    if isinstance(data, (list, tuple, Mapping)) or _is_dataclass(data):
         return _for_each_child(lambda one: for_each_tensor(function, one, strict=strict), data)
     if strict is not None:
         raise UsageError(
@@ -191,6 +279,8 @@ def only_tensors(data: Any) -> bool:
         return all(only_tensors(one) for one in data.values())
     if isinstance(data, (list, tuple)):
         return all(only_tensors(one) for one in data)
+    if _is_dataclass(data):
+        return all(only_tensors(getattr(data, field.name)) for field in fields(data))
     return isinstance(data, torch.Tensor)
 
 
@@ -208,15 +298,24 @@ def _gather(tensor: torch.Tensor) -> torch.Tensor:
 
 def _for_each_child(function: Callable[[Any], Any], data: Any) -> Any:
     if isinstance(data, Mapping):
-        return _like(data, {key: function(one) for key, one in data.items()})
+        return same_kind(data, {key: function(one) for key, one in data.items()})
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*map(function, data))
     if isinstance(data, (list, tuple)):
         return type(data)(map(function, data))
+    if _is_dataclass(data):
+        other = copy.copy(data)  # not replace(): it would call __init__, which may do anything
+        for field in fields(data):
+            object.__setattr__(other, field.name, function(getattr(data, field.name)))
+        return other
     return data
 
 
-def _like(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def _is_dataclass(data: Any) -> bool:
+    return is_dataclass(data) and not isinstance(data, type)
+
+
+def same_kind(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     """Return `items` as the same kind of mapping as `data`, where that can be built from a dict."""
     try:
         return type(data)(items)  # type: ignore[call-arg]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
 
 from headway import collectives
 from headway.data.active_loader import current_loop
+from headway.splitting import part_of
 from headway.world import DistributedType, World, barrier, leave_world
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -55,6 +56,11 @@ class Process:
     def is_last_process(self) -> bool:
         return self.process_index == self.num_processes - 1
 
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several ranks."""
+        return self.num_processes > 1
+
     def wait_for_everyone(self) -> None:
         """Wait until every rank has called this."""
         barrier(self.device)
@@ -94,6 +100,55 @@ class Process:
             return functools.partial(self.on_process, process_index=process_index)
         return _only_if(self.process_index == process_index, function)
 
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Any:
+        """Let a function run on one rank of each machine only; elsewhere it returns None.
+
+        Either `on_local_process(function, 1)` or `@state.on_local_process(local_process_index=1)`.
+        """
+        if function is None:
+            return functools.partial(self.on_local_process, local_process_index=local_process_index)
+        return _only_if(self.local_process_index == local_process_index, function)
+
+    def on_last_process(self, function: Function) -> Function:
+        """Let a function run on the last rank only; elsewhere it returns None."""
+        return _only_if(self.is_last_process, function)
+
+    def split_between_processes(
+        self, inputs: Any, apply_padding: bool = False
+    ) -> AbstractContextManager[Any]:
+        """Return a context that gives this rank's part of `inputs`, in the order of the ranks.
+
+        One rank gets `inputs` itself. See `headway.splitting.part_of`.
+
+        Args:
+            inputs: a list, tuple, tensor, array or `datasets.Dataset` that all ranks have, or a
+                dict of those, all of one length; the first ranks get one more if need be.
+            apply_padding: repeat the last element until all parts are equally long, as `gather`
+                needs them; tensors are then on `device`.
+
+        Raises:
+            UsageError: `inputs` is of another kind, or the lengths in a dict differ.
+        """
+        if not self.use_distributed:
+            return nullcontext(inputs)
+        return nullcontext(part_of(inputs, self._world, apply_padding))
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once on each machine."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)
+
+
+class Group(Process):
+    """This rank, with all that it exchanges with the others."""
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether there are several ranks, like `use_distributed`."""
+        return self.use_distributed
+
     def gather(self, tensor: Any) -> Any:
         """See `headway.collectives.gather`."""
         return collectives.gather(tensor)
@@ -106,8 +161,9 @@ class Process:
 
         Args:
             input_data: tensors of shape [samples of this rank's batch, ...], alone or nested; or a
-                list of objects, one for each sample. The ranks' batches have different sizes only
-                where a batch sampler without `batch_size` made them so.
+                list of objects, one for each sample. With `even_batches=False` the ranks without a
+                part of the last batch are not in the loop any more: its results are gathered among
+                the others, of which rank 0 is always one.
             use_gather_object: gather tensors as objects, too.
         """
         loop = current_loop()
@@ -115,10 +171,17 @@ class Process:
         def drop_repeats(gathered: Any) -> Any:
             return loop.drop_repeats(gathered, self.num_processes)
 
-        if use_gather_object or not collectives.only_tensors(input_data):
-            return drop_repeats(collectives.gather_object(input_data))
-        gather = collectives.gather if loop.batch.is_even else collectives.gather_uneven
-        return collectives.for_each_tensor(drop_repeats, gather(input_data))
+        as_objects = use_gather_object or not collectives.only_tensors(input_data)
+        shares = loop.batch.shares
+        if shares and len(shares) < self.num_processes:
+            gathered = collectives.gather_among_first(input_data, len(shares), as_objects)
+        elif as_objects:
+            gathered = collectives.gather_object(input_data)
+        else:
+            gathered = (collectives.gather_uneven if shares else collectives.gather)(input_data)
+        if as_objects:
+            return drop_repeats(gathered)
+        return collectives.for_each_tensor(drop_repeats, gathered)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """See `headway.collectives.reduce`; here the default is the sum."""
@@ -133,11 +196,6 @@ class Process:
     def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
         """See `headway.collectives.broadcast`."""
         return collectives.broadcast(tensor, from_process)
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once on each machine."""
-        if self.is_local_main_process:
-            print(*args, **kwargs)
 
     def end_training(self) -> None:
         """End the process group; call it last, on every rank."""

@@ -1,13 +1,74 @@
-"""Writes files atomically."""
+"""Writes files atomically, on one rank; reads them again."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import safetensors.torch
 import torch
+
+from headway.contract.run import Ranks, read_ranks
+from headway.world import rank_and_size
+
+
+def save(
+    obj: Any,
+    f: str | os.PathLike[str] | IO[bytes],
+    save_on_each_node: bool = False,
+    safe_serialization: bool = False,
+) -> None:
+    """Write `obj` on rank 0, atomically: a file is replaced in full or not at all.
+
+    Args:
+        f: a path in an existing folder, or an open binary file.
+        save_on_each_node: write on the first rank of each machine instead.
+        safe_serialization: write a state dict with safetensors instead of torch.save. Of names for
+            one and the same tensor only the first is written.
+    """
+    local_rank = (read_ranks() or Ranks()).local_rank
+    if local_rank if save_on_each_node else rank_and_size()[0]:
+        return
+    if isinstance(f, (str, os.PathLike)):
+        save_whole(obj, f, safe=safe_serialization)
+    else:
+        save_into(obj, f, safe=safe_serialization)
+
+
+def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
+    """Return what torch.save() wrote; see `torch.load`. By default only weights are read.
+
+    Args:
+        kwargs: for torch.load(); `weights_only=False` runs code that the file contains.
+    """
+    return torch.load(f, map_location=map_location, **kwargs)
+
+
+def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state dict that safetensors can write: contiguous tensors that share no memory.
+
+    Of several names for one and the same tensor (tied weights) the first stays. Tensors that
+    share memory in another way are copied.
+    """
+    kept: dict[str, Any] = {}
+    tensors, storages = set(), set()
+    for name, value in state_dict.items():
+        if not isinstance(value, torch.Tensor) or value.numel() == 0:
+            kept[name] = value
+            continue
+        storage = (value.device, value.untyped_storage().data_ptr())
+        tensor = (*storage, value.storage_offset(), value.shape, value.stride(), value.dtype)
+        if tensor not in tensors:
+            kept[name] = (
+                value.contiguous()
+                if storage not in storages
+                else value.clone(memory_format=torch.contiguous_format)
+            )
+        tensors.add(tensor)
+        storages.add(storage)
+    return kept
 
 
 def save_whole(obj: Any, path: str | os.PathLike[str], *, safe: bool = False) -> None:
@@ -21,7 +82,9 @@ def save_whole(obj: Any, path: str | os.PathLike[str], *, safe: bool = False) ->
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         if safe:
-            safetensors.torch.save_file(obj, partial, metadata={"format": "pt"})
+            safetensors.torch.save_file(
+                without_shared_memory(obj), partial, metadata={"format": "pt"}
+            )
         else:
             torch.save(obj, partial)
         with partial.open("rb") as file:
@@ -34,6 +97,6 @@ def save_whole(obj: Any, path: str | os.PathLike[str], *, safe: bool = False) ->
 def save_into(obj: Any, file: IO[bytes], *, safe: bool = False) -> None:
     """Write `obj` into an open file, as `save_whole` does."""
     if safe:
-        file.write(safetensors.torch.save(obj, metadata={"format": "pt"}))
+        file.write(safetensors.torch.save(without_shared_memory(obj), metadata={"format": "pt"}))
     else:
         torch.save(obj, file)

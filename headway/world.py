@@ -6,9 +6,11 @@ import atexit
 import sys
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
-from functools import cached_property
+from functools import lru_cache
 from importlib import import_module
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,14 +45,13 @@ class World:
     device: torch.device
     ranks: Ranks
 
-    @cached_property
+    @property
     def mesh(self) -> DeviceMesh:
         """All ranks, along the one dimension "data"; only where there are several.
 
         It uses the default process group and makes no other.
         """
-        size = self.ranks.world_size
-        return init_device_mesh(self.device.type, (size,), mesh_dim_names=("data",))
+        return _mesh_of(self, dist.group.WORLD)
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -61,7 +62,25 @@ class World:
         return DistributedType.MULTI_CPU
 
 
-def join_world(device: str, gpu: int | None = None) -> World:
+class GroupSettings(NamedTuple):
+    """How ranks form their process group; None is what device, environment and torch say."""
+
+    backend: str | None = None
+    init_method: str | None = None
+    timeout: timedelta | None = None
+
+
+USUAL_GROUP = GroupSettings()
+
+
+@lru_cache(maxsize=1)
+def _mesh_of(world: World, _: object) -> DeviceMesh:
+    """Return the mesh of `world` for a default group, which `form_group_again` replaces."""
+    size = world.ranks.world_size
+    return init_device_mesh(world.device.type, (size,), mesh_dim_names=("data",))
+
+
+def join_world(device: str, gpu: int | None = None, settings: GroupSettings = USUAL_GROUP) -> World:
     """Choose this rank's device, and form the process group when there are several ranks.
 
     An existing group (of another `Accelerator`, or the script's own) is used as it is.
@@ -70,11 +89,13 @@ def join_world(device: str, gpu: int | None = None) -> World:
         device: `cpu`, `cuda`, `mps`, `gpu` for one of these two, or `auto` for the best that every
             rank can have.
         gpu: index of the GPU to use in place of the local rank's own.
+        settings: how the group is formed. The timeout also holds for one that exists.
 
     Raises:
         MachineError: the device does not exist, or there are fewer than ranks on this machine.
         LaunchError: the environment says that there are several ranks, and they form no group.
-        UsageError: the group that exists has another size than the environment says.
+        UsageError: the group that exists has another size than the environment says, or another
+            backend than `settings`.
     """
     ranks = read_ranks() or Ranks()
     if ranks.world_size == 1 and dist.is_initialized():  # the script formed a group without RANK
@@ -86,7 +107,9 @@ def join_world(device: str, gpu: int | None = None) -> World:
         torch.cuda.set_device(world.device)
     if ranks.world_size > 1:
         if not dist.is_initialized():
-            _form_group(world)
+            _form_group(world, settings)
+        else:
+            _apply_to_group(settings, world)
         _require_matching_group(ranks)
     return world
 
@@ -96,6 +119,28 @@ def leave_world() -> None:
     if dist.is_initialized():
         _left.append(dist.group.WORLD)
         dist.destroy_process_group()
+
+
+def form_group_again(name: str) -> None:
+    """Replace the default process group by a new one of the same ranks; every rank calls this.
+
+    Args:
+        name: tells the group's keys in the store from those of earlier ones; equal on all ranks.
+    """
+    store, (rank, size) = default_store(), rank_and_size()
+    backend = dist.get_backend_config()
+    leave_world()
+    dist.init_process_group(
+        backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size
+    )
+
+
+def default_store() -> Any:
+    """Return the store in which the ranks of the default process group met.
+
+    It is a `PrefixStore` (torch 2.11 to 2.13); torch has no public name for it.
+    """
+    return dist.distributed_c10d._get_default_store()
 
 
 _left: list[object] = []
@@ -122,6 +167,14 @@ def rank_and_size() -> tuple[int, int]:
     return 0, 1
 
 
+def rank_and_size_before_joining() -> tuple[int, int]:
+    """Return the rank and number of ranks, also before there is a group: from the variables."""
+    if dist.is_initialized():
+        return rank_and_size()
+    ranks = read_ranks() or Ranks()
+    return ranks.rank, ranks.world_size
+
+
 def barrier(device: torch.device) -> None:
     """Wait until every rank has called this."""
     if rank_and_size()[1] > 1:
@@ -129,7 +182,7 @@ def barrier(device: torch.device) -> None:
 
 
 def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
-    name = _best_device(ranks) if asked in ("auto", "gpu") else asked
+    name = best_device(ranks) if asked in ("auto", "gpu") else asked
     if asked == "gpu" and name == "cpu":
         raise MachineError(
             f"device is 'gpu', but this machine has none: {detect_machine().best_device()[1]}",
@@ -161,7 +214,8 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
     return torch.device(name)
 
 
-def _best_device(ranks: Ranks) -> str:
+def best_device(ranks: Ranks) -> str:
+    """Return the best device that every rank can have: cuda, mps or cpu."""
     if torch.cuda.is_available():  # pragma: needs a GPU
         return "cuda"
     # one process only: ranks cannot form a group on MPS
@@ -170,13 +224,31 @@ def _best_device(ranks: Ranks) -> str:
     return "cpu"
 
 
-def _form_group(world: World) -> None:
+def group_backend(device: torch.device) -> str | None:
+    """Return the backend by which ranks exchange tensors on `device`; None without a group."""
+    if not dist.is_initialized():
+        return None
+    backends = dict(pair.split(":") for pair in str(dist.get_backend_config()).split(","))
+    return backends.get(device.type)
+
+
+def _form_group(world: World, settings: GroupSettings) -> None:
     # DDP imports this later; imported while a group exists, it would hold that group for ever
     import_module("torch.distributed.nn.functional")
     keep_groups_apart(import_module("torch.distributed.distributed_c10d"))
-    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    usual = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    backend = settings.backend or usual
     try:
-        dist.init_process_group(backend)
+        if settings.init_method is None:
+            dist.init_process_group(backend, timeout=settings.timeout)
+        else:
+            dist.init_process_group(
+                backend,
+                init_method=settings.init_method,
+                timeout=settings.timeout,
+                rank=world.ranks.rank,
+                world_size=world.ranks.world_size,
+            )
         if world.device.type == "cpu":
             atexit.register(_leave_world_unless_failed)
     except (RuntimeError, ValueError) as error:
@@ -185,6 +257,30 @@ def _form_group(world: World) -> None:
             where=f"rank {world.ranks.rank}, torch.distributed.init_process_group({backend!r})",
             fix="start the script with `headway launch` or torchrun, on every machine",
         ) from error
+
+
+def _apply_to_group(settings: GroupSettings, world: World) -> None:
+    """Give the existing group what can still be set: its timeout."""
+    backend = group_backend(world.device)
+    if settings.backend not in (None, backend, str(dist.get_backend_config())):
+        raise UsageError(
+            f"backend is {settings.backend!r}, but the process group exists with {backend!r}",
+            where="the script's InitProcessGroupKwargs(...)",
+            fix="make the Accelerator with this handler first, before PartialState() and others",
+        )
+    if settings.init_method is not None:
+        raise UsageError(
+            f"init_method is {settings.init_method!r}, but the process group exists already",
+            where="the script's InitProcessGroupKwargs(...)",
+            fix="make the Accelerator with this handler first, before PartialState() and others",
+        )
+    if settings.timeout is not None:
+        set_group_timeout(settings.timeout)
+
+
+def set_group_timeout(timeout: timedelta) -> None:
+    """Let collectives of the existing group wait this long. Relies on a private name of torch."""
+    import_module("torch.distributed.distributed_c10d")._set_pg_timeout(timeout)
 
 
 def _require_matching_group(ranks: Ranks) -> None:

@@ -120,6 +120,16 @@ def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not left, f"left behind in the temporary folder: {left}"
 
 
+@pytest.fixture(autouse=True)
+def own_state() -> Iterator[None]:
+    """Forget the state that all Accelerators of this process share, after each test."""
+    yield
+    if "headway.state" in sys.modules:
+        state = sys.modules["headway.state"]
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
 @pytest.fixture
 def ordinary_user(own_surroundings: None) -> Iterator[None]:
     """Be somebody whom permissions bind: root gives up what lets it pass them, for the test.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -62,7 +63,10 @@ class Terminal:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self.child.close(force=True)
+        if not self.child.terminate():  # it is given a tenth of a second for each signal
+            self.child.kill(signal.SIGKILL)
+            self.child.wait()
+        self.child.close()
 
     @property
     def text(self) -> str:

@@ -18,6 +18,7 @@ from headway.errors import LaunchError, UsageError
 VARIABLE = "HEADWAY_RUN"
 VERSION = 2
 DEVICES = ("cpu", "cuda", "gpu", "mps")  # gpu is cuda, or mps on a Mac
+LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # read by get_logger; the first wins
 YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
 ACCELERATE = {  # the variables of `accelerate launch`
     "device": "ACCELERATE_USE_CPU",
@@ -179,6 +180,11 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
         world_size=world_size,
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
     )
+
+
+def read_log_level(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+    """Return the variable that sets the level of loggers, and its value; None without one."""
+    return next(((name, environ[name]) for name in LOG_LEVELS if environ.get(name)), None)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -15,14 +15,15 @@ class GlobalBatch(NamedTuple):
 
     samples: int = 0  # different ones
     padded: int = 0  # with those that are repeated to give all ranks equally many
-    full: int = 0  # in any batch but an epoch's last one
-    is_even: bool = True  # whether every rank has equally many
+    full: int = 0  # in any batch but an epoch's last one, if as many ranks have a part of it
+    shares: tuple[int, ...] = ()  # those of each rank that has any; empty if all have equally many
 
 
 class LoaderLoop:
     """One loop over a prepared data loader, as of its current batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, loader: Any = None) -> None:
+        self.loader = loader
         self.batch = GlobalBatch()
         self.is_last = False  # whether the current batch is the last one
         self._num_gathers = 0  # for the current batch
@@ -50,7 +51,7 @@ class LoaderLoop:
             gathered: a list or tensor with equally many entries for each sample of the batch, in
                 the order of the ranks; anything else is returned as it is.
         """
-        samples, padded, full, _ = self.batch
+        samples, padded, full, shares = self.batch
         self._num_gathers += 1
         is_tensor = isinstance(gathered, torch.Tensor) and gathered.ndim > 0
         if not padded or not (is_tensor or isinstance(gathered, list)):
@@ -62,9 +63,13 @@ class LoaderLoop:
             return gathered
         rows = int(usual)
         if entries == rows * full > rows * padded:
-            starts = range(0, entries, entries // num_ranks)
-            kept = [start + one for start in starts for one in range(rows * padded // num_ranks)]
-            kept = kept[: rows * samples]
+            shares = shares or (padded // num_ranks,) * num_ranks
+            starts = range(0, entries, entries // len(shares))
+            kept = [
+                start + one
+                for start, share in zip(starts, shares, strict=True)
+                for one in range(rows * share)
+            ][: rows * samples]
             return gathered[kept] if is_tensor else [gathered[one] for one in kept]
         return gathered if entries % padded else gathered[: entries // padded * samples]
 
@@ -76,3 +81,8 @@ _NO_LOOP = LoaderLoop()
 def current_loop() -> LoaderLoop:
     """Return the innermost loop over a prepared loader; outside all of them one without batch."""
     return _loops[-1] if _loops else _NO_LOOP
+
+
+def open_loops() -> list[LoaderLoop]:
+    """Return the loops that this process is in, from outside in."""
+    return [*_loops]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
-from itertools import chain, cycle, islice
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
-from torch.utils.data.distributed import DistributedSampler
 
 from headway.collectives import broadcast_object_list
 from headway.data.active_loader import GlobalBatch
+from headway.data.rounds import Division, Round, samples_in
+from headway.data.samplers import SkipBatchSampler
 from headway.data.streams import mark, require_one_stream
-from headway.errors import UsageError
 
 MADE_OF = (  # the arguments of a DataLoader that every share keeps
     *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
@@ -27,69 +26,75 @@ MADE_OF = (  # the arguments of a DataLoader that every share keeps
 Unpack = Callable[[Any], tuple[Any, GlobalBatch]]
 
 
-def share_of(loader: DataLoader[Any], rank: int, num_ranks: int, split: bool) -> Share:
-    """Return the share of `loader` that this rank reads.
-
-    Raises:
-        UsageError: the loader cannot be shared out.
-    """
-    if num_ranks == 1:
-        return Share(loader)
-    _refuse_what_cannot_be_shared(loader, num_ranks, split)
-    if isinstance(loader.dataset, IterableDataset):
-        return _StreamShare(loader, rank, num_ranks, split)
-    return _MapShare(loader, rank, num_ranks, split)
+class NoBatch:
+    """In place of a batch: this rank has no part of the round. A class, which pickle keeps."""
 
 
 class Share:
-    """All of a loader: the share of the only rank."""
+    """All of a loader: the share of the only rank.
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
+    Args:
+        skip: batches to leave out at the beginning of each pass.
+    """
+
+    def __init__(self, loader: Any, skip: int = 0) -> None:
+        if skip and is_plain(loader) and not isinstance(loader.dataset, IterableDataset):
+            loader, skip = without_first(loader, skip), 0
+        self._loader, self._skip = loader, skip
 
     def begin(self) -> tuple[Iterator[Any], Unpack]:
         """Begin a pass; return its items, and the function that unpacks an item."""
-        full = _batch_size(self._loader)
+        full = batch_size_of(self._loader)
         usual = GlobalBatch(full, full, full)
 
         def unpack(batch: Any) -> tuple[Any, GlobalBatch]:
-            samples = full and _samples_in(batch)
+            samples = full and samples_in(batch)
             return batch, usual if samples == full else GlobalBatch(samples, samples, full)
 
-        return iter(self._loader), unpack
+        batches = iter(self._loader)
+        return islice(batches, self._skip, None) if self._skip else batches, unpack
 
     def __len__(self) -> int:
+        return max(0, self._count() - self._skip)
+
+    def _count(self) -> int:
         return len(self._loader)
 
 
-class _MapShare(Share):
+class MapShare(Share):
     """Every rank draws the same samples, and loads its own."""
 
-    def __init__(self, loader: DataLoader[Any], rank: int, num_ranks: int, split: bool) -> None:
-        self._shard = _BatchShard(loader, rank, num_ranks, split)
+    def __init__(self, loader: DataLoader[Any], rank: int, division: Division, skip: int) -> None:
+        self._shard = _BatchShard(MapRounds(loader, division, rank), rank, skip)
         if loader.batch_sampler is None:
-            super().__init__(_rebuilt(loader, batch_size=None, sampler=self._shard))
+            super().__init__(rebuilt(loader, batch_size=None, sampler=self._shard))
         else:
-            super().__init__(_rebuilt(loader, batch_sampler=self._shard))
+            super().__init__(rebuilt(loader, batch_sampler=self._shard))
 
     def begin(self) -> tuple[Iterator[Any], Unpack]:
         batches = iter(self._loader)
         global_batches = self._shard.global_batches  # those of the pass that has just begun
-        return batches, lambda batch: (batch, global_batches.popleft())
+        items = chain(batches, _left(global_batches))
+        return items, lambda batch: (batch, global_batches.popleft())
 
 
-class _StreamShare(Share):
+def _left(global_batches: deque[GlobalBatch]) -> Iterator[type[NoBatch]]:
+    while global_batches:  # the caller takes one for each item
+        yield NoBatch
+
+
+class StreamShare(Share):
     """Every rank reads the whole stream, and collates its own samples."""
 
-    def __init__(self, loader: DataLoader[Any], rank: int, num_ranks: int, split: bool) -> None:
-        collate = _Collate(loader.collate_fn, is_batched=loader.batch_size is not None)
-        self._stream = _Stream(loader, rank, num_ranks, split)
-        super().__init__(
-            _rebuilt(loader, dataset=self._stream, batch_size=None, collate_fn=collate)
-        )
+    def __init__(self, loader: DataLoader[Any], rank: int, division: Division, skip: int) -> None:
+        self._stream = StreamRounds(loader, division, rank)
+        parts = _StreamParts(self._stream, rank)
+        collate = _CollatePart(collate_of(loader))
+        super().__init__(rebuilt(loader, dataset=parts, batch_size=None, collate_fn=collate), skip)
 
     def begin(self) -> tuple[Iterator[Any], Unpack]:
-        return self._parts(), lambda part: (part.samples, part.batch)
+        parts = islice(self._parts(), self._skip, None)
+        return parts, lambda part: (part.samples, part.batch)
 
     def _parts(self) -> Iterator[_Part]:
         for part in self._loader:
@@ -97,118 +102,154 @@ class _StreamShare(Share):
             yield part
         require_one_stream(None)
 
-    def __len__(self) -> int:
-        return self._stream.count_batches()
+    def _count(self) -> int:
+        return self._stream.count()
 
 
-class _BatchShard:
-    """A batch sampler that gives one rank its share of another batch sampler's batches."""
+class MapRounds:
+    """The rounds of a map data set: lists of indices, in the order of its sampler.
 
-    def __init__(self, loader: DataLoader[Any], rank: int, num_ranks: int, split: bool) -> None:
-        self._rank, self._num_ranks = rank, num_ranks
-        self._num_batches = 1 if split else num_ranks  # that make a global batch
+    Args:
+        all_read: every rank draws them, so their generators must agree; else only rank 0 does.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], division: Division, rank: int, *, all_read: bool = True
+    ) -> None:
+        self._division, self._rank = division, rank
         # without a batch sampler each of the sampler's items is a batch
-        self._is_batched = loader.batch_sampler is not None or isinstance(
+        self.is_batched = loader.batch_sampler is not None or isinstance(
             loader.sampler, BatchSampler
         )
         self._source: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        self._size = _batch_size(loader) if self._is_batched else 1
+        self._size = batch_size_of(loader) if self.is_batched else 1
         self._drop_last = bool(getattr(self._source, "drop_last", False))
-        self._generators = _Generators(self._source, getattr(self._source, "sampler", None))
+        samplers = (self._source, getattr(self._source, "sampler", None))
+        self._generators = _Generators(*samplers if all_read else ())
+
+    def __len__(self) -> int:
+        """Return the number of rounds of which this rank has a part."""
+        num_batches, size = self._division.num_batches, self._size
+        batches = self._source
+        if self._division.split and not self._division.even and type(batches) is BatchSampler:
+            samples = len(batches.sampler)  # type: ignore[arg-type]
+            return self._division.num_rounds(samples, size, self._rank, self._drop_last)
+        return self._division.num_rounds(len(batches), num_batches, self._rank, self._drop_last)
+
+    def __iter__(self) -> Iterator[Round]:
+        self._generators.agree()
+        try:
+            yield from self._rounds()
+        finally:
+            self._generators.restore()
+
+    def _rounds(self) -> Iterator[Round]:
+        num_batches = self._division.num_batches
+        source = iter(self._source if self.is_batched else ([one] for one in self._source))
+        first: list[Any] = []
+        while batches := list(islice(source, num_batches)):
+            if self._drop_last and len(batches) < num_batches:
+                return
+            first = first or list(chain.from_iterable(batches))
+            yield self._division.of_batches(batches, first, self._size)
+
+
+class _BatchShard:
+    """A batch sampler that gives one rank its share of each round."""
+
+    def __init__(self, rounds: MapRounds, rank: int, skip: int) -> None:
+        self._rounds, self._rank, self._skip = rounds, rank, skip
         self.global_batches: deque[GlobalBatch] = deque()
 
     def __len__(self) -> int:
-        return _global_batches(len(self._source), self._num_batches, self._drop_last)
+        return max(0, len(self._rounds) - self._skip)
 
     def __iter__(self) -> Iterator[Any]:
         self.global_batches = deque()
         return self._shares(self.global_batches)
 
     def _shares(self, global_batches: deque[GlobalBatch]) -> Iterator[Any]:
-        self._generators.agree()
-        try:
-            source = iter(self._source if self._is_batched else ([one] for one in self._source))
-            first: list[Any] = []
-            while batches := list(islice(source, self._num_batches)):
-                if self._drop_last and len(batches) < self._num_batches:
-                    return
-                samples = list(chain.from_iterable(batches))
-                first = first or samples
-                if not self._size and len(batches) == self._num_ranks:
-                    size = len(samples)
-                    global_batches.append(GlobalBatch(size, size, is_even=False))
-                    yield batches[self._rank]  # their sizes are the script's own
-                    continue
-                full = self._size * self._num_batches
-                mine, batch = _share(samples, self._rank, self._num_ranks, first, full)
+        batch = None
+        for samples, slices, batch in islice(self._rounds, self._skip, None):
+            if self._rank < len(slices):
                 global_batches.append(batch)
-                yield mine if self._is_batched else mine[0]
-        finally:
-            self._generators.restore()
+                mine = samples[slices[self._rank]]
+                yield mine if self._rounds.is_batched else mine[0]
+        if batch is not None and self._rank >= len(slices):
+            global_batches.append(batch)  # of the last round, of which this rank has no part
 
 
-class _Stream(IterableDataset[Any]):
-    """A stream that gives one rank its share of another stream's samples, a batch at a time."""
+class StreamRounds(IterableDataset[Round]):
+    """The rounds of a stream: lists of samples."""
 
-    def __init__(self, loader: DataLoader[Any], rank: int, num_ranks: int, split: bool) -> None:
-        self._stream = loader.dataset
-        self._rank, self._num_ranks = rank, num_ranks
-        self._full = (loader.batch_size or 1) * (1 if split else num_ranks)  # global batch size
+    def __init__(self, loader: DataLoader[Any], division: Division, rank: int) -> None:
+        self._stream, self._division, self._rank = loader.dataset, division, rank
+        self._full = (loader.batch_size or 1) * division.num_batches
         self._drop_last = bool(loader.drop_last)
 
-    def __iter__(self) -> Iterator[_Part]:
+    def __iter__(self) -> Iterator[Round]:
         stream = iter(self._stream)
         first: list[Any] = []
         while samples := list(islice(stream, self._full)):
             if self._drop_last and len(samples) < self._full:
                 return
-            seen = 0 if first else mark(samples)
             first = first or samples
-            yield _Part(*_share(samples, self._rank, self._num_ranks, first, self._full), seen)
+            yield self._division.of_samples(samples, first, self._full)
 
-    def count_batches(self) -> int:
+    def count(self) -> int:
+        """Return the number of rounds of which this rank has a part, if the stream has a length."""
         # no __len__: torch would warn when workers, each with a last batch, give more batches
-        return _global_batches(len(self._stream), self._full, self._drop_last)  # type: ignore[arg-type]
-
-
-def _global_batches(items: int, per_batch: int, drop_last: bool) -> int:
-    return items // per_batch if drop_last else -(-items // per_batch)
+        samples = len(self._stream)  # type: ignore[arg-type]
+        return self._division.num_rounds(samples, self._full, self._rank, self._drop_last)
 
 
 class _Part(NamedTuple):
-    """One rank's samples of a global batch, and the `mark` of a stream's first one."""
+    """One rank's samples of a round, and the `mark` of a stream's first round."""
 
     samples: Any
     batch: GlobalBatch
     mark: int = 0
 
 
-def _share(
-    samples: list[Any], rank: int, num_ranks: int, spare: list[Any], full: int
-) -> tuple[list[Any], GlobalBatch]:
-    """Return this rank's even share of `samples`, filled up from `spare`."""
-    mine, batch = _share_of_size(len(samples), rank, num_ranks, full)
-    if batch.padded > batch.samples:
-        samples = samples + list(islice(cycle(spare), batch.padded - batch.samples))
-    return samples[mine], batch
+class _StreamParts(IterableDataset[_Part]):
+    """One rank's parts of the rounds of a stream."""
+
+    def __init__(self, rounds: StreamRounds, rank: int) -> None:
+        self._rounds, self._rank = rounds, rank
+
+    def __iter__(self) -> Iterator[_Part]:
+        for index, (samples, slices, batch) in enumerate(self._rounds):
+            mine = samples[slices[self._rank]] if self._rank < len(slices) else NoBatch
+            yield _Part(mine, batch, mark(samples[: batch.samples]) if index == 0 else 0)
 
 
-@lru_cache(maxsize=64)  # nearly all batches have one size
-def _share_of_size(samples: int, rank: int, num_ranks: int, full: int) -> tuple[slice, GlobalBatch]:
-    size = -(-samples // num_ranks)
-    return slice(rank * size, (rank + 1) * size), GlobalBatch(samples, size * num_ranks, full)
-
-
-class _Collate:
+class _CollatePart:
     """Collates a part's samples; a class, so that loader workers can be sent it."""
 
-    def __init__(self, collate: Callable[[Any], Any], is_batched: bool) -> None:
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate
-        self._is_batched = is_batched
 
     def __call__(self, part: _Part) -> _Part:
-        samples = part.samples if self._is_batched else part.samples[0]
-        return part._replace(samples=self._collate(samples))
+        if part.samples is NoBatch:
+            return part
+        return part._replace(samples=self._collate(part.samples))
+
+
+class _CollateOnly:
+    """The collate function of a loader without batch size, for its single sample."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._collate(samples[0])
+
+
+def collate_of(loader: DataLoader[Any], is_batched: bool | None = None) -> Callable[[Any], Any]:
+    """Return the function that makes a batch of a list of samples."""
+    if is_batched is None:
+        is_batched = loader.batch_size is not None
+    return loader.collate_fn if is_batched else _CollateOnly(loader.collate_fn)
 
 
 class _Generators:
@@ -233,48 +274,26 @@ class _Generators:
             sampler.generator = None
 
 
-def _rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+def is_plain(loader: Any) -> bool:
+    """Return whether `loader` is a DataLoader that iterates as torch's does."""
+    return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+
+
+def without_first(loader: DataLoader[Any], batches: int) -> DataLoader[Any]:
+    """Return `loader`, of a map data set, without its first batches, which are not loaded."""
+    if loader.batch_sampler is None:
+        skipping = SkipBatchSampler(loader.sampler, batches)
+        return rebuilt(loader, batch_size=None, sampler=skipping)
+    return rebuilt(loader, batch_sampler=SkipBatchSampler(loader.batch_sampler, batches))
+
+
+def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     """Return a loader like `loader`, but for `changes`."""
     return DataLoader(**{**{name: getattr(loader, name) for name in MADE_OF}, **changes})
 
 
-def _batch_size(loader: DataLoader[Any]) -> int:
+def batch_size_of(loader: Any) -> int:
     """Return how many samples a full batch of `loader` has; 0 if that is not known."""
-    source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    sizes = (loader.batch_size, getattr(source, "batch_size", None))
+    sources = (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
+    sizes = (getattr(source, "batch_size", None) for source in sources)
     return next((size for size in sizes if isinstance(size, int)), 0)
-
-
-def _samples_in(batch: Any) -> int:
-    """Return the length of the first tensor in `batch`; 0 if there is none."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.ndim else 0
-    if not isinstance(batch, (list, tuple)):
-        batch = batch.values() if isinstance(batch, Mapping) else ()
-    for one in batch:
-        if size := _samples_in(one):
-            return size
-    return 0
-
-
-def _refuse_what_cannot_be_shared(loader: DataLoader[Any], num_ranks: int, split: bool) -> None:
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        raise UsageError(
-            f"{type(loader).__name__} has an __iter__ of its own, which cannot be shared out",
-            where="the script's prepare(...)",
-            fix="prepare a plain DataLoader: what __iter__ did goes into collate_fn or into the"
-            " loop; or leave the loader out of prepare(), and let each rank read its own data",
-        )
-    if isinstance(loader.sampler, DistributedSampler):
-        raise UsageError(
-            "the loader has a DistributedSampler, so its samples would be shared out twice",
-            where="the script's prepare(...)",
-            fix="give the DataLoader shuffle=True (or False) and no sampler; prepare() shares out",
-        )
-    if split and (loader.batch_size is None or loader.batch_size % num_ranks):
-        raise UsageError(
-            f"split_batches=True, but batch_size {loader.batch_size} cannot be split"
-            f" over {num_ranks} ranks",
-            where="the script's Accelerator(split_batches=True)",
-            fix=f"give the DataLoader a batch_size that is a multiple of {num_ranks}",
-        )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from headway.collectives import for_each_tensor
+from headway.plugins.handlers import AutocastKwargs
+from headway.precision.fp32_outputs import ConvertOutputsToFp32, convert_to_fp32
 from headway.precision.precision import Precision
 
 
@@ -17,14 +18,24 @@ class Bf16(Precision):
 
     name = "bf16"
     dtype = torch.bfloat16
+    uses_autocast = True
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self._device.type, dtype=self.dtype)
+    def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        if not self.uses_autocast:
+            return nullcontext()
+        return torch.autocast(*self._autocast_arguments(handler or self._settings.autocast))
 
     def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        if not isinstance(model.forward, _AutocastForward):
-            model.forward = _AutocastForward(model.forward, self._device.type, self.dtype)
+        if self.uses_autocast and not isinstance(model.forward, _AutocastForward):
+            arguments = self._autocast_arguments(self._settings.autocast)
+            model.forward = _AutocastForward(model.forward, arguments)
         return model
+
+    def _autocast_arguments(self, handler: AutocastKwargs) -> _AutocastArguments:
+        return self._device.type, self.dtype, handler.enabled, handler.cache_enabled
+
+
+_AutocastArguments = tuple[str, torch.dtype, bool, bool | None]
 
 
 class _AutocastForward:
@@ -33,22 +44,17 @@ class _AutocastForward:
     An object and no closure, so that a copied or unpickled model calls its own forward.
     """
 
-    def __init__(self, forward: Callable[..., Any], device_type: str, dtype: torch.dtype) -> None:
+    def __init__(self, forward: Callable[..., Any], arguments: _AutocastArguments) -> None:
         self.__wrapped__ = forward  # what inspect.signature() looks at
-        self._device_type = device_type
-        self._dtype = dtype
+        self._arguments = arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(self._device_type, dtype=self._dtype):
+        with torch.autocast(*self._arguments):
             outputs = self.__wrapped__(*args, **kwargs)
-        return for_each_tensor(_to_fp32, outputs)
+        return convert_to_fp32(outputs)
 
 
 def restore_forward(model: torch.nn.Module) -> None:
-    """Take back what `prepare_model` did to `model`."""
-    if isinstance(model.forward, _AutocastForward):
+    """Take back what `prepare_model` or `convert_outputs_to_fp32` did to `model`."""
+    while isinstance(model.forward, (_AutocastForward, ConvertOutputsToFp32)):
         model.forward = model.forward.__wrapped__
-
-
-def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

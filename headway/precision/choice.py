@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 
 from headway.errors import MachineError, UsageError
@@ -9,15 +11,39 @@ from headway.machine.apple import why_no_precision
 from headway.machine.detection import detect_machine
 from headway.precision.bf16 import Bf16
 from headway.precision.fp16 import Fp16
-from headway.precision.precision import Precision
+from headway.precision.precision import DEFAULTS, Precision, PrecisionSettings
+
+
+class PrecisionType(str, Enum):
+    """The choices of `mixed_precision`; compares equal to its value."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def list(cls) -> list[str]:
+        """Return the values of all members."""
+        return [one.value for one in cls]
+
 
 PRECISIONS = {"no": Precision, "bf16": Bf16, "fp16": Fp16}
 
 
-def precision_for(name: str, device: torch.device, *, where: str) -> Precision:
+def precision_for(
+    name: str,
+    device: torch.device,
+    settings: PrecisionSettings = DEFAULTS,
+    *,
+    where: str,
+) -> Precision:
     """Return the precision called `name` (no, fp16, bf16) for `device`.
 
     Args:
+        settings: of autocast and the loss scale, for the precisions that have them.
         where: where the name came from, for messages.
 
     Raises:
@@ -34,7 +60,7 @@ def precision_for(name: str, device: torch.device, *, where: str) -> Precision:
         _require_bf16(device, where)
     if device.type == "mps":
         _require_on_mps(name, where)
-    return PRECISIONS[name](device)
+    return PRECISIONS[name](device, settings)
 
 
 def _require_bf16(device: torch.device, where: str) -> None:  # pragma: needs a GPU

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from headway.errors import UsageError
 from headway.precision.bf16 import Bf16
+from headway.precision.precision import DEFAULTS, PrecisionSettings
 
 
 class Fp16(Bf16):
@@ -22,26 +23,28 @@ class Fp16(Bf16):
     name = "fp16"
     dtype = torch.float16
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._scaler = torch.amp.GradScaler(device.type)
+    scaler: torch.amp.GradScaler
+
+    def __init__(self, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> None:
+        super().__init__(device, settings)
+        self.scaler = torch.amp.GradScaler(device.type, **settings.scaler.to_dict())
         self._unscaled: list[Optimizer] = []
         self._has_stepped = False
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         if self._has_stepped:
             self._adapt_scale()
-        super().backward(self._scaler.scale(loss), **kwargs)
+        super().backward(self.scaler.scale(loss), **kwargs)
 
     def loss_scale(self) -> float:
-        return self._scaler.get_scale()
+        return self.scaler.get_scale()
 
     def unscale(self, optimizers: Iterable[Optimizer], tensors: Iterable[torch.Tensor]) -> None:
         wanted = set(map(id, tensors))
         for optimizer in optimizers:
             owned = {id(one) for group in optimizer.param_groups for one in group["params"]}
             if optimizer not in self._unscaled and owned & wanted:
-                self._scaler.unscale_(optimizer)
+                self.scaler.unscale_(optimizer)
                 self._unscaled.append(optimizer)
 
     def step(self, optimizer: Optimizer, closure: Callable[[], float] | None) -> bool:
@@ -59,7 +62,7 @@ class Fp16(Bf16):
 
         hook = optimizer.register_step_pre_hook(note_step)
         try:
-            self._scaler.step(optimizer)
+            self.scaler.step(optimizer)
         finally:
             hook.remove()
         self._has_stepped = True
@@ -70,6 +73,6 @@ class Fp16(Bf16):
             self._adapt_scale()
 
     def _adapt_scale(self) -> None:
-        self._scaler.update()
+        self.scaler.update()
         self._unscaled.clear()
         self._has_stepped = False

@@ -4,22 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
+from headway.plugins.handlers import AutocastKwargs, GradScalerKwargs
+
+
+class PrecisionSettings(NamedTuple):
+    """What is set about a precision, besides its name."""
+
+    autocast: AutocastKwargs = AutocastKwargs()
+    scaler: GradScalerKwargs = GradScalerKwargs()
+
+
+DEFAULTS = PrecisionSettings()
+
 
 class Precision:
-    """Weights, activations and gradients in the script's own dtypes, which are fp32 as a rule."""
+    """Weights, activations and gradients in the script's own dtypes, which are fp32 as a rule.
+
+    Attributes:
+        uses_autocast: whether models that are prepared from now on compute under autocast.
+        scaler: what adapts the loss scale; None where there is none.
+    """
 
     name = "no"
+    uses_autocast = False
+    scaler: torch.amp.GradScaler | None = None
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> None:
         self._device = device
+        self._settings = settings
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context in which a forward pass is computed."""
+    def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """Return the context in which a forward pass is computed.
+
+        Args:
+            handler: in place of that of the settings.
+        """
         return nullcontext()
 
     def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:

@@ -176,15 +176,21 @@ class _Reader:
         return Entry(raw, origin, mark, has_value=self.key not in self.without_value)
 
     def _check_version(self, raw: Raw, event: Any) -> None:
-        """Stop at a newer version before its new keys are reported as unknown."""
-        if raw == str(VERSION):
+        """Stop at a newer version before its new keys are reported as unknown.
+
+        A version is N, or N/WRITER with the version of the Headway that wrote the profile.
+        """
+        number, _, writer = raw.partition("/") if isinstance(raw, str) else ("", "", "")
+        is_number = number.isdecimal() and number.isascii() and int(number[:9]) > 0
+        if is_number and int(number[:9]) <= VERSION:
             return
-        newer = isinstance(raw, str) and raw.isdecimal() and raw.isascii() and int(raw[:9]) > 0
+        by = f", written by Headway {writer}" if is_number and writer else ""
+        needed = f"'headway>={writer}'" if by else "-U headway"
         raise self._error(
-            f"version is {raw!r}, but Headway {__version__} reads version {VERSION}",
+            f"version is {raw!r}{by}, but Headway {__version__} reads version {VERSION}",
             event,
-            f"update to a Headway that reads version {raw}: `pip install -U headway`"
-            if newer
+            f"update to a Headway that reads version {number}: `pip install {needed}`"
+            if is_number
             else f"write `version: {VERSION}`",
         )
 

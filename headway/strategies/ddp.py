@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from headway.precision.precision import Precision
-from headway.strategies.strategy import Strategy, uncompiled
+from headway.strategies.compilation import uncompiled
+from headway.strategies.strategy import Strategy, StrategySettings
 from headway.world import World
 
 
@@ -19,24 +21,24 @@ class DDP(Strategy):
     Rank 0's weights are copied to the others at the start.
     """
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, settings: StrategySettings) -> None:
+        super().__init__(world, settings)
         self.data_rank = world.mesh.get_local_rank("data")
         self.data_size = world.mesh.size()
 
-    def prepare_model(
-        self, model: torch.nn.Module, precision: Precision, device: torch.device | None
-    ) -> torch.nn.Module:
-        model = super().prepare_model(model, precision, device)
+    def _share(self, model: torch.nn.Module) -> torch.nn.Module:
         has_gradients = any(parameter.requires_grad for parameter in model.parameters())
-        if isinstance(model, DistributedDataParallel) or not has_gradients:
+        if isinstance(uncompiled(model), DistributedDataParallel) or not has_gradients:
             return model
         gpu = self._world.device.index
-        return DistributedDataParallel(
+        shared = DistributedDataParallel(
             model,
             device_ids=None if gpu is None else [gpu],
             process_group=self._world.mesh.get_group("data"),
+            **self._settings.ddp.to_kwargs(),
         )
+        self._settings.ddp.register_comm_hook(shared)
+        return shared
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         outer: Any = model
@@ -51,3 +53,33 @@ class DDP(Strategy):
         if not isinstance(model, DistributedDataParallel):  # the usual case needs no search
             model = uncompiled(model)
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+    @contextmanager
+    def sync_in_backward(self, model: torch.nn.Module) -> Iterator[None]:
+        model = uncompiled(model)
+        if not isinstance(model, DistributedDataParallel):
+            yield
+            return
+        was_synced = model.require_backward_grad_sync
+        _prepare_exchange(model)
+        try:
+            yield
+        finally:
+            model.require_backward_grad_sync = was_synced
+
+    def average_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
+            if parameter.requires_grad:
+                if parameter.grad is None:  # another rank may have one
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+                parameter.grad.div_(self.data_size)
+
+
+def _prepare_exchange(model: DistributedDataParallel) -> None:
+    """Let the next backward pass exchange gradients, as a forward pass outside `no_sync` does.
+
+    Relies on a name of torch's that is not documented: `reducer`, with `prepare_for_backward`.
+    """
+    model.require_backward_grad_sync = True
+    model.reducer.prepare_for_backward([])

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from headway.plugins.compilation import TorchDynamoPlugin
+from headway.plugins.handlers import DistributedDataParallelKwargs
 from headway.precision.precision import Precision
+from headway.strategies.compilation import compiled
 from headway.world import World
+
+
+class StrategySettings(NamedTuple):
+    """What is set about how ranks share models, and how these are compiled."""
+
+    strategy: str = "auto"  # or a name in STRATEGIES; auto is ddp
+    ddp: DistributedDataParallelKwargs = DistributedDataParallelKwargs()
+    dynamo: TorchDynamoPlugin = TorchDynamoPlugin()
 
 
 class Strategy:
@@ -23,18 +34,30 @@ class Strategy:
     data_rank = 0
     data_size = 1
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, settings: StrategySettings) -> None:
         self._world = world
+        self._settings = settings
 
     def prepare_model(
-        self, model: torch.nn.Module, precision: Precision, device: torch.device | None
+        self,
+        model: torch.nn.Module,
+        precision: Precision,
+        device: torch.device | None,
+        *,
+        trains: bool = True,
     ) -> torch.nn.Module:
-        """Return `model` computing in `precision`, its gradients the same on all ranks.
+        """Return `model` computing in `precision` and compiled as set, shared by the ranks.
 
         Args:
             device: where the weights go; None leaves them where they are.
+            trains: make its gradients the same on all ranks.
         """
-        return precision.prepare_model(model if device is None else model.to(device))
+        model = precision.prepare_model(model if device is None else model.to(device))
+        return compiled(self._share(model) if trains else model, self._settings.dynamo)
+
+    def _share(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return `model` with gradients that are the same on all ranks."""
+        return model
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model that `prepare_model` was given."""
@@ -50,6 +73,13 @@ class Strategy:
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes leave gradients on their rank."""
         return nullcontext()
+
+    def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
+        return nullcontext()
+
+    def average_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Average gradients that backward passes left on their rank; every rank calls this."""
 
     def clip_grad_norm_(
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
@@ -74,9 +104,3 @@ class Strategy:
     def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:
         """Load a full state, as `state_dict` returned it, on every rank."""
         model.load_state_dict(state_dict)
-
-
-def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model that `torch.compile` was given, or `model` itself."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, torch.nn.Module) else model

@@ -26,8 +26,17 @@ FILES_BLOCK = re.compile(r"^```files\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOTHING = "-"
 
 RUNTIME = (
-    *("world", "collectives", "data", "training", "precision", "strategies", "checkpoint"),
+    "plugins",
+    "world",
+    "collectives",
+    "data",
+    "training",
+    "precision",
+    "strategies",
+    "checkpoint",
+    "trackers",
     "accelerator",
+    "compat",
 )
 TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
 """The rooms that may import torch."""
@@ -41,7 +50,9 @@ READ_ENVIRON = {
     *("commands.config.draft", "commands.config.ask"),  # EDITOR; TERM
     # a forked rank gets its own variables, a script in this process those of the plan
     *("launcher.starting.server", "launcher.run"),
+    "trackers.mlflow",  # variables that stand for its arguments
     "launcher.starting.left_behind",  # those of other processes
+    "variables",  # what the script asks for, or sets for a while
     "launcher.inside.preloaded",  # what the script changes in its own
 }
 

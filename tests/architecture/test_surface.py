@@ -19,6 +19,14 @@ from headway.settings.table import TABLE
 
 FILE = Path(__file__).with_name("surface.txt")
 PACKAGE = Path(__file__).resolve().parents[2] / "headway"
+ACCELERATOR = (
+    ("accelerator.py", "Accelerator"),
+    ("stepping.py", "Stepping"),
+    ("preparing.py", "Preparing"),
+    ("trackers/tracked.py", "Tracked"),
+    ("process.py", "Group"),
+    ("process.py", "Process"),
+)
 
 
 def public_members(file: str, name: str) -> list[str]:
@@ -28,6 +36,13 @@ def public_members(file: str, name: str) -> list[str]:
             found = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
             return sorted(member for member in found if not member.startswith("_"))
     raise AssertionError(f"{file} has no class {name}")
+
+
+def public_names(file: str) -> list[str]:
+    """Return the names that a module imports for others, read from its source without torch."""
+    body = ast.parse((PACKAGE / file).read_text()).body
+    names = [a.name for node in body if isinstance(node, ast.ImportFrom) for a in node.names]
+    return [name for name in names if name != "annotations"]
 
 
 def flags_of(command: str) -> list[str]:
@@ -42,13 +57,13 @@ def flags_of(command: str) -> list[str]:
 def surface() -> str:
     """Return all that users may lean on, a line each."""
     lines = [f"headway.{name}" for name in headway.__all__]
-    members = public_members("accelerator.py", "Accelerator") + public_members(
-        "process.py", "Process"
-    )
-    lines += [f"Accelerator.{name}" for name in sorted(members)]
-    utils = ast.parse((PACKAGE / "utils.py").read_text())
-    names = [a for node in utils.body if isinstance(node, ast.ImportFrom) for a in node.names]
-    lines += sorted(f"headway.utils.{a.name}" for a in names if a.name != "annotations")
+    lines += sorted(f"Accelerator.{name}" for part in ACCELERATOR for name in public_members(*part))
+    for name in ("PartialState", "AcceleratorState", "GradientState"):
+        lines += [f"{name}.{member}" for member in public_members("state.py", name)]
+    lines += [f"PartialState.{member}" for member in public_members("state.py", "_SharedProcess")]
+    plugins = public_names("plugins/__init__.py")
+    lines += sorted(f"headway.plugins.{name}" for name in plugins)
+    lines += sorted(f"headway.utils.{name}" for name in public_names("utils.py"))
     commands = [*COMMANDS, *(f"config {name}" for name in SUBCOMMANDS)]
     for command in sorted(commands):
         lines += [f"headway {command}"]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader
 from headway.data.streams import mark
 from headway.errors import UsageError
@@ -22,7 +23,7 @@ def shares(loader: DataLoader[Any], world: int, **options: Any) -> list[list[Any
     return [
         [batch.tolist() for batch in prepared]
         for rank in range(world)
-        for prepared in [PreparedDataLoader(loader, rank, world, **options)]
+        for prepared in [PreparedDataLoader(loader, rank, world, config=Configuration(**options))]
     ]
 
 
@@ -32,6 +33,11 @@ class Stream(IterableDataset[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.n))
+
+
+class SizedStream(Stream):
+    def __len__(self) -> int:
+        return self.n
 
 
 @given(
@@ -52,6 +58,31 @@ def test_ranks_get_equal_shares_with_at_most_world_minus_one_repeats(
     samples = [one for part in parts for batch in part for one in batch]
     assert set(samples) == set(range(n))
     assert len(samples) - n < world
+
+
+@given(
+    n=st.integers(1, 60),
+    batch_size=st.integers(1, 9),
+    world=st.integers(1, 5),
+    split=st.booleans(),
+    stream=st.booleans(),
+)
+def test_uneven_ranks_get_every_sample_once_in_as_many_batches_as_their_length_says(
+    n: int, batch_size: int, world: int, split: bool, stream: bool
+) -> None:
+    data: Any = SizedStream(n) if stream else range(n)
+    loader = DataLoader(data, batch_size=batch_size * (world if split else 1))
+    config = Configuration(split_batches=split, even_batches=False)
+    ranks = [PreparedDataLoader(loader, rank, world, config=config) for rank in range(world)]
+    parts = [[batch.tolist() for batch in rank] for rank in ranks]
+    assert sorted(one for part in parts for batch in part for one in batch) == [*range(n)]
+    assert [len(part) for part in parts] == [len(rank) for rank in ranks]
+    assert all(len(batch) <= batch_size for part in parts for batch in part)
+
+
+def test_uneven_ranks_get_whole_batches_while_there_are_some() -> None:
+    loader: DataLoader[Any] = DataLoader(range(7), batch_size=2)  # type: ignore[arg-type]
+    assert shares(loader, 3, even_batches=False) == [[[0, 1], [6]], [[2, 3]], [[4, 5]]]
 
 
 def test_split_batches_gives_each_rank_its_part_of_every_batch() -> None:
@@ -166,7 +197,7 @@ def test_a_prepared_loader_refuses_changes_that_would_have_no_effect(name: str) 
     assert prepared.my_note == 5
 
 
-def test_a_loader_with_its_own_loop_is_read_by_one_rank_and_refused_by_two() -> None:
+def test_a_loader_with_its_own_loop_is_refused_where_every_rank_is_to_read_its_own_share() -> None:
     class Doubling(DataLoader[Any]):
         def __iter__(self) -> Any:
             return map(torch.neg, super().__iter__())
@@ -174,7 +205,7 @@ def test_a_loader_with_its_own_loop_is_read_by_one_rank_and_refused_by_two() -> 
     loader = Doubling(torch.arange(2))  # type: ignore[arg-type]
     assert shares(loader, 1) == [[[0], [-1]]]
     with pytest.raises(UsageError, match="Doubling has an __iter__ of its own"):
-        shares(loader, 2)
+        shares(loader, 2, dispatch_batches=False)
 
 
 def test_marks_tell_values_apart_and_not_objects() -> None:

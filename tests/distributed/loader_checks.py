@@ -10,6 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headway import Accelerator
+from headway.data.configuration import DataLoaderConfiguration
+from headway.data.loader import PreparedDataLoader
 from headway.errors import UsageError
 from headway.utils import set_seed
 from tests.distributed.this_rank import RANK, WORLD
@@ -47,36 +49,6 @@ class Buckets:
 
     def __len__(self) -> int:
         return 5
-
-
-def wrong_metrics() -> list[str]:
-    """Every data set size, batch size and kind of loader whose gathered results were not exact."""
-    wrong = []
-    for n in range(1, 26):
-        whole, split = Accelerator(), Accelerator(split_batches=True)
-        for batch_size in (1, 2, 3, 8, 32):
-            for kind in ("map", "split", "stream", "objects", "shuffled"):
-                if batch_size == 1 and kind in ("objects", "shuffled"):
-                    continue  # slow, and nothing new
-                accelerator = split if kind == "split" else whole
-                data: Any = Stream(n) if kind == "stream" else Numbers(n)
-                size = batch_size * WORLD if kind == "split" else batch_size
-                loader = DataLoader(data, batch_size=size, shuffle=kind == "shuffled")
-                loader = accelerator.prepare(loader)
-                seen: list[int] = []
-                rounds = 0
-                for batch in loader:
-                    rounds += 1
-                    objects = [int(one) for one in batch]
-                    if kind == "objects":
-                        seen += accelerator.gather_for_metrics(objects)
-                    else:
-                        seen += accelerator.gather_for_metrics({"x": [batch]})["x"][0].tolist()
-                if len(loader) != rounds:
-                    wrong.append(f"{kind} n={n} batch_size={batch_size} len={len(loader)}")
-                if (sorted(seen) if kind == "shuffled" else seen) != list(range(n)):
-                    wrong.append(f"{kind} n={n} batch_size={batch_size}: {seen}")
-    return wrong
 
 
 def metrics_of_several_rows_and_scalars() -> dict[str, Any]:
@@ -144,7 +116,10 @@ def refusals() -> dict[str, str]:
     loaders = {
         "twice": (Accelerator(), DataLoader(Numbers(8), sampler=sampler, batch_size=2)),
         "split": (Accelerator(split_batches=True), DataLoader(Numbers(8), batch_size=WORLD + 1)),
-        "own iter": (Accelerator(), Loops(Numbers(8), batch_size=2)),
+        "own iter": (
+            Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=False)),
+            Loops(Numbers(8), batch_size=2),
+        ),
     }
     said = {}
     for name, (accelerator, loader) in loaders.items():
@@ -241,3 +216,45 @@ def sampler_is_left_as_it_was() -> bool:
     for _ in Accelerator().prepare(loader):
         pass
     return getattr(loader.sampler, "generator", 0) is None
+
+
+class Streamed:
+    """Iterates over batches, and is no DataLoader."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for first in range(0, 10, 2):
+            yield {"x": torch.arange(first, first + 2) + 100 * RANK, "name": f"from {RANK}"}
+
+
+def dispatched() -> dict[str, Any]:
+    """What this rank gets of data that differ between ranks, and that rank 0 alone reads."""
+    config = DataLoaderConfiguration(dispatch_batches=True)
+    accelerator = Accelerator(dataloader_config=config)
+    seen: dict[str, Any] = {}
+    own = PreparedDataLoader(Streamed(), RANK, WORLD, device=accelerator.device)
+    seen["objects"] = [[batch["name"], batch["x"].tolist()] for batch in own]
+    unlike = accelerator.prepare(DataLoader(Unlike("samples"), batch_size=2))
+    seen["stream"] = [batch.tolist() for batch in unlike]
+    set_seed(RANK)
+    shuffled = accelerator.prepare(DataLoader(Numbers(12), batch_size=2, shuffle=True))
+    seen["shuffled"] = [batch.tolist() for batch in shuffled]
+    texts = DataLoader(Numbers(7), batch_size=2, collate_fn=lambda rows: [str(one) for one in rows])
+    seen["texts"] = [
+        one for batch in accelerator.prepare(texts) for one in accelerator.gather_for_metrics(batch)
+    ]
+    skipped = accelerator.skip_first_batches(accelerator.prepare(texts), 1)
+    seen["skipped"] = [len(skipped), sum(1 for _ in skipped)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises on worker counts of small machines
+        workers = DataLoader(Numbers(8), batch_size=2, num_workers=1)
+        seen["workers"] = [batch.tolist() for batch in accelerator.prepare(workers)]
+    return seen
+
+
+def seeded_orders_of_unseeded_ranks() -> list[int]:
+    """This rank's samples where only rank 0's seed may count."""
+    set_seed(RANK)
+    config = DataLoaderConfiguration(use_seedable_sampler=True)
+    loader = DataLoader(Numbers(12), batch_size=2, shuffle=True)
+    prepared = Accelerator(dataloader_config=config).prepare(loader)
+    return [one for batch in prepared for one in batch.tolist()]

@@ -17,19 +17,24 @@ LIMIT_S = 150
 Seen = list[dict[str, Any]]
 
 
-def run_ranks(world: int, folder: Path) -> Seen | str:
-    """Return what each rank saw, or the output of one that failed."""
+def run_ranks(
+    world: int, folder: Path, worker: Path = WORKER, *arguments: str, limit_s: float = LIMIT_S
+) -> Seen | str:
+    """Return what each rank of `worker` saw, or the output of one that failed."""
+    command = [sys.executable, str(worker), str(folder), *arguments]
     with tempfile.TemporaryDirectory() as scratch:  # a short path, for the sockets in it
-        return _run_ranks(world, folder, scratch)
+        return _run_ranks(world, folder, scratch, command, limit_s)
 
 
-def _run_ranks(world: int, folder: Path, scratch: str) -> Seen | str:
+def _run_ranks(
+    world: int, folder: Path, scratch: str, command: list[str], limit_s: float
+) -> Seen | str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder)],
+            command,
             env=environment(rank, world, port) | {"TMPDIR": scratch},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -39,11 +44,11 @@ def _run_ranks(world: int, folder: Path, scratch: str) -> Seen | str:
     ]
     try:
         for rank, process in enumerate(ranks):
-            output, _ = process.communicate(timeout=LIMIT_S)
+            output, _ = process.communicate(timeout=limit_s)
             if process.returncode:
                 return f"rank {rank} of {world} ended with {process.returncode}:\n{output}"
     except subprocess.TimeoutExpired as expired:
-        return f"the ranks took more than {LIMIT_S} s:\n{expired.output!r}"
+        return f"the ranks took more than {limit_s} s:\n{expired.output!r}"
     finally:
         for process in ranks:
             process.kill()

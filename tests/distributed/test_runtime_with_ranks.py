@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from itertools import chain
 
 import pytest
 
 from tests.distributed.launching import launch, script
-from tests.distributed.ranks import Seen, run_ranks
+from tests.distributed.ranks import Seen
 
 pytestmark = pytest.mark.distributed
 every_world = pytest.mark.parametrize("world", [1, 2, 3])
 several_ranks = pytest.mark.parametrize("world", [2, 3])
-
-
-@pytest.fixture(scope="session")
-def seen_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Seen]:
-    """Return a function that starts so many ranks (once) and returns what each of them saw."""
-
-    @cache
-    def outcome(world: int) -> Seen | str:
-        return run_ranks(world, tmp_path_factory.mktemp("ranks"))
-
-    def seen(world: int) -> Seen:
-        found = outcome(world)
-        assert not isinstance(found, str), found
-        return found
-
-    return seen
 
 
 @several_ranks
@@ -48,14 +31,6 @@ def test_ranks_end_alike_after_a_batch_that_cannot_be_shared_out_evenly(
 ) -> None:
     first, *others = (rank["weights_after_an_uneven_batch"] for rank in seen_with(world))
     assert others == [first] * (world - 1)
-
-
-@every_world
-def test_gather_for_metrics_gives_each_sample_once_in_order(
-    seen_with: Callable[[int], Seen], world: int
-) -> None:
-    for rank in seen_with(world):
-        assert rank["wrong_metrics"] == []
 
 
 @every_world
@@ -234,6 +209,31 @@ def test_streams_that_differ_between_ranks_are_refused_on_all_of_them(
 
 
 @every_world
+def test_rank_0_reads_for_all_where_batches_are_dispatched(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    ready = [[one, one + 1] for one in range(0, 10, 2)]
+    ready += ready[: -len(ready) % world]  # each rank gets one in the last round
+    found = [rank["dispatched"] for rank in seen_with(world)]
+    for index, rank in enumerate(found):
+        assert rank["objects"] == [["from 0", batch] for batch in ready[index::world]]
+        assert rank["stream"] == [[one, one + 1] for one in range(0, 12, 2)][index::world]
+        assert rank["workers"][0] == [2 * index, 2 * index + 1]
+        assert rank["texts"] == [str(one) for one in range(7)]
+        assert rank["skipped"] == [-(-4 // world) - 1] * 2
+    shuffled = [one for rank in found for batch in rank["shuffled"] for one in batch]
+    assert sorted(shuffled) == list(range(12))
+
+
+@every_world
+def test_rank_0_s_seed_orders_the_samples_of_all_ranks(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    parts = [rank["seeded_orders_of_unseeded_ranks"] for rank in seen_with(world)]
+    assert sorted(chain.from_iterable(parts)) == list(range(12))
+
+
+@every_world
 def test_a_sampler_without_generator_is_left_without(
     seen_with: Callable[[int], Seen], world: int
 ) -> None:
@@ -299,3 +299,52 @@ def test_a_model_that_outlives_its_group_does_not_wait_for_good() -> None:
     )
     done = launch("-q", "--cpu", "--num-processes", "4", script(text), timeout_s=60)
     assert done.returncode == 0, done.stderr
+
+
+@every_world
+def test_the_batch_size_that_the_rank_with_least_memory_can_use_is_that_of_all(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        found = rank["batch_size_of_the_rank_with_least_memory"]
+        assert found == {"tried": [64, 32, 16, 16], "ranks": world, "again": world}
+        assert rank["batch_size_without_waiting"] == [10, 5, 2]
+
+
+@every_world
+def test_the_gradient_is_that_of_the_mean_over_all_tokens_however_they_are_shared_out(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    alone = seen_with(1)[0]["gradients_of_the_token_mean"]
+    for rank in seen_with(world):
+        found = rank["gradients_of_the_token_mean"]
+        for way in ("accumulate", "no_sync"):
+            for steps in (1, 3):
+                expected = alone["1 accumulate"]
+                assert found[f"{steps} {way}"] == pytest.approx(expected, rel=1e-9)
+        assert found["3 clip"] == pytest.approx(alone["1 clip"], rel=1e-9)
+
+
+@every_world
+def test_batches_in_parts_that_fit_into_memory_give_the_same_weights(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    alone = seen_with(1)[0]["weights_with_parts_of_batches"]
+    for rank in seen_with(world):
+        found = rank["weights_with_parts_of_batches"]
+        assert max(found["sizes"][-8:]) <= 3
+        for steps in (1, 2):
+            for by_tokens in (False, True):
+                for way in ("whole", "parts"):
+                    expected = pytest.approx(alone[f"{steps} whole False"], rel=1e-9)
+                    assert found[f"{steps} {way} {by_tokens}"] == expected
+
+
+@several_ranks
+def test_local_sgd_averages_weights_every_few_steps_and_at_the_end(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    mean = 4 * (world + 1) / 2
+    for rank in seen_with(world):
+        assert rank["local_sgd"]["True"] == [[False, False, True, False], pytest.approx(mean)]
+        assert rank["local_sgd"]["False"] == [[True] * 4, pytest.approx(mean)]

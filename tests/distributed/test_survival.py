@@ -331,6 +331,6 @@ while True:
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     _, shown = process.communicate(timeout=30)
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 20  # SIGKILL would come after 30
     assert process.returncode == 128 + signal.SIGTERM, shown
     assert shown.count("status channel") == (2 if junk == b"\n" else shown.count("too long"))

@@ -66,8 +66,19 @@ def test_digits_learns_as_well_on_more_ranks(num_ranks: int, tmp_path: Path) -> 
     assert num_correct_of_saved_model(tmp_path / "a.pt") >= 0.97 * NUM_TEST_SAMPLES
 
 
-def test_char_gpt_learns_within_a_few_steps_and_samples(tmp_path: Path) -> None:
-    stdout, _ = run(PYTHON, "char_gpt.py", tmp_path, "--steps", "80", "--sample-length", "50")
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(PYTHON, id="1 rank"),
+        pytest.param(HEADWAY, id="2 ranks", marks=pytest.mark.distributed),
+    ],
+)
+def test_char_gpt_learns_within_a_few_steps_and_samples(
+    launcher: list[str], tmp_path: Path
+) -> None:
+    size = str(64 // (1 if launcher is PYTHON else 2))  # the same global batch on any ranks
+    options = ["--steps", "50", "--batch-size", size, "--sample-length", "50"]
+    stdout, _ = run(launcher, "char_gpt.py", tmp_path, *options)
 
     first, *_, last = losses(stdout)
     assert first > 4.5, "an untrained model knows nothing of 128 characters"
@@ -92,10 +103,63 @@ def test_char_gpt_124m_has_the_parameters_of_gpt_2(tmp_path: Path) -> None:
     assert "124,475,904 parameters" in stdout  # GPT-2's 124,439,808, its vocabulary padded
 
 
+ACCURACY = r"test accuracy \S+ \((\d+) of (\d+)\)"
+
+
+@pytest.mark.distributed
+def test_metrics_are_those_of_one_process_on_two_ranks(tmp_path: Path) -> None:
+    one, two = (run(launcher, "metrics.py", tmp_path)[0] for launcher in (PYTHON, HEADWAY))
+
+    assert figures(two)[1:] == figures(one)[1:], "all but the number of ranks"
+    assert "test samples: 59 of 59" in one
+    assert float(re.findall(r"accuracy: (\S+)", one)[0]) >= 0.95
+
+
+@pytest.mark.distributed
+def test_accumulation_changes_neither_the_steps_nor_the_outcome(tmp_path: Path) -> None:
+    at_once, _ = run(PYTHON, "accumulation.py", tmp_path)
+    for launcher, shape in ((PYTHON, "1 ranks x 8"), (HEADWAY, "2 ranks x 4")):
+        stdout, _ = run(launcher, "accumulation.py", tmp_path, "--micro-batch-size", "8")
+        assert f"{shape} micro-batches of 8: 30 optimizer steps" in stdout
+        assert mean_loss(stdout) == pytest.approx(mean_loss(at_once), abs=2e-6)
+    assert mean_loss(at_once) < 0.55
+
+
+@pytest.mark.distributed
+def test_a_stream_is_shared_out_and_measured_as_one_process_reads_it(tmp_path: Path) -> None:
+    one, two = (
+        figures(run(launcher, "iterable.py", tmp_path)[0]) for launcher in (PYTHON, HEADWAY)
+    )
+
+    assert one[-1].endswith("on 101 test samples")
+    first, *_, last = (float(line.split()[3]) for line in one)
+    assert last < first / 2
+    for line, other in zip(one, two, strict=True):
+        assert float(line.split()[3]) == pytest.approx(float(other.split()[3]), abs=2e-4)
+        assert line.split()[4:] == other.split()[4:]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(PYTHON, id="1 rank"),
+        pytest.param(HEADWAY, id="2 ranks", marks=pytest.mark.distributed),
+    ],
+)
+def test_a_model_of_transformers_learns_to_tell_the_classes_apart(
+    launcher: list[str], tmp_path: Path
+) -> None:
+    stdout, _ = run(launcher, "transformers_classifier.py", tmp_path)
+
+    num_correct, num_samples = re.findall(ACCURACY, stdout)[-1]
+    assert num_samples == "211"
+    assert int(num_correct) >= 0.95 * 211
+
+
 def run(launcher: list[str], example: str, folder: Path, *options: str) -> tuple[str, str]:
     """Run an example to its end in `folder`, and return its stdout and stderr."""
     scratch = folder / "scratch"  # torchrun leaves a folder behind
-    scratch.mkdir()
+    scratch.mkdir(exist_ok=True)
     done = subprocess.run(
         [*launcher, str(EXAMPLES / example), *options],
         cwd=folder,
@@ -111,6 +175,15 @@ def run(launcher: list[str], example: str, folder: Path, *options: str) -> tuple
 
 def losses(stdout: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"step +\d+ +loss (\S+)", stdout)]
+
+
+def figures(stdout: str) -> list[str]:
+    """Return the lines that an example printed, without a launcher's prefix."""
+    return [line.removeprefix("[0] ") for line in stdout.splitlines()]
+
+
+def mean_loss(stdout: str) -> float:
+    return float(re.findall(r"mean loss: (\S+)", stdout)[0])
 
 
 def num_correct_of_saved_model(path: Path) -> int:

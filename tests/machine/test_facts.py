@@ -220,22 +220,22 @@ EXPECTED = {
 
 
 @pytest.mark.processes
-def test_looking_at_this_machine_is_quick_and_imports_no_torch() -> None:
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.path.exists("/proc/driver/nvidia"),
+    reason="a driver's programs are asked there",
+)
+def test_looking_at_this_machine_starts_no_process_and_imports_no_torch() -> None:
     text = (
-        "import sys, time\n"
+        "import sys\n"
         "from headway.machine.detection import detect_machine\n"
-        "began = time.perf_counter()\n"
+        "events = []\n"
+        "sys.addaudithook(lambda event, _: events.append(event))\n"
         "detect_machine(full=True)\n"
-        "print(time.perf_counter() - began)\n"
+        "assert not {'subprocess.Popen', 'os.fork', 'os.posix_spawn'} & {*events}\n"
         "assert 'torch' not in sys.modules"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", text]
-    limit_s = 2 if os.path.exists("/proc/driver/nvidia") else 0.06
-    times: list[float] = []
-    while not times or (min(times) >= limit_s and len(times) < 20):  # others use this machine too
-        times.append(float(subprocess.check_output(command, env=environ, text=True)))
-    assert min(times) < limit_s
+    subprocess.run([sys.executable, "-c", text], env=environ, check=True)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -24,7 +24,7 @@ def test_gradients_are_those_of_the_divided_loss_to_the_bit(
     expected = torch.zeros(50, dtype=dtype)
     for _ in range(steps):
         loss = (weight * inputs).tanh().square().mean()
-        divided = accelerator._precision._scaler.scale(loss / steps) if fp16 else loss / steps  # type: ignore[attr-defined]
+        divided = accelerator.scaler.scale(loss / steps) if accelerator.scaler else loss / steps
         expected += torch.autograd.grad(divided, weight, retain_graph=True)[0]
         accelerator.backward(loss)
     assert weight.grad is not None

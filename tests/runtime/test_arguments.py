@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.arguments import merge_arguments, reject_unsupported
+from headway.arguments import merge_accumulation, merge_arguments, reject_unsupported
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract
 from headway.errors import UsageError
@@ -86,18 +86,18 @@ def test_the_name_that_was_meant_is_the_fix(name: str, meant: str) -> None:
 @pytest.mark.parametrize("steps", [0, -1, True, 1.5])
 def test_impossible_accumulation_is_refused(steps: int) -> None:
     with pytest.raises(UsageError, match="gradient_accumulation_steps is"):
-        merge_arguments(None, gradient_accumulation_steps=steps)
+        merge_accumulation(steps, None)
 
 
 def test_accelerate_s_other_arguments_are_refused_with_a_way_out() -> None:
-    with pytest.raises(UsageError, match=r"'log_with'[\s\S]*is_main_process"):
-        reject_unsupported({"log_with": "wandb"})
-    with pytest.raises(UsageError, match=r"'even_batches'[\s\S]*same number of batches"):
+    with pytest.raises(UsageError, match=r"'project_config'[\s\S]*project_dir="):
+        reject_unsupported({"project_config": object()})
+    with pytest.raises(UsageError, match=r"'even_batches'[\s\S]*DataLoaderConfiguration"):
         reject_unsupported({"even_batches": False})
 
 
 def test_accelerate_s_other_arguments_may_be_none() -> None:
-    reject_unsupported({"log_with": None, "project_dir": None})
+    reject_unsupported({"project_config": None, "megatron_lm_plugin": None})
 
 
 def test_a_mistyped_argument_is_refused_with_a_guess() -> None:

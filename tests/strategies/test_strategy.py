@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from headway import Accelerator, accelerator
 from headway.contract.run import Ranks
 from headway.precision.precision import Precision
-from headway.strategies.strategy import Strategy
+from headway.strategies.strategy import Strategy, StrategySettings
 from headway.world import World
 
 
@@ -23,14 +23,19 @@ class Replacing(Strategy):
     data_rank, data_size = 1, 3
 
     def __init__(self, world: World) -> None:
-        super().__init__(world)
+        super().__init__(world, StrategySettings())
         self.replaced: dict[torch.Tensor, torch.Tensor] = {}
         self.devices: list[torch.device | None] = []
         self.is_whole = False
         self.norms = 0
 
     def prepare_model(
-        self, model: torch.nn.Module, precision: Precision, device: torch.device | None
+        self,
+        model: torch.nn.Module,
+        precision: Precision,
+        device: torch.device | None,
+        *,
+        trains: bool = True,
     ) -> torch.nn.Module:
         self.devices.append(device)
         for module in model.modules():

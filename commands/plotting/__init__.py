@@ -1,0 +1,1 @@
+"""Draws the metrics of runs: in a terminal, or as a picture."""

@@ -1,0 +1,261 @@
+"""The page of error messages: what causes each code, and a command that shows it.
+
+The messages on the page are those that the commands print while the page is made. They run in this
+process, for recorded machines, in a folder of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+from docs.screens import make_stage
+from headway.commands.launch import main as launch
+from headway.errors import (
+    CheckpointError,
+    Code,
+    ConfigError,
+    HeadwayError,
+    LaunchError,
+    MachineError,
+    Problem,
+    UsageError,
+)
+
+
+class Example(NamedTuple):
+    """What causes a code, and the flags of a `headway launch` that is refused with it.
+
+    Args:
+        cause: Markdown.
+        flags: of `headway launch --dry-run`; None where no recorded machine shows the code.
+        machine: one of tests/machines.
+        profile: the text of a headway.yaml.
+        fix: what to do, where there are no flags that show it.
+    """
+
+    cause: str
+    flags: str | None = ""
+    machine: str = "laptop_cpu"
+    profile: str = ""
+    fix: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """The words after `headway launch`."""
+        program = [] if "--no-python" in (self.flags or "") else ["train.py"]
+        machine = ["--machine", f"{self.machine}.json"]
+        return ["--dry-run", *machine, *shlex.split(self.flags or ""), *program]
+
+
+PARTS: Mapping[str, Mapping[Code, Example]] = {
+    "In one profile, variable or flag": {
+        Code.UNKNOWN_SETTING: Example(
+            "A profile has a key that is no setting, most often a typo.",
+            profile="num_procesess: 2\n",
+        ),
+        Code.BAD_VALUE: Example(
+            "A value is not of the kind that its setting takes.", "--num-processes two"
+        ),
+        Code.DUPLICATE_KEY: Example(
+            "A profile sets a key twice. YAML leaves open which one holds.",
+            profile="device: cpu\nnum_processes: 2\ndevice: cuda\n",
+        ),
+        Code.NO_VALUE: Example("A key of a profile has no value.", profile="device:\n"),
+        Code.BAD_FILE: Example(
+            "A profile is not YAML, is not one flat map, or has a newer format.",
+            profile="- device: cpu\n",
+        ),
+    },
+    "Between settings": {
+        Code.FP16_ON_CPU: Example(
+            "fp16 needs a loss scale and kernels that torch has for GPUs only.",
+            "--cpu --mixed-precision fp16",
+        ),
+        Code.DEVICES_WITHOUT_CUDA: Example(
+            "`devices` selects CUDA GPUs, and the device is another one.", "--cpu --devices 2"
+        ),
+        Code.DEVICES_OR_PROCESSES: Example(
+            "Each process has one GPU, and the two settings give different numbers of processes.",
+            "--devices 0,1 --num-processes 1",
+            "gpu_4",
+        ),
+        Code.SEVERAL_ON_MPS: Example(
+            "A Mac has one GPU, and torch has no communication between processes on it.",
+            "--device mps --num-processes 2",
+            "mac_m2",
+        ),
+        Code.MACHINE_RANK: Example(
+            "Machines are counted from 0, so the highest rank is one less than their number.",
+            "--num-machines 2 --machine-rank 2 --main-address node0",
+        ),
+        Code.NO_MAIN_ADDRESS: Example(
+            "The ranks of several machines meet at machine 0, whose address is not known.",
+            "--num-machines 2 --machine-rank 0",
+        ),
+        Code.VARIABLE_OF_LAUNCHER: Example(
+            "`env` sets a variable that differs between ranks, which the launcher sets itself.",
+            "--env RANK=1",
+        ),
+        Code.VARIABLE_OF_SETTING: Example(
+            "`env` sets a variable that a setting of Headway stands for, or that only Accelerate "
+            "reads.",
+            "--env CUDA_VISIBLE_DEVICES=1",
+        ),
+        Code.THREADS_TWICE: Example(
+            "The number of threads is set in two ways that contradict each other.",
+            "--env OMP_NUM_THREADS=2 --threads-per-process 3",
+        ),
+        Code.MISSING_RANK: Example(
+            "A setting names a rank that this run does not have.", "--ranks 0,70"
+        ),
+        Code.DEBUG_ON_MACHINES: Example(
+            "The terminal of one machine cannot be given to a rank while others wait elsewhere.",
+            "--num-machines 2 --machine-rank 0 --main-address node0 --debug-rank 0",
+        ),
+    },
+    "Between settings and the machine": {
+        Code.NO_MPS: Example(
+            "MPS is asked for, and torch cannot use it here. The message says which of the known "
+            "causes it is.",
+            "--device mps",
+            "mac_rosetta",
+        ),
+        Code.NO_GPU: Example(
+            "CUDA is asked for, and no GPU is visible to torch: none there, hidden by "
+            "`CUDA_VISIBLE_DEVICES`, a driver too old, or a torch without CUDA.",
+            "--device cuda",
+            "driver_too_old",
+        ),
+        Code.NO_SUCH_GPU: Example(
+            "`devices` names a GPU that does not exist or is not visible.", "--devices 9,", "gpu_4"
+        ),
+        Code.NO_USABLE_GPU: Example(
+            "GPUs are visible, and none is left to use: `devices` excludes all, or the driver "
+            "lets no process use them.",
+            "--devices ^0-3",
+            "gpu_4",
+        ),
+        Code.SEVERAL_MIG_SLICES: Example(
+            "A process sees one MIG slice, and NCCL does not connect slices.",
+            "--num-processes 2",
+            "gpu_mig",
+        ),
+        Code.TOO_FEW_GPUS: Example(
+            "There are more processes than usable GPUs.", "--num-processes 4", "gpu_2_one_busy"
+        ),
+        Code.NO_BF16: Example(
+            "A selected GPU is older than Ampere (sm_80), the first with bf16.",
+            "--mixed-precision bf16",
+            "gpu_mixed",
+        ),
+        Code.NO_PRECISION_ON_MPS: Example(
+            "On MPS, fp16 needs torch 2.5, and bf16 torch 2.6 and macOS 14.",
+            None,
+            fix="update torch or macOS, or set `mixed_precision: no`",
+        ),
+    },
+    "Between settings and the program": {
+        Code.PYTHON_PROMPT: Example(
+            "`python -i -m headway launch` asks for a prompt after the script, which ranks below a "
+            "launcher cannot show.",
+            None,
+            fix="leave `-i` out, or run one process without a launcher",
+        ),
+        Code.LAUNCHER_IN_PROCESS: Example(
+            "`--in-process` runs one process without a launcher, and a setting needs one.",
+            "--in-process --num-processes 2",
+        ),
+        Code.PROGRAM_IN_PROCESS: Example(
+            "`--in-process` runs Python code, and the program is not Python.",
+            "--in-process --no-python ls",
+        ),
+    },
+}
+
+
+def examples() -> dict[Code, Example]:
+    """Return the examples of all parts."""
+    return {code: example for part in PARTS.values() for code, example in part.items()}
+
+
+@contextmanager
+def stage() -> Iterator[None]:
+    """Go to an empty folder with the recorded machines, without profiles and HEADWAY_*."""
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ):
+        for name in [name for name in os.environ if name.startswith(("HEADWAY_", "PET_"))]:
+            del os.environ[name]
+        os.environ |= {"HOME": folder, "XDG_CONFIG_HOME": str(Path(folder, ".config"))}
+        make_stage(Path(folder))
+        try:
+            os.chdir(folder)
+            yield
+        finally:
+            os.chdir(here)
+
+
+def problems_of(example: Example) -> tuple[Problem, ...]:
+    """Return the problems that the example's command reports; call it within `stage`."""
+    profile = Path("headway.yaml")
+    if example.profile:
+        profile.write_text(example.profile)
+    try:
+        with redirect_stderr(StringIO()):
+            launch(example.words)
+    except HeadwayError as error:
+        return error.problems
+    finally:
+        profile.unlink(missing_ok=True)
+    raise AssertionError(f"`headway launch {shlex.join(example.words)}` is not refused")
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    kinds: Sequence[type[HeadwayError]] = (
+        ConfigError,
+        UsageError,
+        MachineError,
+        LaunchError,
+        CheckpointError,
+    )
+    lines = [
+        "# Error messages",
+        "",
+        "An error has three parts: what is wrong, with the value; where the value came from; and "
+        "what to type instead. Below is what each error of a launch looks like, by the code that "
+        "names it in the source. Nothing has been started when one is reported.",
+        "",
+        "| kind | meaning | exit code |",
+        "|---|---|---|",
+        *(f"| `{kind.__name__}` | {_first_line(kind)} | {kind.exit_code} |" for kind in kinds),
+        "",
+    ]
+    with stage():
+        for title, part in PARTS.items():
+            lines += [f"## {title}", ""]
+            for code, example in part.items():
+                lines += [f"### {code.name}", "", example.cause, "", *_shown(code, example), ""]
+    return "\n".join(lines)
+
+
+def _first_line(kind: type[HeadwayError]) -> str:
+    return (kind.__doc__ or "").strip().partition("\n")[0]
+
+
+def _shown(code: Code, example: Example) -> list[str]:
+    if example.flags is None:
+        return [f"**Fix:** {example.fix}."]
+    lines = []
+    if example.profile:
+        lines += ['```yaml title="headway.yaml"', example.profile.rstrip(), "```", ""]
+    (problem, *_) = [one for one in problems_of(example) if one.code is code]
+    command = f"$ headway launch {shlex.join(example.words)}"
+    return [*lines, "```console", command, f"error: {problem}", "```"]

@@ -1,0 +1,27 @@
+"""A hook of mkdocs: adds the pages that are made from the code and the changelog."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # mkdocs imports this file by its path
+
+from docs import errors, reference  # noqa: E402  after the path is set
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages; mkdocs calls it after it has listed the files in docs/."""
+    pages = {
+        "settings.md": reference.settings_page(),
+        "python.md": reference.python_page(),
+        "errors.md": errors.page(),
+        "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files

@@ -1,0 +1,80 @@
+"""The pages of the site that are made from the code: settings and the Python names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+
+import headway
+import headway.utils
+from headway.settings.setting import AUTO, Count, Setting, Shape
+from headway.settings.table import TABLE
+
+_SHAPES = {
+    Shape.ONE: "one value",
+    Shape.LIST: "one value, or a list",
+    Shape.MAP: "a map of names to values; sources are merged",
+}
+
+
+def settings_page() -> str:
+    """Return the reference of settings as Markdown, from the table that flags come from."""
+    lines = [
+        "# Settings",
+        "",
+        "Each setting is a flag of `headway launch`, a key of a [profile](profiles.md) and an "
+        "environment variable. `auto` means that Headway detects the value.",
+        "",
+    ]
+    for row in TABLE.values():
+        lines += [f"## {row.name}", "", f"{_sentence(row.help)}", "", "| | |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in _facts(row)] + [""]
+    return "\n".join(lines)
+
+
+def _facts(row: Setting[object]) -> Iterator[tuple[str, str]]:
+    metavar = "" if row.bare is not None else f" {row.metavar}"
+    yield "flag", f"`{row.flag}{metavar}`".replace("|", r"\|")
+    if row.bare is not None:
+        yield "flag alone", f"means `{row.bare}`"
+    yield "profile", f"`{row.name}:` {_SHAPES[row.shape]}"
+    yield "variable", f"`{row.variable}`"
+    yield "default", "not set" if row.default in (None, {}) else f"`{row.default}`"
+    if row.choices:
+        yield "values", ", ".join(f"`{word}`" for word in row.choices)
+    elif isinstance(row.kind, Count):
+        highest = f" to {row.kind.maximum}" if row.kind.maximum is not None else " or more"
+        auto = f", or `{AUTO}`" if row.default == AUTO else ""
+        yield "values", f"a whole number, {row.kind.minimum}{highest}{auto}"
+    if row.needs_launcher:
+        yield "launcher", "keeps a launcher beside the script, also for one process"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def python_page() -> str:
+    """Return the reference of Python names as Markdown for mkdocstrings."""
+    lines = ["# Python", "", "What scripts import: `from headway import ...`.", ""]
+    own = list(_paths(headway, headway.__all__))
+    names = [name for name in dir(headway.utils) if not name.startswith("_")]
+    others = [path for path in _paths(headway.utils, names) if path not in own]
+    lines += [*_directives(own), "## headway.utils", "", *_directives(others)]
+    return "\n".join(lines)
+
+
+def _directives(paths: list[str]) -> Iterator[str]:
+    for path in paths:
+        yield f"::: {path}"
+        yield ""
+
+
+def _paths(module: ModuleType, names: list[str]) -> Iterator[str]:
+    """Yield where the classes and functions of Headway among these names are defined."""
+    for name in names:
+        found = getattr(module, name)
+        is_documented = inspect.isclass(found) or inspect.isfunction(found)
+        if is_documented and found.__module__.startswith("headway."):
+            yield f"{found.__module__}.{found.__qualname__}"

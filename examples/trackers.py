@@ -1,0 +1,64 @@
+"""Log a training: figures of all ranks, written once, in a file or to a tracking service.
+
+    python examples/trackers.py                                      a file below runs/
+    python examples/trackers.py --tracker tensorboard                where tensorboard is installed
+    headway launch --cpu --num-processes 2 examples/trackers.py      two ranks, one log
+
+Trackers exist on the main process alone; `accelerator.log` does nothing on the others. What is
+logged is therefore reduced over the ranks first.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from headway import Accelerator
+from headway.utils import set_seed
+
+EPOCHS = 4
+LEARNING_RATE = 0.1
+LOG_EVERY = 5  # optimizer steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Log a training.")
+    parser.add_argument("--tracker", default="jsonl", help="jsonl, tensorboard, wandb, mlflow, ...")
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="where logs are written")
+    args = parser.parse_args()
+
+    set_seed(0)
+    accelerator = Accelerator(
+        log_with=args.tracker, project_dir=str(args.folder), split_batches=True
+    )
+    config = {"epochs": EPOCHS, "learning_rate": LEARNING_RATE}
+    accelerator.init_trackers("regression", config=config)
+
+    inputs = torch.randn(640, 8)
+    dataset = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    model, optimizer, loader = accelerator.prepare(
+        model,
+        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
+        DataLoader(dataset, batch_size=64, shuffle=True),
+    )
+    step = 0
+    for epoch in range(EPOCHS):
+        for features, targets in loader:
+            loss = F.mse_loss(model(features), targets)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if step % LOG_EVERY == 0:
+                mean_loss = accelerator.reduce(loss.detach(), "mean").item()
+                accelerator.log({"loss": mean_loss, "epoch": epoch}, step=step)
+    accelerator.print(f"{step} steps, last loss {mean_loss:.4f}")
+    accelerator.end_training()  # writes what is still buffered
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What is installed and in which version, and which devices and precisions can be used."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.torch_version import TorchVersion
+
+from headway.errors import WrongValue
+from headway.machine.apple import why_no_precision
+from headway.machine.detection import detect_machine
+
+_OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    "<": operator.lt,
+}
+
+
+def compare_versions(library_or_version: object, operation: str, requirement_version: str) -> bool:
+    """Return whether a version compares so with another: `compare_versions("numpy", ">=", "2.0")`.
+
+    Args:
+        library_or_version: the name of an installed distribution, or a `packaging` version.
+        operation: `>`, `>=`, `==`, `!=`, `<=` or `<`.
+
+    Raises:
+        WrongValue: another operation.
+        importlib.metadata.PackageNotFoundError: there is no such distribution.
+    """
+    if operation not in _OPERATIONS:
+        raise WrongValue(
+            f"operation is {operation!r}, not one of {', '.join(_OPERATIONS)}",
+            where="compare_versions(...)",
+            fix="pass '>=' or another of them",
+        )
+    is_name = isinstance(library_or_version, str)
+    found = version(str(library_or_version)) if is_name else str(library_or_version)
+    return _OPERATIONS[operation](TorchVersion(found), requirement_version)
+
+
+def is_torch_version(operation: str, version: str) -> bool:
+    """Return whether torch's version compares so with `version`; see `compare_versions`."""
+    return compare_versions("torch", operation, version)
+
+
+def is_cuda_available() -> bool:
+    """Return whether torch can use a CUDA or ROCm GPU."""
+    return torch.cuda.is_available()
+
+
+def is_rocm_available() -> bool:
+    """Return whether torch can use a ROCm GPU."""
+    return torch.version.hip is not None and torch.cuda.is_available()
+
+
+def is_mps_available(min_version: str = "1.12") -> bool:
+    """Return whether torch is at least of `min_version` and can use the GPU of an Apple chip."""
+    return is_torch_version(">=", min_version) and torch.backends.mps.is_available()
+
+
+def is_bf16_available(ignore_tpu: bool = False) -> bool:
+    """Return whether the best device of this machine computes in bf16.
+
+    Args:
+        ignore_tpu: not needed, there is no TPU; Accelerate's signature has it.
+    """
+    if torch.cuda.is_available():  # pragma: needs a GPU
+        return bool(torch.cuda.is_bf16_supported())
+    return not is_mps_available() or why_no_precision("bf16", detect_machine()) is None
+
+
+def is_fp16_available() -> bool:
+    """Return whether the best device of this machine gains from fp16: every GPU does, no CPU."""
+    return torch.cuda.is_available() or is_mps_available()
+
+
+def is_torch_distributed_available() -> bool:
+    """Return whether torch can form process groups."""
+    return torch.distributed.is_available()
+
+
+def _package(package: str, *distributions: str) -> Callable[[], bool]:
+    """Return the function that says whether `package` is installed, by one of `distributions`."""
+
+    def is_installed() -> bool:
+        # a folder of that name, such as the `wandb` that wandb writes into, has no distribution
+        return find_spec(package) is not None and any(map(_has_version, distributions or [package]))
+
+    is_installed.__doc__ = f"Return whether the package `{package}` is installed."
+    return is_installed
+
+
+def _has_version(distribution: str) -> bool:
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False
+
+
+def _unsupported(what: str) -> Callable[..., bool]:
+    """Return the function that says that Headway does not use `what`, installed or not."""
+
+    def is_used(*args: Any, **kwargs: Any) -> bool:
+        return False
+
+    is_used.__doc__ = f"Return False: Headway does not use {what}."
+    return is_used
+
+
+is_aim_available = _package("aim")
+is_bnb_available = _package("bitsandbytes")
+is_clearml_available = _package("clearml")
+is_comet_ml_available = _package("comet_ml", "comet-ml")
+is_datasets_available = _package("datasets")
+is_dvclive_available = _package("dvclive")
+is_matplotlib_available = _package("matplotlib")
+is_mlflow_available = _package("mlflow", "mlflow", "mlflow-skinny")
+is_numpy_available = _package("numpy")
+is_pandas_available = _package("pandas")
+is_peft_available = _package("peft")
+is_pynvml_available = _package("pynvml", "nvidia-ml-py", "pynvml")
+is_pytest_available = _package("pytest")
+is_rich_available = _package("rich")
+is_schedulefree_available = _package("schedulefree")
+is_swanlab_available = _package("swanlab")
+is_timm_available = _package("timm")
+is_torchdata_available = _package("torchdata")
+is_torchvision_available = _package("torchvision")
+is_tqdm_available = _package("tqdm")
+is_trackio_available = _package("trackio")
+is_transformers_available = _package("transformers")
+is_triton_available = _package("triton")
+is_wandb_available = _package("wandb")
+
+
+def is_tensorboard_available() -> bool:
+    """Return whether tensorboard or tensorboardX is installed."""
+    return _package("tensorboard")() or _package("tensorboardX")()
+
+
+is_deepspeed_available = _unsupported("DeepSpeed")
+is_fp8_available = _unsupported("fp8")
+is_hpu_available = _unsupported("HPUs")
+is_megatron_lm_available = _unsupported("Megatron-LM")
+is_mlu_available = _unsupported("MLUs")
+is_musa_available = _unsupported("MUSA devices")
+is_neuron_available = _unsupported("Neuron devices")
+is_npu_available = _unsupported("NPUs")
+is_pippy_available = _unsupported("pippy")
+is_sagemaker_available = _unsupported("SageMaker")
+is_sdaa_available = _unsupported("SDAA devices")
+is_torch_xla_available = _unsupported("torch_xla")
+is_transformer_engine_available = _unsupported("Transformer Engine")
+is_xpu_available = _unsupported("XPUs")

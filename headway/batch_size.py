@@ -1,0 +1,113 @@
+"""Calls a function with smaller and smaller batch sizes until memory suffices on all ranks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, TypeVar, overload
+
+from headway.attempts import attempt_together
+from headway.device_memory import clear_device_cache
+from headway.errors import OutOfMemory, WrongType
+
+HALF = 0.5
+T = TypeVar("T")
+
+
+@overload
+def find_executable_batch_size(
+    function: None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    *,
+    factor: float = HALF,
+) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
+
+
+@overload
+def find_executable_batch_size(
+    function: Callable[..., T],
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    *,
+    factor: float = HALF,
+) -> Callable[..., T]: ...
+
+
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    *,
+    factor: float = HALF,
+) -> Any:
+    """Call a function with smaller and smaller batch sizes until memory suffices.
+
+    After an out-of-memory error the size is halved. All ranks use the same size: an error on one
+    rank lowers it on all. A later call begins with the size that was found.
+
+        @find_executable_batch_size(starting_batch_size=128)
+        def train(batch_size, name): ...
+
+        train("small")
+
+    Args:
+        function: takes the batch size as its first argument. It makes the model, the optimizer and
+            the loaders, and prepares them: each attempt begins with free memory. The first ranks
+            that end an attempt wait for the others; those that wait for a rank whose memory ran
+            out stop doing so, and the process group is formed anew.
+        starting_batch_size: the first size to try.
+        reduce_batch_size_fn: returns the next size to try, in place of `factor`; it takes no
+            arguments, and returns the same on all ranks.
+        factor: of the last size, rounded down, that is tried next; Accelerate's is 0.9.
+
+    Returns:
+        The decorated function, which takes all arguments but the first and returns what `function`
+        returns; without `function` the decorator.
+
+    Raises:
+        OutOfMemory: the size has fallen to 0.
+        WrongType: the decorated function was given the batch size, too.
+    """
+    if function is None:
+        return partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            reduce_batch_size_fn=reduce_batch_size_fn,
+            factor=factor,
+        )
+    size = starting_batch_size
+
+    @wraps(function)
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        nonlocal size
+        _check_arguments(function, args)
+        while size > 0:
+            clear_device_cache(garbage_collection=True)
+            ended = attempt_together(partial(function, size, *args, **kwargs))
+            if ended is not None:
+                return ended.result
+            size = int(size * factor) if reduce_batch_size_fn is None else reduce_batch_size_fn()
+        raise OutOfMemory(
+            f"{function.__name__}() runs out of memory with every batch size: reached zero",
+            where="the script's find_executable_batch_size(...)",
+            fix="use a smaller model, shorter inputs, or a device with more memory",
+        )
+
+    return attempt
+
+
+def _check_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    parameters = inspect.signature(function).parameters
+    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    if len(parameters) > len(args) or takes_any:
+        return
+    named = zip(list(parameters)[1:], args[1:], strict=False)
+    call = ", ".join(f"{name}={value!r}" for name, value in named)
+    raise WrongType(
+        f"{function.__name__}() got {len(args)} arguments besides the batch size, which it takes"
+        f" {len(parameters) - 1} of",
+        where=f"the script's call of {function.__name__}(...)",
+        fix=f"leave the batch size out: {function.__name__}({call})",
+    )

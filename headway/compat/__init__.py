@@ -1,0 +1,12 @@
+"""Accelerate's modules and names, as they behave there: `import headway.compat as accelerate`.
+
+What is the same in Headway is the same object here. Where Accelerate behaves differently, this
+package behaves as Accelerate does: the learning-rate schedule steps once for each rank.
+"""
+
+from headway.compat.forwarding import forward
+
+__version__ = "1.15.0"
+"""The version of Accelerate whose names and behaviour these are."""
+
+__getattr__, __dir__ = forward(__name__)

@@ -1,0 +1,364 @@
+"""The names of `accelerate.data_loader`, with its ways of sharing data out.
+
+They fill whole batches up with repeats, where `prepare` of `headway.Accelerator` shares the last
+ones out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from headway.collectives import broadcast_object_list
+from headway.compat.shards import (
+    BatchSamplerShard,
+    InvalidValueError,
+    IterableDatasetShard,
+    require_multiple,
+)
+from headway.data.active_loader import GlobalBatch, current_loop
+from headway.data.configuration import DataLoaderConfiguration
+from headway.data.loader import PreparedDataLoader
+from headway.data.samplers import SeedableRandomSampler, SkipBatchSampler, with_seedable_sampler
+from headway.data.sharding import MADE_OF, Share
+from headway.data.skipping import skip_first_batches
+from headway.errors import UsageError
+from headway.world import rank_and_size
+
+__all__ = [
+    "BatchSamplerShard",
+    "DataLoaderDispatcher",
+    "DataLoaderShard",
+    "IterableDatasetShard",
+    "SeedableRandomSampler",
+    "SkipBatchSampler",
+    "SkipDataLoader",
+    "get_sampler",
+    "prepare_data_loader",
+    "skip_first_batches",
+]
+
+
+class DataLoaderShard(PreparedDataLoader):
+    """A DataLoader that moves batches to a device, and notices the last one.
+
+    Its data set or batch sampler is a shard already, where there are several ranks.
+
+    Args:
+        dataset: as for `torch.utils.data.DataLoader`, which also takes `kwargs`.
+        device: that of the batches; None leaves them where they are.
+        rng_types: the random generators that rank 0 sets for all at the beginning of each pass:
+            `torch`, `cuda`, `generator` (the next argument).
+        synchronized_generator: a generator of a sampler or stream.
+        skip_batches: batches to leave out at the beginning of each pass.
+        use_stateful_dataloader: refused if True.
+        torch_device_mesh: refused.
+        iteration: the number of the first pass.
+    """
+
+    remainder = -1
+    """The samples of the last global batch, if it is not full, in a pass."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device | None = None,
+        rng_types: Sequence[str] | None = None,
+        synchronized_generator: torch.Generator | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        _refuse_mesh(torch_device_mesh)
+        config = DataLoaderConfiguration(
+            non_blocking=_non_blocking, use_stateful_dataloader=use_stateful_dataloader
+        )
+        super().__init__(DataLoader(dataset, **kwargs), config=config, device=device)
+        self._share = Share(self._original, skip_batches)
+        self._drop_last = _drop_last
+        self.device = device
+        self.rng_types = rng_types
+        self.synchronized_generator = synchronized_generator
+        self.skip_batches = skip_batches
+        self._passes.following = iteration
+
+    @property
+    def base_dataloader(self) -> Any:
+        return self._original
+
+    @property
+    def iteration(self) -> int:
+        """The number of the pass: the current one, or the next one between passes."""
+        return self._passes.following
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        _synchronize(self.rng_types or (), self.synchronized_generator)
+        epoch, state = self.iteration, vars(self)
+        state["remainder"] = self._samples_left_over()
+        for batch in super().__iter__():
+            self._passes.following = epoch
+            if self.end_of_dataloader and self.remainder > 0:
+                total = self.total_batch_size
+                current_loop().batch = GlobalBatch(self.remainder, total, total)
+            yield batch
+        self._passes.following = epoch + self.end_of_dataloader  # a pass without batches is none
+
+    def _samples_left_over(self) -> int:
+        try:
+            return -1 if self._drop_last else super().total_dataset_length % self.total_batch_size
+        except (AttributeError, TypeError):  # a length or batch size that is not known
+            return -1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the next pass `epoch`, for all that draw or order samples."""
+        super().set_epoch(epoch)
+        inner = getattr(getattr(self.batch_sampler, "batch_sampler", None), "sampler", None)
+        set_epoch = getattr(inner, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+    @property
+    def total_batch_size(self) -> int:
+        """The number of samples in a batch of all ranks together."""
+        nested = isinstance(self.sampler, BatchSampler)
+        batches: Any = self.sampler if nested else self.batch_sampler
+        is_split = getattr(batches, "split_batches", False)
+        size: int = batches.batch_size
+        return size if is_split else size * getattr(batches, "num_processes", 1)
+
+    @property
+    def total_dataset_length(self) -> int:
+        """The number of samples of all ranks together; TypeError if it is not known."""
+        length = getattr(self.dataset, "total_length", None)
+        return super().total_dataset_length if length is None else length
+
+    def get_sampler(self) -> Any:
+        """See `get_sampler`."""
+        return get_sampler(self)
+
+
+class DataLoaderDispatcher(PreparedDataLoader):
+    """A DataLoader that rank 0 alone reads; it sends each rank its part of every batch.
+
+    Args:
+        dataset: as for `torch.utils.data.DataLoader`, which also takes `kwargs`.
+        split_batches: divide each batch among the ranks, instead of as many batches as ranks.
+        skip_batches: batches to leave out at the beginning of each pass.
+        use_stateful_dataloader: refused if True.
+        slice_fn: refused: batches are divided before samples are collated.
+        torch_device_mesh: refused.
+        iteration: the number of the first pass.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        split_batches: bool = False,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        slice_fn: Callable[..., Any] | None = None,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        device: torch.device | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _refuse_mesh(torch_device_mesh)
+        if slice_fn is not None:
+            raise UsageError(
+                "a slice function for dispatched batches is not supported",
+                where="the script's slice_fn_for_dispatch",
+                fix="remove it: each rank's samples are collated by themselves",
+            )
+        config = DataLoaderConfiguration(
+            split_batches=split_batches,
+            dispatch_batches=True,
+            non_blocking=_non_blocking,
+            use_stateful_dataloader=use_stateful_dataloader,
+        )
+        loader = DataLoader(dataset, **kwargs)
+        super().__init__(loader, *rank_and_size(), config=config, device=device)
+        self.split_batches = split_batches
+        self.skip_batches = skip_batches
+        self._drop_last = _drop_last
+        self._passes.following = iteration
+        if skip_batches:
+            self._share = self.without_first(skip_batches)._share
+
+    @property
+    def iteration(self) -> int:
+        """The number of the next pass."""
+        return self._passes.following
+
+    def get_sampler(self) -> Any:
+        """See `get_sampler`."""
+        return get_sampler(self)
+
+
+class SkipDataLoader(PreparedDataLoader):
+    """A DataLoader that leaves out the first batches of each pass.
+
+    Args:
+        dataset: as for `torch.utils.data.DataLoader`, which also takes `kwargs`.
+        skip_batches: the number of batches to leave out.
+        use_stateful_dataloader: refused if True.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        config = DataLoaderConfiguration(use_stateful_dataloader=use_stateful_dataloader)
+        super().__init__(DataLoader(dataset, **kwargs), config=config)
+        self._share = Share(self._original, skip_batches)
+        self.skip_batches = skip_batches
+
+
+def get_sampler(dataloader: Any) -> Any:
+    """Return the sampler of a loader's samples; None if it has none."""
+    is_nested = isinstance(dataloader.sampler, BatchSampler)
+    batches = dataloader.sampler if is_nested else dataloader.batch_sampler
+    return getattr(batches, "sampler", None)
+
+
+def prepare_data_loader(
+    dataloader: DataLoader[Any],
+    device: torch.device | None = None,
+    num_processes: int | None = None,
+    process_index: int | None = None,
+    split_batches: bool = False,
+    put_on_device: bool = False,
+    rng_types: Sequence[str] | None = None,
+    dispatch_batches: bool | None = None,
+    even_batches: bool = True,
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    use_seedable_sampler: bool = False,
+    data_seed: int | None = None,
+    non_blocking: bool = False,
+    use_stateful_dataloader: bool = False,
+    torch_device_mesh: Any = None,
+) -> PreparedDataLoader:
+    """Return a loader that gives one rank its share of the batches of another.
+
+    Args:
+        device: where `put_on_device` moves batches to.
+        num_processes, process_index: None: those of the process group.
+        split_batches, even_batches: see `BatchSamplerShard`.
+        rng_types: see `DataLoaderShard`.
+        dispatch_batches: see `DataLoaderDispatcher`; needs `put_on_device`. None: for a stream
+            whose batches are put on the device.
+        use_seedable_sampler, data_seed, non_blocking: see `DataLoaderConfiguration`.
+        slice_fn_for_dispatch, use_stateful_dataloader, torch_device_mesh: refused.
+
+    Raises:
+        InvalidValueError: a batch cannot be split into equal parts, or batches are to be dispatched
+            and not put on the device.
+        UsageError: an argument is not supported.
+    """
+    is_stream = isinstance(dataloader.dataset, IterableDataset)
+    if dispatch_batches is None:
+        dispatch_batches = put_on_device and is_stream
+    if dispatch_batches and not put_on_device:
+        raise InvalidValueError(
+            "dispatch_batches=True needs put_on_device=True",
+            where="the script's prepare_data_loader(...)",
+            fix="add put_on_device=True, or remove dispatch_batches",
+        )
+    rank, size = rank_and_size()
+    num_ranks = size if num_processes is None else num_processes
+    rank = rank if process_index is None else process_index
+    if split_batches:
+        batch_size = dataloader.batch_size or getattr(dataloader.batch_sampler, "batch_size", None)
+        if batch_size != 1:
+            require_multiple(batch_size, num_ranks)
+    if use_seedable_sampler:
+        dataloader = with_seedable_sampler(dataloader, data_seed)
+    options: dict[str, Any] = {name: getattr(dataloader, name) for name in MADE_OF}
+    options |= {
+        "device": device if put_on_device else None,
+        "use_stateful_dataloader": use_stateful_dataloader,
+        "torch_device_mesh": torch_device_mesh,
+        "_drop_last": dataloader.drop_last,
+        "_non_blocking": non_blocking,
+    }
+    options |= _source_of(dataloader)
+    if dispatch_batches:
+        options["slice_fn"] = slice_fn_for_dispatch
+        return DataLoaderDispatcher(split_batches=split_batches, **options)
+    generator = None
+    if num_ranks > 1 and is_stream:
+        generator = getattr(dataloader.dataset, "generator", None)
+        options["dataset"] = IterableDatasetShard(
+            dataloader.dataset,
+            dataloader.batch_size or 1,
+            dataloader.drop_last,
+            num_ranks,
+            rank,
+            split_batches,
+        )
+        if split_batches and dataloader.batch_size:
+            options["batch_size"] = dataloader.batch_size // num_ranks
+    elif num_ranks > 1:
+        generator = None if use_seedable_sampler else _generator_of(get_sampler(dataloader))
+        name = "sampler" if isinstance(dataloader.sampler, BatchSampler) else "batch_sampler"
+        shard = (options[name], num_ranks, rank, split_batches, even_batches)
+        options[name] = BatchSamplerShard(*shard)
+    kinds = [one for one in rng_types or () if one != "generator" or generator is not None]
+    return DataLoaderShard(rng_types=kinds, synchronized_generator=generator, **options)
+
+
+def _source_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the arguments of a DataLoader that say how samples become batches."""
+    if isinstance(loader.dataset, IterableDataset):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_sampler is None:
+        return {"sampler": loader.sampler, "batch_size": None}
+    return {"batch_sampler": loader.batch_sampler}
+
+
+def _generator_of(sampler: Any) -> torch.Generator | None:
+    """Return the generator of a sampler, which gets one if it may have one."""
+    if not hasattr(sampler, "generator"):
+        return None
+    if sampler.generator is None:
+        sampler.generator = torch.Generator(device=torch.get_default_device())
+        sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+    generator: torch.Generator = sampler.generator
+    return generator
+
+
+def _synchronize(rng_types: Sequence[str], generator: torch.Generator | None) -> None:
+    """Set random generators to the state that they have on rank 0."""
+    for kind in rng_types:
+        if kind == "generator" and generator is not None:
+            generator.set_state(_of_rank_0(generator.get_state()))
+        elif kind == "torch":
+            torch.set_rng_state(_of_rank_0(torch.get_rng_state()))
+        elif kind == "cuda":  # pragma: needs a GPU
+            torch.cuda.set_rng_state(_of_rank_0(torch.cuda.get_rng_state()))
+
+
+def _of_rank_0(state: torch.Tensor) -> torch.Tensor:
+    [agreed] = broadcast_object_list([state])
+    result: torch.Tensor = agreed
+    return result
+
+
+def _refuse_mesh(mesh: Any) -> None:
+    if mesh is not None:
+        raise UsageError(
+            "torch_device_mesh is not supported",
+            where="the script's data loader",
+            fix="remove it: every rank reads its own share of the data",
+        )

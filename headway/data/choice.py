@@ -1,0 +1,63 @@
+"""Which way a data loader is shared out among the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from headway.data.configuration import DataLoaderConfiguration
+from headway.data.dispatch import DispatchedShare
+from headway.data.rounds import Division
+from headway.data.sharding import MapShare, Share, StreamShare, is_plain
+from headway.errors import UsageError
+
+
+def share_of(
+    loader: Any, rank: int, num_ranks: int, config: DataLoaderConfiguration, skip: int = 0
+) -> Share:
+    """Return the share of `loader` that this rank reads.
+
+    Args:
+        loader: a DataLoader, or any object that iterates over batches.
+        skip: batches to leave out at the beginning of each pass.
+
+    Raises:
+        UsageError: the loader cannot be shared out.
+    """
+    if num_ranks == 1:
+        return Share(loader, skip)
+    division = Division(num_ranks, config.split_batches, config.even_batches)
+    _refuse_what_cannot_be_shared(loader, config, num_ranks)
+    if config.dispatch_batches or not is_plain(loader):
+        return DispatchedShare(loader, rank, division, skip)
+    kind = StreamShare if isinstance(loader.dataset, IterableDataset) else MapShare
+    return kind(loader, rank, division, skip)
+
+
+def _refuse_what_cannot_be_shared(
+    loader: Any, config: DataLoaderConfiguration, num_ranks: int
+) -> None:
+    if isinstance(getattr(loader, "sampler", None), DistributedSampler):
+        raise UsageError(
+            "the loader has a DistributedSampler, so its samples would be shared out twice",
+            where="the script's prepare(...)",
+            fix="give the DataLoader shuffle=True (or False) and no sampler; prepare() shares out",
+        )
+    if not is_plain(loader):
+        if config.dispatch_batches is False:
+            raise UsageError(
+                f"{type(loader).__name__} has an __iter__ of its own, which only rank 0 can run for"
+                " all ranks, but dispatch_batches is False",
+                where="the script's DataLoaderConfiguration(dispatch_batches=False)",
+                fix="leave dispatch_batches out; or leave the loader out of prepare(), and let each"
+                " rank read its own data",
+            )
+    elif config.split_batches and (loader.batch_size is None or loader.batch_size % num_ranks):
+        raise UsageError(
+            f"split_batches=True, but batch_size {loader.batch_size} cannot be split"
+            f" over {num_ranks} ranks",
+            where="the script's Accelerator(split_batches=True)",
+            fix=f"give the DataLoader a batch_size that is a multiple of {num_ranks}",
+        )

@@ -1,0 +1,73 @@
+"""How prepared loaders share their data out among the ranks: `DataLoaderConfiguration`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.errors import UsageError
+
+
+@dataclass(frozen=True)
+class DataLoaderConfiguration:
+    """How prepared data loaders share their data out: `Accelerator(dataloader_config=...)`.
+
+    Args:
+        split_batches: the loaders' batch_size is that of all ranks together, not of each.
+        dispatch_batches: rank 0 alone reads the data, and sends each rank its share. None (the
+            default) does so for loaders with an `__iter__` of their own only. False refuses these.
+        even_batches: give all ranks equally many batches of equally many samples; at most
+            num_processes - 1 samples of an epoch are repeated for that. False repeats none: in the
+            last round ranks may get fewer samples than others, or no batch.
+        use_seedable_sampler: shuffle by a seed and the number of the epoch alone, whatever else
+            has drawn random numbers before.
+        data_seed: that seed; None takes the one of torch (`set_seed`), that of rank 0.
+        non_blocking: on CUDA, copy each batch to the GPU while the batch before it is computed on.
+            Loaders with `pin_memory=True` do so in any case.
+        use_stateful_dataloader: refused if True.
+
+    Raises:
+        UsageError: an option cannot be obeyed.
+
+    >>> DataLoaderConfiguration(even_batches=False).split_batches
+    False
+    """
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = False
+    data_seed: int | None = None
+    non_blocking: bool = False
+    use_stateful_dataloader: bool = False
+
+    def __post_init__(self) -> None:
+        if self.use_stateful_dataloader:
+            raise UsageError(
+                "use_stateful_dataloader=True is not supported",
+                where="the script's DataLoaderConfiguration(...)",
+                fix="remove it; to resume in the middle of an epoch, iterate over"
+                " accelerator.skip_first_batches(loader, n)",
+            )
+        if self.data_seed is not None and not self.use_seedable_sampler:
+            raise UsageError(
+                f"data_seed={self.data_seed} has an effect only with use_seedable_sampler=True",
+                where="the script's DataLoaderConfiguration(...)",
+                fix="add use_seedable_sampler=True; or remove data_seed, and call set_seed(...)",
+            )
+
+
+def merged_configuration(
+    config: DataLoaderConfiguration | None, split_batches: bool
+) -> DataLoaderConfiguration:
+    """Return `config`, or that of `Accelerator(split_batches=...)`.
+
+    Raises:
+        UsageError: the script gave both.
+    """
+    if config is not None and split_batches and not config.split_batches:
+        raise UsageError(
+            "split_batches=True contradicts DataLoaderConfiguration(split_batches=False)",
+            where="the script's Accelerator(...)",
+            fix="set split_batches in dataloader_config only",
+        )
+    return config or DataLoaderConfiguration(split_batches=split_batches)

@@ -1,0 +1,163 @@
+"""One rank reads the data for all: it sends each rank its part of every round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset, IterableDataset
+
+from headway.collectives import for_each_tensor, is_on
+from headway.data.active_loader import GlobalBatch
+from headway.data.rounds import Division, Round, of_ready_batches, samples_in
+from headway.data.sharding import (
+    MapRounds,
+    NoBatch,
+    Share,
+    StreamRounds,
+    Unpack,
+    collate_of,
+    is_plain,
+    rebuilt,
+)
+from headway.errors import UsageError
+
+Parts = tuple[list[Any], GlobalBatch]  # of the ranks that have any
+_CPU = torch.device("cpu")
+
+
+class DispatchedShare(Share):
+    """The rank's part of what rank 0 reads; the others read nothing."""
+
+    def __init__(self, loader: Any, rank: int, division: Division, skip: int) -> None:
+        self._rank, self._num_ranks = rank, division.num_ranks
+        self._division = division
+        self._rounds: Any = None
+        if not is_plain(loader):
+            super().__init__(loader, skip)
+        elif isinstance(loader.dataset, IterableDataset):
+            self._rounds = StreamRounds(loader, division, rank)
+            collate = _CollateEach(collate_of(loader))
+            changes: dict[str, Any] = {"dataset": self._rounds, "collate_fn": collate}
+            super().__init__(rebuilt(loader, batch_size=None, **changes), skip)
+        else:
+            self._rounds = MapRounds(loader, division, rank, all_read=False)
+            collate = _CollateEach(collate_of(loader, self._rounds.is_batched))
+            changes = {"dataset": _Rounds(loader.dataset), "collate_fn": collate}
+            changes["sampler"] = self._rounds
+            super().__init__(rebuilt(loader, batch_size=None, **changes), skip)
+
+    def begin(self) -> tuple[Iterator[Any], Unpack]:
+        rounds = self._read() if self._rank == 0 else None
+        return _received(rounds, self._num_ranks), lambda part: part
+
+    def _read(self) -> Iterator[Parts]:
+        rounds: Iterator[Parts] = iter(self._loader)
+        if self._rounds is None:
+            rounds = _of_batches(self._loader, self._division)
+        return islice(rounds, self._skip, None)
+
+    def _count(self) -> int:
+        if isinstance(self._rounds, StreamRounds):
+            return self._rounds.count()
+        if self._rounds is not None:
+            return len(self._loader)
+        num_batches = self._division.num_batches
+        return self._division.num_rounds(
+            len(self._loader), num_batches, self._rank, drop_last=False
+        )
+
+
+def _received(rounds: Iterator[Parts] | None, num_ranks: int) -> Iterator[tuple[Any, GlobalBatch]]:
+    """Yield this rank's part of every round; rank 0 gives the rounds."""
+    while True:
+        parts = None if rounds is None else _for_each_rank(next(rounds, None), num_ranks)
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, parts)
+        if received[0] is None:
+            return
+        yield received[0]
+
+
+def _for_each_rank(round_: Parts | None, num_ranks: int) -> list[tuple[Any, GlobalBatch] | None]:
+    if round_ is None:
+        return [None] * num_ranks
+    parts, batch = round_
+    sent = [
+        part if is_on(part, _CPU) else for_each_tensor(torch.Tensor.cpu, part) for part in parts
+    ]
+    missing = [NoBatch] * (num_ranks - len(parts))
+    return [(part, batch) for part in (*sent, *missing)]
+
+
+class _Rounds(Dataset[Round]):
+    """Loads the samples of whole rounds from a map data set."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, indices: Round) -> Round:
+        if callable(getattr(self._dataset, "__getitems__", None)):
+            return indices._replace(samples=self._dataset.__getitems__(indices.samples))
+        return indices._replace(samples=[self._dataset[index] for index in indices.samples])
+
+
+class _CollateEach:
+    """Collates each rank's part of a round; a class, so that loader workers can be sent it."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, round_: Round) -> Parts:
+        samples, slices, batch = round_
+        return [self._collate(samples[one]) for one in slices], batch
+
+
+def _of_batches(loader: Iterable[Any], division: Division) -> Iterator[Parts]:
+    """Yield rounds of ready batches, which keep their sizes.
+
+    Ranks without a batch in the last round get one of the first round again, if all must have one.
+    """
+    batches = iter(loader)
+    first: list[Any] = []
+    while taken := list(islice(batches, division.num_batches)):
+        first = first or taken
+        if division.split:
+            yield _cut(taken[0], division, full=samples_in(first[0]))
+            continue
+        missing = division.num_ranks - len(taken) if division.even else 0
+        ready = [*taken, *islice(cycle(first), missing)]
+        yield ready, of_ready_batches(tuple(map(_size_of, ready)), len(taken))
+
+
+def _size_of(batch: Any) -> int:
+    """Return the number of samples in a batch; 1, for the batch itself, if it has no tensors."""
+    return samples_in(batch) or (len(batch) if isinstance(batch, list) else 1)
+
+
+def _cut(batch: Any, division: Division, full: int) -> Parts:
+    """Divide one batch, of usually `full` samples, among the ranks."""
+    size = samples_in(batch)
+    if not size:
+        raise UsageError(
+            f"split_batches=True, but a batch is a {type(batch).__name__} without tensors, which"
+            " cannot be split",
+            where="the loop over a prepared DataLoader",
+            fix="let the loader yield tensors, alone or nested in lists, tuples and mappings; or"
+            " remove split_batches=True",
+        )
+    rows = list(range(size))
+    indices, slices, global_batch = division.of_samples(rows, rows, max(size, full))
+    return [_rows_of(batch, indices[one], size) for one in slices], global_batch
+
+
+def _rows_of(batch: Any, rows: list[int], size: int) -> Any:
+    """Return these rows of every tensor that has one for each of the batch's `size` samples."""
+
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[rows] if tensor.ndim and len(tensor) == size else tensor
+
+    return for_each_tensor(take, batch)

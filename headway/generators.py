@@ -1,0 +1,88 @@
+"""Gives all ranks the random number generators of rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+import torch
+
+from headway.collectives import broadcast_object_list
+from headway.errors import UsageError
+from headway.world import rank_and_size
+
+
+class RNGType(str, Enum):
+    """Which random number generator; compares equal to its value."""
+
+    TORCH = "torch"  # of the CPU
+    CUDA = "cuda"  # of the current GPU
+    GENERATOR = "generator"  # a torch.Generator of the script
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def synchronize_rng_states(
+    rng_types: Iterable[str | RNGType], generator: torch.Generator | None = None
+) -> None:
+    """Give all ranks the states that the generators have on rank 0; every rank calls this.
+
+    Args:
+        rng_types: `torch`, `cuda`, `generator`, or members of `RNGType`.
+        generator: the one that `generator` means.
+
+    Raises:
+        UsageError: another type, or `generator` without one.
+    """
+    for rng_type in rng_types:
+        synchronize_rng_state(_type_of(rng_type), generator)
+
+
+def synchronize_rng_state(
+    rng_type: RNGType | None = None, generator: torch.Generator | None = None
+) -> None:
+    """Give all ranks the state that one generator has on rank 0; see `synchronize_rng_states`."""
+    if rng_type is None:
+        return
+    rng_type = _type_of(rng_type)
+    if rng_type is RNGType.GENERATOR and generator is None:
+        raise UsageError(
+            "rng_type is 'generator', but there is no generator",
+            where="the script's synchronize_rng_state(...)",
+            fix="pass generator=..., or use rng_type 'torch'",
+        )
+    if rank_and_size()[1] == 1:
+        return
+    state = broadcast_object_list([_state(rng_type, generator)])[0]
+    _set_state(rng_type, generator, state)
+
+
+def _type_of(name: str | RNGType) -> RNGType:
+    try:
+        return RNGType(name)
+    except ValueError:
+        raise UsageError(
+            f"rng_type is {name!r}, not one of {', '.join(RNGType)}",
+            where="the script's synchronize_rng_states(...)",
+            fix="leave it out",
+        ) from None
+
+
+def _state(rng_type: RNGType, generator: torch.Generator | None) -> torch.Tensor:
+    if rng_type is RNGType.CUDA:  # pragma: needs a GPU
+        return torch.cuda.get_rng_state()
+    return (
+        torch.get_rng_state()
+        if generator is None or rng_type is RNGType.TORCH
+        else (generator.get_state())
+    )
+
+
+def _set_state(rng_type: RNGType, generator: torch.Generator | None, state: torch.Tensor) -> None:
+    if rng_type is RNGType.CUDA:  # pragma: needs a GPU
+        torch.cuda.set_rng_state(state)
+    elif generator is None or rng_type is RNGType.TORCH:
+        torch.set_rng_state(state)
+    else:
+        generator.set_state(state)

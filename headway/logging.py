@@ -1,0 +1,133 @@
+"""Loggers for several ranks: a message is logged once, on every rank, or rank after rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headway.contract.run import read_log_level
+from headway.errors import UsageError
+from headway.world import barrier, rank_and_size, rank_and_size_before_joining
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter  # not a generic class at run time in Python 3.10
+
+
+def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
+    """Return the logger `name`, which logs on rank 0 only unless a call says otherwise.
+
+    Calls take `main_process_only` (True) and `in_order` (False), see `MultiProcessAdapter.log`.
+    It works before there is an Accelerator: the launcher's variables then say which rank this is.
+
+    Args:
+        name: usually `__name__`.
+        log_level: the level of this logger and of the root logger, such as "INFO"; by default that
+            of the variable HEADWAY_LOG_LEVEL, or of ACCELERATE_LOG_LEVEL. Without any, levels stay
+            as they are.
+
+    Raises:
+        UsageError: there is no such level.
+
+    Example:
+        >>> from headway.logging import get_logger
+        >>> logger = get_logger(__name__, log_level="INFO")
+        >>> logger.info("once for all ranks")
+        >>> logger.info("on every rank", main_process_only=False)
+    """
+    where, level = "the script's get_logger(...)", log_level
+    if level is None and (found := read_log_level()) is not None:
+        where, level = f"environment {found[0]}", found[1]
+    logger = logging.getLogger(name)
+    if level is not None:
+        _set_levels(logger, level, where)
+    return MultiProcessAdapter(logger, {})
+
+
+def _set_levels(logger: logging.Logger, level: str, where: str) -> None:
+    try:
+        logger.setLevel(level.upper())
+    except ValueError:
+        raise UsageError(
+            f"{level!r} is not a level of the logging module",
+            where=where,
+            fix="use DEBUG, INFO, WARNING, ERROR or CRITICAL",
+        ) from None
+    logging.root.setLevel(level.upper())
+
+
+class MultiProcessAdapter(_Adapter):
+    """A logger for one of several ranks.
+
+    Where there are several, a message that not only rank 0 logs begins with the rank.
+    """
+
+    def __init__(self, logger: logging.Logger, extra: dict[str, Any] | None = None) -> None:
+        super().__init__(logger, extra or {})
+        self._warned: set[str] = set()
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        """Return what is passed to the logger: the call's file and line are the script's."""
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        kwargs.setdefault("stacklevel", 2)
+        return msg, kwargs
+
+    def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """Log `msg % args`; `info`, `warning` and so on take the same keywords.
+
+        Args:
+            level: such as `logging.INFO`.
+            main_process_only: log on rank 0 only (the default).
+            in_order: log on every rank, one after the other; every rank must make this call, and
+                waits in it. `main_process_only` does not count then.
+
+        Raises:
+            UsageError: `in_order`, and the ranks have formed no group yet.
+        """
+        main_process_only = kwargs.pop("main_process_only", True)
+        in_order = kwargs.pop("in_order", False)
+        if not in_order and not self.isEnabledFor(level):
+            return
+        rank, size = rank_and_size_before_joining()
+        if rank > 0 and main_process_only and not in_order:
+            return
+        msg, kwargs = self.process(msg, kwargs)  # type: ignore[assignment]
+        if size > 1 and (in_order or not main_process_only):
+            msg = f"[RANK {rank}] {msg}"
+        if not in_order:
+            self.logger.log(level, msg, *args, **kwargs)
+            return
+        _require_group(size)
+        for turn in range(size):  # also where this rank's level is higher: the others wait for it
+            if turn == rank:
+                self.logger.log(level, msg, *args, **kwargs)
+            barrier(_device_of_group())
+
+    def warning_once(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """Log a warning, unless this logger has had one of the same text."""
+        text = str(msg) % args if args else str(msg)
+        if text not in self._warned:
+            self._warned.add(text)
+            kwargs.setdefault("stacklevel", 3)  # the script's line, not this one
+            self.log(logging.WARNING, msg, *args, **kwargs)
+
+
+def _require_group(size: int) -> None:
+    if size != rank_and_size()[1]:
+        raise UsageError(
+            "in_order=True, but the ranks have formed no group in which they could wait",
+            where="the script's call of a logger",
+            fix="create Accelerator() first, or pass main_process_only=False instead",
+        )
+
+
+def _device_of_group() -> torch.device:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # pragma: needs a GPU
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

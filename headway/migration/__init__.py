@@ -1,0 +1,1 @@
+"""What scripts take from Accelerate, and what becomes of it under Headway. No torch."""

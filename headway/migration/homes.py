@@ -1,0 +1,99 @@
+"""Where Headway has the names of Accelerate's modules: the table behind `headway.compat`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
+
+COMPAT = "headway.compat"
+NATIVE = "headway"
+ORIGINAL = "accelerate"
+
+FORWARDED: dict[str, tuple[str, ...]] = {
+    "": ("headway.plugins",),
+    "memory_utils": ("headway.utils",),
+    "utils": ("headway.plugins",),
+}
+"""Accelerate's module, below `accelerate` -> modules of Headway that have names of it, besides the
+one of the same name: `accelerate.utils` needs no row for `headway.utils`."""
+
+HOMES: dict[str, dict[str, str]] = {
+    "": {"Accelerator": "headway.compat.accelerator.Accelerator"},
+    "optimizer": {"AcceleratedOptimizer": "headway.optimizer.PreparedOptimizer"},
+    "state": {"DistributedType": "headway.world.DistributedType"},
+}
+"""Accelerate's module -> the single names of it, and where Headway defines each; these go first."""
+
+HIDDEN_MODULES = {"utils.tqdm"}
+"""Modules that a name of their package hides: `accelerate.utils.tqdm` is a function."""
+
+
+def home_of(module: str, name: str) -> str | None:
+    """Return where Headway defines a name of Accelerate's module, if it does.
+
+    Args:
+        module: below `accelerate`, such as `utils.operations`; `` for the package itself. A part of
+            `utils` has all names of `utils`.
+        name: the name in that module.
+    """
+    for one in dict.fromkeys((module, "utils" if module.startswith("utils.") else module)):
+        if name in HOMES.get(one, {}):
+            return HOMES[one][name]
+        for source in _sources(one):
+            if name in offered(source):
+                return f"{source}.{name}"
+    return None
+
+
+def names_in(module: str) -> list[str]:
+    """Return the names of Accelerate's module that Headway has."""
+    forwarded = (name for source in _sources(module) for name in offered(source))
+    return sorted({*HOMES.get(module, {}), *forwarded})
+
+
+def module_with(name: str) -> str | None:
+    """Return the module of Headway to import a name of Accelerate from, whatever its module."""
+    for module in ("", *(found.name for found in iter_modules(import_module(COMPAT).__path__))):
+        home = home_of(module, name)
+        if home is not None:
+            source = home.rpartition(".")[0]
+            return source if source in _sources(module) else joined(COMPAT, module)
+    return None
+
+
+def _sources(module: str) -> list[str]:
+    """Return the modules of Headway that have names of Accelerate's module."""
+    native = joined(NATIVE, module)
+    return [*([native] if module_exists(native) else ()), *FORWARDED.get(module, ())]
+
+
+def offered(module: str) -> frozenset[str]:
+    """Return the names that a module of Headway has for scripts: `__all__`, or what it defines."""
+    found = import_module(module)
+    defined = (
+        name
+        for name, value in vars(found).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module
+    )
+    return frozenset(getattr(found, "__all__", defined))
+
+
+@cache
+def module_exists(name: str) -> bool:
+    """Return whether a module can be imported; its parents are."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent is not a package
+        return False
+
+
+def is_module(module: str) -> bool:
+    """Return whether a path below `accelerate` means a module, which `headway.compat` has."""
+    return module not in HIDDEN_MODULES and module_exists(joined(COMPAT, module))
+
+
+def joined(package: str, module: str) -> str:
+    """Return the full name of a module below a package; `` is the package itself."""
+    return f"{package}.{module}" if module else package

@@ -1,0 +1,305 @@
+"""Accelerate's names that Headway does not have: what they are for, and what to use instead."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Topic(NamedTuple):
+    """Names of Accelerate that are missing for the same reason.
+
+    Args:
+        what: what they are for.
+        instead: what to do.
+        names: in whichever module they are imported from.
+        modules: those whose names all belong to this topic, below `accelerate.`.
+        members: of an Accelerator or its state, and arguments of its constructor.
+        is_planned: a later version will have them.
+    """
+
+    what: str
+    instead: str
+    names: frozenset[str]
+    modules: tuple[str, ...] = ()
+    members: frozenset[str] = frozenset()
+    is_planned: bool = False
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_DDP = "train with DistributedDataParallel, which prepare() sets up where there are several ranks"
+
+REFUSED = (
+    Topic(
+        "training with DeepSpeed",
+        _DDP,
+        _names("""
+            DeepSpeedPlugin DeepSpeedSequenceParallelConfig GatheredParameters deepspeed_required
+            compile_regions_deepspeed prepare_deepspeed_cmd_env DEEPSPEED_MULTINODE_LAUNCHERS
+            BETA_SP_AVAILABLE_DEEPSPEED_VERSION DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper
+            DeepSpeedSchedulerWrapper DummyOptim DummyScheduler HfDeepSpeedConfig
+            get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed
+        """),
+        modules=("utils.deepspeed",),
+        members=_names("deepspeed_plugins deepspeed_ulysses_dl_adapter get_deepspeed_plugin"),
+    ),
+    Topic(
+        "training with Megatron-LM",
+        _DDP,
+        _names("""
+            MegatronLMPlugin MegatronLMDummyDataLoader MegatronLMDummyScheduler AbstractTrainStep
+            BertTrainStep GPTTrainStep T5TrainStep add_model_config_to_megatron_parser
+            avg_losses_across_data_parallel_group gather_across_data_parallel_groups
+            MODEL_CONFIGS_TO_MEGATRON_PARSERS parse_bert_config parse_glm4_moe_config
+            parse_gpt2_config parse_llama_config parse_t5_config MegatronEngine
+            MegatronLMOptimizerWrapper MegatronLMSchedulerWrapper megatron_lm_initialize
+            megatron_lm_prepare_data_loader megatron_lm_prepare_model_optimizer_scheduler
+            megatron_lm_prepare_optimizer megatron_lm_prepare_scheduler
+        """),
+        modules=("utils.megatron_lm",),
+        members=_names("megatron_lm_plugin"),
+    ),
+    Topic(
+        "tensor, context and sequence parallelism",
+        _DDP,
+        _names("""
+            ParallelismConfig TorchContextParallelConfig TorchTensorParallelConfig
+            TorchTensorParallelPlugin get_model_tp_size
+            prepare_extend_env_parallelism_config DTENSOR_PYTORCH_VERSION
+            BETA_CP_AVAILABLE_PYTORCH_VERSION BETA_TP_AVAILABLE_PYTORCH_VERSION
+            BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
+        """),
+        modules=("parallelism_config",),
+        members=_names("""
+            torch_tp_plugin parallelism_config torch_device_mesh maybe_context_parallel
+            is_composable_parallelism_enabled tensor_parallel_rank pipeline_parallel_rank
+            context_parallel_rank data_parallel_rank data_parallel_shard_rank should_save_model
+        """),
+    ),
+    Topic(
+        "models split over devices or offloaded to memory and disk",
+        "load the model on one device, or use transformers' from_pretrained(device_map=...) without"
+        " prepare()",
+        _names("""
+            OffloadedWeightsLoader PrefixedDataset align_module_device calculate_maximum_sizes
+            check_device_map check_tied_parameters_in_config check_tied_parameters_on_same_device
+            compute_module_sizes cpu_offload cpu_offload_with_hook
+            disk_offload dispatch_model dtype_byte_size extract_submodules_state_dict
+            find_tied_parameters get_balanced_memory get_max_layer_size get_max_memory
+            has_offloaded_params id_tensor_storage infer_auto_device_map init_empty_weights
+            init_on_device load_checkpoint_and_dispatch load_checkpoint_in_model
+            load_offloaded_weight load_offloaded_weights load_state_dict named_module_tensors
+            offload_state_dict offload_weight retie_parameters save_offload_index
+            set_module_tensor_to_device check_device_same clean_device_map
+            compute_module_total_buffer_size fallback_allocate get_module_leaves
+            get_module_size_with_ties get_non_persistent_buffers get_state_dict_from_offload
+            get_state_dict_offloaded_model get_module_children_bottom_up
+            SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
+        """),
+        modules=("big_modeling", "hooks", "utils.offload"),
+    ),
+    Topic(
+        "pipeline parallelism for inference",
+        "use torch.distributed.pipelining",
+        _names("prepare_pippy"),
+        modules=("inference",),
+    ),
+    Topic(
+        "models quantized by bitsandbytes",
+        "quantize with transformers' BitsAndBytesConfig, and prepare the model that it loads",
+        _names("BnbQuantizationConfig has_4bit_bnb_layers load_and_quantize_model"),
+        modules=("utils.bnb",),
+    ),
+    Topic(
+        "training in 8-bit floating point",
+        "use mixed_precision='bf16'",
+        _names("""
+            AORecipeKwargs FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs FP8BackendType
+            apply_fp8_autowrap contextual_fp8_autocast convert_model convert_model_to_fp8_ao
+            filter_first_and_last_linear_layers has_ao_layers has_transformer_engine_layers
+            torchao_required check_cuda_fp8_capability setup_fp8_env
+        """),
+        modules=("utils.ao", "utils.transformer_engine"),
+        members=_names("""
+            ao_recipe_handler delayed_fp8_autocast fp8_backend fp8_enabled fp8_recipe_handler
+            has_fp8_handler msamp_recipe_handler te_recipe_handler
+        """),
+    ),
+    Topic(
+        "training on TPUs",
+        "train on CUDA, on MPS or on the CPU",
+        _names("install_xla prepare_tpu tpu_launcher USE_TORCH_XLA"),
+        modules=("utils.torch_xla", "commands.tpu"),
+    ),
+    Topic(
+        "training on Amazon SageMaker",
+        "start `headway launch` in a container, as on any other machine",
+        _names("""
+            SageMakerDistributedType ComputeEnvironment prepare_sagemager_args_inputs
+            SAGEMAKER_PARALLEL_EC2_INSTANCES SAGEMAKER_PYTHON_VERSION SAGEMAKER_PYTORCH_VERSION
+            SAGEMAKER_TRANSFORMERS_VERSION
+        """),
+        modules=("commands.config.sagemaker",),
+    ),
+    Topic(
+        "the LOMO optimizer, which steps in the backward pass",
+        "use another optimizer",
+        frozenset(),
+        members=_names("lomo_backward has_lomo_optimizer"),
+    ),
+    Topic(
+        "logging to Aim, ClearML, DVCLive and SwanLab",
+        "write a GeneralTracker of your own, and pass it in log_with=[...]",
+        _names("AimTracker ClearMLTracker DVCLiveTracker SwanLabTracker"),
+    ),
+    Topic(
+        "Accelerate's command line",
+        "use `headway launch`, `headway config`, `headway env` and `headway test`",
+        _names("""
+            PrepareForLaunch prepare_multi_gpu_env prepare_simple_launcher_cmd_env
+            env_var_path_add TORCH_LAUNCH_PARAMS purge_accelerate_environment test_launch
+            convert_dict_to_env_variables ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION
+        """),
+        modules=("commands", "utils.launch"),
+    ),
+    Topic(
+        "tests of Accelerate itself",
+        "copy the helper from Accelerate into your tests",
+        frozenset(),
+        modules=("test_utils",),
+    ),
+    Topic(
+        "placing processes on CPU cores",
+        "start the ranks under numactl, or set OMP_NUM_THREADS",
+        _names("""
+            CPUInformation get_cpu_distributed_information override_numa_affinity
+            set_numa_affinity
+        """),
+    ),
+    Topic(
+        "asking what this machine has",
+        "ask torch.cuda, or run `headway env`",
+        _names("""
+            check_cuda_p2p_ib_support check_os_kernel get_current_device_type get_driver_version
+            get_gpu_info get_free_port is_port_in_use are_libraries_initialized
+            is_habana_gaudi1
+        """),
+    ),
+    Topic(
+        "choices among Accelerate's own features and file names",
+        "write the value itself in the script",
+        _names("""
+            BaseEnum CustomDtype EnumWithContains LoggerType
+            CUDA_DISTRIBUTED_TYPES STR_OPERATION_TO_FUNC TENSOR_INT_TO_DTYPE
+            TENSOR_TYPE_TO_INT TORCH_DISTRIBUTED_OPERATION_TYPES TORCH_DYNAMO_MODES
+            TORCH_SAFE_GLOBALS MITA_PROFILING_AVAILABLE_PYTORCH_VERSION
+            XPU_PROFILING_AVAILABLE_PYTORCH_VERSION PROFILE_PATTERN_NAME
+            WEIGHTS_PATTERN_NAME
+            SAFE_WEIGHTS_PATTERN_NAME
+        """),
+    ),
+    Topic(
+        "Accelerate's own use",
+        "copy the function from Accelerate into the script, if it needs it",
+        _names("""
+            CannotPadNestedTensorWarning DistributedOperationException
+            ThreadLocalSharedDict chained_operation clean_state_dict_for_safetensors
+            convert_bytes do_nothing
+            gather_tensor_shape get_grad_scaler
+            get_mixed_precision_context_manager get_module_class_from_name
+            has_repeated_blocks
+            is_import_timer_available is_repeated_blocks
+            is_torch_xpu_tensor move_to_device
+            pad_input_tensors patch_optimizer_step
+            verify_operation
+        """),
+        modules=("utils.constants", "utils.rich", "utils.versions"),
+    ),
+)
+
+PLANNED = (
+    Topic(
+        "saving and loading the state of a whole training",
+        "save what you need with accelerator.save(), and load it before prepare()",
+        _names("""
+            ProjectConfiguration MODEL_NAME OPTIMIZER_NAME RNG_STATE_NAME SAFE_MODEL_NAME
+            SAMPLER_NAME SCALER_NAME SCHEDULER_NAME
+        """),
+        modules=("checkpointing",),
+        members=_names("""
+            save_state load_state register_save_state_pre_hook register_load_state_pre_hook
+            register_for_checkpointing project_configuration project_config
+            save_iteration
+        """),
+        is_planned=True,
+    ),
+    Topic(
+        "sharding a model over the ranks",
+        _DDP,
+        _names("""
+            FullyShardedDataParallelPlugin compile_regions_fsdp2 FSDP2_PYTORCH_VERSION
+            FSDP2_STATE_DICT_TYPE FSDP_AUTO_WRAP_POLICY FSDP_BACKWARD_PREFETCH FSDP_MODEL_NAME
+            FSDP_PYTORCH_VERSION FSDP_SHARDING_STRATEGY FSDP_STATE_DICT_TYPE
+            disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading
+            ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names
+            fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters
+            get_fsdp2_grad_scaler load_fsdp_model load_fsdp_optimizer merge_fsdp_weights
+            save_fsdp_model save_fsdp_optimizer
+        """),
+        modules=("utils.fsdp_utils",),
+        members=_names("fsdp_plugin is_fsdp2"),
+        is_planned=True,
+    ),
+    Topic(
+        "scripts that are being moved over",
+        "leave it out until a later version has it",
+        _names("""
+            DataLoaderAdapter
+            DataLoaderStateMixin
+            LOGGER_TYPE_TO_CLASS
+            compile_regions
+            filter_trackers
+            should_reduce_batch_size
+            is_4bit_bnb_available is_8bit_bnb_available is_amdsmi_available
+            is_bitsandbytes_multi_backend_available
+            is_boto3_available
+            is_lomo_available
+            is_msamp_available
+            is_torchao_available
+            is_torchdata_stateful_dataloader_available
+            is_transformer_engine_mxfp8_available
+            is_weights_only_available is_xccl_available
+        """),
+        members=_names("""
+            autocast_handler ddp_handler
+            init_handler
+            join_uneven_inputs
+            profile_handler rng_types scaler_handler
+        """),
+        is_planned=True,
+    ),
+)
+
+
+def topic_of_name(module: str, name: str) -> Topic | None:
+    """Return why `name` of Accelerate's module (`utils`, the package itself: ``) is missing."""
+    for topic in (*PLANNED, *REFUSED):  # a name says more than its module
+        if name in topic.names:
+            return topic
+    return topic_of_module(f"{module}.{name}") or topic_of_module(module)
+
+
+def topic_of_module(module: str) -> Topic | None:
+    """Return why Headway has no counterpart of Accelerate's module."""
+    for topic in (*PLANNED, *REFUSED):
+        if any(module == one or module.startswith(f"{one}.") for one in topic.modules):
+            return topic
+    return None
+
+
+def topic_of_member(name: str) -> Topic | None:
+    """Return why an Accelerator or its state has no `name`, or its constructor no such argument."""
+    found = (topic for topic in (*PLANNED, *REFUSED) if name in topic.members)
+    return next(found, None)

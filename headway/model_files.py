@@ -1,0 +1,131 @@
+"""Writes the weights of a model as Hugging Face libraries read them: in files of limited size."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.errors import UsageError, WrongValue
+from headway.saving import save_whole, without_shared_memory
+
+SAFE_WEIGHTS_NAME = "model.safetensors"
+WEIGHTS_NAME = "pytorch_model.bin"
+SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
+WEIGHTS_INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+
+
+def save_weights(
+    state_dict: Mapping[str, Any],
+    save_directory: str | os.PathLike[str],
+    max_shard_size: int | str = "10GB",
+    safe_serialization: bool = True,
+) -> None:
+    """Write a state dict into one file, or into several and an index of them.
+
+    Files of an earlier save into the same folder are removed.
+
+    Args:
+        state_dict: names and tensors; of several names for one tensor the first is written.
+        save_directory: a folder, which is created.
+        max_shard_size: the size of a file's tensors, in bytes or such as "5MB" (10**6 bytes) or
+            "5MiB" (2**20 bytes). A larger tensor gets a file of its own.
+        safe_serialization: write `model.safetensors`, instead of `pytorch_model.bin` by torch.save.
+
+    Raises:
+        WrongValue: `max_shard_size` is no size.
+        UsageError: `save_directory` is a file, or a tensor has no data (on the meta device).
+    """
+    limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
+    _check(state_dict, folder)
+    state = without_shared_memory(state_dict)
+    name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
+    shards = _shards(state, limit)
+    names = [name] if len(shards) == 1 else _numbered(name, len(shards))
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard, file in zip(shards, names, strict=True):
+        save_whole({key: state[key] for key in shard}, folder / file, safe=safe_serialization)
+    index = folder / f"{name}.index.json"
+    if len(shards) > 1:
+        _write_index(index, dict(zip(names, shards, strict=True)), state)
+    _remove_others(folder, name, {*names, index.name if len(shards) > 1 else ""})
+
+
+def convert_file_size_to_int(size: int | str) -> int:
+    """Return a size in bytes: that of 5000, "5KB" or "4.9KiB" is 5000, 5000 and 5017.
+
+    Raises:
+        WrongValue: it is no such size.
+    """
+    if isinstance(size, int) and size >= 0:
+        return size
+    found = _SIZE.fullmatch(str(size))
+    if found is None or found[2].upper() not in _UNITS:
+        raise WrongValue(
+            f"{size!r} is not a size in bytes",
+            where="max_shard_size",
+            fix='pass a whole number of bytes, or a text such as "5GB" or "500MiB"',
+        )
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _check(state_dict: Mapping[str, Any], folder: Path) -> None:
+    if folder.is_file():
+        raise UsageError(
+            f"{str(folder)!r} is a file",
+            where="save_directory",
+            fix="pass a folder, which may be a new one",
+        )
+    for name, tensor in state_dict.items():
+        if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+            raise UsageError(
+                f"{name} is on the meta device, without data",
+                where="the model that is saved",
+                fix="load the weights before saving the model",
+            )
+
+
+def _shards(state: Mapping[str, Any], limit: int) -> list[list[str]]:
+    """Return the names for each file, in order, as many as fit."""
+    shards: list[list[str]] = [[]]
+    room = limit
+    for name, tensor in state.items():
+        room -= tensor.nbytes
+        if room < 0 and shards[-1]:
+            shards.append([])
+            room = limit - tensor.nbytes
+        shards[-1].append(name)
+    return shards
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    stem, suffix = name.rsplit(".", 1)
+    return [f"{stem}-{number:05}-of-{count:05}.{suffix}" for number in range(1, count + 1)]
+
+
+def _write_index(path: Path, shards: Mapping[str, list[str]], state: Mapping[str, Any]) -> None:
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
+        "weight_map": {name: file for file, names in shards.items() for name in names},
+    }
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    partial.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _remove_others(folder: Path, name: str, kept: set[str]) -> None:
+    """Remove the files of an earlier save, which a reader would take for parts of this one."""
+    stem, suffix = map(re.escape, name.rsplit(".", 1))
+    earlier = re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?\.{suffix}(\.index\.json)?")
+    for path in folder.iterdir():
+        if path.name not in kept and earlier.fullmatch(path.name):
+            path.unlink()

@@ -1,0 +1,89 @@
+"""What a model is wrapped in (compiled, distributed, from peft), and the model inside."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, cast
+
+import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from headway.precision.bf16 import restore_forward
+from headway.strategies.compilation import is_compiled_in_place, uncompiled
+
+
+def is_compiled_module(module: torch.nn.Module) -> bool:
+    """Return whether `module` is what torch.compile() returned."""
+    # which is imported by the first torch.compile(), and takes seconds
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def has_compiled_regions(module: torch.nn.Module) -> bool:
+    """Return whether `module` or a submodule is compiled, by torch.compile() or in place."""
+    return any(is_compiled_module(one) or is_compiled_in_place(one) for one in module.modules())
+
+
+def is_peft_model(model: torch.nn.Module) -> bool:
+    """Return whether `model` is one of peft's, or is wrapped around one."""
+    peft = sys.modules.get("peft")  # without it nobody has made one
+    return peft is not None and isinstance(
+        uncompiled(extract_model_from_parallel(model)), peft.PeftModel
+    )
+
+
+def model_has_dtensor(model: torch.nn.Module) -> bool:
+    """Return whether a parameter of `model` is sharded as a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(one, module.DTensor) for one in model.parameters())
+
+
+def extract_model_from_parallel(
+    model: torch.nn.Module,
+    keep_fp32_wrapper: bool = True,
+    keep_torch_compile: bool = True,
+    recursive: bool = False,
+) -> torch.nn.Module:
+    """Return the model inside DistributedDataParallel or DataParallel.
+
+    Args:
+        keep_fp32_wrapper: let the model go on computing under autocast, with outputs in fp32.
+        keep_torch_compile: return a model that was compiled as such.
+        recursive: unwrap everything that has an attribute `module`, and the same for submodules.
+    """
+    outer: Any = model
+    model = uncompiled(model)
+    while isinstance(model, (DistributedDataParallel, DataParallel)):
+        model = model.module
+    if recursive:
+        model = _unwrap_all(model)
+    if not keep_fp32_wrapper:
+        restore_forward(uncompiled(model))
+        restore_forward(model)
+    if not keep_torch_compile:
+        return uncompiled(model)
+    if is_compiled_module(outer) and outer._orig_mod is not model:
+        outer = type(outer)(model, outer.dynamo_ctx)
+    return cast(torch.nn.Module, outer) if is_compiled_module(outer) else model
+
+
+def _unwrap_all(model: torch.nn.Module) -> torch.nn.Module:
+    while isinstance(inner := getattr(model, "module", None), torch.nn.Module):
+        model = inner
+    for name, child in model.named_children():
+        setattr(model, name, _unwrap_all(child))
+    return model
+
+
+def recursive_getattr(obj: object, attr: str) -> Any:
+    """Return the attribute at a path with dots: `recursive_getattr(model, "head.weight")`."""
+    for name in attr.split("."):
+        obj = getattr(obj, name)
+    return obj
+
+
+def get_pretty_name(obj: object) -> str:
+    """Return the name of a function or class, or that of an object's class."""
+    if not hasattr(obj, "__qualname__") and not hasattr(obj, "__name__"):
+        obj = type(obj)
+    return str(getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or obj)

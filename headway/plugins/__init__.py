@@ -1,0 +1,26 @@
+"""What scripts pass to `Accelerator` to configure parts of torch: data, and its checks."""
+
+from headway.plugins.accumulation import GradientAccumulationPlugin
+from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
+from headway.plugins.handler import KwargsHandler
+from headway.plugins.handlers import (
+    AutocastKwargs,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+)
+from headway.plugins.profiling import ProfileKwargs
+
+__all__ = [
+    "AutocastKwargs",
+    "DDPCommunicationHookType",
+    "DistributedDataParallelKwargs",
+    "DynamoBackend",
+    "GradScalerKwargs",
+    "GradientAccumulationPlugin",
+    "InitProcessGroupKwargs",
+    "KwargsHandler",
+    "ProfileKwargs",
+    "TorchDynamoPlugin",
+]

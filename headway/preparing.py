@@ -1,0 +1,274 @@
+"""Makes the script's models, optimizers, data loaders and schedulers ready."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from headway.accumulation import Accumulation
+from headway.data.configuration import DataLoaderConfiguration
+from headway.data.loader import PreparedDataLoader
+from headway.errors import UsageError
+from headway.optimizer import PreparedOptimizer, PreparedScheduler
+from headway.precision.bf16 import restore_forward
+from headway.precision.precision import Precision
+from headway.process import Group
+from headway.strategies.compilation import uncompiled
+from headway.strategies.strategy import Strategy
+from headway.token_mean import TokenMean
+from headway.world import World
+
+
+class Preparing(Group):
+    """A rank that prepares a script's objects, and remembers them.
+
+    Args:
+        device_placement: move models and batches to `device`.
+        data: how prepared loaders share their data out.
+        step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        precision: Precision,
+        strategy: Strategy,
+        accumulation: Accumulation,
+        *,
+        device_placement: bool,
+        data: DataLoaderConfiguration,
+        step_scheduler_with_optimizer: bool,
+    ) -> None:
+        super().__init__(world)
+        self.device_placement = device_placement
+        self._data = data
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self._precision = precision
+        self._strategy = strategy
+        self._accumulation = accumulation
+        self._token_mean = TokenMean()
+        self._prepared: list[tuple[Any, Any]] = []  # the script's object, and ours
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Return models, optimizers, data loaders and schedulers made ready, in the given order.
+
+        An object of another kind, or one that is prepared already, is returned as it is. One
+        argument gives the object itself, several a tuple. A process needs one Accelerator only; it
+        does not take what another one prepared.
+
+        Args:
+            device_placement: for each argument, whether it is moved to `device`.
+
+        Raises:
+            UsageError: a scheduler's optimizer has not been prepared, a loader cannot be shared
+                out, or an object is another Accelerator's.
+        """
+        placement = device_placement
+        if placement is None:
+            placement = [self.device_placement] * len(args)
+        if len(placement) != len(args):
+            raise UsageError(
+                f"device_placement has {len(placement)} entries for {len(args)} objects",
+                where="the script's prepare(...)",
+                fix="give one entry for each object, or leave device_placement out",
+            )
+        self._refuse_others(args)
+        # a strategy may replace the parameters of models: what holds them comes later
+        for prepare in (
+            self._prepare_model,
+            self._prepare_optimizer,
+            self._prepare_scheduler,
+            self._prepare_loader,
+        ):
+            for obj, place in zip(args, placement, strict=True):
+                if self._find(obj) is None:
+                    prepare(obj, self.device if place else None)
+        found = [self._find(obj) for obj in args]
+        results = [obj if one is None else one for obj, one in zip(args, found, strict=True)]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def prepare_model(
+        self,
+        model: torch.nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+    ) -> Any:
+        """Return one model made ready, as `prepare` does.
+
+        Args:
+            device_placement: whether it is moved to `device`; None is the Accelerator's setting.
+            evaluation_mode: the model will not be trained: it computes in the precision and is
+                compiled, but its ranks exchange nothing.
+        """
+
+        def prepare(model: Any, device: torch.device | None) -> None:
+            self._prepare_model(model, device, trains=not evaluation_mode)
+
+        return self._prepare_one("prepare_model", model, prepare, device_placement)
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> Any:
+        """Return one optimizer made ready, as `prepare` does.
+
+        Args:
+            device_placement: without effect: an optimizer's state is where its weights are.
+        """
+        return self._prepare_one(
+            "prepare_optimizer", optimizer, self._prepare_optimizer, device_placement
+        )
+
+    def prepare_data_loader(
+        self, data_loader: DataLoader[Any], device_placement: bool | None = None
+    ) -> Any:
+        """Return one data loader made ready, as `prepare` does.
+
+        Args:
+            device_placement: whether batches are moved to `device`; None is the Accelerator's
+                setting.
+        """
+        return self._prepare_one(
+            "prepare_data_loader", data_loader, self._prepare_loader, device_placement
+        )
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
+        """Return one scheduler made ready, as `prepare` does; its optimizer comes first."""
+        return self._prepare_one("prepare_scheduler", scheduler, self._prepare_scheduler, None)
+
+    def _prepare_one(
+        self,
+        method: str,
+        obj: Any,
+        prepare: Callable[[Any, torch.device | None], None],
+        device_placement: bool | None,
+    ) -> Any:
+        self._refuse_others([obj])
+        if self._find(obj) is None:
+            place = self.device_placement if device_placement is None else device_placement
+            prepare(obj, self.device if place else None)
+        found = self._find(obj)
+        if found is None:
+            raise UsageError(
+                f"{method}() got a {type(obj).__name__}",
+                where=f"the script's {method}(...)",
+                fix="pass an object of torch's own class for it, or of one derived from that",
+            )
+        return found
+
+    def verify_device_map(self, model: torch.nn.Module) -> bool:
+        """Return whether `model` was spread over several devices by a `device_map`."""
+        return any(len(getattr(one, "hf_device_map", ())) > 1 for one in model.modules())
+
+    def _refuse_others(self, objects: Iterable[Any]) -> None:
+        for obj in objects:
+            kinds = (PreparedOptimizer, PreparedDataLoader, PreparedScheduler)
+            if isinstance(obj, kinds) and self._find(obj) is None:
+                raise UsageError(
+                    f"prepare() got a {type(obj).__name__} that another Accelerator prepared",
+                    where="the script's prepare(...)",
+                    fix="use one Accelerator everywhere, and prepare new objects after"
+                    " free_memory()",
+                )
+
+    def _prepare_model(
+        self, model: Any, device: torch.device | None, *, trains: bool = True
+    ) -> None:
+        if isinstance(model, torch.nn.Module):
+            if self.verify_device_map(model):
+                raise UsageError(
+                    f"{type(model).__name__} is spread over several devices by a device_map",
+                    where="the script's prepare(...)",
+                    fix="load the model without device_map; prepare() moves it to this rank's GPU",
+                )
+            prepared = self._strategy.prepare_model(model, self._precision, device, trains=trains)
+            self._prepared.append((model, prepared))
+            for one in self._all(PreparedOptimizer):  # of an earlier prepare()
+                self._strategy.rebind(one.optimizer)
+
+    def _prepare_optimizer(self, optimizer: Any, _: torch.device | None) -> None:
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._strategy.rebind(optimizer)
+            prepared = PreparedOptimizer(optimizer, self._accumulation, self._precision)
+            self._prepared.append((optimizer, prepared))
+
+    def _prepare_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
+        if isinstance(scheduler, LRScheduler):
+            optimizer = self._find(scheduler.optimizer)
+            if optimizer is None:
+                raise UsageError(
+                    f"{type(scheduler).__name__} has an optimizer that has not been prepared",
+                    where="the script's prepare(...)",
+                    fix="give the optimizer to prepare() together with the scheduler, or before it",
+                )
+            prepared = PreparedScheduler(
+                scheduler, optimizer, step_with_optimizer=self.step_scheduler_with_optimizer
+            )
+            self._prepared.append((scheduler, prepared))
+
+    def _prepare_loader(self, loader: Any, device: torch.device | None) -> None:
+        if isinstance(loader, DataLoader):
+            prepared = PreparedDataLoader(
+                loader,
+                self._strategy.data_rank,
+                self._strategy.data_size,
+                config=self._data,
+                device=device,
+            )
+            self._prepared.append((loader, prepared))
+
+    def _find(self, obj: Any) -> Any:
+        """Return what `obj` was prepared as; None if it was not."""
+        pairs = (pair for pair in self._prepared if obj is pair[0] or obj is pair[1])
+        return next(pairs, (None, None))[1]
+
+    def _all(self, kind: type[Any]) -> list[Any]:
+        return [prepared for _, prepared in self._prepared if isinstance(prepared, kind)]
+
+    def _trained_parameters(self) -> Iterator[torch.Tensor]:
+        for model in self._all(torch.nn.Module):
+            yield from model.parameters()
+
+    def unwrap_model(
+        self,
+        model: torch.nn.Module,
+        keep_fp32_wrapper: bool = True,
+        keep_torch_compile: bool = True,
+    ) -> torch.nn.Module:
+        """Return the model that `prepare` was given; one that was compiled since stays compiled.
+
+        Args:
+            keep_fp32_wrapper: let the model go on computing under autocast.
+            keep_torch_compile: return a compiled model as such.
+        """
+        model = self._strategy.unwrap(model)
+        if not keep_torch_compile:
+            model = uncompiled(model)
+        if not keep_fp32_wrapper:
+            restore_forward(uncompiled(model))
+            restore_forward(model)
+        return model
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forget all prepared objects, free what they held, and begin a new accumulation.
+
+        Returns:
+            A None for each of `objects`: `model, optimizer = accelerator.free_memory(model, ...)`.
+        """
+        self._prepared.clear()
+        self._accumulation.reset()
+        self._token_mean.reset()
+        freed = [None] * len(objects)
+        del objects
+        gc.collect()
+        if self.device.type == "cuda":  # pragma: needs a GPU
+            torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
+        return freed
+
+    clear = free_memory

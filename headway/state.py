@@ -1,0 +1,323 @@
+"""The state that all of a process shares: its rank and device, its precision, its accumulation."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from headway.accumulation import Accumulation
+from headway.arguments import (
+    STATE_CALL,
+    check_precision,
+    merge_arguments,
+    reject_unsupported,
+)
+from headway.contract.run import Ranks, read_ranks, read_run
+from headway.data.active_loader import current_loop, open_loops
+from headway.errors import UsageError
+from headway.plugins.accumulation import GradientAccumulationPlugin
+from headway.plugins.compilation import TorchDynamoPlugin
+from headway.process import Process
+from headway.world import (
+    USUAL_GROUP,
+    GroupSettings,
+    World,
+    best_device,
+    group_backend,
+    join_world,
+    leave_world,
+)
+
+
+class _SharedProcess(Process):
+    """A rank whose attributes all instances of a class share."""
+
+    _shared_state: ClassVar[dict[str, Any]]
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there is anything to share yet."""
+        return bool(self._shared_state)
+
+    @property
+    def backend(self) -> str | None:
+        """How ranks exchange tensors on `device`, such as "nccl" or "gloo"; None with one rank."""
+        return group_backend(self.device) if self.use_distributed else None
+
+    @property
+    def default_device(self) -> torch.device:
+        """The best kind of device here, whichever one this process uses: cuda, mps or cpu."""
+        return torch.device(best_device(read_ranks() or Ranks()))
+
+    def set_device(self) -> None:
+        """Make `device` the one that torch uses where a script names none, such as "cuda"."""
+        if self.device.type == "cuda":  # pragma: needs a GPU
+            torch.cuda.set_device(self.device)
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """End a process group, by default that of all ranks; nothing if there is none."""
+        if group is None:
+            leave_world()
+        elif dist.is_initialized():
+            dist.destroy_process_group(group)
+
+    def __repr__(self) -> str:
+        backend = f"  Backend: {self.backend}" if self.backend else ""
+        return (
+            f"Distributed environment: {self.distributed_type}{backend}\n"
+            f"Num processes: {self.num_processes}\n"
+            f"Process index: {self.process_index}\n"
+            f"Local process index: {self.local_process_index}\n"
+            f"Device: {self.device}\n"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        reason = "" if self.initialized else ": its state was reset; make a new one"
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{reason}")
+
+
+class PartialState(_SharedProcess):
+    """This process's rank and device; all instances, and every Accelerator, share them.
+
+    The first one, or the first Accelerator, chooses the device and forms the process group. It
+    needs no Accelerator, and an Accelerator made later uses the same device unless its arguments
+    name another one, which then is that of all.
+
+    Args:
+        cpu: use the CPU, even where there is a GPU.
+        backend: as in `InitProcessGroupKwargs`, like the next two.
+
+    Raises:
+        UsageError: `cpu` or `backend` contradicts what the state is already.
+        MachineError, LaunchError: as `Accelerator` does.
+
+    Example:
+        >>> state = PartialState(cpu=True)
+        >>> with state.split_between_processes(["a", "b"]) as prompts:
+        ...     prompts
+        ['a', 'b']
+    """
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        cpu: bool = False,
+        *,
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: timedelta | None = None,
+    ) -> None:
+        self.__dict__ = self._shared_state
+        settings = GroupSettings(backend, init_method, timeout)
+        if not self.initialized:
+            agreed = merge_arguments(read_run(), cpu=cpu)
+            super().__init__(join_world(agreed.device, settings=settings))
+            return
+        if cpu and self.device.type != "cpu":
+            raise _cannot_change("cpu=True", f"device {self.device}", "PartialState")
+        if settings != USUAL_GROUP and dist.is_initialized():
+            join_world(self.device.type, self.device.index, settings)
+
+    @staticmethod
+    def _reset_state() -> None:
+        """Forget the shared state, for tests; the process group stays."""
+        PartialState._shared_state.clear()
+
+
+class AcceleratorState(_SharedProcess):
+    """PartialState, with the precision and the compiler settings of the Accelerator made last.
+
+    Args:
+        mixed_precision: `no`, `fp16` or `bf16`; None is what the launcher says, else `no`.
+        cpu: use the CPU, even where there is a GPU.
+        dynamo_plugin: how models are compiled.
+        arguments: those of PartialState; Accelerate's others are refused, unless they are None.
+
+    Raises:
+        UsageError: an argument is unknown, or contradicts what the state is already.
+
+    Example:
+        >>> AcceleratorState(mixed_precision="bf16", cpu=True).mixed_precision
+        'bf16'
+    """
+
+    deepspeed_plugin = None  # what scripts written for Accelerate look at
+    fsdp_plugin = None
+    is_fsdp2 = False
+
+    mixed_precision: str
+    dynamo_plugin: TorchDynamoPlugin
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        mixed_precision: str | None = None,
+        cpu: bool = False,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
+        **arguments: Any,
+    ) -> None:
+        group = {name: arguments.pop(name) for name in GroupSettings._fields if name in arguments}
+        reject_unsupported(arguments, STATE_CALL)
+        check_precision(mixed_precision, STATE_CALL)
+        self.__dict__ = self._shared_state
+        world = PartialState(cpu, **group)._world
+        if not self.initialized:
+            agreed = merge_arguments(read_run(), mixed_precision=mixed_precision)
+            share(world, agreed.mixed_precision, dynamo_plugin or TorchDynamoPlugin())
+        elif mixed_precision not in (None, self.mixed_precision):
+            argument = f"mixed_precision={mixed_precision!r}"
+            raise _cannot_change(argument, repr(self.mixed_precision), "AcceleratorState")
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        """Forget the shared state, for tests."""
+        AcceleratorState._shared_state.clear()
+        if reset_partial_state:
+            PartialState._reset_state()
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
+
+
+def is_initialized() -> bool:
+    """Return whether there was an Accelerator or AcceleratorState."""
+    return bool(AcceleratorState._shared_state)
+
+
+def shared_world() -> World | None:
+    """Return the world that PartialState shows; None if there is none yet."""
+    return PartialState._shared_state.get("_world")
+
+
+def shared_precision() -> str | None:
+    """Return the precision that AcceleratorState shows; None if there is none yet."""
+    return AcceleratorState._shared_state.get("mixed_precision")
+
+
+def share(world: World, mixed_precision: str, dynamo_plugin: TorchDynamoPlugin) -> AcceleratorState:
+    """Let the states show these from now on; return one that keeps showing them."""
+    PartialState._shared_state["_world"] = world
+    shared = AcceleratorState._shared_state
+    shared.update(_world=world, mixed_precision=mixed_precision, dynamo_plugin=dynamo_plugin)
+    own = AcceleratorState.__new__(AcceleratorState)
+    own.__dict__ = {**shared}
+    return own
+
+
+class GradientState:
+    """How gradients accumulate, and whether they are due; that of the Accelerator made last.
+
+    Args:
+        gradient_accumulation_plugin: changes how gradients accumulate from now on.
+
+    Example:
+        >>> GradientState(GradientAccumulationPlugin(num_steps=2)).num_steps
+        2
+    """
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+    _accumulation: Accumulation
+
+    def __init__(
+        self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None
+    ) -> None:
+        self.__dict__ = self._shared_state
+        if not self.initialized:
+            self._accumulation = Accumulation(1)
+        if gradient_accumulation_plugin is not None:
+            self._accumulation.configure(gradient_accumulation_plugin)
+
+    @classmethod
+    def _of(cls, accumulation: Accumulation) -> GradientState:
+        """Let all instances show `accumulation` from now on; return one that keeps showing it."""
+        cls._shared_state["_accumulation"] = accumulation
+        own = cls.__new__(cls)
+        own.__dict__ = {**cls._shared_state}
+        return own
+
+    @staticmethod
+    def _reset_state() -> None:
+        """Forget the shared state, for tests."""
+        GradientState._shared_state.clear()
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there is anything to share yet."""
+        return bool(self._shared_state)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether gradients are due: optimizers step, and ranks exchange gradients."""
+        return self._accumulation.sync_gradients
+
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        """Make gradients due, or not; scripts written for Accelerate call it."""
+        self._accumulation.sync_gradients = sync_gradients
+
+    @property
+    def plugin_kwargs(self) -> dict[str, Any]:
+        """The fields of the GradientAccumulationPlugin that differ from their defaults."""
+        return {**self._accumulation.plugin.to_kwargs(), "num_steps": self.num_steps}
+
+    @property
+    def num_steps(self) -> int:
+        """Micro-batches in one optimizer step."""
+        return self._accumulation.steps
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """See `GradientAccumulationPlugin`."""
+        return self._accumulation.plugin.adjust_scheduler
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """See `GradientAccumulationPlugin`."""
+        return self._accumulation.plugin.sync_with_dataloader
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether the script is in a loop over a prepared loader."""
+        return bool(open_loops())
+
+    @property
+    def active_dataloader(self) -> Any:
+        """The prepared loader of the innermost loop; None outside all of them."""
+        return current_loop().loader
+
+    @property
+    def dataloader_references(self) -> list[Any]:
+        """The prepared loaders of all loops, from outside in, after a None for no loop."""
+        return [None, *(loop.loader for loop in open_loops())]
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the current batch is its loader's last one."""
+        return current_loop().is_last
+
+    @property
+    def remainder(self) -> int:
+        """The active loader's number of samples in its last global batch if that is not full.
+
+        0 if it is full; -1 if it is unknown, and outside of all loops.
+        """
+        return getattr(self.active_dataloader, "remainder", -1)
+
+    def __repr__(self) -> str:
+        return (
+            f"Sync Gradients: {self.sync_gradients}\n"
+            f"At end of current dataloader: {self.end_of_dataloader}\n"
+            f"Extra samples added: {self.remainder}\n"
+            f"Gradient accumulation plugin: {self.plugin_kwargs}\n"
+        )
+
+
+def _cannot_change(argument: str, now: str, state: str) -> UsageError:
+    return UsageError(
+        f"{state}({argument}) contradicts the state of this process, which has {now}",
+        where=f"the script's {state}(...)",
+        fix=f"pass {argument} to the first {state} or Accelerator of the script",
+    )

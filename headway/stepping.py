@@ -1,0 +1,204 @@
+"""The steps of a training: micro-batches, backward passes, clipped gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import chain
+from typing import Any
+
+import torch
+
+from headway.contract.records import beat, channel
+from headway.micro_batches import MicroBatches
+from headway.optimizer import PreparedOptimizer
+from headway.plugins.handlers import AutocastKwargs
+from headway.preparing import Preparing
+from headway.token_mean import refuse_gradient
+
+Tensors = torch.Tensor | Iterable[torch.Tensor]
+
+
+class Stepping(Preparing):
+    """A rank that trains the models that it has prepared."""
+
+    _is_triggered = False
+    _micro_batches: MicroBatches | None = None  # with auto_micro_batch
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether gradients are due: optimizers step, and ranks exchange gradients."""
+        return self._accumulation.sync_gradients
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether an optimizer skipped its last step, because fp16 gradients overflowed."""
+        return any(one.step_was_skipped for one in self._all(PreparedOptimizer))
+
+    def autocast(
+        self, autocast_handler: AutocastKwargs | None = None
+    ) -> AbstractContextManager[Any]:
+        """Return the context in which operations outside a prepared model use the precision.
+
+        Args:
+            autocast_handler: in place of the Accelerator's; `AutocastKwargs(enabled=False)` goes
+                back to fp32.
+        """
+        return self._precision.autocast(autocast_handler)
+
+    def backward(
+        self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
+    ) -> None:
+        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward().
+
+        Args:
+            loss: a mean over the micro-batch; with `num_tokens` the sum over its tokens.
+            num_tokens: how many tokens of this rank `loss` is the sum of, 0 or more. The gradients
+                of an optimizer step are then those of the mean over all tokens of all its
+                micro-batches and ranks, as of one large batch. All backward passes of the step
+                need it.
+
+        Raises:
+            UsageError: `num_tokens` with a loss of several elements, or with a `gradient`.
+        """
+        split = self._micro_batches
+        is_part = split is not None and split.is_active
+        if split is not None and is_part:
+            loss = split.weighed(loss, by_tokens=num_tokens is not None)
+        if num_tokens is not None:
+            refuse_gradient(kwargs)
+            kwargs["gradient"] = self._token_mean.start_of_backward(
+                loss, num_tokens, self.sync_gradients, self._trained_parameters
+            )
+        elif self._accumulation.steps > 1:
+            given = kwargs.get("gradient")
+            if given is not None:
+                kwargs["gradient"] = given / self._accumulation.steps
+            elif loss.numel() == 1:  # for others torch says that it needs a gradient
+                kwargs["gradient"] = self._accumulation.gradient_of(loss)
+        channel.phase = "backward"
+        if channel.fd is not None:
+            beat()
+        try:
+            self._precision.backward(loss, **kwargs)
+        finally:
+            channel.phase = "script"
+        if split is not None and is_part:
+            split.after_backward()
+
+    def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step.
+
+        The last step of an epoch may have fewer than n micro-batches; each still counts 1/n.
+
+        Args:
+            models: those trained here; without any, all prepared models.
+
+        Returns:
+            The context for the micro-batch's forward and backward pass.
+        """
+        split = self._micro_batches
+        if split is not None and split.is_active:
+            return split.guard(self._no_sync(models))
+        self._accumulation.begin_micro_batch()
+        if self._accumulation.sync_gradients or self._accumulation.exchanges_each_batch:
+            return nullcontext()
+        return self._no_sync(models)
+
+    def _no_sync(self, models: Sequence[torch.nn.Module]) -> AbstractContextManager[Any]:
+        if len(models) == 1:
+            return self._strategy.no_sync(models[0])
+        stack = ExitStack()
+        for model in models or self._all(torch.nn.Module):
+            stack.enter_context(self._strategy.no_sync(model))
+        return stack
+
+    def micro_batches(
+        self, batch: Any, *, max_size: int | None = None, min_size: int = 1
+    ) -> Iterator[Any]:
+        """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`.
+
+        Where memory runs out on any rank, all ranks begin the batch again in parts of half the
+        size, which stays for all later batches. One batch is one micro-batch of
+        `gradient_accumulation_steps`, however many parts it has; each counts by its samples.
+
+            for part in accelerator.micro_batches(batch):
+                with accelerator.accumulate(model):
+                    accelerator.backward(loss_function(model(part)))
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        Args:
+            batch: tensors of shape [samples, ...], alone or nested.
+            max_size: no part has more samples.
+            min_size: no smaller size is tried.
+
+        Returns:
+            An iterator over the parts; without `auto_micro_batch` over the batch alone.
+
+        Raises:
+            OutOfMemory: memory runs out with parts of `min_size` samples, too.
+        """
+        split = self._micro_batches
+        return iter((batch,)) if split is None else split.parts(batch, max_size, min_size)
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which gradients of `model` stay on their rank."""
+        return self._token_mean.withheld(self._strategy.no_sync(model))
+
+    def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward pass exchanges gradients in spite of `no_sync`.
+
+        For several forward passes under `no_sync(model)`, the backward pass of the last of which
+        exchanges the gradients of all. It does nothing with one rank.
+        """
+        return self._strategy.sync_in_backward(model)
+
+    def set_trigger(self) -> None:
+        """Let the next `check_trigger()` return True on all ranks; any rank may call this."""
+        self._is_triggered = True
+
+    def check_trigger(self) -> bool:
+        """Return whether any rank called `set_trigger()` since the last check. All must call it."""
+        is_triggered = torch.tensor(int(self._is_triggered), device=self.device)
+        self._is_triggered = False
+        return bool(self.reduce(is_triggered).item())
+
+    def unscale_gradients(
+        self,
+        optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+    ) -> None:
+        """Divide gradients by fp16's loss scale, once for each step; else there is nothing to do.
+
+        Args:
+            optimizer: whose gradients; None means all that are prepared.
+        """
+        if optimizer is None:
+            optimizer = self._all(PreparedOptimizer)
+        given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        inner = [one.optimizer if isinstance(one, PreparedOptimizer) else one for one in given]
+        groups = chain.from_iterable(one.param_groups for one in inner)
+        self._precision.unscale(inner, chain.from_iterable(group["params"] for group in groups))
+
+    def clip_grad_norm_(
+        self, parameters: Tensors, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Clip the gradients' norm, unless gradients accumulate, and return what it was."""
+        if self.sync_gradients:
+            return self._strategy.clip_grad_norm_(self._unscaled(parameters), max_norm, norm_type)
+        norm = self._strategy.total_norm(_as_list(parameters), norm_type)
+        return norm / self._precision.loss_scale()
+
+    def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
+        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate."""
+        if self.sync_gradients:
+            torch.nn.utils.clip_grad_value_(self._unscaled(parameters), clip_value)
+
+    def _unscaled(self, parameters: Tensors) -> list[torch.Tensor]:
+        tensors = _as_list(parameters)
+        self._precision.unscale([one.optimizer for one in self._all(PreparedOptimizer)], tensors)
+        return tensors
+
+
+def _as_list(tensors: Tensors) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

@@ -1,0 +1,227 @@
+"""Which trackers `log_with` means: their names, their classes, and whether they are installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from headway.errors import UsageError, did_you_mean
+from headway.trackers.tracker import GeneralTracker
+
+CALL = "the script's Accelerator(log_with=...)"
+
+
+class LoggerType(str, Enum):
+    """The names that `log_with` takes; each equals its text.
+
+    Headway has no adapter for AIM, CLEARML, DVCLIVE and SWANLAB, which are refused.
+    """
+
+    ALL = "all"
+    JSONL = "jsonl"
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+    COMETML = "comet_ml"
+    MLFLOW = "mlflow"
+    AIM = "aim"
+    CLEARML = "clearml"
+    DVCLIVE = "dvclive"
+    SWANLAB = "swanlab"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Adapter(NamedTuple):
+    """Where an adapter is, and what it needs.
+
+    Args:
+        place: the module and class; the module is imported when the tracker is used.
+        packages: any of these modules is enough; none are needed where it is empty.
+        install: what `pip install` takes.
+    """
+
+    place: tuple[str, str]
+    packages: tuple[str, ...] = ()
+    install: str = ""
+
+    @property
+    def is_installed(self) -> bool:
+        return not self.packages or any(map(_is_installed, self.packages))
+
+    def load(self) -> type[GeneralTracker]:
+        module, name = self.place
+        found: type[GeneralTracker] = getattr(import_module(f"headway.trackers.{module}"), name)
+        return found
+
+
+ADAPTERS = {
+    "jsonl": Adapter(("jsonl", "JsonlTracker")),
+    "tensorboard": Adapter(
+        ("tensorboard", "TensorBoardTracker"), ("tensorboard", "tensorboardX"), "tensorboard"
+    ),
+    "wandb": Adapter(("wandb", "WandBTracker"), ("wandb",), "wandb"),
+    "trackio": Adapter(("trackio", "TrackioTracker"), ("trackio",), "trackio"),
+    "comet_ml": Adapter(("comet", "CometMLTracker"), ("comet_ml",), "comet_ml"),
+    "mlflow": Adapter(("mlflow", "MLflowTracker"), ("mlflow",), "mlflow"),
+}
+
+_registered: dict[str, type[GeneralTracker]] = {}
+
+
+def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
+    """Let `log_with` name a class of the script's; it comes before one of ours of that name.
+
+    It is constructed with the project's name, the logging directory if it requires one, and its
+    `init_kwargs`.
+
+    Raises:
+        UsageError: it is no GeneralTracker with `name` and `requires_logging_directory`.
+    """
+    is_tracker = isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)
+    if (
+        not is_tracker
+        or not getattr(tracker_class, "name", None)
+        or not hasattr(tracker_class, "requires_logging_directory")
+    ):
+        raise UsageError(
+            f"{tracker_class!r} cannot be registered as a tracker",
+            where="the script's register_tracker_class(...)",
+            fix="pass a subclass of GeneralTracker with name and requires_logging_directory",
+        )
+    _registered[tracker_class.name] = tracker_class
+
+
+def known_names() -> list[str]:
+    """Return the names that `log_with`, `init_kwargs` and `log_kwargs` may use."""
+    return [*LoggerType.__members__.values(), *_registered]
+
+
+def get_available_trackers() -> list[str]:
+    """Return the names of the trackers that are installed or registered."""
+    return [*(name for name, one in ADAPTERS.items() if one.is_installed), *_registered]
+
+
+Chosen = str | GeneralTracker
+
+
+def choose_trackers(log_with: Any) -> list[Chosen]:
+    """Return the trackers that `log_with` means, each once: instances, and names.
+
+    Args:
+        log_with: a name, a LoggerType, an instance, a sequence of these, or None.
+
+    Raises:
+        UsageError: a name is unknown, or its package is not installed.
+    """
+    if log_with is None:
+        return []
+    wanted = list(log_with) if isinstance(log_with, (list, tuple, set)) else [log_with]
+    chosen: list[Chosen] = []
+    for one in wanted:
+        for found in get_available_trackers() if one == LoggerType.ALL else [_checked(one)]:
+            if found not in chosen:
+                chosen.append(found)
+    return chosen
+
+
+def _checked(wanted: Any) -> Chosen:
+    if isinstance(wanted, GeneralTracker):
+        return wanted
+    name = str(wanted)
+    if name in _registered:
+        return name
+    if name not in ADAPTERS:
+        raise _unknown(wanted)
+    adapter = ADAPTERS[name]
+    if not adapter.is_installed:
+        raise UsageError(
+            f"log_with={name!r} needs {adapter.install}, which is not installed",
+            where=CALL,
+            fix=f"`pip install {adapter.install}`, or log_with='jsonl', which needs nothing",
+        )
+    return name
+
+
+def _unknown(wanted: Any) -> UsageError:
+    own = "pass an instance of a GeneralTracker of your own"
+    if wanted in list(LoggerType):
+        what, fix = f"Headway has no adapter for {str(wanted)!r}", f"{own}, or log_with='jsonl'"
+    else:
+        guess = did_you_mean(str(wanted), get_available_trackers())
+        what = f"log_with is {wanted!r}, which is not a tracker"
+        fix = f"{f'did you mean {guess!r}? ' if guess else ''}use one of {_listed(ADAPTERS)}"
+        fix += f", 'all', or {own}"
+    return UsageError(what, where=CALL, fix=fix)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def check_names(names: Iterable[str], where: str) -> None:
+    """Refuse names in the keywords of trackers that no tracker has; one that is not used may be."""
+    for name in names:
+        if name not in known_names():
+            guess = did_you_mean(name, known_names())
+            raise UsageError(
+                f"{where} has {name!r}, which is not a tracker",
+                where=f"the script's call with {where}=...",
+                fix=f"did you mean {guess!r}?" if guess else "remove it",
+            )
+
+
+def make_trackers(
+    chosen: Sequence[Chosen],
+    project_name: str,
+    logging_dir: str | os.PathLike[str] | None,
+    init_kwargs: dict[str, dict[str, Any]],
+) -> list[GeneralTracker]:
+    """Return the trackers of a run; the script's instances are as they are."""
+    made = []
+    for one in chosen:
+        if isinstance(one, GeneralTracker):
+            made.append(one)
+            continue
+        kind: Any = class_of(one)
+        places = [_folder(kind, logging_dir)] if kind.requires_logging_directory else []
+        made.append(kind(project_name, *places, **init_kwargs.get(one, {})))
+    return made
+
+
+def check_folders(chosen: Sequence[Chosen], logging_dir: str | os.PathLike[str] | None) -> None:
+    """Refuse a tracker that needs a folder where there is none."""
+    for one in chosen:
+        if isinstance(one, str):
+            kind = class_of(one)
+            if kind.requires_logging_directory:
+                _folder(kind, logging_dir)
+
+
+def class_of(name: str) -> type[GeneralTracker]:
+    """Return the class of a registered tracker or adapter; the package is not imported yet."""
+    return _registered[name] if name in _registered else ADAPTERS[name].load()
+
+
+def _folder(
+    kind: type[GeneralTracker], logging_dir: str | os.PathLike[str] | None
+) -> str | os.PathLike[str]:
+    folder = logging_dir or kind.default_logging_directory
+    if folder is None:
+        raise UsageError(
+            f"log_with={kind.name!r} needs a folder for its files",
+            where=CALL,
+            fix='pass project_dir, such as Accelerator(log_with=..., project_dir="runs")',
+        )
+    return folder
+
+
+def _is_installed(package: str) -> bool:
+    spec = find_spec(package)
+    # without an origin it is a folder of that name, such as the one that wandb writes
+    return spec is not None and spec.origin is not None

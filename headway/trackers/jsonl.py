@@ -1,0 +1,120 @@
+"""The built-in tracker: one file for each run, one line for each call of `log`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from headway.errors import UsageError
+from headway.trackers.run_file import MARK, SUFFIX, VERSION, line_of
+from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
+
+
+class JsonlTracker(GeneralTracker):
+    """Writes a run to `<logging_dir>/<run_name>/<date>-<time>-<process id>.jsonl`.
+
+    Each line is written at once and whole, so a crash of the script loses none. `headway plot`
+    draws the file; `headway/trackers/run_file.py` describes its lines.
+
+    Args:
+        run_name: the project.
+        logging_dir: the folder of all projects.
+    """
+
+    name = "jsonl"
+    requires_logging_directory = True
+    default_logging_directory = "runs"
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.logging_dir = logging_dir
+        self._file: FileIO | None = None
+        self._has_head = False
+        self._is_torn = False  # the file ends in the middle of a line
+
+    @on_main_process
+    def start(self) -> None:
+        folder = Path(self.logging_dir) / self.run_name
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = _create(folder)
+
+    @property
+    def path(self) -> Path:
+        """The run's file."""
+        return Path(self._open_file().name)
+
+    def _open_file(self) -> FileIO:
+        if self._file is None:
+            raise UsageError(
+                "the jsonl tracker has no file: it has not been started, or on rank 0 only",
+                where="the script's use of the tracker",
+                fix="call init_trackers(...) first, and use it on rank 0",
+            )
+        return self._file
+
+    @property
+    def tracker(self) -> Path:
+        """The run's file."""
+        return self.path
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Write the hyperparameters; values may be nested, and what JSON lacks becomes text."""
+        self._write({"time": _now(), "config": python_numbers(values)})
+
+    def log(  # type: ignore[override]  # it has no further keywords
+        self, values: dict[str, Any], step: int | None = None
+    ) -> None:
+        """Write one line; nested values get names with a slash, tensors of one number are numbers.
+
+        Args:
+            values: numbers and texts by name; an array or tensor of at most 1000 numbers is a list.
+            step: without one, `headway plot` counts one step more than in the call before.
+        """
+        if self._file is not None:  # the other ranks have none
+            self._write({"step": step, "time": _now(), "values": flat_numbers(values)})
+
+    @on_main_process
+    def finish(self) -> None:
+        if not self._has_head:
+            self._write_head({})
+        self._open_file().close()
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        if not self._has_head:
+            self._write_head(fields.get("config", {}))
+            if "config" in fields:
+                return
+        self._append(line_of(fields))
+
+    def _write_head(self, config: dict[str, Any]) -> None:
+        fields = {MARK: VERSION, "project": self.run_name, "time": _now(), "config": config}
+        self._append(line_of(fields))
+        self._has_head = True
+
+    def _append(self, line: bytes) -> None:
+        whole = b"\n" + line if self._is_torn else line
+        written = self._open_file().write(whole)
+        self._is_torn = written != len(whole)
+        if self._is_torn:  # the next attempt says why, this one only that
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+
+def _create(folder: Path) -> FileIO:
+    """Create the file of a new run; a process may begin several runs in one second."""
+    name, number = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", 1
+    while True:
+        extra = "" if number == 1 else f"-{number}"
+        try:
+            return FileIO(os.fspath(folder / f"{name}{extra}{SUFFIX}"), "x")
+        except FileExistsError:
+            number += 1
+
+
+def _now() -> float:
+    return round(time.time(), 3)

@@ -1,0 +1,143 @@
+"""The Accelerator's methods for trackers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from headway.errors import UsageError
+from headway.process import Group
+from headway.trackers.choice import (
+    LoggerType,
+    check_folders,
+    check_names,
+    choose_trackers,
+    make_trackers,
+)
+from headway.trackers.notes import note_once
+from headway.trackers.run import TrackedRun
+from headway.trackers.tracker import GeneralTracker, NoTracker
+
+Tracker = str | LoggerType | GeneralTracker
+LogWith = Tracker | Sequence[Tracker] | None
+Folder = str | os.PathLike[str] | None
+
+
+class Tracked(Group):
+    """A rank whose metrics trackers keep; rank 0 calls them, the others do not.
+
+    Attributes:
+        log_with: the trackers that were asked for: names, and instances of the script's.
+        trackers: those of the run that `init_trackers` began; on other ranks than 0 only those
+            that every rank calls.
+        project_dir: the folder of the trackers' files.
+    """
+
+    def _track_with(self, log_with: LogWith, project_dir: Folder) -> None:
+        self.project_dir = project_dir
+        self.log_with = choose_trackers(log_with)
+        check_folders(self.log_with, self.logging_dir)
+        self.trackers: list[GeneralTracker] = []
+        self._run: TrackedRun | None = None
+
+    @property
+    def logging_dir(self) -> Folder:
+        """The folder below which trackers write their files."""
+        return self.project_dir
+
+    def init_trackers(
+        self,
+        project_name: str,
+        config: dict[str, Any] | None = None,
+        init_kwargs: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        """Begin a run with the trackers of `log_with`; a run that has begun is ended first.
+
+        Args:
+            project_name: what the trackers call the project or experiment.
+            config: the hyperparameters, by name.
+            init_kwargs: for each tracker's name, keywords for its constructor; those of trackers
+                that are not used are not looked at.
+
+        Raises:
+            UsageError: `init_kwargs` has a name that no tracker has.
+        """
+        init_kwargs = init_kwargs or {}
+        self._check_names(init_kwargs, "init_kwargs")
+        self._finish_run()
+        made = make_trackers(self.log_with, project_name, self.logging_dir, init_kwargs)
+        self.trackers = [one for one in made if self._calls(one)]
+        self._run = TrackedRun(self.trackers)
+        self._run.start(config)
+
+    def log(
+        self,
+        values: dict[str, Any],
+        step: int | None = None,
+        log_kwargs: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        """Log `values` to all trackers.
+
+        Args:
+            values: numbers and texts by name; tensors of one number are numbers, and mappings
+                groups of them. Trackers differ in what else they take.
+            step: the training step that they belong to.
+            log_kwargs: for each tracker's name, keywords for its `log`.
+
+        Raises:
+            UsageError: `log_kwargs` has a name that no tracker has.
+        """
+        if self._run is None:
+            if self.log_with and self.is_main_process:
+                note_once("log() is without effect before init_trackers() and after end_training()")
+            return
+        if log_kwargs:
+            self._check_names(log_kwargs, "log_kwargs")
+        self._run.log(values, step, log_kwargs or {})
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """Return the tracker `name` of the run.
+
+        On ranks that do not call it, and where `log_with` was not given, it is a `NoTracker`, whose
+        attributes and methods do nothing.
+
+        Args:
+            unwrap: return what the tracker wraps, such as wandb's run.
+
+        Raises:
+            UsageError: `log_with` has no such tracker, or `init_trackers` was not called.
+        """
+        for tracker in self.trackers:
+            if tracker.name == name:
+                return tracker.tracker if unwrap else tracker
+        names = [one if isinstance(one, str) else one.name for one in self.log_with]
+        if not names or (name in names and not self.is_main_process):
+            return NoTracker()
+        raise UsageError(
+            f"the tracker {name!r} has not been started",
+            where="the script's get_tracker(...)",
+            fix="call init_trackers(...) first"
+            if name in names
+            else f"use one of log_with: {', '.join(names)}",
+        )
+
+    def end_training(self) -> None:
+        """Finish the trackers and end the process group; call it last, on every rank.
+
+        Trackers are also finished when the script ends without this call.
+        """
+        self._finish_run()
+        super().end_training()
+
+    def _finish_run(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+    def _calls(self, tracker: GeneralTracker) -> bool:
+        return self.is_main_process or not getattr(tracker, "main_process_only", True)
+
+    def _check_names(self, keywords: dict[str, dict[str, Any]], argument: str) -> None:
+        own = [one.name for one in self.log_with if isinstance(one, GeneralTracker)]
+        check_names((name for name in keywords if name not in own), argument)

@@ -1,0 +1,30 @@
+"""The names that scripts import from `accelerate.tracking`; nothing is defined here."""
+
+from __future__ import annotations
+
+from headway.trackers.choice import (
+    LoggerType,
+    get_available_trackers,
+    register_tracker_class,
+)
+from headway.trackers.comet import CometMLTracker
+from headway.trackers.jsonl import JsonlTracker
+from headway.trackers.mlflow import MLflowTracker
+from headway.trackers.tensorboard import TensorBoardTracker
+from headway.trackers.tracker import GeneralTracker, on_main_process
+from headway.trackers.trackio import TrackioTracker
+from headway.trackers.wandb import WandBTracker
+
+__all__ = [
+    "CometMLTracker",
+    "GeneralTracker",
+    "JsonlTracker",
+    "LoggerType",
+    "MLflowTracker",
+    "TensorBoardTracker",
+    "TrackioTracker",
+    "WandBTracker",
+    "get_available_trackers",
+    "on_main_process",
+    "register_tracker_class",
+]

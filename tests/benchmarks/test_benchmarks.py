@@ -1,0 +1,45 @@
+"""Benchmarks run: small ones to their end, those that need a GPU refuse to run without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_screens import ROOT
+
+pytestmark = pytest.mark.processes
+
+
+def run(benchmark: str, *options: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / benchmark), *options],
+        env={**environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+
+
+def test_the_gpu_benchmark_measures_each_contender_and_says_where_a_gpu_is_missing() -> None:
+    refused = run("gpu.py")
+    assert refused.returncode == 3
+    assert "error:" in refused.stdout
+    sizes = ["--blocks", "1", "--steps", "1", "--warm-up", "1", "--batch-size", "2"]
+    done = run("gpu.py", "--size", "tiny", "--no-compile", *sizes, "--json", "result.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(Path("result.json").read_text())
+    assert [row["contender"] for row in rows][:2] == ["by hand", "headway"]
+    assert all(row["tokens_per_s"] > 0 for row in rows)
+
+
+@pytest.mark.long
+def test_the_benchmark_of_imports_compares_with_torch() -> None:
+    done = run("imports.py", "--repeat", "1", "--json", "result.json")
+    assert done.returncode == 0, done.stderr
+    assert {"import torch", "headway"} <= json.loads(Path("result.json").read_text()).keys()

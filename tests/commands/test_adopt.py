@@ -1,0 +1,134 @@
+"""`headway adopt` says what becomes of a script, and changes its imports and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from headway.commands.main import main
+
+pytest.importorskip("torch")
+
+WHOLE = """\
+import accelerate  # the version
+from accelerate import Accelerator
+accelerator = Accelerator()
+model, scheduler = accelerator.prepare(model, scheduler)
+"""
+REFUSED = "from accelerate import Accelerator, DeepSpeedPlugin\n"
+
+
+@pytest.fixture
+def script() -> Path:
+    path = Path("train.py")
+    path.write_text(WHOLE)
+    return path
+
+
+def uses(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, list[int]]]:
+    """Return what `--json` says of the first script: status and lines by name."""
+    first = json.loads(capsys.readouterr().out)["scripts"][0]
+    return {use["name"]: (use["status"], use["lines"]) for use in first["uses"]}
+
+
+def test_each_use_has_its_lines_and_what_becomes_of_it(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["adopt", "--json", str(script)]) == 0
+    assert uses(capsys) == {
+        "accelerate.Accelerator": ("alike", [2]),
+        "Accelerator.prepare": ("alike", [4]),
+        "Accelerator.prepare(scheduler)": ("differs", [4]),
+    }
+    assert script.read_text() == WHOLE
+
+
+def test_what_is_refused_makes_the_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text(REFUSED)
+    assert main(["adopt", "train.py"]) == 1
+    said = capsys.readouterr().out
+    assert "DistributedDataParallel" in said
+    assert "\n-from accelerate import" in said
+    assert "\n+from headway import" in said
+    assert Path("train.py").read_text() == REFUSED
+
+
+def test_a_schedule_works_alike_in_compat(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["adopt", "--json", "--compat", str(script)]) == 0
+    assert uses(capsys)["Accelerator.prepare(scheduler)"] == ("alike", [4])
+    script.write_text("import accelerate\nx = accelerate.Accelerator()\nx.prepare(scheduler)\n")
+    assert main(["adopt", "--json", str(script)]) == 0
+    assert uses(capsys)["Accelerator.prepare(scheduler)"] == ("alike", [3])
+
+
+def test_write_changes_the_imports_and_keeps_link_and_permissions(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.chmod(0o750)
+    link = Path("link.py")
+    link.symlink_to(script)
+    assert main(["adopt", "--write", str(link)]) == 0
+    assert script.read_text() == WHOLE.replace(
+        "import accelerate  #", "import headway.compat as accelerate  #"
+    ).replace("from accelerate", "from headway")
+    assert stat.S_IMODE(script.stat().st_mode) == 0o750
+    assert link.is_symlink()
+    assert sorted(os.listdir()) == ["link.py", "train.py"]
+    assert main(["adopt", str(script)]) == 0
+    assert "does not import accelerate" in capsys.readouterr().out
+
+
+def test_a_folder_is_searched_for_scripts_that_import_accelerate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = {
+        "project/train.py": WHOLE,
+        "project/sub/evaluate.py": "import accelerate.utils\n",
+        "project/plain.py": "import torch\n",
+        "project/.git/hook.py": WHOLE,
+        "project/venv/pyvenv.cfg": "",
+        "project/venv/lib/x.py": WHOLE,
+    }
+    for name, text in texts.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    assert main(["adopt", "--json", "project"]) == 0
+    found = [one["path"] for one in json.loads(capsys.readouterr().out)["scripts"]]
+    assert found == ["project/train.py", "project/sub/evaluate.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("notes.ipynb", b"{}"),
+        ("old.py", b"print 'Python 2'\n"),
+        ("binary.py", b"\x00\x01"),
+        ("bytes.py", b"\xff = 1\n"),
+        ("coded.py", b"# coding: unheard-of\n"),
+    ],
+)
+def test_what_cannot_be_read_as_a_script_is_an_error(
+    name: str, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(name).write_bytes(content)
+    assert main(["adopt", "--write", name]) == 2
+    assert name in capsys.readouterr().err
+    assert Path(name).read_bytes() == content
+
+
+def test_a_script_that_is_not_there_and_no_script_are_errors() -> None:
+    assert main(["adopt", "train.py"]) == 2
+    assert main(["adopt"]) == 2
+
+
+def test_a_script_that_cannot_be_written_stays_as_it_is(
+    ordinary_user: None, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.chmod(0o444)
+    assert main(["adopt", "--write", str(script)]) == 2
+    assert "read-only" in capsys.readouterr().err
+    assert script.read_text() == WHOLE

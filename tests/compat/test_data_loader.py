@@ -1,0 +1,160 @@
+"""headway.compat.data_loader beside the installed Accelerate: the same batches, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from headway.compat import data_loader as ours
+
+theirs: Any = pytest.importorskip("accelerate.data_loader")
+BOTH = (ours, theirs)
+RANKS = [(world, rank) for world in range(1, 5) for rank in range(world)]
+SIZES = list(product(range(13), range(1, 5), (False, True)))
+
+
+class Stream(IterableDataset[int]):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.n))
+
+
+class Buckets:
+    """Batches of the script's own sizes."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (list(range(one)) for one in range(1, self.n + 1))
+
+
+def seen(loader: Any) -> tuple[list[Any], Any]:
+    """Return the batches, and the length, both of which may be missing."""
+    batches = [one.tolist() if isinstance(one, torch.Tensor) else list(one) for one in loader]
+    return batches, len(loader)
+
+
+@pytest.mark.parametrize(("split", "even"), [*product((False, True), (False, True))])
+def test_batch_sampler_shards_give_the_same_batches(split: bool, even: bool) -> None:
+    for (n, size, drop), (world, rank) in product(SIZES, RANKS):
+        size = size * world if split else size
+        found = [
+            seen(
+                one.BatchSamplerShard(
+                    BatchSampler(SequentialSampler(range(n)), size, drop), world, rank, split, even
+                )
+            )
+            for one in BOTH
+        ]
+        assert found[0] == found[1], (n, size, drop, world, rank)
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_shards_of_batches_of_any_size_are_the_same(even: bool) -> None:
+    for n, (world, rank) in product(range(9), RANKS):
+        found = [
+            seen(one.BatchSamplerShard(Buckets(n), world, rank, even_batches=even)) for one in BOTH
+        ]
+        assert found[0] == found[1], (n, world, rank)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_shards_of_streams_give_the_same_samples(split: bool) -> None:
+    for (n, size, drop), (world, rank) in product(SIZES, RANKS):
+        size = size * world if split else size
+        shards = [
+            one.IterableDatasetShard(Stream(n), size, drop, world, rank, split) for one in BOTH
+        ]
+        assert [list(shards[0]), len(shards[0])] == [list(shards[1]), len(shards[1])]
+
+
+@pytest.mark.parametrize(("split", "stream"), [*product((False, True), (False, True))])
+def test_prepared_loaders_give_the_same_batches_and_attributes(split: bool, stream: bool) -> None:
+    for (n, size, drop), (world, rank) in product(SIZES[::5], RANKS):
+        size = size * world if split else size
+        data: Any = Stream(n) if stream else range(n)
+        loaders = [
+            one.prepare_data_loader(
+                DataLoader(data, batch_size=size, drop_last=drop),
+                num_processes=world,
+                process_index=rank,
+                split_batches=split,
+            )
+            for one in BOTH
+        ]
+        found = [seen(one) for one in loaders]
+        assert found[0] == found[1], (n, size, drop, world, rank)
+        names = ("end_of_dataloader", "remainder", "iteration")
+        states = [[getattr(one, name) for name in names] for one in loaders]
+        assert states[0] == states[1], (n, size, drop, world, rank)
+        if not stream:
+            totals = [[one.total_batch_size, one.total_dataset_length] for one in loaders]
+            assert totals[0] == totals[1]
+
+
+def test_shuffled_orders_are_the_same_for_the_same_seed() -> None:
+    for seeded, (world, rank) in product((False, True), RANKS):
+        orders = []
+        for one in BOTH:
+            torch.manual_seed(3)
+            loader: Any = one.prepare_data_loader(
+                DataLoader(torch.arange(11), batch_size=2, shuffle=True),  # type: ignore[arg-type]
+                num_processes=world,
+                process_index=rank,
+                use_seedable_sampler=seeded,
+                data_seed=5 if seeded else None,
+            )
+            orders.append([seen(loader), seen(loader)])
+        assert orders[0] == orders[1], (seeded, world, rank)
+
+
+def test_seedable_samplers_draw_the_same() -> None:
+    orders = []
+    for one in BOTH:
+        sampler = one.SeedableRandomSampler(range(9), data_seed=4)
+        orders.append([list(sampler), list(sampler), sampler.epoch])
+        sampler.set_epoch(0)
+        orders[-1].append(list(sampler))
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("skip", range(5))
+def test_first_batches_are_left_out_alike(skip: int) -> None:
+    batches = BatchSampler(SequentialSampler(range(9)), 2, drop_last=False)
+    found = [seen(one.SkipBatchSampler(batches, skip)) for one in BOTH]
+    assert found[0] == found[1]
+    found = [seen(one.SkipDataLoader(range(9), skip, batch_size=2)) for one in BOTH]
+    assert found[0] == found[1]
+    for data in (range(9), Stream(9)):
+        plain: Any = DataLoader(data, batch_size=2)  # type: ignore[arg-type]
+        rest = [seen(one.skip_first_batches(plain, skip))[0] for one in BOTH]
+        assert rest[0] == rest[1]
+        shards = [one.prepare_data_loader(plain, num_processes=2, process_index=1) for one in BOTH]
+        rest = [
+            [batch.tolist() for batch in one.skip_first_batches(shard, skip)]
+            for one, shard in zip(BOTH, shards, strict=True)
+        ]
+        assert rest[0] == rest[1]
+
+
+def test_what_cannot_be_split_is_a_value_error_in_both() -> None:
+    loader: Any = DataLoader(range(9), batch_size=3)  # type: ignore[arg-type]
+    for one in BOTH:
+        with pytest.raises(ValueError, match="round multiple"):
+            one.prepare_data_loader(loader, num_processes=2, process_index=0, split_batches=True)
+        with pytest.raises(ValueError, match="put_on_device=True"):
+            one.prepare_data_loader(loader, dispatch_batches=True)

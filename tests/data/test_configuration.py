@@ -1,0 +1,80 @@
+"""Each option of DataLoaderConfiguration is obeyed or refused."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+
+from headway import Accelerator
+from headway.data.configuration import DataLoaderConfiguration
+from headway.data.loader import PreparedDataLoader
+from headway.errors import UsageError
+
+
+def test_the_accelerator_shows_what_its_loaders_follow() -> None:
+    config = DataLoaderConfiguration(
+        split_batches=True, even_batches=False, use_seedable_sampler=True, non_blocking=True
+    )
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    assert accelerator.split_batches
+    assert accelerator.use_seedable_sampler
+    assert accelerator.non_blocking
+    assert not accelerator.even_batches
+    assert not accelerator.use_stateful_dataloader
+    assert accelerator.dispatch_batches is None
+    assert Accelerator(cpu=True, split_batches=True).split_batches
+
+
+def test_two_answers_to_split_batches_are_refused() -> None:
+    with pytest.raises(UsageError, match="contradicts"):
+        Accelerator(cpu=True, split_batches=True, dataloader_config=DataLoaderConfiguration())
+
+
+@pytest.mark.parametrize("options", [{"use_stateful_dataloader": True}, {"data_seed": 1}])
+def test_what_would_have_no_effect_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        DataLoaderConfiguration(**options)
+
+
+def orders(loader: DataLoader[Any], **options: Any) -> list[list[Any]]:
+    """Return two passes, with other random numbers drawn before each."""
+    config = DataLoaderConfiguration(use_seedable_sampler=True, **options)
+    prepared = PreparedDataLoader(loader, 0, 1, config=config)
+    passes = []
+    for drawn in range(2):
+        torch.rand(drawn)
+        passes.append([batch.tolist() for batch in prepared])
+    return passes
+
+
+def test_a_seeded_order_depends_on_the_seed_and_the_epoch_only() -> None:
+    data: Any = torch.arange(50)
+    kinds = [
+        DataLoader(data, batch_size=3, shuffle=True),
+        DataLoader(data, batch_size=None, sampler=BatchSampler(RandomSampler(data), 3, False)),
+    ]
+    for loader in kinds:
+        first, second = orders(loader, data_seed=7)
+        assert [first, second] == orders(loader, data_seed=7) != orders(loader, data_seed=8)
+        assert first != second
+    single = DataLoader(data, batch_size=None, shuffle=True)
+    assert orders(single, data_seed=7)[0] == [*chain(*orders(kinds[0], data_seed=7)[0])]
+    assert type(kinds[0].sampler) is RandomSampler  # the script's own is left as it was
+
+
+def test_a_seeded_loader_keeps_what_scripts_read_from_it() -> None:
+    loader: DataLoader[Any] = DataLoader(torch.arange(10), batch_size=4, shuffle=True)  # type: ignore[arg-type]
+    config = DataLoaderConfiguration(use_seedable_sampler=True)
+    prepared = PreparedDataLoader(loader, 0, 2, config=config)
+    assert (prepared.batch_size, prepared.total_batch_size, len(prepared)) == (4, 8, 2)
+    assert (prepared.total_dataset_length, prepared.remainder) == (10, 2)
+
+
+def test_a_loader_says_when_its_last_batch_has_come() -> None:
+    prepared = PreparedDataLoader(DataLoader(torch.arange(4), batch_size=2))  # type: ignore[arg-type]
+    for _ in range(2):
+        assert [prepared.end_of_dataloader for _ in prepared] == [False, True]

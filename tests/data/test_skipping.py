@@ -1,0 +1,105 @@
+"""Resuming in the middle of an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from headway.data.configuration import DataLoaderConfiguration as Configuration
+from headway.data.loader import PreparedDataLoader
+from headway.data.skipping import skip_first_batches
+from headway.errors import UsageError
+from tests.data.test_sharding import EpochsSampler, SizedStream
+
+
+class Loads(Dataset[int]):
+    """Notes which samples are loaded."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        self.loaded.append(index)
+        return index
+
+
+def batches(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def prepared(data: Any, world: int, **options: Any) -> list[PreparedDataLoader]:
+    loader = DataLoader(data, batch_size=2)
+    config = Configuration(**options)
+    return [PreparedDataLoader(loader, rank, world, config=config) for rank in range(world)]
+
+
+def test_a_plain_loader_without_its_first_batches_loads_none_of_them() -> None:
+    data = Loads(7)
+    skipped = skip_first_batches(DataLoader(data, batch_size=2), 2)
+    assert (batches(skipped), len(skipped), data.loaded) == ([[4, 5], [6]], 2, [4, 5, 6])
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_prepared_loader_goes_on_where_the_epoch_was_left(
+    world: int, even: bool, is_stream: bool
+) -> None:
+    data: Any = SizedStream(9) if is_stream else Loads(9)
+    for loader in prepared(data, world, even_batches=even):
+        whole = batches(loader)
+        for skip in range(7):
+            skipped = skip_first_batches(loader, skip)
+            assert (batches(skipped), len(skipped)) == (whole[skip:], len(whole[skip:]))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_no_rank_loads_what_it_leaves_out(world: int) -> None:
+    data = Loads(9)
+    for loader in prepared(data, world):
+        data.loaded.clear()
+        rest = batches(skip_first_batches(loader, 2))
+        assert data.loaded == [one for batch in rest for one in batch]
+
+
+def test_a_loader_with_an_iter_of_its_own_leaves_out_the_batches_that_this_one_gives() -> None:
+    class Twice(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            yield from super().__iter__()
+            yield from super().__iter__()
+
+    loader = Twice(Loads(4), batch_size=2)
+    assert batches(skip_first_batches(loader, 3)) == [[2, 3]]
+    assert batches(skip_first_batches(PreparedDataLoader(loader), 3)) == [[2, 3]]
+
+
+def test_a_pass_over_the_rest_of_an_epoch_counts_as_that_epoch() -> None:
+    sampler = EpochsSampler(range(4))
+    loader = PreparedDataLoader(DataLoader(Loads(4), sampler=sampler))
+    loader.set_epoch(3)
+    batches(skip_first_batches(loader, 1))
+    batches(loader)
+    assert sampler.told == [3, 3, 4]
+
+
+def test_the_rest_of_a_shuffled_epoch_is_the_one_that_was_left() -> None:
+    config = Configuration(use_seedable_sampler=True, data_seed=1)
+    data: Any = torch.arange(20)
+    loader = DataLoader(data, batch_size=2, shuffle=True)
+    whole = PreparedDataLoader(loader, 0, 2, config=config)
+    expected = batches(whole)
+    whole.set_epoch(0)
+    assert batches(skip_first_batches(whole, 3)) == expected[3:]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True])
+def test_what_is_no_number_of_batches_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="not a whole number"):
+        skip_first_batches(DataLoader(Loads(4)), wrong)

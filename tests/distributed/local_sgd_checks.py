@@ -1,0 +1,34 @@
+"""Weights that ranks average every few steps; see runtime_worker.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headway import Accelerator
+from headway.local_sgd import LocalSGD
+from headway.utils import gather
+from tests.distributed.this_rank import RANK
+
+
+def local_sgd() -> dict[str, Any]:
+    """Whether all ranks have the same weight after each of four steps, and the last one."""
+    result: dict[str, Any] = {}
+    for enabled in (True, False):
+        torch.manual_seed(0)
+        accelerator = Accelerator()
+        plain = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(plain.weight)
+        model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=1.0))
+        agree = []
+        with LocalSGD(accelerator, model, 3, enabled=enabled) as averaging:
+            for _ in range(4):
+                with accelerator.accumulate(model):
+                    accelerator.backward(-(RANK + 1) * model(torch.ones(1, 1)).sum())
+                    optimizer.step()
+                    optimizer.zero_grad()
+                averaging.step()
+                agree.append(len(gather(plain.weight.detach()).unique()) == 1)
+        result[str(enabled)] = [agree, plain.weight.item()]
+    return result

@@ -1,0 +1,63 @@
+"""The examples that log and that start ranks from a notebook."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.examples.test_examples import EXAMPLES, HEADWAY, PYTHON, environment, run
+
+pytestmark = pytest.mark.processes
+
+RUN_NOTEBOOK = """\
+import sys, nbclient, nbformat
+
+notebook = nbformat.read(sys.argv[1], as_version=4)
+nbclient.NotebookClient(notebook, timeout=150, kernel_name="python3").execute()
+for cell in notebook.cells:
+    for output in cell.get("outputs", []):
+        print(output.get("text", ""), end="")
+"""
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(PYTHON, id="1 rank"),
+        pytest.param(HEADWAY, id="2 ranks", marks=pytest.mark.distributed),
+    ],
+)
+def test_figures_are_logged_once_whatever_the_ranks(launcher: list[str], tmp_path: Path) -> None:
+    run(launcher, "trackers.py", tmp_path, "--folder", "runs")
+
+    [log] = (tmp_path / "runs").rglob("*.jsonl")
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert len(losses) == 8, "every fifth of 40 steps"
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.distributed
+def test_the_notebook_trains_on_two_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    assert "epoch 1, 2 ranks: " in notebook_output(EXAMPLES / "notebook.ipynb", tmp_path)
+
+
+def notebook_output(notebook: Path, folder: Path) -> str:
+    """Run a notebook to its end in `folder`, and return what its cells printed."""
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    done = subprocess.run(
+        [*PYTHON, "-c", RUN_NOTEBOOK, str(notebook)],
+        cwd=folder,
+        env=environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,91 @@
+"""save_model: files that Accelerate's and transformers' loaders read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway import Accelerator
+from headway.errors import UsageError, WrongValue
+from headway.utils import convert_file_size_to_int
+
+
+class Tied(torch.nn.Module):
+    """A model whose first and last layers share their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Embedding(10, 4)
+        self.hidden = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(6))
+        self.last = torch.nn.Linear(4, 10, bias=False)
+        self.last.weight = self.first.weight
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("size", ["10GB", 200])
+def test_accelerates_loader_reads_what_was_saved(
+    size: int | str, safe: bool, tmp_path: Path
+) -> None:
+    modeling = pytest.importorskip("accelerate.utils.modeling")
+    accelerator = Accelerator(cpu=True)
+    model, other = accelerator.prepare(Tied(), Tied())
+    accelerator.save_model(model, tmp_path / "new", size, safe)
+    modeling.load_checkpoint_in_model(other, str(tmp_path / "new"))
+    assert other.last.weight is other.first.weight
+    for name, tensor in model.state_dict().items():
+        assert tensor.equal(other.state_dict()[name]), name
+
+
+def test_transformers_reads_shards_and_tied_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a thread of tqdm's own
+    monkeypatch.setattr(pytest.importorskip("tqdm").tqdm, "monitor_interval", 0)
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8)
+    model = transformers.GPT2LMHeadModel(config)
+    Accelerator(cpu=True).save_model(model, tmp_path, "1KB")
+    config.save_pretrained(tmp_path)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    read = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert tensor.equal(read.state_dict()[name]), name
+
+
+def test_an_index_names_the_file_of_each_weight_and_the_next_save_removes_old_files(
+    tmp_path: Path,
+) -> None:
+    accelerator = Accelerator(cpu=True)
+    folder = tmp_path / "new"
+    folder.mkdir()
+    (folder / "model-notes.txt").touch()
+    accelerator.save_model(Tied(), folder, "0.3KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 4 * (40 + 6 * 20)
+    files = {path.name for path in folder.glob("*.safetensors")}
+    assert {*index["weight_map"].values()} == files
+    accelerator.save_model(Tied(), folder)
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "model-notes.txt"}
+
+
+def test_sizes_are_those_of_accelerate_and_others_are_refused() -> None:
+    modeling = pytest.importorskip("accelerate.utils.modeling")
+    for size in (7, "1KB", "5MB", "2.5GB", "3KiB", "1MiB", "1GIB"):
+        assert convert_file_size_to_int(size) == modeling.convert_file_size_to_int(size)
+    for size in (-1, "5", "MB", "5 bananas"):
+        with pytest.raises(WrongValue):
+            convert_file_size_to_int(size)
+
+
+def test_a_file_in_place_of_the_folder_and_weights_without_data_are_refused(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(UsageError):
+        accelerator.save_model(Tied(), tmp_path / "file")
+    with pytest.raises(UsageError):
+        accelerator.save_model(Tied().to("meta"), tmp_path / "new")

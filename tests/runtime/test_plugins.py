@@ -1,0 +1,302 @@
+"""Handlers and plugins in one process: each is obeyed or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from headway import Accelerator, plugins
+from headway.errors import UsageError
+from headway.plugins import (
+    AutocastKwargs,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    ProfileKwargs,
+    TorchDynamoPlugin,
+)
+from headway.plugins.handler import Handlers
+from headway.precision.fp16 import Fp16
+from headway.precision.precision import PrecisionSettings
+
+CPU = torch.device("cpu")
+ONES = torch.ones(1, 1)
+HANDLERS = [
+    *(AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs),
+    *(ProfileKwargs, GradientAccumulationPlugin, TorchDynamoPlugin),
+]
+
+
+@pytest.mark.parametrize("kind", HANDLERS)
+def test_fields_and_their_order_are_accelerate_s(kind: type[Any]) -> None:
+    theirs = getattr(pytest.importorskip("accelerate.utils"), kind.__name__)
+    names = [[one.name for one in dataclasses.fields(of)] for of in (kind, theirs)]
+    assert names[0] == names[1]
+    assert kind().to_kwargs() == theirs().to_kwargs() == {}
+
+
+def test_defaults_are_accelerate_s() -> None:
+    utils = pytest.importorskip("accelerate.utils")
+    for kind in HANDLERS:
+        ours, theirs = kind().to_dict(), getattr(utils, kind.__name__)().to_dict()
+        differ = {name for name in ours if str(ours[name]) != str(theirs[name])}
+        assert differ == {
+            InitProcessGroupKwargs: {"timeout"},  # None is torch's, which depends on the device
+            TorchDynamoPlugin: {"mode", "fullgraph", "use_regional_compilation"},  # None is torch's
+        }.get(kind, set())
+
+
+def test_what_is_no_handler_and_two_of_a_kind_are_refused() -> None:
+    with pytest.raises(UsageError, match="a dict, which is no handler"):
+        Accelerator(cpu=True, kwargs_handlers=[{}])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="two AutocastKwargs"):
+        Accelerator(cpu=True, kwargs_handlers=[AutocastKwargs(), AutocastKwargs()])
+
+
+def test_a_handler_derived_from_another_counts_as_that() -> None:
+    class Own(AutocastKwargs):
+        pass
+
+    handlers = Handlers([Own(enabled=False)], [AutocastKwargs])
+    assert not handlers.or_default(AutocastKwargs).enabled
+    assert Handlers(None, [AutocastKwargs]).of(AutocastKwargs) is None
+    assert isinstance(handlers.of(AutocastKwargs), KwargsHandler)
+
+
+def test_handlers_for_several_ranks_have_nothing_to_do_with_one() -> None:
+    ddp = DistributedDataParallelKwargs(find_unused_parameters=True, comm_hook="bf16")
+    group = InitProcessGroupKwargs(timeout=timedelta(seconds=5), init_method="tcp://nowhere:1")
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[ddp, group, GradScalerKwargs()])
+    model = torch.nn.Linear(1, 1)
+    assert accelerator.prepare(model) is model
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"comm_hook": "bf15"}, "comm_hook is 'bf15', not one of no, fp16"),
+        ({"comm_wrapper": "power_sgd", "comm_hook": "fp16"}, "not one of no, fp16, bf16"),
+        ({"comm_wrapper": DDPCommunicationHookType.FP16}, "no comm_hook to wrap"),
+        ({"comm_hook": "fp16", "comm_state_option": {"start_powerSGD_iter": 2}}, "for PowerSGD"),
+    ],
+)
+def test_hooks_that_do_not_go_together_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        DistributedDataParallelKwargs(**fields)
+
+
+def test_torch_s_batched_power_sgd_still_fails() -> None:
+    """Once it does not, DistributedDataParallelKwargs need not refuse it."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    with pytest.raises((AssertionError, IndexError)):
+        powerSGD_hook._orthogonalize(torch.ones(2, 1))  # type: ignore[no-untyped-call]
+
+
+def test_the_loss_scale_is_the_handler_s() -> None:
+    scaling = Fp16(CPU, PrecisionSettings(scaler=GradScalerKwargs(init_scale=8.0)))
+    assert scaling.loss_scale() == 8
+    off = Fp16(CPU, PrecisionSettings(scaler=GradScalerKwargs(enabled=False)))
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    off.backward(weight * 1.0)
+    assert (off.loss_scale(), off.step(optimizer, None), weight.item()) == (1, False, 0)
+
+
+def test_gradients_are_unscaled_once() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator._precision = Fp16(CPU)  # the constructor refuses fp16 on CPUs
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=1.0))
+    accelerator.backward(weight * 3.0)
+    for given in (None, optimizer, [optimizer]):
+        accelerator.unscale_gradients(given)
+        assert weight.grad is not None
+        assert weight.grad.item() == 3
+    optimizer.step()
+    assert weight.item() == -3
+    assert accelerator.scaler is not None
+    assert Accelerator(cpu=True).scaler is None
+
+
+def rounds(model: torch.nn.Module) -> bool:
+    """Return whether `model` computes in bf16, which has no 1.001."""
+    torch.nn.init.constant_(model.weight, 1.001)  # type: ignore[arg-type]
+    return bool(model(ONES).item() != torch.tensor(1.001).item())
+
+
+def test_autocast_is_the_handler_s() -> None:
+    def linear() -> torch.nn.Module:
+        return torch.nn.Linear(1, 1, bias=False)
+
+    off = AutocastKwargs(enabled=False)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    assert rounds(accelerator.prepare(linear()))
+    with accelerator.autocast(autocast_handler=off):
+        assert not rounds(linear())
+    with accelerator.autocast():
+        assert rounds(linear())
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", kwargs_handlers=[off])
+    assert not rounds(accelerator.prepare(linear()))
+    with accelerator.autocast(AutocastKwargs(cache_enabled=False)):
+        assert rounds(linear())
+        assert not torch.is_autocast_cache_enabled()
+
+
+def test_a_script_may_switch_autocast_off() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    assert accelerator.native_amp
+    accelerator.native_amp = False
+    assert not rounds(accelerator.prepare(torch.nn.Linear(1, 1, bias=False)))
+    with accelerator.autocast():
+        assert not torch.is_autocast_enabled("cpu")
+    assert accelerator.mixed_precision == "bf16"
+    accelerator = Accelerator(cpu=True, mixed_precision="no")
+    assert not accelerator.native_amp
+    with pytest.raises(UsageError, match="mixed_precision is 'no'"):
+        accelerator.native_amp = True
+
+
+def steps_due(accelerator: Any) -> list[bool]:
+    """Return when gradients are due in two epochs of five batches."""
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.zeros(5, 1))))
+    due = []
+    for _ in range(2):
+        for _ in loader:
+            with accelerator.accumulate():
+                due.append(accelerator.sync_gradients)
+    return due
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_the_count_ends_with_the_loader_or_goes_on(with_loader: bool) -> None:
+    fields: dict[str, Any] = {"num_steps": 3, "sync_with_dataloader": with_loader}
+    ours = Accelerator(cpu=True, gradient_accumulation_plugin=GradientAccumulationPlugin(**fields))
+    epoch = [False, False, True, False, True]
+    expected = epoch * 2 if with_loader else [step % 3 == 0 for step in range(1, 11)]
+    assert steps_due(ours) == expected
+    assert ours.gradient_accumulation_steps == 3
+    accelerate = pytest.importorskip("accelerate")
+    plugin = accelerate.utils.GradientAccumulationPlugin(**fields)
+    theirs = accelerate.Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
+    assert steps_due(theirs) == expected
+
+
+def test_plugin_and_argument_for_the_same_are_refused() -> None:
+    plugin = GradientAccumulationPlugin(num_steps=2)
+    with pytest.raises(UsageError, match="both gradient_accumulation_steps=4"):
+        Accelerator(gradient_accumulation_steps=4, gradient_accumulation_plugin=plugin)
+    with pytest.raises(UsageError, match="both dynamo_backend='eager'"):
+        Accelerator(dynamo_backend="eager", dynamo_plugin=TorchDynamoPlugin())
+    with pytest.raises(UsageError, match="num_steps is 0"):
+        GradientAccumulationPlugin(num_steps=0)
+
+
+class Blocks(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(4))
+        self.head = torch.nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x).relu()
+        return self.head(x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo
+@pytest.mark.parametrize("regional", [True, False])
+def test_models_are_compiled_whole_or_block_by_block(regional: bool) -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Any:
+        graphs.append(sum(node.op == "placeholder" for node in graph.graph.nodes))
+        return graph.forward
+
+    torch.compiler.reset()
+    plugin = TorchDynamoPlugin(backend=backend, use_regional_compilation=regional)
+    accelerator = Accelerator(cpu=True, dynamo_plugin=plugin)
+    plain = Blocks()
+    expected = plain(torch.ones(1, 2))
+    model = accelerator.prepare(plain)
+    assert torch.allclose(model(torch.ones(1, 2)), expected)
+    # weight, bias and input of a block, whose first input needs no gradient; ten and one in all
+    assert graphs == ([3, 3] if regional else [11])
+    assert list(accelerator.get_state_dict(model)) == list(plain.state_dict()) or not regional
+    assert accelerator.unwrap_model(model, keep_torch_compile=False) is plain
+    assert accelerator.prepare(model) is model
+    torch.compiler.reset()
+
+
+def test_a_model_without_repeated_blocks_is_compiled_whole() -> None:
+    plugin = TorchDynamoPlugin(backend="eager", use_regional_compilation=True)
+    model = Accelerator(cpu=True, dynamo_plugin=plugin).prepare(torch.nn.Linear(1, 1))
+    assert hasattr(model, "_orig_mod")
+
+
+def test_a_model_that_the_script_compiled_is_not_compiled_again() -> None:
+    compiled: Any = torch.compile(torch.nn.Linear(1, 1), backend="eager")
+    assert Accelerator(cpu=True, dynamo_backend="eager").prepare(compiled) is compiled
+
+
+def test_no_and_unknown_backends() -> None:
+    model = torch.nn.Linear(1, 1)
+    for none in ("no", "NO", plugins.DynamoBackend.NO, None):
+        assert Accelerator(cpu=True, dynamo_backend=none).prepare(model) is model
+    with pytest.raises(UsageError, match="did you mean 'inductor'"):
+        Accelerator(cpu=True, dynamo_backend="Inducter").prepare(model)
+    assert TorchDynamoPlugin(backend="Inductor").backend is plugins.DynamoBackend.INDUCTOR
+
+
+def test_the_profiler_records_what_its_handler_says(tmp_path: Path) -> None:
+    cycles = []
+    handler = ProfileKwargs(
+        activities=["cpu"],
+        schedule_option={"wait": 0, "warmup": 1, "active": 2, "repeat": 1},
+        on_trace_ready=lambda profiler: cycles.append(profiler.step_num),
+        record_shapes=True,
+        output_trace_dir=str(tmp_path / "new" / "folder"),
+    )
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[handler])
+    with accelerator.profile() as profiler:
+        for size in range(1, 6):
+            torch.ones(size, size).mm(torch.ones(size, size))
+            profiler.step()
+    assert cycles == [3]
+    trace = json.loads((tmp_path / "new" / "folder" / "profile_0.json").read_text())
+    products = [one for one in trace["traceEvents"] if one["name"] == "aten::mm"]
+    assert [one["args"]["Input Dims"][0] for one in products] == [[2, 2], [3, 3]]
+
+
+def test_a_handler_given_to_profile_goes_first() -> None:
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[ProfileKwargs(activities=["nothing"])])
+    with accelerator.profile(ProfileKwargs(activities=["cpu"])) as profiler:
+        ONES.exp()
+    assert "aten::exp" in {one.key for one in profiler.key_averages()}
+    with pytest.raises(UsageError, match="activities has 'nothing'"), accelerator.profile():
+        pass
+
+
+def test_a_schedule_that_recorded_nothing_says_so(tmp_path: Path) -> None:
+    handler = ProfileKwargs(
+        activities=["cpu"],
+        schedule_option={"wait": 5, "warmup": 1, "active": 1},
+        output_trace_dir=str(tmp_path),
+    )
+    with pytest.warns(UserWarning, match="recorded nothing"):  # noqa: SIM117
+        with Accelerator(cpu=True).profile(handler):
+            ONES.exp()
+    with pytest.raises(UsageError, match="schedule_option"):
+        ProfileKwargs(schedule_option={"activ": 1}).build()
+    with pytest.raises(UsageError, match="schedule_option"):
+        ProfileKwargs(schedule_option={"wait": 0, "warmup": 1, "active": 0}).build()

@@ -1,0 +1,53 @@
+"""Objects that are prepared one at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from headway import Accelerator
+from headway.errors import UsageError
+
+
+def test_objects_prepared_one_at_a_time_are_those_of_prepare() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = LambdaLR(optimizer, lambda _: 1.0)
+    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(2, 1)))
+    prepared = (
+        accelerator.prepare_model(model),
+        accelerator.prepare_optimizer(optimizer, device_placement=False),
+        accelerator.prepare_scheduler(scheduler),
+        accelerator.prepare_data_loader(loader, device_placement=True),
+    )
+    assert accelerator.prepare(model, optimizer, scheduler, loader) == prepared
+    assert accelerator.prepare_optimizer(prepared[1]) is prepared[1]
+
+
+@pytest.mark.parametrize("kind", ["model", "optimizer", "data_loader", "scheduler"])
+def test_an_object_of_another_kind_is_refused(kind: str) -> None:
+    prepare = getattr(Accelerator(cpu=True), f"prepare_{kind}")
+    with pytest.raises(UsageError, match=rf"prepare_{kind}\(\) got a list"):
+        prepare([])
+
+
+def test_weights_are_left_where_they_are_without_device_placement() -> None:
+    model = torch.nn.Linear(1, 1, device="meta")
+    prepared = Accelerator(cpu=True).prepare_model(model, device_placement=False)
+    assert prepared.weight.device.type == "meta"
+
+
+def test_a_model_spread_by_a_device_map_is_refused() -> None:
+    accelerator = Accelerator(cpu=True)
+    model: Any = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    model[0].hf_device_map = {"": 0}
+    assert not accelerator.verify_device_map(model)
+    model[0].hf_device_map = {"a": 0, "b": 1}
+    assert accelerator.verify_device_map(model)
+    with pytest.raises(UsageError, match="device_map"):
+        accelerator.prepare(model)

@@ -1,0 +1,129 @@
+"""PartialState, AcceleratorState and GradientState in one process."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from headway import Accelerator
+from headway.contract.origin import Layer, Origin
+from headway.contract.run import VARIABLE, Ranks, RunContract, encode
+from headway.errors import UsageError
+from headway.plugins import GradientAccumulationPlugin
+from headway.splitting import part_of
+from headway.state import AcceleratorState, GradientState, PartialState, is_initialized
+from headway.world import World
+
+TWO = World(torch.device("cpu"), Ranks(rank=1, local_rank=1, world_size=2, local_world_size=2))
+
+
+def test_every_instance_sees_the_same_state_until_it_is_reset() -> None:
+    first, second = PartialState(cpu=True), PartialState()
+    assert first.__dict__ is second.__dict__
+    seen = [first.initialized]
+    PartialState._reset_state()
+    assert [*seen, first.initialized] == [True, False]
+    with pytest.raises(AttributeError, match="reset"):
+        first.device  # noqa: B018
+
+
+def test_the_launcher_s_device_and_precision_are_the_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = RunContract("cpu", "bf16", 1, origins={"device": Origin(Layer.FLAG, flag="--cpu")})
+    monkeypatch.setenv(VARIABLE, encode(run))
+    assert PartialState().device == torch.device("cpu")
+    assert not is_initialized()
+    assert AcceleratorState().mixed_precision == "bf16"
+    assert is_initialized()
+
+
+def test_an_accelerator_uses_the_device_and_precision_of_the_state() -> None:
+    AcceleratorState(mixed_precision="bf16", cpu=True)
+    accelerator = Accelerator()
+    assert accelerator.mixed_precision == "bf16"
+    assert accelerator.device == PartialState().device == torch.device("cpu")
+
+
+def test_an_accelerator_s_own_arguments_are_obeyed_and_shared() -> None:
+    before = AcceleratorState(mixed_precision="bf16", cpu=True)
+    first = Accelerator(mixed_precision="no")
+    assert before.mixed_precision == AcceleratorState().mixed_precision == "no"
+    Accelerator(mixed_precision="bf16")
+    assert first.state.mixed_precision == first.mixed_precision == "no"
+
+
+def test_a_state_that_contradicts_the_process_is_refused() -> None:
+    AcceleratorState(mixed_precision="bf16", cpu=True)
+    with pytest.raises(UsageError, match="mixed_precision='no'"):
+        AcceleratorState(mixed_precision="no")
+    with pytest.raises(UsageError, match="not one of no, fp16, bf16"):
+        AcceleratorState(mixed_precision="fp8")
+    with pytest.raises(UsageError, match="unsupported argument 'fsdp_plugin'"):
+        AcceleratorState(fsdp_plugin=object())
+
+
+def test_scripts_find_no_engine_in_the_state() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.state.deepspeed_plugin is None
+    assert accelerator.state.fsdp_plugin is None
+    assert not accelerator.state.is_fsdp2
+
+
+def test_the_gradient_state_follows_the_loop_and_the_accumulation() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    state = GradientState()
+    assert state.num_steps == 2
+    assert (state.in_dataloader, state.active_dataloader, state.remainder) == (False, None, -1)
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.zeros(10, 1)), batch_size=4))
+    seen = []
+    for _ in loader:
+        assert state.active_dataloader is loader
+        assert state.dataloader_references == [None, loader]
+        with accelerator.accumulate():
+            seen.append((state.sync_gradients, state.end_of_dataloader))
+    assert seen == [(False, False), (True, False), (True, True)]
+    assert accelerator.gradient_state.sync_gradients is True
+    state._set_sync_gradients(False)
+    assert not accelerator.sync_gradients
+    assert "Sync Gradients: False\n" in repr(state)
+
+
+def test_a_plugin_changes_the_gradient_state() -> None:
+    GradientState(GradientAccumulationPlugin(num_steps=3, sync_with_dataloader=False))
+    assert GradientState().plugin_kwargs == {"num_steps": 3, "sync_with_dataloader": False}
+    assert GradientState().adjust_scheduler
+
+
+def test_a_dict_to_split_is_not_changed_and_needs_equal_lengths() -> None:
+    inputs = {"x": ["a", "b", "c"]}
+    assert part_of(inputs, TWO, apply_padding=False) == {"x": ["c"]}
+    assert inputs == {"x": ["a", "b", "c"]}
+    with pytest.raises(UsageError, match=r"different lengths: \[1, 2\]"):
+        part_of({"x": [1], "y": [1, 2]}, TWO, apply_padding=False)
+
+
+@pytest.mark.parametrize("inputs", ["text", 5, torch.tensor(1.0), {"x": {1, 2}}])
+def test_what_cannot_be_split_is_refused(inputs: object) -> None:
+    with pytest.raises(UsageError, match="cannot be split"):
+        part_of(inputs, TWO, apply_padding=False)
+
+
+def test_arrays_and_datasets_are_split_as_lists_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dataset(list[Any]):
+        def select(self, indices: list[int]) -> Dataset:
+            return Dataset(self[index] for index in indices)
+
+    fake = types.SimpleNamespace(Dataset=Dataset)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    part = part_of({"d": Dataset("abc"), "n": np.arange(3)}, TWO, apply_padding=True)
+    assert type(part["d"]) is Dataset
+    assert part["d"] == ["c", "c"]
+    assert part["n"].tolist() == [2, 2]
+    assert part_of([], TWO, apply_padding=True) == []

@@ -1,0 +1,51 @@
+"""backward(loss_sum, num_tokens=n) in one process; with several ranks in tests/distributed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from headway import Accelerator
+from headway.errors import UsageError
+from headway.precision.fp16 import Fp16
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_accumulated_gradients_are_those_of_the_mean(fp16: bool, dtype: torch.dtype) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    model = accelerator.prepare(torch.nn.Linear(1, 1, bias=False, dtype=dtype))
+    if fp16:
+        accelerator._precision = Fp16(torch.device("cpu"))  # the constructor refuses fp16 on CPUs
+    for tokens in ([1.0], [], [2.0, 3.0, 6.0]):
+        with accelerator.accumulate(model):
+            loss = model(torch.tensor(tokens, dtype=dtype).reshape(-1, 1)).sum()
+            accelerator.backward(loss, num_tokens=torch.tensor([len(tokens)]))
+    gradient = model.weight.grad.item() / accelerator._precision.loss_scale()
+    assert gradient == pytest.approx(12 / 4, rel=1e-2 if dtype is torch.bfloat16 else 1e-6)
+
+
+def test_no_token_at_all_gives_gradients_of_zero() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    accelerator.backward(model(torch.zeros(0, 1)).sum(), num_tokens=0)
+    assert model.weight.grad.item() == 0
+
+
+def test_freed_memory_begins_a_new_step() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    for tokens in (100, 1):
+        accelerator.free_memory()
+        model = accelerator.prepare(torch.nn.Linear(1, 1))
+        with accelerator.no_sync(model) if tokens == 100 else accelerator.autocast():
+            accelerator.backward(model(torch.ones(tokens, 1)).sum(), num_tokens=tokens)
+    assert model.weight.grad.item() == 1
+
+
+@pytest.mark.parametrize("arguments", [{"gradient": torch.ones(())}, {"loss": torch.ones(2)}])
+def test_what_cannot_be_a_sum_of_losses_is_refused(arguments: dict[str, Any]) -> None:
+    loss = torch.ones((), requires_grad=True)
+    with pytest.raises(UsageError):
+        Accelerator(cpu=True).backward(**{"loss": loss, "num_tokens": 1, **arguments})

@@ -1,0 +1,249 @@
+"""The functions of headway.utils return what those of Accelerate return."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import safetensors.torch
+import torch
+
+from headway import utils
+from headway.contract.origin import Layer
+from headway.contract.precisions import PRECISIONS
+from headway.errors import HeadwayError, UsageError
+from headway.settings.profile import parse_profile
+
+
+class Pair(NamedTuple):
+    """A batch with names."""
+
+    x: Any
+    y: Any
+
+
+BATCH = {
+    "a": torch.arange(6.0).reshape(3, 2),
+    "b": [torch.ones(3, dtype=torch.int64), (torch.zeros(3, 1), "text")],
+    "c": Pair(torch.full((3, 2), 7, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float16)),
+}
+TENSORS = {"a": BATCH["a"], "c": BATCH["c"]}
+NOT_TENSORS: list[Any] = [{"x": "text"}, 3, []]
+KINDS: list[Any] = [[], (), Pair(0, 0)]
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "find_batch_size": lambda u: u.find_batch_size(BATCH),
+    "ignorant_find_batch_size": lambda u: [
+        u.ignorant_find_batch_size(one) for one in (BATCH, *NOT_TENSORS)
+    ],
+    "find_device": lambda u: [u.find_device(one) for one in (BATCH, *NOT_TENSORS)],
+    "listify": lambda u: u.listify(BATCH),
+    "slice_tensors": lambda u: u.slice_tensors(BATCH, slice(1, 3)),
+    "concatenate": lambda u: [
+        u.concatenate([TENSORS, TENSORS, TENSORS]),
+        u.concatenate([[BATCH["a"]], [BATCH["a"]]], dim=1),
+        u.concatenate(["alone"]),
+    ],
+    "honor_type": lambda u: [u.honor_type(one, iter((1, 2))) for one in KINDS],
+    "recursively_apply": lambda u: [
+        u.recursively_apply(lambda x, by, to=0: x * by + to, BATCH, 2, to=1),
+        u.recursively_apply(str, [1, "a"], test_type=lambda one: isinstance(one, int)),
+    ],
+    "structure": lambda u: [
+        (tuple(one.shape), one.dtype)
+        for one in (lambda data: [data["a"], *data["c"]])(
+            u.initialize_tensors(u.get_data_structure(TENSORS))
+        )
+    ],
+    "is_tensor_information": lambda u: [
+        u.is_tensor_information(one) for one in (u.get_data_structure(BATCH["a"]), BATCH["a"])
+    ],
+    "convert_to_fp32": lambda u: u.convert_to_fp32(BATCH),
+    "convert_outputs_to_fp32": lambda u: u.convert_outputs_to_fp32(lambda x: {"x": x.half()})(
+        BATCH["a"]
+    ),
+    "release_memory": lambda u: u.release_memory(object(), object()),
+    "str_to_bool": lambda u: [
+        [u.str_to_bool(one), u.str_to_bool(one, to_bool=True)]
+        for one in ("Y", "yes", "t", "true", "on", "1", "n", "no", "f", "FALSE", "off", "0")
+    ],
+    "versions": lambda u: [
+        u.compare_versions("numpy", ">=", "1.0"),
+        u.compare_versions("safetensors", "<", "0.1.0"),
+        u.is_torch_version(">=", "2.11"),
+        u.is_torch_version("<", "2.10.0"),
+    ],
+    "merge_dicts": lambda u: u.merge_dicts({"a": {"b": 1}}, {"a": {"c": 2}, "d": 3}),
+    "precisions": lambda u: [str(u.PrecisionType("bf16")), u.PrecisionType.NO == "no"],
+    "names": lambda u: [u.get_pretty_name(one) for one in (Pair, Pair(1, 2), os.getcwd)],
+    "recursive_getattr": lambda u: u.recursive_getattr(torch.nn.Linear(2, 3), "weight.shape"),
+    "installed": lambda u: {
+        name: bool(getattr(u, f"is_{name}_available")())
+        for name in (
+            *("clearml", "comet_ml", "cuda", "datasets", "deepspeed", "bf16", "matplotlib"),
+            *("mlflow", "mps", "npu", "pandas", "peft", "pynvml", "rocm", "schedulefree", "timm"),
+            *("tensorboard", "torch_xla", "torchvision", "trackio", "transformers", "wandb", "xpu"),
+        )
+    },
+}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two nested results are equal, in values, types and dtypes."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.equal(other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_returns_what_that_of_accelerate_returns(name: str) -> None:
+    theirs = pytest.importorskip("accelerate.utils")
+    assert same(CALLS[name](utils), CALLS[name](theirs))
+
+
+REFUSED: dict[str, tuple[type[Exception], Callable[[Any], Any]]] = {
+    "an object without batch size": (TypeError, lambda u: u.find_batch_size({"x": "text"})),
+    "an empty batch": (ValueError, lambda u: u.find_batch_size([])),
+    "two texts joined": (TypeError, lambda u: u.concatenate(["a", "b"])),
+    "another leaf": (
+        TypeError,
+        lambda u: u.recursively_apply(len, [1], error_on_other_type=True),
+    ),
+    "neither yes nor no": (ValueError, lambda u: u.str_to_bool("perhaps")),
+    "an unknown operation": (ValueError, lambda u: u.compare_versions("numpy", "~", "1")),
+    "a bar of True": (ValueError, lambda u: u.tqdm(True, range(3))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_accelerate_refuses_is_refused_as_the_same_kind_with_a_fix(name: str) -> None:
+    theirs = pytest.importorskip("accelerate.utils")
+    kind, call = REFUSED[name]
+    with pytest.raises(kind):
+        call(theirs)
+    with pytest.raises(kind) as refusal:
+        call(utils)
+    assert isinstance(refusal.value, HeadwayError)
+
+
+def test_mappings_with_arguments_of_their_own_can_be_applied_to() -> None:
+    data: dict[str, Any] = defaultdict(list, {"x": torch.ones(2)})
+    assert utils.recursively_apply(torch.neg, data) == {"x": pytest.approx([-1, -1])}
+
+
+def test_gather_and_its_kin_on_one_rank_return_what_they_were_given() -> None:
+    tensor = torch.arange(3.0)
+    assert utils.gather(tensor).equal(tensor)
+    assert utils.reduce(tensor, "max").equal(tensor)
+    assert utils.copy_tensor_to_devices(tensor).equal(tensor)
+    with pytest.raises(UsageError):
+        utils.copy_tensor_to_devices(None)
+    utils.wait_for_everyone()
+
+
+def test_converted_outputs_can_be_pickled_and_taken_back() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.forward = utils.convert_outputs_to_fp32(model.forward)  # type: ignore[method-assign]
+    assert isinstance(pickle.loads(pickle.dumps(model)).forward, utils.ConvertOutputsToFp32)
+    kept = utils.extract_model_from_parallel(model)
+    assert isinstance(kept.forward, utils.ConvertOutputsToFp32)
+    restored = utils.extract_model_from_parallel(model, keep_fp32_wrapper=False)
+    assert not isinstance(restored.forward, utils.ConvertOutputsToFp32)
+
+
+def test_a_model_is_taken_out_of_its_wrappers() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    wrapped = torch.nn.DataParallel(model)
+    assert not utils.is_compiled_module(model)
+    assert utils.extract_model_from_parallel(wrapped) is model
+    compiled: Any = torch.compile(wrapped, backend="eager")
+    assert utils.is_compiled_module(compiled)
+    assert utils.has_compiled_regions(torch.nn.Sequential(compiled))
+    assert not utils.has_compiled_regions(model)
+    inside: Any = utils.extract_model_from_parallel(compiled)
+    assert utils.is_compiled_module(inside)
+    assert inside._orig_mod is model
+    assert utils.extract_model_from_parallel(compiled, keep_torch_compile=False) is model
+    nested = torch.nn.Sequential(torch.nn.DataParallel(torch.nn.DataParallel(model[0])))
+    assert utils.extract_model_from_parallel(nested, recursive=True)[0] is model[0]  # type: ignore[index]
+    assert not utils.is_peft_model(model)
+
+
+def test_the_environment_is_patched_and_cleared_for_a_while() -> None:
+    os.environ["HEADWAY_TEST_KEPT"] = "before"
+    with suppress(KeyError), utils.patch_environment(headway_test_kept=1, headway_test_new=2):
+        assert os.environ["HEADWAY_TEST_KEPT"] == "1"
+        assert utils.get_int_from_env(["HEADWAY_TEST_NONE", "HEADWAY_TEST_NEW"], 5) == 2
+        assert utils.parse_flag_from_env("HEADWAY_TEST_KEPT")
+        assert utils.parse_choice_from_env("HEADWAY_TEST_NEW") == "2"
+        raise KeyError
+    assert os.environ.pop("HEADWAY_TEST_KEPT") == "before"
+    assert "HEADWAY_TEST_NEW" not in os.environ
+    before = dict(os.environ)
+    with utils.clear_environment():
+        assert not os.environ
+        os.environ["HEADWAY_TEST_NEW"] = "1"
+    assert os.environ == before
+
+
+def test_a_bar_shows_on_the_first_rank_of_a_machine_only(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a thread of tqdm's own
+    monkeypatch.setattr(pytest.importorskip("tqdm.auto").tqdm, "monitor_interval", 0)
+    assert list(utils.tqdm(range(3), desc="first")) == [0, 1, 2]
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    list(utils.tqdm(range(3), desc="second"))
+    list(utils.tqdm(range(3), desc="every", main_process_only=False))
+    shown = capfd.readouterr().err
+    assert "first" in shown
+    assert "second" not in shown
+    assert "every" in shown
+
+
+def test_generators_of_one_rank_stay_as_they_are_and_unknown_ones_are_refused() -> None:
+    before = torch.get_rng_state()
+    utils.synchronize_rng_states(["torch", utils.RNGType.GENERATOR], torch.Generator())
+    assert torch.get_rng_state().equal(before)
+    with pytest.raises(UsageError):
+        utils.synchronize_rng_states(["generator"])
+    with pytest.raises(UsageError):
+        utils.synchronize_rng_states(["dice"])
+
+
+def test_tied_and_overlapping_tensors_are_saved_once_and_whole(tmp_path: Path) -> None:
+    weight, base = torch.randn(3, 2), torch.arange(10.0)
+    state = OrderedDict(a=weight, tied=weight, first=base[:5], all=base, turned=weight.t())
+    utils.save(state, tmp_path / "model.safetensors", safe_serialization=True)
+    read = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert read.keys() == {"a", "first", "all", "turned"}
+    assert all(read[name].equal(state[name]) for name in read)
+    utils.save({"seed": random.randrange(9)}, tmp_path / "any.pt")
+    assert utils.load(tmp_path / "any.pt").keys() == {"seed"}
+
+
+def test_the_type_of_precisions_has_all_precisions() -> None:
+    assert utils.PrecisionType.list() == list(PRECISIONS)
+
+
+def test_a_first_profile_is_written_once(tmp_path: Path) -> None:
+    assert utils.write_basic_config() is not False
+    path = tmp_path / "new" / "profile.yaml"
+    assert utils.write_basic_config("BF16", path) == path
+    assert utils.write_basic_config("no", path) is False
+    assert parse_profile(path.read_text(), str(path), Layer.USER_PROFILE)[
+        "mixed_precision"
+    ].raw == ("bf16")
+    with pytest.raises(ValueError, match="fp7"):
+        utils.write_basic_config("fp7")

@@ -1,0 +1,106 @@
+"""Trains with all trackers that are installed, offline, and prints what each has kept.
+
+Started by test_adapters.py: python all_trackers.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from headway import Accelerator
+from headway.trackers.choice import get_available_trackers
+
+CONFIG = {
+    "lr": 0.001,
+    "optimizer": "sgd",
+    "layers": [1, 2],
+    "path": Path("x"),
+    "none": None,
+    "nested": {"a": 1},
+}
+VALUES = {
+    "loss": torch.tensor(0.5),
+    "accuracy": np.float32(0.25),
+    "train": {"lr": torch.tensor(1.5)},
+    "note": "hello",
+}
+LONG = "x" * 10_000
+
+
+def main(folder: Path) -> None:
+    names = [name for name in get_available_trackers() if name != "jsonl"]
+    accelerator = Accelerator(cpu=True, log_with=names, project_dir=folder)
+    accelerator.init_trackers("project", {**CONFIG, "long": LONG}, init_kwargs=offline(folder))
+    for step in (3, 4):
+        accelerator.log(VALUES, step=step)
+    accelerator.log({"list": [1, 2]}, step=5)
+    seen = {name: READERS[name](accelerator.get_tracker(name)) for name in names if name in READERS}
+    accelerator.end_training()
+    seen |= {name: AFTER[name](seen.get(name), folder) for name in names if name in AFTER}
+    print("SEEN", json.dumps(seen, default=dict))
+
+
+def offline(folder: Path) -> dict[str, dict[str, Any]]:
+    keywords: dict[str, dict[str, Any]] = {
+        "trackio": {"embed": False, "auto_log_cpu": False},
+        "comet_ml": {"online": False},
+    }
+    if "comet_ml" in get_available_trackers():
+        from comet_ml import ExperimentConfig
+
+        keywords["comet_ml"]["experiment_config"] = ExperimentConfig(offline_directory=str(folder))
+    return keywords
+
+
+def read_tensorboard(tracker: Any) -> None:
+    images = np.zeros((2, 3, 4, 4), dtype=np.uint8)
+    tracker.writer.add_images("images", images, 3)
+    tracker.log_images({"more_images": images}, step=3)
+
+
+def read_wandb(tracker: Any) -> dict[str, Any]:
+    run = tracker.tracker
+    tracker.log_images({"images": [np.zeros((4, 4, 3), dtype=np.uint8)]}, step=5)
+    tracker.log_table("table", columns=["a", "b"], data=[[1, 2]], step=5)
+    media = sorted(path.parent.name for path in Path(run.dir).rglob("media/*/*"))
+    return {"config": dict(run.config), "summary": dict(run.summary), "media": media}
+
+
+def read_mlflow(tracker: Any) -> Any:
+    tracker.log_artifact(__file__, "scripts")
+    return tracker.tracker.info.run_id
+
+
+def mlflow_afterwards(run_id: Any, folder: Path) -> dict[str, Any]:
+    import mlflow
+
+    run = mlflow.get_run(run_id)
+    files = mlflow.artifacts.list_artifacts(run_id=run_id, artifact_path="scripts")
+    return {
+        "params": run.data.params,
+        "metrics": run.data.metrics,
+        "status": run.info.status,
+        "steps": [one.step for one in mlflow.MlflowClient().get_metric_history(run_id, "loss")],
+        "files": [file.path for file in files],
+    }
+
+
+def comet_afterwards(_: Any, folder: Path) -> list[Any]:
+    (path,) = folder.glob("*.zip")
+    with zipfile.ZipFile(path) as archive:
+        lines = archive.read("messages.json").decode().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
+AFTER = {"mlflow": mlflow_afterwards, "comet_ml": comet_afterwards}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

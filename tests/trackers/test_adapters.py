@@ -1,0 +1,121 @@
+"""The adapters of other packages, with their offline back ends: one real training for all."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from headway.trackers.choice import ADAPTERS
+from tests.distributed.launching import environment
+
+pytestmark = pytest.mark.processes
+SCRIPT = Path(__file__).with_name("all_trackers.py")
+
+
+class Training(NamedTuple):
+    folder: Path
+    seen: dict[str, Any]
+    err: str
+
+
+@pytest.fixture(scope="module")
+def training() -> Iterator[Training]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ended = subprocess.run(
+            [sys.executable, str(SCRIPT), name],
+            cwd=folder,
+            env=environment(
+                HOME=name,
+                TMPDIR=name,
+                WANDB_MODE="offline",
+                WANDB_DIR=name,
+                WANDB_SILENT="true",
+                TRACKIO_DIR=str(folder / "trackio"),
+                MLFLOW_TRACKING_URI=f"file://{folder / 'mlflow'}",
+                MLFLOW_ALLOW_FILE_STORE="true",
+                CUDA_VISIBLE_DEVICES="",
+            ),
+            capture_output=True,
+            text=True,
+            timeout=170,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        (line,) = [line for line in ended.stdout.splitlines() if line.startswith("SEEN ")]
+        yield Training(folder, json.loads(line.removeprefix("SEEN ")), ended.stderr)
+
+
+def needs(name: str) -> None:
+    """Skip a test where a tracker is not installed; it is not imported: wandb leaves files."""
+    if not ADAPTERS[name].is_installed:
+        pytest.skip(f"{name} is not installed")
+
+
+def test_tensorboard(training: Training) -> None:
+    needs("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = training.folder / "project"
+    events: Any = EventAccumulator(str(next(folder.glob("events.out.*"))))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert found == [(3, 0.5), (4, 0.5)]
+    assert {"loss", "accuracy"} <= set(events.Tags()["scalars"])
+    assert {"images", "more_images"} <= set(events.Tags()["images"])
+    assert events.Tags()["tensors"] == ["note/text_summary"]
+    assert (folder / "train_lr").is_dir(), "a mapping is a chart of its own"
+    (parameters,) = folder.rglob("hparams.yml")
+    assert "layers: '[1, 2]'" in parameters.read_text()
+    assert training.err.count("tensorboard leaves out 'list'") == 1
+
+
+def test_wandb(training: Training) -> None:
+    needs("wandb")
+    seen = training.seen["wandb"]
+    assert seen["config"]["lr"] == 0.001
+    assert seen["config"]["nested"] == {"a": 1}
+    assert seen["summary"]["loss"] == 0.5
+    assert seen["summary"]["train"]["lr"] == 1.5
+    assert seen["media"] == ["images", "table"]
+    assert list(training.folder.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_mlflow(training: Training) -> None:
+    needs("mlflow")
+    seen = training.seen["mlflow"]
+    assert seen["params"]["layers"] == "[1, 2]"
+    assert seen["metrics"] == {"loss": 0.5, "accuracy": 0.25, "train/lr": 1.5}
+    assert (seen["steps"], seen["status"]) == ([3, 4], "FINISHED")
+    assert seen["files"] == ["scripts/all_trackers.py"]
+    assert training.err.count("mlflow leaves out the parameter 'long'") == 1
+    assert training.err.count("mlflow leaves out 'note'") == 1
+
+
+def test_comet(training: Training) -> None:
+    needs("comet_ml")
+    told = [one["payload"] for one in training.seen["comet_ml"]]
+    logged = [one["metric"] for one in told if one.get("metric")]
+    metrics = {(one["metricName"], one["metricValue"]) for one in logged}
+    assert {("loss", 0.5), ("accuracy", 0.25), ("train/lr", 1.5)} <= metrics
+    parameters = {one["param"]["paramName"]: one["param"] for one in told if one.get("param")}
+    assert parameters["lr"]["paramValue"] == 0.001
+    assert "hello" in json.dumps(told)
+
+
+def test_trackio(training: Training) -> None:
+    needs("trackio")
+    with sqlite3.connect(training.folder / "trackio" / "project.db") as database:
+        rows = database.execute("select step, metrics from metrics order by step").fetchall()
+        (config,) = database.execute("select config from configs").fetchone()
+    database.close()
+    assert [step for step, _ in rows] == [3, 4, 5]
+    assert json.loads(rows[0][1])["loss"] == 0.5
+    assert json.loads(config)["lr"] == 0.001
