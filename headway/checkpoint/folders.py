@@ -18,7 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.checkpoint.manifest import Manifest, read_manifest, verify
+from headway.checkpoint.manifest import (
+    Manifest,
+    files_below,
+    read_manifest,
+    unlisted_files,
+    verify,
+)
 from headway.errors import CheckpointError
 
 _AT_FDCWD = -100
@@ -73,6 +79,40 @@ def commit(pending: Path, target: Path) -> None:
             where=str(target),
             fix="save to another folder, or move away what has this name",
         ) from None
+
+
+def keep_unlisted(target: Path, pending: Path) -> None:
+    """Give `pending` the files below `target` that are not part of the checkpoint there.
+
+    Raises:
+        CheckpointError: the system refuses.
+    """
+    if not target.is_dir() or target.is_symlink():
+        return
+    try:
+        manifest = read_manifest(target)
+    except CheckpointError:
+        manifest = None
+    others = files_below(target) if manifest is None else unlisted_files(target, manifest)
+    try:
+        for path in others:
+            kept = pending / path
+            if not os.path.lexists(kept):
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                _link_or_copy(target / path, kept)
+    except OSError as error:
+        raise CheckpointError(
+            f"a file in the folder of the checkpoint cannot be kept: {error.strerror}",
+            where=str(error.filename or target),
+            fix="save to another folder, or move the file away",
+        ) from None
+
+
+def _link_or_copy(source: Path, copy: Path) -> None:
+    try:
+        os.link(source, copy, follow_symlinks=False)
+    except (OSError, NotImplementedError):  # not on every file system
+        shutil.copy2(source, copy, follow_symlinks=False)
 
 
 def _replace(target: Path, pending: Path) -> None:

@@ -15,7 +15,14 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 
 from headway._version import __version__
-from headway.checkpoint.folders import begin, commit, next_time, remove, require_space
+from headway.checkpoint.folders import (
+    begin,
+    commit,
+    keep_unlisted,
+    next_time,
+    remove,
+    require_space,
+)
 from headway.checkpoint.manifest import (
     FORMAT,
     File,
@@ -27,7 +34,7 @@ from headway.checkpoint.manifest import (
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
 from headway.collectives import broadcast_object_list, gather_object
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, HeadwayError
 from headway.world import rank_and_size
 
 T = TypeVar("T")
@@ -67,62 +74,54 @@ def prefix_of(rank: int | None = None) -> str:
 
 def save_checkpoint(
     target: Path,
-    state: State,
+    state: Callable[[Path], State],
     progress: Progress,
     *,
-    write_more: Callable[[Path], object] | None = None,
     sha256: bool = False,
 ) -> None:
     """Write a checkpoint and commit it; every rank calls this, and all return or raise together.
 
+    Files in a folder at `target` that no checkpoint lists, such as those that a script wrote there,
+    stay.
+
     Args:
         target: the folder that it becomes; an older checkpoint there is replaced in one step.
-        state: what to save. Objects that are neither values nor tensors are refused.
+        state: called on every rank with the folder in which it may write further files, which
+            become part of the checkpoint; returns what to save. Objects that are neither values nor
+            tensors are refused.
         progress: for the manifest.
-        write_more: called on every rank with the folder in which it may write further files.
         sha256: keep SHA-256 checksums beside CRC-32.
 
     Raises:
         CheckpointError: a rank could not write; an older checkpoint at `target` still stands.
     """
     rank, _ = rank_and_size()
-    tensors: dict[str, torch.Tensor] = {}
-
-    def encoded() -> tuple[Any, Any]:
-        shared = encode(dict(state.shared), prefix_of(), tensors)
-        return shared, encode(dict(state.own), prefix_of(rank), tensors)
-
-    shared, own = agree(encoded)
-    size = sum(gather_object([_bytes_to_write(tensors, rank)]))
-    pending = Path(on_rank_0(lambda: str(_begin(target, size))))
+    pending = Path(on_rank_0(lambda: str(begin(target))))
     try:
+        tensors: dict[str, torch.Tensor] = {}
+
+        def encoded() -> tuple[Any, Any]:
+            saved = state(pending)
+            shared = encode(dict(saved.shared), prefix_of(), tensors)
+            return shared, encode(dict(saved.own), prefix_of(rank), tensors)
+
+        shared, own = agree(encoded)
+        size = sum(gather_object([_bytes_to_write(tensors, rank)]))
+        on_rank_0(lambda: require_space(pending, size))
         save_tensors(tensors, pending / TENSORS)
 
-        def write() -> None:
+        def write() -> list[File]:
             if rank == 0:
                 _write_json(pending / values_name(), shared)
             _write_json(pending / values_name(rank), own)
-            if write_more is not None:
-                write_more(pending)
+            return describe_files(pending, _files_of(rank, pending), sha256=sha256)
 
-        agree(write)
-        mine = agree(lambda: describe_files(pending, _files_of(rank, pending), sha256=sha256))
-        files = gather_object(mine)
+        files = gather_object(agree(write))
         on_rank_0(lambda: _commit(pending, target, progress, files))
     except BaseException:
         if rank == 0:
             remove(pending, target)
         raise
-
-
-def _begin(target: Path, size: int) -> Path:
-    pending = begin(target)
-    try:
-        require_space(pending, size)
-    except CheckpointError:
-        remove(pending, target)
-        raise
-    return pending
 
 
 def _bytes_to_write(tensors: Mapping[str, torch.Tensor], rank: int) -> int:
@@ -164,6 +163,7 @@ def _commit(pending: Path, target: Path, progress: Progress, files: list[File]) 
         files=tuple(files),
     )
     write_manifest(pending, manifest)
+    keep_unlisted(target, pending)
     commit(pending, target)
 
 
@@ -206,7 +206,7 @@ def on_rank_0(step: Callable[[], T]) -> T:
 
 def _told(error: Exception) -> tuple[str, str, str]:
     """Return what, where and fix of an error, as it can be sent to other ranks."""
-    if isinstance(error, CheckpointError):
+    if isinstance(error, HeadwayError):
         problem = error.problems[0]
         return problem.what, problem.where, problem.fix
     where = getattr(error, "filename", None)

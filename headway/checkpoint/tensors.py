@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
@@ -42,8 +42,8 @@ _ALLOWED = {
 def save_tensors(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Write tensors into a new folder; every rank calls this, with the same or other names.
 
-    A tensor that several ranks have by the same name is written once. Returns when this rank's
-    files are on disk; on rank 0 the index is there once all ranks have returned.
+    A tensor that several ranks have by the same name is that of the lowest rank. Returns when this
+    rank's files are on disk; on rank 0 the index is there once all ranks have returned.
 
     Args:
         tensors: of any shape, dtype and device; DTensors are written in parts.
@@ -57,6 +57,7 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
             save(
                 dict(tensors),
                 storage_writer=FileSystemWriter(folder, overwrite=False),
+                planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
                 no_dist=not dist.is_initialized(),
             )
     except CheckpointException as error:

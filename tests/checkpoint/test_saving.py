@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from headway.checkpoint.folders import checkpoints_in, leftovers_in  # noqa: E402
 from headway.checkpoint.loading import load_checkpoint  # noqa: E402
-from headway.checkpoint.manifest import NAME, verify  # noqa: E402
+from headway.checkpoint.manifest import NAME, unlisted_files, verify  # noqa: E402
 from headway.checkpoint.saving import Progress, State, save_checkpoint  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 
@@ -23,12 +24,18 @@ STATE = State({"model": {"weight": WEIGHT, "lr": 0.1}}, {"random": [1, 2], "stat
 LIVE = "shared.model.weight"
 
 
-def save(target: Path, state: State = STATE, **options: Any) -> None:
-    save_checkpoint(target, state, Progress(7, 1), **options)
+def save(
+    target: Path, state: State = STATE, *, hook: Callable[[Path], object] = str, **options: Any
+) -> None:
+    def state_of(folder: Path) -> State:
+        hook(folder)
+        return state
+
+    save_checkpoint(target, state_of, Progress(7, 1), **options)
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    save(tmp_path / "a", write_more=lambda folder: (folder / "hook.txt").write_text("mine"))
+    save(tmp_path / "a", hook=lambda folder: (folder / "hook.txt").write_text("mine"))
     loaded = load_checkpoint(tmp_path / "a", {LIVE: torch.zeros(2, 3)})
     assert torch.equal(loaded.shared["model"]["weight"], WEIGHT)
     assert loaded.shared["model"]["lr"] == 0.1
@@ -36,6 +43,18 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert loaded.own["random"] == [1, 2]
     assert (loaded.manifest.step, loaded.manifest.epoch) == (7, 1)
     assert "hook.txt" in [file.path for file in loaded.manifest.files]
+
+
+def test_files_of_the_script_in_the_folder_of_a_checkpoint_stay(tmp_path: Path) -> None:
+    (tmp_path / "a" / "sub").mkdir(parents=True)
+    (tmp_path / "a" / "sub" / "mine.txt").write_text("before")
+    save(tmp_path / "a", hook=lambda folder: (folder / "hook.txt").write_text("1"))
+    (tmp_path / "a" / "later.txt").write_text("after")
+    save(tmp_path / "a")
+    assert (tmp_path / "a" / "sub" / "mine.txt").read_text() == "before"
+    assert (tmp_path / "a" / "later.txt").read_text() == "after"
+    assert not (tmp_path / "a" / "hook.txt").exists()  # it was part of the older checkpoint
+    assert unlisted_files(tmp_path / "a", verify(tmp_path / "a")) == ["later.txt", "sub/mine.txt"]
 
 
 def fail(_: Path) -> None:
@@ -54,7 +73,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it_and_nothing_else(
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     state = State({"model": object()}, {}) if failure == "object" else STATE
     with pytest.raises(CheckpointError):
-        save(folder / "a", state, write_more=fail if failure == "hook" else None)
+        save(folder / "a", state, hook=fail if failure == "hook" else str)
     assert verify(folder / "a") == before
     assert len(checkpoints_in(folder)) == 1
     assert leftovers_in(folder) == []

@@ -35,13 +35,16 @@ SAVE = (
     COMMON
     + """
 own = {"rank": rank, "states": torch.full((2,), rank)}
-save_checkpoint(target, State({"sharded": state, "plain": whole}, own), Progress(3, 1))
+plain = {name: one + rank for name, one in whole.items()}  # those of rank 0 count
+saved = State({"sharded": state, "plain": plain}, own)
+save_checkpoint(target, lambda folder: saved, Progress(3, 1))
 def fail(folder):
     (folder / f"hook_{rank}.txt").write_text("mine")
     if rank == 1:
         raise OSError(28, "No space left on device", "there")
+    return State({}, {})
 try:
-    save_checkpoint(target, State({}, {}), Progress(4, 1), write_more=fail)
+    save_checkpoint(target, fail, Progress(4, 1))
 except CheckpointError as error:
     print("refused:", error.problems[0].what)
 dist.destroy_process_group()
