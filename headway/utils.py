@@ -113,6 +113,7 @@ from headway.plugins import (
     InitProcessGroupKwargs,
     KwargsHandler,
     ProfileKwargs,
+    ProjectConfiguration,
     TorchDynamoPlugin,
 )
 from headway.precision.choice import PrecisionType
@@ -152,6 +153,7 @@ __all__ = [
     "KwargsHandler",
     "PrecisionType",
     "ProfileKwargs",
+    "ProjectConfiguration",
     "RNGType",
     "TensorInformation",
     "TorchDynamoPlugin",

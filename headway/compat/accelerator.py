@@ -24,7 +24,10 @@ class Accelerator(native.Accelerator):
     - A schedule steps once for each rank: see `AcceleratedScheduler`.
     - A schedule whose optimizer has not been prepared follows all prepared optimizers.
     - Gradients are clipped in every micro-batch, also while they accumulate.
+    - After `load_state` a loader begins its epoch anew; `skip_first_batches` goes on in it.
     """
+
+    _skips_itself = True
 
     def _prepare_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
         if isinstance(scheduler, LRScheduler):

@@ -34,6 +34,10 @@ DIFFERENCES = {
         "fewer samples count twice in the last step of an epoch",
         is_in_compat=True,
     ),
+    "Accelerator.load_state": Difference(
+        "a loader goes on in the epoch that it was in; in Accelerate it begins the epoch anew",
+        "remove code that skips batches, other than skip_first_batches()",
+    ),
     "Accelerator.clip_grad_norm_": _CLIP,
     "Accelerator.clip_grad_value_": _CLIP,
 }

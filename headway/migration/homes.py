@@ -20,7 +20,21 @@ FORWARDED: dict[str, tuple[str, ...]] = {
 one of the same name: `accelerate.utils` needs no row for `headway.utils`."""
 
 HOMES: dict[str, dict[str, str]] = {
-    "": {"Accelerator": "headway.compat.accelerator.Accelerator"},
+    "": {
+        "Accelerator": "headway.compat.accelerator.Accelerator",
+        "is_rich_available": "headway.availability.is_rich_available",
+    },
+    "accelerator": {
+        name: f"headway.model_files.{name}"
+        for name in (
+            *("SAFE_WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME"),
+            *("WEIGHTS_INDEX_NAME", "WEIGHTS_NAME"),
+        )
+    },
+    "launchers": {
+        "debug_launcher": "headway.notebook.debug_launcher",
+        "notebook_launcher": "headway.notebook.notebook_launcher",
+    },
     "optimizer": {"AcceleratedOptimizer": "headway.optimizer.PreparedOptimizer"},
     "state": {"DistributedType": "headway.world.DistributedType"},
 }
