@@ -19,6 +19,7 @@ from headway.arguments import (
     merge_compilation,
     reject_unsupported,
 )
+from headway.checkpointed import Checkpointed
 from headway.contract.records import channel
 from headway.contract.run import read_ranks, read_run
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration
@@ -38,6 +39,7 @@ from headway.plugins.handlers import (
     InitProcessGroupKwargs,
 )
 from headway.plugins.profiling import ProfileKwargs
+from headway.plugins.project import Folder, ProjectConfiguration, merged_project
 from headway.precision.choice import precision_for
 from headway.precision.precision import PrecisionSettings
 from headway.profiling import profiled
@@ -46,7 +48,7 @@ from headway.state import GradientState, share, shared_precision, shared_world
 from headway.stepping import Stepping
 from headway.strategies.choice import strategy_for
 from headway.strategies.strategy import StrategySettings
-from headway.trackers.tracked import Folder, LogWith, Tracked
+from headway.trackers.tracked import LogWith, Tracked
 from headway.world import GroupSettings, World, join_world
 
 HANDLERS = (
@@ -58,7 +60,7 @@ HANDLERS = (
 )
 
 
-class Accelerator(Stepping, Tracked):
+class Accelerator(Stepping, Checkpointed, Tracked):
     """Prepare a training script for one process or many; names and meanings are Accelerate's.
 
     Under `headway launch` the launcher's settings apply; an argument given here overrides a profile
@@ -77,7 +79,8 @@ class Accelerator(Stepping, Tracked):
         dataloader_config: how prepared loaders share their data out.
         log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `comet_ml`,
             `trackio`), a LoggerType or an instance of a GeneralTracker; `all` is all installed.
-        project_dir: the folder of the trackers' files.
+        project_dir: the folder of the trackers' files and of checkpoints.
+        project_config: a ProjectConfiguration, which names checkpoints and says how many stay.
         auto_micro_batch: let `micro_batches` split batches that do not fit into memory.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
@@ -123,6 +126,7 @@ class Accelerator(Stepping, Tracked):
         dataloader_config: DataLoaderConfiguration | None = None,
         log_with: LogWith = None,
         project_dir: Folder = None,
+        project_config: ProjectConfiguration | None = None,
         step_scheduler_with_optimizer: bool = True,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         kwargs_handlers: Sequence[KwargsHandler] | None = None,
@@ -173,7 +177,7 @@ class Accelerator(Stepping, Tracked):
             self._micro_batches = MicroBatches(
                 self._accumulation, self._strategy, self._token_mean, self._trained_parameters
             )
-        self._track_with(log_with, project_dir)
+        self._track_with(log_with, merged_project(project_config, project_dir))
         self.state = share(world, precision.name, dynamo)
         self.gradient_state = GradientState._of(self._accumulation)
         channel.has_made_accelerator = True

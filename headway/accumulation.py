@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from headway.data.active_loader import current_loop
@@ -36,6 +38,20 @@ class Accumulation:
         """Begin anew, for all optimizers that step with this."""
         self.sync_gradients = True
         self._micro_batches = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are gradients of an optimizer step that is not complete."""
+        return self._micro_batches > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where in an optimizer step training stands."""
+        return {"micro_batches": self._micro_batches, "sync_gradients": self.sync_gradients}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self._micro_batches = state["micro_batches"]
+        self.sync_gradients = state["sync_gradients"]
 
     def begin_micro_batch(self) -> None:
         """Count one more micro-batch, and decide whether its gradients are due."""

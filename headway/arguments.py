@@ -27,6 +27,7 @@ SUPPORTED = (
     "dataloader_config",
     "log_with",
     "project_dir",
+    "project_config",
     "step_scheduler_with_optimizer",
     "gradient_accumulation_plugin",
     "kwargs_handlers",
@@ -41,7 +42,6 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "use_seedable_sampler": (
         "pass dataloader_config=DataLoaderConfiguration(use_seedable_sampler=...)"
     ),
-    "project_config": "pass its project_dir as Accelerator(project_dir=...)",
     "deepspeed_plugin": "remove it: models are trained with DistributedDataParallel",
     "deepspeed_plugins": "remove it: models are trained with DistributedDataParallel",
     "fsdp_plugin": "remove it: models are trained with DistributedDataParallel",

@@ -106,7 +106,12 @@ class PreparedScheduler:
     of processes.)
 
     With `step_scheduler_with_optimizer=False` every call is a step.
+
+    Attributes:
+        seen_steps: the optimizer's steps as of the scheduler's last one.
     """
+
+    seen_steps = 0
 
     def __init__(
         self, scheduler: LRScheduler, optimizer: PreparedOptimizer, step_with_optimizer: bool
@@ -114,14 +119,14 @@ class PreparedScheduler:
         self.scheduler = scheduler
         self._optimizer = optimizer
         self._step_with_optimizer = step_with_optimizer
-        self._seen_steps = optimizer.step_count
+        self.seen_steps = optimizer.step_count
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step, unless the optimizer had to wait; arguments (a metric) go to the scheduler."""
         steps = self._optimizer.step_count
-        if steps == self._seen_steps and self._step_with_optimizer and self._optimizer.is_withheld:
+        if steps == self.seen_steps and self._step_with_optimizer and self._optimizer.is_withheld:
             return
-        self._seen_steps = steps
+        self.seen_steps = steps
         self.scheduler.step(*args, **kwargs)
 
     def __repr__(self) -> str:

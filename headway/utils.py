@@ -125,6 +125,7 @@ from headway.plugins import (
     InitProcessGroupKwargs,
     KwargsHandler,
     ProfileKwargs,
+    ProjectConfiguration,
     TorchDynamoPlugin,
 )
 from headway.precision.choice import PrecisionType
@@ -166,6 +167,7 @@ __all__ = [
     "LoggerType",
     "PrecisionType",
     "ProfileKwargs",
+    "ProjectConfiguration",
     "RNGType",
     "TensorInformation",
     "TorchDynamoPlugin",

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from headway.collectives import for_each_tensor, is_on
 from headway.data.active_loader import GlobalBatch
+from headway.data.position import Start
 from headway.data.rounds import Division, Round, of_ready_batches, samples_in
 from headway.data.sharding import (
     MapRounds,
@@ -50,15 +51,24 @@ class DispatchedShare(Share):
             changes["sampler"] = self._rounds
             super().__init__(rebuilt(loader, batch_size=None, **changes), skip)
 
-    def begin(self) -> tuple[Iterator[Any], Unpack]:
-        rounds = self._read() if self._rank == 0 else None
+    @property
+    def knows_last(self) -> bool:
+        return False  # the other ranks are told with the round that follows
+
+    def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
+        rounds = self._read(start) if self._rank == 0 else None
         return _received(rounds, self._num_ranks), lambda part: part
 
-    def _read(self) -> Iterator[Parts]:
+    def _read(self, start: Start | None) -> Iterator[Parts]:
+        skip = self._skip
+        if isinstance(self._rounds, MapRounds):
+            self._rounds.start = start
+        elif start is not None:
+            skip = start.taken.batches // self._division.num_batches
         rounds: Iterator[Parts] = iter(self._loader)
         if self._rounds is None:
             rounds = _of_batches(self._loader, self._division)
-        return islice(rounds, self._skip, None)
+        return islice(rounds, skip, None)
 
     def _count(self) -> int:
         if isinstance(self._rounds, StreamRounds):

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from headway.collectives import is_on, send_to_device
 from headway.contract.records import beat, channel
 from headway.data.active_loader import LoaderLoop
 from headway.data.choice import share_of
 from headway.data.configuration import DataLoaderConfiguration
+from headway.data.position import (
+    Pass,
+    Passes,
+    Pending,
+    Start,
+    Taken,
+    counts_samples,
+    generators_of,
+    set_generators_to_begin,
+)
 from headway.data.samplers import with_seedable_sampler
-from headway.data.sharding import NoBatch, batch_size_of
+from headway.data.sharding import NoBatch, batch_size_of, is_plain, source_of
 from headway.data.transfer import copied_ahead
-from headway.errors import UsageError
+from headway.errors import CheckpointError, UsageError
 
 
 class PreparedDataLoader(DataLoader[Any]):
@@ -55,6 +66,7 @@ class PreparedDataLoader(DataLoader[Any]):
     """
 
     end_of_dataloader: bool
+    _skipped = 0  # batches of this rank that `without_first` leaves out
 
     def __init__(
         self,
@@ -79,39 +91,61 @@ class PreparedDataLoader(DataLoader[Any]):
         self._device = device
         self._copies_to = device if pinned and device and device.type == "cuda" else None
         self._before_pass = before_pass
-        self._passes = _Passes()
+        self._passes = Passes()
+        dataset = getattr(loader, "dataset", None)
+        has_state = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
+        is_stream = isinstance(dataset, IterableDataset) and is_plain(loader)
+        self._stream = dataset if is_stream and has_state and loader.num_workers == 0 else None
+        self._is_map = is_plain(loader) and not is_stream
         vars(self)["end_of_dataloader"] = False
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._before_pass is not None:
             self._before_pass()
-        self.set_epoch(self._passes.following)
-        self._passes.following += 1
+        share, stream = self._share, self._stream
+        start, current = self._begin_pass()
         loop, device, state = LoaderLoop(self), self._device, vars(self)
         state["end_of_dataloader"] = False
         try:
-            items, unpack = self._share.begin()
+            items, unpack = share.begin(start)
+            knows_last = share.knows_last
             if self._copies_to:  # pragma: needs a GPU
                 items, unpack = copied_ahead(items, unpack, self._copies_to)
+                knows_last = False
             channel.phase = "data"
             following = next(items, _END)
+            if start is not None and not knows_last:
+                start.ready()
             while following is not _END:
                 batch, global_batch = unpack(following)
-                channel.phase = "data"
-                if channel.fd is not None:
-                    beat()
-                following = next(items, _END)  # one batch ahead
+                if knows_last:
+                    has_more = share.has_more
+                else:
+                    channel.phase = "data"
+                    if channel.fd is not None:
+                        beat()
+                    if stream is not None:
+                        current.stream = stream.state_dict()
+                    following = next(items, _END)  # one batch ahead
+                    has_more = following is not _END
                 channel.phase = "script"
-                if following is _END:
-                    state["end_of_dataloader"] = True
-                if batch is NoBatch:
-                    continue
-                loop.begin_batch(global_batch, is_last=following is _END)
-                if device is not None and not is_on(batch, device):
-                    batch = send_to_device(batch, device, non_blocking=device.type == "cuda")
-                yield batch
+                current.rounds += 1
+                if not has_more:
+                    state["end_of_dataloader"] = current.is_complete = True
+                if batch is not NoBatch:
+                    loop.begin_batch(global_batch, is_last=not has_more)
+                    if device is not None and not is_on(batch, device):
+                        batch = send_to_device(batch, device, non_blocking=device.type == "cuda")
+                    yield batch
+                if knows_last:
+                    channel.phase = "data"
+                    if channel.fd is not None:
+                        beat()
+                    following = next(items, _END)
         finally:
             channel.phase = "script"
+            if self._passes.current is current:
+                self._passes.current = None
             loop.end()
 
     @contextmanager
@@ -126,10 +160,126 @@ class PreparedDataLoader(DataLoader[Any]):
         finally:
             self._share = share
 
+    def _begin_pass(self) -> tuple[Start | None, Pass]:
+        """Return where the next pass begins, None for its beginning; and that pass."""
+        passes, owners = self._passes, self._sources()
+        pending, passes.pending = passes.pending, None
+        start = None
+        if pending is not None and (self._skipped or not pending.only_skipped):
+            state = pending.state
+            start = Start(Taken(*state["taken"]), pending.restore_generators)
+            if self._skipped:
+                start = start._replace(taken=Taken())
+            if state["stream"] is not None and self._stream is not None:
+                self._stream.load_state_dict(state["stream"])
+                start = start._replace(taken=Taken())
+            else:
+                set_generators_to_begin(state, owners)
+        before = self._taken(self._skipped) if start is None or self._skipped else start.taken
+        passes.current = current = Pass(passes.following, owners, before)
+        self.set_epoch(passes.following)
+        passes.following += 1
+        return start, current
+
+    def _taken(self, rounds: int) -> Taken:
+        _, num_ranks, config = self._of_rank
+        batches = rounds * (1 if config.split_batches else num_ranks)
+        return Taken(batches, batches * batch_size_of(self._original))
+
+    @property
+    def epoch(self) -> int:
+        """The number of the pass that has begun and is not complete, or else of the next one."""
+        current = self._passes.current
+        return self._passes.following - (current is not None and not current.is_complete)
+
+    def position(self) -> dict[str, Any]:
+        """Return where the passes stand, for a checkpoint: values, and tensors of generators."""
+        current = self._passes.current
+        position: dict[str, Any] = {
+            "following": self._passes.following,
+            "size": batch_size_of(self._original),
+            "generators": [one.get_state() for one in generators_of(self._sources())],
+            "pass": None,
+        }
+        if current is not None and not current.is_complete:
+            since = self._taken(current.rounds)
+            taken = [one + other for one, other in zip(current.before, since, strict=True)]
+            position["pass"] = {**current.state_dict(), "taken": taken, "length": self._length()}
+        return position
+
+    def require_position(self, position: dict[str, Any], where: str) -> None:
+        """Require that this loader can go on where another one was.
+
+        Raises:
+            CheckpointError: its data or its batches are others.
+        """
+        state, size = position["pass"], batch_size_of(self._original)
+        if state is None or state["stream"] is not None:
+            return
+        per_round = max(self._taken(1).batches, 1)
+        facts = {"number of samples": (state["length"], self._length())}
+        if not self._is_map or not counts_samples(source_of(self._original)):
+            facts["batch size"] = (position["size"], size)
+        if not self._is_map and state["taken"][0] % per_round:
+            facts["number of batches that the ranks read together"] = (
+                f"{state['taken'][0]} were read",
+                per_round,
+            )
+        for fact, (saved, live) in facts.items():
+            if saved != live:
+                raise CheckpointError(
+                    f"a loader cannot go on in the middle of an epoch: its {fact} is {live} in this"
+                    f" run, and {saved} in the checkpoint",
+                    where=where,
+                    fix="prepare the same loader, or load a checkpoint from the end of an epoch",
+                )
+
+    def go_on_at(
+        self,
+        position: dict[str, Any],
+        restore_generators: Callable[[], None],
+        *,
+        only_skipped: bool = False,
+    ) -> None:
+        """Let the next pass go on at a position.
+
+        Args:
+            position: what `position()` returned; `require_position` has accepted it.
+            restore_generators: puts this rank's generators where they were then.
+            only_skipped: do so only if that pass is one over `without_first(...)`.
+        """
+        passes, state = self._passes, position["pass"]
+        for generator, own in zip(
+            generators_of(self._sources()), position["generators"], strict=False
+        ):
+            generator.set_state(own)
+        passes.following = position["following"] if state is None else state["epoch"]
+        passes.pending = None
+        if state is not None:
+            passes.pending = Pending(state, restore_generators, only_skipped)
+            reads_again = not (self._is_map or only_skipped or state["stream"] is not None)
+            if reads_again and self._of_rank[0] == 0:
+                print(_STREAM_NOTE, file=sys.stderr, flush=True)
+
+    def _length(self) -> int | None:
+        try:
+            return len(self._original.dataset)
+        except (AttributeError, TypeError, NotImplementedError):
+            return None
+
+    def _sources(self) -> list[Any]:
+        """Return the loader, its samplers and its data set, each once."""
+        loader = self._original
+        sources = [loader, *(getattr(loader, one, None) for one in ("sampler", "batch_sampler"))]
+        sources += [getattr(source, "sampler", None) for source in sources[1:]]
+        sources.append(getattr(loader, "dataset", None))
+        return list({id(one): one for one in sources if one is not None}.values())
+
     def without_first(self, batches: int) -> PreparedDataLoader:
         """Return this loader without the first batches of each pass; see `skip_first_batches`."""
         other = copy.copy(self)
         other._share = share_of(self._original, *self._of_rank, skip=batches)
+        other._skipped = batches
         return other
 
     @property
@@ -158,12 +308,11 @@ class PreparedDataLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Number the next pass `epoch`, for all that draw or order samples."""
-        self._passes.following = epoch
-        loader = self._original
-        names = ("sampler", "batch_sampler", "dataset")
-        sources = [getattr(loader, name, None) for name in names]
-        sources += [getattr(source, "sampler", None) for source in sources[:2]]
-        for source in {id(one): one for one in sources}.values():
+        passes = self._passes
+        passes.following = epoch
+        if passes.pending is not None and passes.pending.state["epoch"] != epoch:
+            passes.pending = None  # the script begins another one
+        for source in self._sources()[1:]:
             set_epoch = getattr(source, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(epoch)
@@ -183,10 +332,8 @@ class PreparedDataLoader(DataLoader[Any]):
         super().__setattr__(name, value)
 
 
-class _Passes:
-    """Counts the passes over a loader, with and without its first batches."""
-
-    following = 0  # the number of the next one
-
-
 _END = object()
+_STREAM_NOTE = (
+    "headway: the data set is a stream without state_dict(), so the batches before the checkpoint"
+    " are read and dropped; the others are the same only if it gives the same samples again"
+)

@@ -12,8 +12,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from headway.collectives import broadcast_object_list
 from headway.data.active_loader import GlobalBatch
+from headway.data.position import Ahead, Start, after
 from headway.data.rounds import Division, Round, samples_in
-from headway.data.samplers import SkipBatchSampler
+from headway.data.samplers import SkipBatchSampler, changed
 from headway.data.streams import mark, require_one_stream
 
 MADE_OF = (  # the arguments of a DataLoader that every share keeps
@@ -37,13 +38,33 @@ class Share:
         skip: batches to leave out at the beginning of each pass.
     """
 
+    _ahead: Ahead | _BatchShard | None = None  # what draws the indices, if this rank does
+
     def __init__(self, loader: Any, skip: int = 0) -> None:
-        if skip and is_plain(loader) and not isinstance(loader.dataset, IterableDataset):
-            loader, skip = without_first(loader, skip), 0
+        if is_plain(loader) and not isinstance(loader.dataset, IterableDataset):
+            loader, skip = without_first(loader, skip) if skip else loader, 0
+            self._ahead = Ahead(source_of(loader))
+            name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+            loader = changed(loader, **{name: self._ahead})
         self._loader, self._skip = loader, skip
 
-    def begin(self) -> tuple[Iterator[Any], Unpack]:
-        """Begin a pass; return its items, and the function that unpacks an item."""
+    @property
+    def knows_last(self) -> bool:
+        """Whether `has_more` is that of the item taken last; else the next one has to be loaded."""
+        return self._ahead is not None and self._loader.num_workers == 0
+
+    @property
+    def has_more(self) -> bool:
+        return self._ahead is not None and self._ahead.has_more
+
+    def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
+        """Begin a pass; return its items, and the function that unpacks an item.
+
+        Args:
+            start: what to leave out of it; None begins at its beginning.
+        """
+        if self._ahead is not None:
+            self._ahead.start = start
         full = batch_size_of(self._loader)
         usual = GlobalBatch(full, full, full)
 
@@ -52,7 +73,8 @@ class Share:
             return batch, usual if samples == full else GlobalBatch(samples, samples, full)
 
         batches = iter(self._loader)
-        return islice(batches, self._skip, None) if self._skip else batches, unpack
+        skip = self._skip if start is None or self._ahead is not None else start.taken.batches
+        return islice(batches, skip, None) if skip else batches, unpack
 
     def __len__(self) -> int:
         return max(0, self._count() - self._skip)
@@ -65,13 +87,15 @@ class MapShare(Share):
     """Every rank draws the same samples, and loads its own."""
 
     def __init__(self, loader: DataLoader[Any], rank: int, division: Division, skip: int) -> None:
-        self._shard = _BatchShard(MapRounds(loader, division, rank), rank, skip)
+        self._shard = self._ahead = _BatchShard(MapRounds(loader, division, rank), rank, skip)
         if loader.batch_sampler is None:
-            super().__init__(rebuilt(loader, batch_size=None, sampler=self._shard))
+            self._loader = rebuilt(loader, batch_size=None, sampler=self._shard)
         else:
-            super().__init__(rebuilt(loader, batch_sampler=self._shard))
+            self._loader = rebuilt(loader, batch_sampler=self._shard)
+        self._skip = 0
 
-    def begin(self) -> tuple[Iterator[Any], Unpack]:
+    def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
+        self._shard.start = start
         batches = iter(self._loader)
         global_batches = self._shard.global_batches  # those of the pass that has just begun
         items = chain(batches, _left(global_batches))
@@ -88,12 +112,14 @@ class StreamShare(Share):
 
     def __init__(self, loader: DataLoader[Any], rank: int, division: Division, skip: int) -> None:
         self._stream = StreamRounds(loader, division, rank)
+        self._num_batches = division.num_batches
         parts = _StreamParts(self._stream, rank)
         collate = _CollatePart(collate_of(loader))
         super().__init__(rebuilt(loader, dataset=parts, batch_size=None, collate_fn=collate), skip)
 
-    def begin(self) -> tuple[Iterator[Any], Unpack]:
-        parts = islice(self._parts(), self._skip, None)
+    def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
+        skip = self._skip if start is None else start.taken.batches // self._num_batches
+        parts = islice(self._parts(), skip, None)
         return parts, lambda part: (part.samples, part.batch)
 
     def _parts(self) -> Iterator[_Part]:
@@ -121,7 +147,8 @@ class MapRounds:
         self.is_batched = loader.batch_sampler is not None or isinstance(
             loader.sampler, BatchSampler
         )
-        self._source: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._source: Any = source_of(loader)
+        self.start: Start | None = None  # of the pass
         self._size = batch_size_of(loader) if self.is_batched else 1
         self._drop_last = bool(getattr(self._source, "drop_last", False))
         samplers = (self._source, getattr(self._source, "sampler", None))
@@ -139,14 +166,18 @@ class MapRounds:
     def __iter__(self) -> Iterator[Round]:
         self._generators.agree()
         try:
-            yield from self._rounds()
+            yield from self._rounds(self.start)
         finally:
             self._generators.restore()
 
-    def _rounds(self) -> Iterator[Round]:
+    def _rounds(self, start: Start | None) -> Iterator[Round]:
         num_batches = self._division.num_batches
-        source = iter(self._source if self.is_batched else ([one] for one in self._source))
         first: list[Any] = []
+        source = iter(self._source)
+        if start is not None:
+            source, first = after(self._source, start.taken, num_batches * self._size)
+        if not self.is_batched:
+            source = ([one] for one in source)
         while batches := list(islice(source, num_batches)):
             if self._drop_last and len(batches) < num_batches:
                 return
@@ -160,17 +191,25 @@ class _BatchShard:
     def __init__(self, rounds: MapRounds, rank: int, skip: int) -> None:
         self._rounds, self._rank, self._skip = rounds, rank, skip
         self.global_batches: deque[GlobalBatch] = deque()
+        self.has_more = False  # whether a round follows the one that was given last
+        self.start: Start | None = None  # of the pass
 
     def __len__(self) -> int:
         return max(0, len(self._rounds) - self._skip)
 
     def __iter__(self) -> Iterator[Any]:
         self.global_batches = deque()
-        return self._shares(self.global_batches)
+        return self._shares(self.global_batches, self.start)
 
-    def _shares(self, global_batches: deque[GlobalBatch]) -> Iterator[Any]:
-        batch = None
-        for samples, slices, batch in islice(self._rounds, self._skip, None):
+    def _shares(self, global_batches: deque[GlobalBatch], start: Start | None) -> Iterator[Any]:
+        self._rounds.start = start
+        rounds = islice(self._rounds, self._skip, None)
+        batch, following = None, next(rounds, None)
+        if start is not None:
+            start.ready()
+        while following is not None:  # one round ahead
+            (samples, slices, batch), following = following, next(rounds, None)
+            self.has_more = following is not None
             if self._rank < len(slices):
                 global_batches.append(batch)
                 mine = samples[slices[self._rank]]
@@ -277,6 +316,11 @@ class _Generators:
 def is_plain(loader: Any) -> bool:
     """Return whether `loader` is a DataLoader that iterates as torch's does."""
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+
+
+def source_of(loader: DataLoader[Any]) -> Any:
+    """Return what draws the indices of a map data set: the batch sampler, or else the sampler."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def without_first(loader: DataLoader[Any], batches: int) -> DataLoader[Any]:

@@ -50,6 +50,10 @@ DIFFERENCES = {
     ),
     "accelerate.find_executable_batch_size": _HALVES,
     "accelerate.utils.find_executable_batch_size": _HALVES,
+    "Accelerator.load_state": Difference(
+        "a loader goes on in the epoch that it was in; in Accelerate it begins the epoch anew",
+        "remove code that skips batches, other than skip_first_batches()",
+    ),
     "Accelerator.clip_grad_norm_": _CLIP,
     "Accelerator.clip_grad_value_": _CLIP,
 }

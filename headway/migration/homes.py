@@ -32,6 +32,17 @@ HOMES: dict[str, dict[str, str]] = {
         "find_executable_batch_size": _BATCH_SIZE["find_executable_batch_size"],
         "is_rich_available": "headway.availability.is_rich_available",
     },
+    "accelerator": {
+        name: f"headway.model_files.{name}"
+        for name in (
+            *("SAFE_WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME"),
+            *("WEIGHTS_INDEX_NAME", "WEIGHTS_NAME"),
+        )
+    },
+    "launchers": {
+        "debug_launcher": "headway.notebook.debug_launcher",
+        "notebook_launcher": "headway.notebook.notebook_launcher",
+    },
     "optimizer": {"AcceleratedOptimizer": "headway.optimizer.PreparedOptimizer"},
     "state": {"DistributedType": "headway.world.DistributedType"},
     "memory_utils": _BATCH_SIZE,

@@ -229,19 +229,14 @@ REFUSED = (
 
 PLANNED = (
     Topic(
-        "saving and loading the state of a whole training",
-        "save what you need with accelerator.save(), and load it before prepare()",
+        "the files of Accelerate's checkpoints",
+        "save and load with accelerator.save_state() and load_state(), which have a format of"
+        " their own",
         _names("""
-            ProjectConfiguration MODEL_NAME OPTIMIZER_NAME RNG_STATE_NAME SAFE_MODEL_NAME
-            SAMPLER_NAME SCALER_NAME SCHEDULER_NAME
+            MODEL_NAME OPTIMIZER_NAME RNG_STATE_NAME SAFE_MODEL_NAME SAMPLER_NAME SCALER_NAME
+            SCHEDULER_NAME
         """),
         modules=("checkpointing",),
-        members=_names("""
-            save_state load_state register_save_state_pre_hook register_load_state_pre_hook
-            register_for_checkpointing project_configuration project_config
-            save_iteration
-        """),
-        is_planned=True,
     ),
     Topic(
         "sharding a model over the ranks",

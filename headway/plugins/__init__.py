@@ -11,6 +11,7 @@ from headway.plugins.handlers import (
     InitProcessGroupKwargs,
 )
 from headway.plugins.profiling import ProfileKwargs
+from headway.plugins.project import ProjectConfiguration
 
 __all__ = [
     "AutocastKwargs",
@@ -22,5 +23,6 @@ __all__ = [
     "InitProcessGroupKwargs",
     "KwargsHandler",
     "ProfileKwargs",
+    "ProjectConfiguration",
     "TorchDynamoPlugin",
 ]

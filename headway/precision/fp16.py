@@ -72,6 +72,16 @@ class Fp16(Bf16):
         if optimizer in self._unscaled:
             self._adapt_scale()
 
+    def state_dict(self) -> dict[str, Any]:
+        if self._has_stepped:  # the next backward pass would begin so
+            self._adapt_scale()
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state)
+        self._unscaled.clear()
+        self._has_stepped = False
+
     def _adapt_scale(self) -> None:
         self.scaler.update()
         self._unscaled.clear()

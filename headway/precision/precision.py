@@ -69,5 +69,12 @@ class Precision:
             optimizer.step(closure)
         return False
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what changes in training: the loss scale, where there is one."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what `state_dict` returned in a run with the same precision."""
+
     def gradients_dropped(self, optimizer: Optimizer) -> None:
         """Note that the gradients of `optimizer` were set to zero."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from headway.errors import UsageError
+from headway.plugins.project import Folder, ProjectConfiguration
 from headway.process import Group
 from headway.trackers.choice import (
     LoggerType,
@@ -21,7 +21,6 @@ from headway.trackers.tracker import GeneralTracker, NoTracker
 
 Tracker = str | LoggerType | GeneralTracker
 LogWith = Tracker | Sequence[Tracker] | None
-Folder = str | os.PathLike[str] | None
 
 
 class Tracked(Group):
@@ -31,20 +30,25 @@ class Tracked(Group):
         log_with: the trackers that were asked for: names, and instances of the script's.
         trackers: those of the run that `init_trackers` began; on other ranks than 0 only those
             that every rank calls.
-        project_dir: the folder of the trackers' files.
+        project_configuration: where trackers and checkpoints write.
     """
 
-    def _track_with(self, log_with: LogWith, project_dir: Folder) -> None:
-        self.project_dir = project_dir
+    def _track_with(self, log_with: LogWith, project: ProjectConfiguration) -> None:
+        self.project_configuration = project
         self.log_with = choose_trackers(log_with)
         check_folders(self.log_with, self.logging_dir)
         self.trackers: list[GeneralTracker] = []
         self._run: TrackedRun | None = None
 
     @property
+    def project_dir(self) -> Folder:
+        """The folder of the files that this run writes."""
+        return self.project_configuration.project_dir
+
+    @property
     def logging_dir(self) -> Folder:
         """The folder below which trackers write their files."""
-        return self.project_dir
+        return self.project_configuration.logging_dir
 
     def init_trackers(
         self,

@@ -33,6 +33,7 @@ RUNTIME = (
     "training",
     "precision",
     "strategies",
+    "checkpoint",
     "trackers",
     "accelerator",
     "compat",

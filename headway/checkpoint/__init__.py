@@ -1,0 +1,1 @@
+"""Checkpoints, each complete or not there: written, verified, listed and removed."""

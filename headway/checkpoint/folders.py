@@ -1,0 +1,266 @@
+"""The folders of checkpoints: a private one is written, and takes its place in one step.
+
+A checkpoint is there once the folder has its name, and never before. Names that begin with a dot
+are those of this file: `.tmp-NAME-NONCE` is being written, `.old-NAME-NONCE` is an older checkpoint
+of the same name on a file system that cannot exchange two folders, `.trash-NAME-NONCE` is being
+removed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from headway.checkpoint.manifest import (
+    Manifest,
+    files_below,
+    read_manifest,
+    unlisted_files,
+    verify,
+)
+from headway.errors import CheckpointError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2  # renameat2(2)
+
+
+class Checkpoint(NamedTuple):
+    """A committed checkpoint; its files have not been looked at."""
+
+    path: Path
+    manifest: Manifest
+
+
+def begin(target: Path) -> Path:
+    """Make and return the private folder in which the checkpoint `target` is written.
+
+    Raises:
+        CheckpointError: it cannot be made.
+    """
+    pending = _beside(target, "tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pending.mkdir(mode=0o700)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint cannot be written: {error.strerror}",
+            where=str(pending),
+            fix="save to a folder that you may write, on a disk that has space",
+        ) from None
+    return pending
+
+
+def commit(pending: Path, target: Path) -> None:
+    """Give a folder that `begin` made, with its manifest in it, the name of the checkpoint.
+
+    An older checkpoint of this name is replaced in the same step, and removed.
+
+    Raises:
+        CheckpointError: the system refuses; an older checkpoint of this name still stands.
+    """
+    try:
+        _flush_folders(pending)
+        os.chmod(pending, 0o777 & ~_umask())
+        if not os.path.lexists(target):
+            os.rename(pending, target)
+            _flush(target.parent)
+        else:
+            _replace(target, pending)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint was written, but cannot take its place: {error.strerror}",
+            where=str(target),
+            fix="save to another folder, or move away what has this name",
+        ) from None
+
+
+def keep_unlisted(target: Path, pending: Path) -> None:
+    """Give `pending` the files below `target` that are not part of the checkpoint there.
+
+    Raises:
+        CheckpointError: the system refuses.
+    """
+    if not target.is_dir() or target.is_symlink():
+        return
+    try:
+        manifest = read_manifest(target)
+    except CheckpointError:
+        manifest = None
+    others = files_below(target) if manifest is None else unlisted_files(target, manifest)
+    try:
+        for path in others:
+            kept = pending / path
+            if not os.path.lexists(kept):
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                _link_or_copy(target / path, kept)
+    except OSError as error:
+        raise CheckpointError(
+            f"a file in the folder of the checkpoint cannot be kept: {error.strerror}",
+            where=str(error.filename or target),
+            fix="save to another folder, or move the file away",
+        ) from None
+
+
+def _link_or_copy(source: Path, copy: Path) -> None:
+    try:
+        os.link(source, copy, follow_symlinks=False)
+    except (OSError, NotImplementedError):  # not on every file system
+        shutil.copy2(source, copy, follow_symlinks=False)
+
+
+def _replace(target: Path, pending: Path) -> None:
+    """Let `pending` take the place of the folder `target`, and remove that."""
+    if not target.is_dir() or target.is_symlink():
+        raise OSError(0, "what has this name is not a folder")
+    if exchange(pending, target):
+        _flush(target.parent)
+        remove(pending, target)
+        return
+    old = _beside(target, "old")
+    os.rename(target, old)
+    try:
+        os.rename(pending, target)
+    except OSError:
+        os.rename(old, target)
+        raise
+    _flush(target.parent)
+    remove(old, target)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders in one step; return False where the system cannot."""
+    if sys.platform != "linux":
+        return False
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    paths = os.fsencode(one), os.fsencode(other)
+    return bool(renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0)
+
+
+def recover(target: Path) -> None:
+    """Finish a commit that was cut off between its two renames, if `target` is missing so.
+
+    The newest whole one of the two folders takes the name.
+    """
+    if os.path.lexists(target) or not _siblings(target, "old"):
+        return
+    whole = []
+    for candidate in [*_siblings(target, "tmp"), *_siblings(target, "old")]:
+        with suppress(CheckpointError):
+            whole.append((verify(candidate).saved_at, candidate))
+    if whole:
+        os.rename(max(whole)[1], target)
+        _flush(target.parent)
+
+
+def remove(path: Path, name_of: Path | None = None) -> None:
+    """Remove a checkpoint, so that no part of it can be taken for a whole one.
+
+    Args:
+        path: its folder.
+        name_of: the checkpoint that it belonged to, if its own name is not that.
+    """
+    trash = _beside(name_of or path, "trash")
+    with suppress(OSError):  # another process was faster, or may not
+        os.rename(path, trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+
+def checkpoints_in(folder: Path) -> list[Checkpoint]:
+    """Return the committed checkpoints in a folder, the newest last; damaged manifests are none."""
+    found = []
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for path in folder.iterdir():
+            if not path.name.startswith("."):
+                with suppress(CheckpointError):
+                    found.append(Checkpoint(path, read_manifest(path)))
+    return sorted(found, key=lambda one: (one.manifest.saved_at, one.path))
+
+
+def next_time(folder: Path) -> float:
+    """Return the time for a new manifest: now, but later than any other in the folder.
+
+    So the order of checkpoints holds where clocks do not.
+    """
+    newest = max((one.manifest.saved_at for one in checkpoints_in(folder)), default=0.0)
+    return max(time.time(), newest + 1e-3)
+
+
+def prune(folder: Path, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` checkpoints (at least one), and return their paths."""
+    old = [one.path for one in checkpoints_in(folder)[: -max(keep, 1)]]
+    for path in old:
+        remove(path)
+    return old
+
+
+def leftovers_in(folder: Path) -> list[Path]:
+    """Return what saves that did not end have left in a folder, sorted."""
+    kinds = (".tmp-", ".old-", ".trash-")
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(one for one in folder.iterdir() if one.name.startswith(kinds))
+    return []
+
+
+def require_space(folder: Path, size: int) -> None:
+    """Require `size` bytes of free space on the disk of an existing folder.
+
+    Raises:
+        CheckpointError: there is less.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise CheckpointError(
+            f"the checkpoint needs {size / 2**20:.0f} MiB, and the disk has {free / 2**20:.0f} MiB",
+            where=str(folder),
+            fix="free some space (`headway checkpoint prune` removes old checkpoints), or save to "
+            "another disk",
+        )
+
+
+def _beside(target: Path, kind: str) -> Path:
+    return target.with_name(f".{kind}-{target.name}-{os.urandom(4).hex()}")
+
+
+def _siblings(target: Path, kind: str) -> list[Path]:
+    start, length = f".{kind}-{target.name}-", len(os.urandom(4).hex())
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return [
+            one
+            for one in target.parent.iterdir()
+            if one.name.startswith(start) and len(one.name) == len(start) + length
+        ]
+    return []
+
+
+def _flush_folders(folder: Path) -> None:
+    for path in _folders_below(folder):
+        _flush(path)
+
+
+def _folders_below(folder: Path) -> Iterator[Path]:
+    parents: Iterable[str] = (parent for parent, _, _ in os.walk(folder, topdown=False))
+    yield from map(Path, parents)
+
+
+def _flush(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,93 @@
+"""Loads a checkpoint on all ranks together: verified as a whole before anything is returned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.checkpoint.folders import recover
+from headway.checkpoint.manifest import Manifest, verify
+from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
+from headway.checkpoint.tensors import load_tensors, tensor_facts
+from headway.checkpoint.values import decode, tensor_names
+from headway.errors import CheckpointError
+from headway.world import rank_and_size
+
+
+class Loaded:
+    """A verified checkpoint, of which nothing has been given to live objects yet.
+
+    Attributes:
+        manifest: what it is made of.
+        shared: the values and tensors that all ranks share, as they were saved.
+        own: those of this rank; None if fewer ranks saved it.
+    """
+
+    def __init__(self, manifest: Manifest, shared: Any, own: Any) -> None:
+        self.manifest = manifest
+        self.shared: dict[str, Any] = shared
+        self.own: dict[str, Any] | None = own
+
+
+def load_checkpoint(folder: Path, live: Mapping[str, torch.Tensor] | None = None) -> Loaded:
+    """Verify a checkpoint and read all of it; every rank calls this.
+
+    Args:
+        folder: of the checkpoint.
+        live: shared tensors of this run by the name that they were saved under: the shape, dtype
+            and placements of those in the checkpoint must be equal. They are not changed.
+
+    Raises:
+        CheckpointError: it is damaged, partial, hostile or does not fit; raised on all ranks.
+    """
+    rank, _ = rank_and_size()
+    on_rank_0(lambda: recover(folder))
+    manifest = on_rank_0(lambda: verify(folder))
+
+    def read() -> tuple[Any, Any, dict[str, torch.Tensor]]:
+        shared = _read_json(folder / values_name())
+        has_own = rank < manifest.world_size
+        own = _read_json(folder / values_name(rank)) if has_own else None
+        known = tensor_facts(folder / TENSORS)
+        names = {*tensor_names(shared), *(tensor_names(own) if has_own else ())}
+        if missing := sorted(names - known.keys()):
+            raise _unreadable(folder, f"{missing[0]} is missing")
+        return shared, own, {name: (live or {}).get(name, known[name]) for name in names}
+
+    shared, own, wanted = agree(read)
+    tensors = load_tensors(wanted, folder / TENSORS)
+
+    def decoded() -> Loaded:
+        mine = None if own is None else _decode(own, tensors, folder)
+        return Loaded(manifest, _decode(shared, tensors, folder), mine)
+
+    return agree(decoded)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError, OSError) as error:
+        raise _unreadable(path, str(error)) from None
+
+
+def _decode(value: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> dict[str, Any]:
+    try:
+        decoded = decode(value, tensors)
+        if type(decoded) is not dict:
+            raise ValueError("the state is not a dict")
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(folder, str(error)) from None
+    return decoded
+
+
+def _unreadable(where: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint cannot be read: {why}",
+        where=str(where),
+        fix="load another checkpoint: `headway checkpoint ls` lists them",
+    )

@@ -1,0 +1,228 @@
+"""The manifest of a checkpoint: its files with sizes and checksums, and what wrote them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from headway.errors import CheckpointError
+
+NAME = "manifest.json"
+FORMAT = 1
+"""The version of the layout of checkpoints. A checkpoint with a higher one is refused."""
+
+_LONGEST = 64 * 2**20  # bytes of a manifest; a million files
+_BLOCK = 2**20
+_OPENING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+class File(NamedTuple):
+    """One file of a checkpoint."""
+
+    path: str  # below the checkpoint, with slashes
+    size: int  # bytes
+    crc32: int
+    sha256: str  # empty unless it was asked for
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint is made of."""
+
+    format: int
+    headway: str  # versions
+    torch: str
+    python: str
+    commit: str  # of the script's git repository; empty outside of one
+    saved_at: float  # seconds since the epoch; later than that of older ones in the same folder
+    step: int  # optimizer steps done
+    epoch: int
+    world_size: int
+    files: tuple[File, ...]
+
+
+def describe_files(folder: Path, paths: Iterable[str], *, sha256: bool = False) -> list[File]:
+    """Return these files of a checkpoint with their checksums, and wait until they are on disk.
+
+    Args:
+        folder: the checkpoint.
+        paths: below it, with slashes.
+        sha256: compute SHA-256 as well (a third of CRC-32's speed).
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = []
+    for path in paths:
+        handle = os.open(folder / path, _OPENING)
+        try:
+            files.append(_describe(path, handle, sha256=sha256))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    return files
+
+
+def _describe(path: str, handle: int, *, sha256: bool) -> File:
+    size, crc, digest = 0, 0, hashlib.sha256()
+    while block := os.read(handle, _BLOCK):
+        size, crc = size + len(block), zlib.crc32(block, crc)
+        if sha256:
+            digest.update(block)
+    return File(path, size, crc, digest.hexdigest() if sha256 else "")
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, and wait until it is on disk; all other files must be there by now."""
+    fields = manifest._asdict() | {"files": [file._asdict() for file in manifest.files]}
+    with open(folder / NAME, "x", encoding="utf-8") as file:
+        json.dump(fields, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint, without a look at the files that it lists.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged, hostile, or of a later format.
+    """
+    path = folder / NAME
+    try:
+        data = _read(path)
+    except FileNotFoundError:
+        raise CheckpointError(
+            "there is no checkpoint" if not folder.is_dir() else "the checkpoint has no manifest",
+            where=str(path if folder.is_dir() else folder),
+            fix="pass the folder of a checkpoint: `headway checkpoint ls` lists them",
+        ) from None
+    except OSError as error:
+        raise _damaged(path, error.strerror or str(error)) from None
+    try:
+        fields = json.loads(data)
+        _require_known_format(fields, path)
+        manifest: Manifest = _typed(Manifest, fields)
+        _require_plain_paths(manifest.files)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
+    return manifest
+
+
+def _read(path: Path) -> bytes:
+    handle = os.open(path, _OPENING)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
+            raise OSError(0, f"not a file of at most {_LONGEST // 2**20} MiB")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(_LONGEST + 1)
+    finally:
+        os.close(handle)
+
+
+def _require_known_format(fields: Any, path: Path) -> None:
+    version = fields.get("format") if isinstance(fields, dict) else None
+    if type(version) is int and version > FORMAT:
+        raise CheckpointError(
+            f"the checkpoint has format {version}, written by Headway {fields.get('headway')!r};"
+            f" this version reads formats up to {FORMAT}",
+            where=str(path),
+            fix="install the version of Headway that wrote it, or a later one",
+        )
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """Return a JSON value as the declared type; an object as a NamedTuple with all its fields.
+
+    Raises:
+        TypeError: it is of another type.
+    """
+    if hasattr(kind, "_fields"):
+        if type(value) is not dict or value.keys() != {*kind._fields}:
+            raise TypeError(f"{kind.__name__} has the fields {', '.join(kind._fields)}")
+        types = get_type_hints(kind)
+        return kind(**{name: _typed(types[name], one) for name, one in value.items()})
+    if get_origin(kind) is tuple and type(value) is list:
+        return tuple(_typed(get_args(kind)[0], one) for one in value)
+    if type(value) is not kind:
+        raise TypeError(f"a {type(value).__name__} stands where a {kind.__name__} belongs")
+    return value
+
+
+def _require_plain_paths(files: Iterable[File]) -> None:
+    """Require that each path is below the checkpoint, and listed once.
+
+    Raises:
+        ValueError: one is not.
+    """
+    seen: set[str] = {NAME}
+    for file in files:
+        parts = file.path.split("/")
+        if file.path in seen or "\0" in file.path or {"", ".", ".."} & {*parts}:
+            raise ValueError(f"{file.path!r} is listed twice, or is no path below the checkpoint")
+        seen.add(file.path)
+
+
+def verify(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint whose files are all there, and unchanged.
+
+    Raises:
+        CheckpointError: one is missing, damaged, a link or no file at all.
+    """
+    manifest = read_manifest(folder)
+    for file in manifest.files:
+        problem = _problem_with(folder, file)
+        if problem:
+            raise _damaged(folder / file.path, problem)
+    return manifest
+
+
+def _problem_with(folder: Path, file: File) -> str:
+    path = folder / file.path
+    try:
+        if os.path.realpath(path.parent) != os.path.join(
+            os.path.realpath(folder), *PurePosixPath(file.path).parent.parts
+        ):
+            return "it is below a link"
+        handle = os.open(path, _OPENING)
+    except OSError as error:
+        return error.strerror or str(error)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            return "it is not a file"
+        if status.st_size != file.size:
+            return f"it has {status.st_size} bytes instead of {file.size}"
+        found = _describe(file.path, handle, sha256=bool(file.sha256))
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        os.close(handle)
+    return "" if found == file else "its checksum is another one than when it was written"
+
+
+def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
+    """Return the files below a checkpoint that its manifest does not list, sorted."""
+    listed = {NAME, *(file.path for file in manifest.files)}
+    return sorted({*files_below(folder)} - listed)
+
+
+def files_below(folder: Path) -> Iterator[str]:
+    """Yield the paths of all that is below a folder and is no folder itself, with slashes."""
+    for parent, folders, names in os.walk(folder):
+        below = Path(parent).relative_to(folder)
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        yield from ((below / name).as_posix() for name in [*names, *links])
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint is damaged: {why}",
+        where=str(path),
+        fix="load another checkpoint: `headway checkpoint ls` lists them",
+    )

@@ -1,0 +1,204 @@
+"""The tensors of a checkpoint, by torch.distributed.checkpoint: the same for any number of ranks.
+
+Nothing that could run code is read: the pickled index may name a few classes of torch only.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from headway.errors import CheckpointError
+
+_INDEX = ".metadata"
+_OF_METADATA = {
+    *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata"),
+    *("ChunkStorageMetadata", "_MEM_FORMAT_ENCODING"),
+}
+_ALLOWED = {
+    **dict.fromkeys(("pathlib.PosixPath", "pathlib._local.PosixPath", "torch.Size")),
+    **dict.fromkeys(("torch.serialization._get_layout",)),
+    **dict.fromkeys(("torch.distributed.checkpoint.filesystem._StorageInfo",)),
+    **dict.fromkeys(f"torch.distributed.checkpoint.metadata.{name}" for name in _OF_METADATA),
+}.keys()
+"""What DCP's index names, as of torch 2.11 to 2.13, apart from dtypes."""
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write tensors into a new folder; every rank calls this, with the same or other names.
+
+    A tensor that several ranks have by the same name is that of the lowest rank. Returns when this
+    rank's files are on disk; on rank 0 the index is there once all ranks have returned.
+
+    Args:
+        tensors: of any shape, dtype and device; DTensors are written in parts.
+        folder: a new one on a file system that all ranks share.
+
+    Raises:
+        CheckpointError: a rank could not write; raised on every rank.
+    """
+    try:
+        with _alone_without_a_word():
+            save(
+                dict(tensors),
+                storage_writer=FileSystemWriter(folder, overwrite=False),
+                planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
+                no_dist=not dist.is_initialized(),
+            )
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise CheckpointError(
+            f"rank {rank} could not write its tensors: {cause}",
+            where=str(folder),
+            fix="make space on the disk, or save to another folder; older checkpoints still stand",
+        ) from None
+
+
+def load_tensors(wanted: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+    """Return new tensors with the values that were saved; every rank calls this.
+
+    Args:
+        wanted: tensors of the shape, dtype and placements to return; they are not changed. Plain
+            tensors are returned on the CPU.
+        folder: where `save_tensors` wrote.
+
+    Raises:
+        CheckpointError: a tensor is missing, or has another shape or dtype, or the folder is
+            damaged or hostile.
+    """
+    known = tensor_facts(folder)
+    for name, tensor in wanted.items():
+        _require_match(name, tensor, known.get(name), folder)
+    loaded = {name: _empty_like(tensor) for name, tensor in wanted.items()}
+    try:
+        with _alone_without_a_word():
+            load(
+                loaded,
+                storage_reader=_Reader(folder),
+                planner=_Planner(),
+                no_dist=not dist.is_initialized(),
+            )
+    except CheckpointException as error:
+        cause, _ = next(iter(error.failures.values()))
+        raise _damaged(folder, str(cause)) from None
+    return loaded
+
+
+@contextmanager
+def _alone_without_a_word() -> Iterator[None]:
+    """Silence DCP's warning that there is one process; it is no accident here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
+
+
+def tensor_facts(folder: Path) -> dict[str, torch.Tensor]:
+    """Return for each saved tensor one of the same shape and dtype without data (device "meta").
+
+    Raises:
+        CheckpointError: the index is missing, damaged, or names what no tensor needs.
+    """
+    metadata = _Reader(folder).read_metadata()
+    return {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def _require_match(
+    name: str, wanted: torch.Tensor, saved: torch.Tensor | None, folder: Path
+) -> None:
+    if saved is None:
+        raise CheckpointError(
+            f"the checkpoint has no {name!r}, which this run has",
+            where=str(folder),
+            fix="load a checkpoint of the same models, optimizers and schedulers",
+        )
+    if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
+        raise CheckpointError(
+            f"{name} is {_described(saved)} in the checkpoint and {_described(wanted)} in this run",
+            where=str(folder),
+            fix="load a checkpoint of a model with the same sizes and dtype",
+        )
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(tensor, DTensor):
+        return torch.empty_like(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+class _Reader(FileSystemReader):
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        folder = Path(self.path)
+        try:
+            metadata: Any = _Unpickler(io.BytesIO((folder / _INDEX).read_bytes())).load()
+        except FileNotFoundError:
+            raise _damaged(folder, f"{_INDEX} is missing") from None
+        except Exception as error:  # noqa: BLE001  whatever a damaged pickle does
+            raise _damaged(folder / _INDEX, str(error)) from None
+        return _plain(metadata, folder)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(torch, name, None) if module == "torch" else None
+        if isinstance(found, torch.dtype):
+            return found
+        if f"{module}.{name}" not in _ALLOWED:
+            raise pickle.UnpicklingError(f"the index of the tensors names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _plain(metadata: Any, folder: Path) -> Metadata:
+    """Return an index, if it is one of tensors in files of this folder.
+
+    Raises:
+        CheckpointError: it is not; until here its fields may hold anything.
+    """
+    try:
+        entries = [*metadata.state_dict_metadata.values()]
+        paths = {info.relative_path for info in metadata.storage_data.values()}
+        is_plain = all(type(entry) is TensorStorageMetadata for entry in entries) and all(
+            type(path) is str and "/" not in path and path not in ("", ".", "..") for path in paths
+        )
+    except (AttributeError, TypeError):
+        is_plain = False
+    if not is_plain or not isinstance(metadata, Metadata):
+        raise _damaged(folder / _INDEX, "it lists something else than tensors in this folder")
+    return metadata
+
+
+class _Planner(DefaultLoadPlanner):
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        raise ValueError(f"{read_item.dest_index.fqn} is not a tensor")
+
+
+def _damaged(where: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the tensors of the checkpoint cannot be read: {why}",
+        where=str(where),
+        fix="load another checkpoint: `headway checkpoint ls` lists them",
+    )

@@ -1,0 +1,140 @@
+"""Python values as JSON: what state dicts hold beside tensors, which are kept by name.
+
+Whatever JSON has no form for is an object with one key that names its kind:
+`{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"tensor": NAME}`, `{"array": NAME}` (numpy),
+`{"number": "nan"}`, `{"bytes": BASE64}`, `{"set": [...]}`, `{"complex": [real, imaginary]}`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+from headway.errors import CheckpointError
+
+Json = Any
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Json:
+    """Return a value as JSON, and add its tensors and arrays to `tensors`.
+
+    Args:
+        value: None, numbers, strings, bytes, tensors, numpy arrays and numbers, in lists, tuples,
+            sets and dicts.
+        name: of the value; its tensors are named by the path that leads to them.
+
+    Raises:
+        CheckpointError: it holds an object of another kind, which is named.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return {"tensor": _add(value.detach(), name, tensors)}
+    if kind is list:
+        return [encode(one, f"{name}.{index}", tensors) for index, one in enumerate(value)]
+    if isinstance(value, dict):  # an OrderedDict, defaultdict, ... becomes a dict
+        pairs = enumerate(value.items())
+        return {
+            "dict": [
+                [encode(key, f"{name}.key{index}", tensors), encode(one, f"{name}.{key}", tensors)]
+                for index, (key, one) in pairs
+            ]
+        }
+    for known, tag, write in _KINDS:
+        if isinstance(value, known):
+            return {tag: write(value, name, tensors)}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"number": str(float(value))}
+    return _encode_numpy(value, name, tensors)
+
+
+def _add(tensor: torch.Tensor, name: str, tensors: MutableMapping[str, torch.Tensor]) -> str:
+    """Add a tensor by this name, or a longer one where another path reads the same."""
+    while name in tensors:
+        name += "+"
+    tensors[name] = tensor
+    return name
+
+
+def _encode_many(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> list[Json]:
+    return [encode(one, f"{name}.{index}", tensors) for index, one in enumerate(value)]
+
+
+_KINDS: tuple[tuple[type, str, Callable[..., Json]], ...] = (
+    (tuple, "tuple", _encode_many),  # and torch.Size, named tuples
+    (set, "set", _encode_many),
+    (bytes, "bytes", lambda value, *_: base64.b64encode(value).decode()),
+    (complex, "complex", lambda value, *_: [value.real, value.imag]),
+)
+
+
+def _encode_numpy(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Json:
+    numpy = sys.modules.get("numpy")  # if it is not imported, `value` is not one of its own
+    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
+        return encode(value.item(), name, tensors)
+    if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
+        contiguous = numpy.ascontiguousarray(value).reshape(value.shape)  # it makes scalars vectors
+        return {"array": _add(torch.from_numpy(contiguous), name, tensors)}
+    raise CheckpointError(
+        f"{name} is {type(value).__module__}.{type(value).__qualname__}, which cannot be saved",
+        where="the state_dict() that it comes from",
+        fix="let state_dict() return tensors, numbers, strings, lists, tuples and dicts, and "
+        "load_state_dict() make the object from them",
+    )
+
+
+def decode(value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return the value that `encode` was given.
+
+    Args:
+        value: JSON.
+        tensors: the loaded tensors, by name.
+
+    Raises:
+        ValueError: `value` is not what `encode` returns, or names a tensor that is not there.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [decode(one, tensors) for one in value]
+    if not isinstance(value, dict) or len(value) != 1:
+        raise ValueError("it is not a value of a checkpoint")
+    ((tag, content),) = value.items()
+    try:
+        return _DECODERS[tag](content, tensors)
+    except (KeyError, TypeError, binascii.Error) as error:
+        raise ValueError(f"{tag!r} is not a value of a checkpoint: {error}") from None
+
+
+def _decode_dict(content: Json, tensors: Mapping[str, torch.Tensor]) -> dict[Any, Any]:
+    return {decode(key, tensors): decode(one, tensors) for key, one in content}
+
+
+_DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
+    "dict": _decode_dict,
+    "tuple": lambda content, tensors: tuple(decode(one, tensors) for one in content),
+    "set": lambda content, tensors: {decode(one, tensors) for one in content},
+    "bytes": lambda content, _: base64.b64decode(content, validate=True),
+    "complex": lambda content, _: complex(*content),
+    "number": lambda content, _: _NOT_FINITE[content],
+    "tensor": lambda content, tensors: tensors[content],
+    "array": lambda content, tensors: tensors[content].numpy(),
+}
+
+
+def tensor_names(value: Json) -> set[str]:
+    """Return the names of the tensors in an encoded value."""
+    if isinstance(value, list):
+        return set().union(*map(tensor_names, value))
+    if not isinstance(value, dict):
+        return set()
+    names = {value[tag] for tag in ("tensor", "array") if isinstance(value.get(tag), str)}
+    return names.union(*map(tensor_names, value.values()))

@@ -1,0 +1,297 @@
+"""The Accelerator's methods for checkpoints."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from headway.data.loader import PreparedDataLoader
+from headway.errors import CheckpointError, UsageError
+from headway.optimizer import PreparedOptimizer, PreparedScheduler
+from headway.plugins.project import Folder, ProjectConfiguration
+from headway.preparing import Preparing
+
+_NUMBERED = re.compile(r"checkpoint_(\d+)")
+
+# torch.distributed.checkpoint, below `headway.checkpoint`, is imported when it is used: it is slow
+
+
+class Checkpointed(Preparing):
+    """A rank whose training can be saved and go on; all ranks call these methods together.
+
+    Attributes:
+        project_configuration: how checkpoints are named, and how many stay.
+    """
+
+    project_configuration: ProjectConfiguration
+    _skips_itself = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._registered: list[Any] = []
+        self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next checkpoint, with automatic naming."""
+        return self.project_configuration.iteration
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Let checkpoints hold the states of these objects, as they are on rank 0.
+
+        Args:
+            objects: each with `state_dict()`, which returns tensors, numbers, strings, and lists,
+                tuples and dicts of these, and `load_state_dict(state)`.
+
+        Raises:
+            UsageError: one has no such methods; then none is registered.
+        """
+        for obj in objects:
+            if not all(hasattr(obj, name) for name in ("state_dict", "load_state_dict")):
+                raise UsageError(
+                    f"a {type(obj).__name__} has no state_dict() and load_state_dict()",
+                    where="the script's register_for_checkpointing(...)",
+                    fix="give its class these two methods",
+                )
+        self._registered.extend(objects)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Let every `save_state` call `hook(models, weights, output_dir)` on every rank.
+
+        Args:
+            hook: gets the prepared models, their state dicts, and the folder in which the
+                checkpoint is being written, to which it may add files. The entries that it removes
+                from the list `weights`, or puts into it, are not saved or saved as on rank 0.
+
+        Returns:
+            A handle, whose `remove()` takes the hook away.
+        """
+        return _register(self._save_hooks, hook)
+
+    def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads.
+
+        Args:
+            hook: gets the prepared models and the folder of the checkpoint, which has been
+                verified. The models that it removes from the list are not loaded.
+
+        Returns:
+            A handle, whose `remove()` takes the hook away.
+        """
+        return _register(self._load_hooks, hook)
+
+    def save_state(
+        self,
+        output_dir: Folder = None,
+        safe_serialization: bool = True,
+        *,
+        allow_pickle: bool = False,
+        **save_model_func_kwargs: Any,
+    ) -> str:
+        """Save the whole training as a checkpoint, which is there once it is complete.
+
+        It holds models, optimizers, schedulers, the loss scale, registered objects, the positions
+        of prepared loaders, and each rank's random number generators; inside of gradient
+        accumulation also each rank's gradients. An older checkpoint at the same place is replaced
+        in one step; other files in its folder stay.
+
+        Args:
+            output_dir: the folder that it becomes, on a disk that all machines share. With
+                `automatic_checkpoint_naming` the name is not the script's to choose, and this is
+                not looked at, as in Accelerate.
+            safe_serialization: without effect; there is one format, and nothing in it is pickled.
+            allow_pickle: pickle the states of registered objects that hold anything else than
+                values and tensors. `load_state` then needs it, too.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UsageError: there is no folder to save to.
+            CheckpointError: a rank could not save; raised on all, and older checkpoints stand.
+        """
+        _refuse_others(save_model_func_kwargs, "save_state")
+        from headway.checkpoint.folders import prune
+        from headway.checkpoint.saving import Progress, on_rank_0, save_checkpoint
+
+        target = self._next_folder(output_dir)
+        step = max((one.step_count for one in self._all(PreparedOptimizer)), default=0)
+        epoch = max((one.epoch for one in self._all(PreparedDataLoader)), default=0)
+        save_checkpoint(
+            target, lambda folder: self._state_to_save(folder, allow_pickle), Progress(step, epoch)
+        )
+        project = self.project_configuration
+        project.iteration += 1
+        keep = project.total_limit
+        if project.automatic_checkpoint_naming and keep is not None:
+            on_rank_0(lambda: prune(target.parent, keep))
+        return str(target)
+
+    def load_state(
+        self,
+        input_dir: Folder = None,
+        load_kwargs: dict[str, Any] | None = None,
+        *,
+        allow_pickle: bool = False,
+        strict: bool = True,
+        map_location: Any = None,
+        **load_model_func_kwargs: Any,
+    ) -> None:
+        """Go on with the training that `save_state` saved; the same objects must be prepared.
+
+        The checkpoint is verified in full, and compared with all objects; only then do they change.
+        A loader whose epoch was not complete goes on at its next sample. With another number of
+        ranks than the run that saved it, generators stay as they are.
+
+        Args:
+            input_dir: the folder of the checkpoint. None: the newest, with
+                `automatic_checkpoint_naming`.
+            load_kwargs: nothing that it could hold is needed.
+            allow_pickle: load registered objects that were pickled, which can run any code.
+            strict: False: load the weights that both a model and the checkpoint have.
+            map_location: without effect: everything goes where the live objects are.
+
+        Raises:
+            UsageError: there is no folder to load from.
+            CheckpointError: the checkpoint is missing, damaged or hostile, or does not fit; raised
+                on all ranks, and no object has changed, but for what a hook may have done.
+        """
+        _refuse_others(load_kwargs or {}, "load_state")
+        _refuse_others(load_model_func_kwargs, "load_state")
+        from headway.checkpoint.loading import load_checkpoint
+        from headway.checkpoint.saving import agree, on_rank_0
+        from headway.training_state import Restoring
+
+        folder = self._folder_to_load(input_dir)
+        loaded = load_checkpoint(folder)
+        restoring = Restoring(
+            loaded, self._training(), folder, strict=strict, allow_pickle=allow_pickle
+        )
+        agree(restoring.check)
+        models = self._all(torch.nn.Module)
+        if not self._load_hooks:
+            agree(lambda: restoring.check_models(self._inner(models)))
+        for hook in self._load_hooks.values():
+            hook(models, str(folder))
+        if self._load_hooks:
+            agree(lambda: restoring.check_models(self._inner(models)))
+        restoring.apply(self._inner(models))
+        project = self.project_configuration
+        if project.automatic_checkpoint_naming:
+            checkpoints = self._checkpoints_folder("load_state")
+            following = on_rank_0(lambda: _next_number(checkpoints))
+            project.iteration = max(project.iteration, following)
+
+    def _state_to_save(self, folder: Path, allow_pickle: bool) -> Any:
+        from headway.checkpoint.saving import agree
+        from headway.training_state import chosen_by_rank_0, state_of
+
+        models = self._all(torch.nn.Module)
+        before = [self._strategy.state_dict(one) for one in self._inner(models)]
+        weights = [*before]
+
+        def call_hooks() -> None:
+            for hook in self._save_hooks.values():
+                hook(models, weights, str(folder))
+
+        if self._save_hooks:
+            agree(call_hooks)
+            weights = chosen_by_rank_0(weights, before)
+        return state_of(self._training(), weights, allow_pickle=allow_pickle)
+
+    def _training(self) -> Any:
+        from headway.training_state import Training
+
+        return Training(
+            self._inner(self._all(torch.nn.Module)),
+            self._all(PreparedOptimizer),
+            self._all(PreparedScheduler),
+            self._all(PreparedDataLoader),
+            self._registered,
+            self._precision,
+            self._accumulation,
+            self._token_mean,
+            self.device,
+            self._skips_itself,
+        )
+
+    def _inner(self, models: list[torch.nn.Module]) -> list[torch.nn.Module]:
+        return [self.unwrap_model(one, keep_torch_compile=False) for one in models]
+
+    def _checkpoints_folder(self, method: str) -> Path:
+        project_dir = self.project_configuration.project_dir
+        if project_dir is None:
+            raise UsageError(
+                "automatic_checkpoint_naming needs a project_dir",
+                where=f"the script's {method}()",
+                fix="pass ProjectConfiguration(project_dir=..., automatic_checkpoint_naming=True)",
+            )
+        return Path(project_dir).expanduser() / "checkpoints"
+
+    def _next_folder(self, output_dir: Folder) -> Path:
+        if not self.project_configuration.automatic_checkpoint_naming:
+            return _given(output_dir, "save_state")
+        folder = self._checkpoints_folder("save_state") / f"checkpoint_{self.save_iteration}"
+        if os.path.lexists(folder):
+            raise CheckpointError(
+                "there is a checkpoint of this number, of another run or of an earlier one",
+                where=str(folder),
+                fix="go on from it with load_state(), or use another project_dir, or set"
+                " accelerator.project_configuration.iteration",
+            )
+        return folder
+
+    def _folder_to_load(self, input_dir: Folder) -> Path:
+        if input_dir is not None or not self.project_configuration.automatic_checkpoint_naming:
+            return _given(input_dir, "load_state")
+        from headway.checkpoint.folders import checkpoints_in
+        from headway.checkpoint.saving import on_rank_0
+
+        parent = self._checkpoints_folder("load_state")
+        newest = on_rank_0(lambda: [str(one.path) for one in checkpoints_in(parent)[-1:]])
+        if not newest:
+            raise CheckpointError(
+                "there is no checkpoint",
+                where=str(parent),
+                fix="call load_state() only where save_state() has been called before",
+            )
+        return Path(newest[0])
+
+
+def _register(hooks: OrderedDict[int, Callable[..., Any]], hook: Any) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+def _given(folder: Folder, method: str) -> Path:
+    if folder is None:
+        raise UsageError(
+            f"{method}() got no folder, and checkpoints are not named automatically",
+            where=f"the script's {method}()",
+            fix=f"call {method}(folder), or pass Accelerator(project_config=ProjectConfiguration("
+            "project_dir=..., automatic_checkpoint_naming=True))",
+        )
+    return Path(folder).expanduser()
+
+
+def _next_number(folder: Path) -> int:
+    names = map(_NUMBERED.fullmatch, os.listdir(folder) if folder.is_dir() else ())
+    return 1 + max((int(match[1]) for match in names if match), default=-1)
+
+
+def _refuse_others(keywords: dict[str, Any], method: str) -> None:
+    for name in keywords:
+        raise UsageError(
+            f"{method}() does not take {name!r}",
+            where=f"the script's {method}(...)",
+            fix="remove it: models are saved and loaded as they are",
+        )

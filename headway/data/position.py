@@ -1,0 +1,152 @@
+"""Where a pass over a prepared loader stands, and how another run goes on there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import BatchSampler
+
+from headway.checkpoint.generators import generator_states, set_generator_states
+
+_CPU = torch.device("cpu")
+
+
+class Taken(NamedTuple):
+    """What a pass has given to all ranks together, in units of the script's loader."""
+
+    batches: int = 0
+    samples: int = 0  # 0 if the batches have sizes of their own
+
+
+class Start(NamedTuple):
+    """Where a pass begins that another run has begun.
+
+    Args:
+        taken: what is left out; the samples of a map data set are drawn anew, not loaded.
+        ready: to be called once these are drawn, and before the next samples are loaded.
+    """
+
+    taken: Taken
+    ready: Callable[[], None]
+
+
+class Pass:
+    """One pass over a loader.
+
+    Args:
+        epoch: its number.
+        owners: samplers and loaders, whose generators belong to the pass.
+        before: what was left out of it.
+    """
+
+    def __init__(self, epoch: int, owners: Iterable[Any], before: Taken) -> None:
+        self.epoch, self.before = epoch, before
+        self.rounds = 0  # that the script was given
+        self.is_complete = False
+        self.stream: Any = None  # the state of the data set after these, if it has one
+        self._global = generator_states(_CPU)
+        self._own = [one.get_state() for one in generators_of(owners)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "global": self._global,
+            "own": self._own,
+            "stream": self.stream,
+        }
+
+
+class Pending(NamedTuple):
+    """A pass that another run has begun, and that is the next one here.
+
+    Args:
+        state: of that pass, and what it has taken.
+        restore_generators: puts this rank's generators where they were then.
+        only_skipped: it goes on only where the script itself leaves its first batches out.
+    """
+
+    state: dict[str, Any]
+    restore_generators: Callable[[], None]
+    only_skipped: bool
+
+
+class Passes:
+    """The passes over a loader, with and without its first batches."""
+
+    following = 0
+    """The number of the next one."""
+    current: Pass | None = None
+    pending: Pending | None = None
+
+
+def set_generators_to_begin(state: dict[str, Any], owners: Iterable[Any]) -> None:
+    """Let a pass draw what the one with this state drew."""
+    set_generator_states(state["global"], _CPU)
+    for generator, own in zip(generators_of(owners), state["own"], strict=False):
+        generator.set_state(own)
+
+
+def generators_of(owners: Iterable[Any]) -> list[torch.Generator]:
+    """Return the generators that these objects have, each once."""
+    found = [getattr(one, "generator", None) for one in owners]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def counts_samples(source: Any) -> bool:
+    """Return whether the batches of `source` are consecutive samples of its sampler."""
+    return type(source) is BatchSampler
+
+
+def after(source: Any, taken: Taken, size: int = 0) -> tuple[Iterator[Any], list[Any]]:
+    """Return the batches of a batch sampler (or of a sampler) without those that were taken.
+
+    Args:
+        size: how many of the epoch's first samples to return as well; as many as were taken at
+            most.
+    """
+    if counts_samples(source):
+        samples = iter(source.sampler)
+        first = list(islice(samples, min(size, taken.samples)))
+        rest = islice(samples, taken.samples - len(first), None)
+        return iter(BatchSampler(rest, source.batch_size, source.drop_last)), first
+    batches = iter(source)
+    first = list(islice(batches, taken.batches))
+    flat = chain.from_iterable(one if isinstance(one, list) else [one] for one in first)
+    return batches, list(islice(flat, size)) if size else [*flat]
+
+
+class Ahead:
+    """Batches of indices, one of which is drawn ahead, so that the last one is known.
+
+    Attributes:
+        has_more: whether another follows the one that was given last.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.has_more = False
+        self.start: Start | None = (
+            None  # of the pass; torch begins it twice where there are workers
+        )
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._one_ahead(self.start)
+
+    def _one_ahead(self, start: Start | None) -> Iterator[Any]:
+        source = iter(self._source) if start is None else after(self._source, start.taken)[0]
+        following = next(source, _END)
+        if start is not None:
+            start.ready()
+        while following is not _END:
+            given, following = following, next(source, _END)
+            self.has_more = following is not _END
+            yield given
+
+
+_END = object()

@@ -1,0 +1,72 @@
+"""Where a script's files go: `ProjectConfiguration`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from headway.errors import UsageError
+
+Folder = str | os.PathLike[str] | None
+
+
+@dataclass
+class ProjectConfiguration:
+    """Where trackers and checkpoints write: `Accelerator(project_config=...)`.
+
+    Args:
+        project_dir: the folder of all; checkpoints without a name of their own are in
+            `checkpoints` below it.
+        logging_dir: the folder of the trackers' files; None is `project_dir`.
+        automatic_checkpoint_naming: `save_state()` writes `checkpoints/checkpoint_0`,
+            `checkpoint_1`, ..., and `load_state()` without a path loads the newest.
+        total_limit: how many of those are kept; older ones are removed once a new one is complete.
+        iteration: the number of the next one.
+        save_on_each_node: refused if True: a checkpoint is one folder that all machines share.
+
+    Raises:
+        UsageError: `save_on_each_node=True`, or `total_limit` is not a number of at least 1.
+
+    >>> ProjectConfiguration(project_dir="runs").logging_dir
+    'runs'
+    """
+
+    project_dir: Folder = None
+    logging_dir: Folder = None
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None
+    iteration: int = 0
+    save_on_each_node: bool = False
+
+    def __post_init__(self) -> None:
+        self.set_directories(self.project_dir)
+        where = "the script's ProjectConfiguration(...)"
+        if self.save_on_each_node:
+            raise UsageError(
+                "save_on_each_node=True is not supported",
+                where=where,
+                fix="remove it, and save to a folder that all machines share",
+            )
+        if self.total_limit is not None and self.total_limit < 1:
+            raise UsageError(
+                f"total_limit is {self.total_limit}, but the newest checkpoint always stays",
+                where=where,
+                fix="pass how many checkpoints to keep, 1 or more; or None for all",
+            )
+
+    def set_directories(self, project_dir: Folder = None) -> None:
+        """Set `project_dir`, and `logging_dir` if that is not set."""
+        self.project_dir = project_dir
+        if self.logging_dir is None:
+            self.logging_dir = project_dir
+
+
+def merged_project(
+    config: ProjectConfiguration | None, project_dir: Folder
+) -> ProjectConfiguration:
+    """Return `config`, with `project_dir` where it has none."""
+    if config is None:
+        return ProjectConfiguration(project_dir=project_dir)
+    if config.project_dir is None and project_dir is not None:
+        config.set_directories(project_dir)
+    return config

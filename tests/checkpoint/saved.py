@@ -1,0 +1,35 @@
+"""Small checkpoints for tests, without tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.checkpoint.folders import begin, commit, next_time
+from headway.checkpoint.manifest import (
+    FORMAT,
+    Manifest,
+    describe_files,
+    files_below,
+    write_manifest,
+)
+
+TEXTS = {"values.json": "{}", "tensors/a.bin": "a" * 1000, "tensors/b.bin": ""}
+
+
+def write(folder: Path, step: int = 1, texts: dict[str, str] = TEXTS, sha256: bool = False) -> None:
+    """Write files and manifest of a checkpoint into an existing folder."""
+    for path, text in texts.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text + str(step))
+    files = describe_files(folder, sorted(files_below(folder)), sha256=sha256)
+    manifest = Manifest(
+        FORMAT, "0.1", "2.13", "3.11", "", next_time(folder.parent), step, 0, 1, tuple(files)
+    )
+    write_manifest(folder, manifest)
+
+
+def save(target: Path, step: int = 1, *, sha256: bool = False) -> None:
+    """Save a checkpoint as training does, in one process."""
+    pending = begin(target)
+    write(pending, step, sha256=sha256)
+    commit(pending, target)

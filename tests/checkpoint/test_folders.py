@@ -1,0 +1,165 @@
+"""A checkpoint is there as a whole or not at all, whatever happens while it is saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headway.checkpoint import folders
+from headway.checkpoint.folders import (
+    checkpoints_in,
+    leftovers_in,
+    next_time,
+    prune,
+    recover,
+    require_space,
+)
+from headway.checkpoint.manifest import verify
+from headway.errors import CheckpointError
+from tests.checkpoint.saved import save
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="renameat2")
+EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree"}
+
+
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that cannot exchange two folders."""
+    monkeypatch.setattr(folders, "exchange", lambda one, other: False)
+
+
+def test_a_saved_checkpoint_is_listed_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    save(folder / "a", step=3)
+    save(folder / "a", step=4)
+    assert [one.manifest.step for one in checkpoints_in(folder)] == [4]
+    assert [one.name for one in folder.iterdir()] == ["a"]
+    assert (folder / "a").stat().st_mode & 0o777 == 0o777 & ~folders._umask()
+
+
+def test_checkpoints_are_ordered_by_time_and_not_by_name_even_if_the_clock_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (9, 10, 11):
+        monkeypatch.setattr(time, "time", lambda now=1e9 - number: now)
+        save(tmp_path / f"checkpoint_{number}", step=number)
+    assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [9, 10, 11]
+    assert next_time(tmp_path) > 1e9 - 9
+    assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint_9", "checkpoint_10"]
+    assert prune(tmp_path, 0) == []
+    assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [11]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "read-only folder"])
+def test_where_a_checkpoint_cannot_take_its_place_the_save_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "a"
+    if kind == "file":
+        target.write_text("mine")
+    elif kind == "link":
+        target.symlink_to(tmp_path)
+    else:
+        save(target)
+        monkeypatch.setattr(folders, "exchange", lambda one, other: False)
+        monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        save(target, step=2)
+    assert caught.value.problems[0].where == str(target)
+    if kind == "file":
+        assert target.read_text() == "mine"
+    if kind == "read-only folder":
+        assert verify(target).step == 1
+
+
+def refuse(*_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError):
+        save(tmp_path / "file" / "a")
+
+
+def test_space_is_asked_for_in_advance(tmp_path: Path) -> None:
+    require_space(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="MiB"):
+        require_space(tmp_path, 2**60)
+
+
+def cut_off(save_again: str, at: int, target: Path) -> bool:
+    """Save in a child that is killed at its n-th event; return whether it was."""
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def count_event(event: str, _: object) -> None:
+            nonlocal count
+            if event in EVENTS or event == "fsync":
+                count += 1
+                if count == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        fsync = os.fsync
+
+        def counted(fd: int) -> None:
+            count_event("fsync", fd)
+            fsync(fd)
+
+        os.fsync = counted  # type: ignore[assignment]
+        sys.addaudithook(count_event)
+        if save_again == "without exchange":
+            folders.exchange = lambda one, other: False
+        save(target, step=2)
+        prune(target.parent, 1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] != 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "save_again",
+    ["elsewhere", pytest.param("in its place", marks=on_linux), "without exchange"],
+)
+def test_a_kill_at_any_event_of_a_save_leaves_one_whole_checkpoint(
+    save_again: str, tmp_path: Path
+) -> None:
+    at, was_cut_off = 0, True
+    while was_cut_off:
+        at += 1
+        folder = tmp_path / str(at)
+        save(folder / "a")
+        target = folder / ("b" if save_again == "elsewhere" else "a")
+        was_cut_off = cut_off(save_again, at, target)
+        recover(folder / "a")
+        there = checkpoints_in(folder)
+        assert there, f"all is lost after event {at}"
+        for one in there:
+            whole = verify(one.path)
+            texts = {(one.path / file.path).read_text()[-1] for file in whole.files}
+            assert texts == {str(whole.step)}
+        if not was_cut_off:
+            assert [one.manifest.step for one in there] == [2]
+            assert leftovers_in(folder) == []
+    assert at > 20
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_a_commit_that_was_cut_off_between_its_renames_is_finished_with_the_newer_whole_one(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path / "a", step=1)
+    (tmp_path / "a").rename(tmp_path / ".old-a-12345678")
+    recover(tmp_path / "a")
+    assert verify(tmp_path / "a").step == 1
+    save(tmp_path / "new", step=2)
+    (tmp_path / "a").rename(tmp_path / ".old-a-12345678")
+    (tmp_path / "new").rename(tmp_path / ".tmp-a-12345678")
+    recover(tmp_path / "a")
+    assert verify(tmp_path / "a").step == 2

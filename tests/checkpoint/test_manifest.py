@@ -1,0 +1,172 @@
+"""A checkpoint is verified against its manifest; what is damaged or hostile is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.checkpoint import manifest as manifests
+from headway.checkpoint.manifest import NAME, read_manifest, unlisted_files, verify
+from headway.errors import CheckpointError
+from tests.checkpoint.saved import TEXTS, save
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save(tmp_path / "saved", sha256=True)
+    return tmp_path / "saved"
+
+
+def edited(folder: Path, change: Callable[[Any], object]) -> None:
+    fields = json.loads((folder / NAME).read_text())
+    change(fields)
+    (folder / NAME).write_text(json.dumps(fields))
+
+
+def test_a_checkpoint_that_was_saved_is_whole(saved: Path) -> None:
+    found = verify(saved)
+    assert [file.path for file in found.files] == sorted(TEXTS)
+    assert found.step == 1
+    assert unlisted_files(saved, found) == []
+
+
+def test_files_that_were_added_are_told_and_not_refused(saved: Path) -> None:
+    (saved / "notes.txt").write_text("good one")
+    (saved / "link").symlink_to("/")
+    assert unlisted_files(saved, verify(saved)) == ["link", "notes.txt"]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes() or b"x")
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def swap(path: Path) -> None:
+    shutil.copy(path.parents[1] / "values.json", path)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def link_of_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("moved"))
+    path.parent.symlink_to("moved")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES: list[Callable[[Path], object]] = [
+    flip,
+    swap,
+    link,
+    link_of_folder,
+    pipe,
+    Path.unlink,
+    lambda path: os.truncate(path, 500),
+    lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    lambda path: path.open("a").write("more"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("damage", DAMAGES, ids=range(len(DAMAGES)))
+def test_a_damaged_file_is_refused_and_named(damage: Callable[[Path], object], saved: Path) -> None:
+    damage(saved / "tensors" / "a.bin")
+    with pytest.raises(CheckpointError) as caught:
+        verify(saved)
+    assert caught.value.problems[0].where == str(saved / "tensors" / "a.bin")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_damaged_manifest_is_refused_or_means_the_same(seed: int, saved: Path) -> None:
+    draw, path, before = random.Random(seed), saved / NAME, verify(saved)
+    data = bytearray(path.read_bytes())
+    start = draw.randrange(len(data))
+    change = draw.choice(["flip", "cut", "zero", "double"])
+    if change == "flip":
+        data[start] ^= 1 << draw.randrange(8)
+    elif change == "cut":
+        del data[start:]
+    elif change == "zero":
+        data[start : start + 20] = bytes(len(data[start : start + 20]))
+    else:
+        data[start:start] = data[start : start + 20]
+    path.write_bytes(data)
+    try:
+        after = verify(saved)
+    except CheckpointError:
+        return
+    assert after.files == before.files
+
+
+HOSTILE: list[Callable[[Any], object]] = [
+    lambda fields: fields["files"][0].update(path="../values.json"),
+    lambda fields: fields["files"][0].update(path="/etc/passwd"),
+    lambda fields: fields["files"][0].update(path="tensors//a.bin"),
+    lambda fields: fields["files"][0].update(path=NAME),
+    lambda fields: fields["files"].append(fields["files"][0]),
+    lambda fields: fields["files"][0].update(size=True),
+    lambda fields: fields["files"][0].update(crc32="0"),
+    lambda fields: fields["files"][0].update(more=1),
+    lambda fields: fields.update(files={}),
+    lambda fields: fields.update(step="1"),
+    lambda fields: fields.pop("world_size"),
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_manifest_is_refused(change: Callable[[Any], object], saved: Path) -> None:
+    edited(saved, change)
+    with pytest.raises(CheckpointError) as caught:
+        read_manifest(saved)
+    assert caught.value.problems[0].where == str(saved / NAME)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, '{"format": 1e400}', "\0"])
+def test_what_is_no_manifest_is_refused(text: str, saved: Path) -> None:
+    (saved / NAME).write_text(text)
+    with pytest.raises(CheckpointError):
+        read_manifest(saved)
+
+
+def test_a_huge_manifest_is_not_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "_LONGEST", 100)
+    with pytest.raises(CheckpointError):
+        read_manifest(saved)
+
+
+def test_a_manifest_that_is_a_pipe_or_a_link_is_not_waited_for(saved: Path) -> None:
+    (saved / NAME).rename(saved / "other.json")
+    os.mkfifo(saved / NAME)
+    with pytest.raises(CheckpointError):
+        read_manifest(saved)
+    (saved / NAME).unlink()
+    (saved / NAME).symlink_to("other.json")
+    with pytest.raises(CheckpointError):
+        read_manifest(saved)
+
+
+@pytest.mark.wording
+def test_a_later_format_is_refused_with_the_version_that_wrote_it(saved: Path) -> None:
+    edited(saved, lambda fields: fields.update(format=2, headway="9.9", anything="else"))
+    with pytest.raises(CheckpointError, match=r"format 2, written by Headway '9\.9'"):
+        read_manifest(saved)
+
+
+def test_a_folder_that_is_none_or_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(CheckpointError):
+            verify(folder)

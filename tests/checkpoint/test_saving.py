@@ -1,0 +1,126 @@
+"""A checkpoint is saved and loaded by one process here; by several in tests/distributed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from headway.checkpoint.folders import checkpoints_in, leftovers_in  # noqa: E402
+from headway.checkpoint.loading import load_checkpoint  # noqa: E402
+from headway.checkpoint.manifest import NAME, unlisted_files, verify  # noqa: E402
+from headway.checkpoint.saving import Progress, State, save_checkpoint  # noqa: E402
+from headway.errors import CheckpointError  # noqa: E402
+
+WEIGHT = torch.arange(6.0).reshape(2, 3)
+STATE = State({"model": {"weight": WEIGHT, "lr": 0.1}}, {"random": [1, 2], "states": torch.ones(3)})
+LIVE = "shared.model.weight"
+
+
+def save(
+    target: Path, state: State = STATE, *, hook: Callable[[Path], object] = str, **options: Any
+) -> None:
+    def state_of(folder: Path) -> State:
+        hook(folder)
+        return state
+
+    save_checkpoint(target, state_of, Progress(7, 1), **options)
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    save(tmp_path / "a", hook=lambda folder: (folder / "hook.txt").write_text("mine"))
+    loaded = load_checkpoint(tmp_path / "a", {LIVE: torch.zeros(2, 3)})
+    assert torch.equal(loaded.shared["model"]["weight"], WEIGHT)
+    assert loaded.shared["model"]["lr"] == 0.1
+    assert loaded.own is not None
+    assert loaded.own["random"] == [1, 2]
+    assert (loaded.manifest.step, loaded.manifest.epoch) == (7, 1)
+    assert "hook.txt" in [file.path for file in loaded.manifest.files]
+
+
+def test_files_of_the_script_in_the_folder_of_a_checkpoint_stay(tmp_path: Path) -> None:
+    (tmp_path / "a" / "sub").mkdir(parents=True)
+    (tmp_path / "a" / "sub" / "mine.txt").write_text("before")
+    save(tmp_path / "a", hook=lambda folder: (folder / "hook.txt").write_text("1"))
+    (tmp_path / "a" / "later.txt").write_text("after")
+    save(tmp_path / "a")
+    assert (tmp_path / "a" / "sub" / "mine.txt").read_text() == "before"
+    assert (tmp_path / "a" / "later.txt").read_text() == "after"
+    assert not (tmp_path / "a" / "hook.txt").exists()  # it was part of the older checkpoint
+    assert unlisted_files(tmp_path / "a", verify(tmp_path / "a")) == ["later.txt", "sub/mine.txt"]
+
+
+def fail(_: Path) -> None:
+    raise OSError(28, "No space left on device", "somewhere")
+
+
+@pytest.mark.parametrize("failure", ["object", "hook", "disk"])
+def test_a_save_that_fails_leaves_the_checkpoint_before_it_and_nothing_else(
+    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoints"
+    save(folder / "a")
+    before = verify(folder / "a")
+    if failure == "disk":
+        usage = type(shutil.disk_usage(tmp_path))(10, 10, 0)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    state = State({"model": object()}, {}) if failure == "object" else STATE
+    with pytest.raises(CheckpointError):
+        save(folder / "a", state, hook=fail if failure == "hook" else str)
+    assert verify(folder / "a") == before
+    assert len(checkpoints_in(folder)) == 1
+    assert leftovers_in(folder) == []
+
+
+def test_a_live_tensor_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"shared\.model\.weight"):
+        load_checkpoint(tmp_path / "a", {LIVE: torch.zeros(3, 2)})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_corrupted_checkpoint_is_refused(seed: int, tmp_path: Path) -> None:
+    save(tmp_path / "a")
+    draw = random.Random(seed)
+    path = tmp_path / "a" / draw.choice([one.path for one in verify(tmp_path / "a").files])
+    data = bytearray(path.read_bytes())
+    at = draw.randrange(len(data))
+    change = draw.choice(["flip", "cut", "zero", "more", "delete"])
+    if change == "flip":
+        data[at] ^= 1 << draw.randrange(8)
+    elif change == "cut":
+        del data[at:]
+    elif change == "zero":
+        data[at : at + 4096] = bytes(byte ^ 255 for byte in data[at : at + 4096])
+    elif change == "more":
+        data += b"\0"
+    path.write_bytes(data)
+    if change == "delete":
+        path.unlink()
+    with pytest.raises(CheckpointError):
+        load_checkpoint(tmp_path / "a", {LIVE: torch.zeros(2, 3)})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "[" * 10_000, '{"tensor": "shared.away"}', '{"dict": 1}', '{"dict": [["a", {}]]}'],
+)
+def test_hostile_values_under_a_right_manifest_are_refused(text: str, tmp_path: Path) -> None:
+    save(tmp_path / "a")
+    (tmp_path / "a" / "values.json").write_text(text)
+    manifest = json.loads((tmp_path / "a" / NAME).read_text())
+    from headway.checkpoint.manifest import describe_files
+
+    paths = [file["path"] for file in manifest["files"]]
+    manifest["files"] = [one._asdict() for one in describe_files(tmp_path / "a", paths)]
+    (tmp_path / "a" / NAME).write_text(json.dumps(manifest))
+    verify(tmp_path / "a")
+    with pytest.raises(CheckpointError):
+        load_checkpoint(tmp_path / "a")

@@ -1,0 +1,105 @@
+"""Tensors come back as they were saved; nothing in a checkpoint is run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from headway.checkpoint.tensors import (  # noqa: E402
+    load_tensors,
+    save_tensors,
+    tensor_facts,
+)
+from headway.errors import CheckpointError  # noqa: E402
+
+TENSORS = {
+    "model.weight": torch.arange(12.0).reshape(3, 4).t(),
+    "model.empty": torch.zeros(0, 2, dtype=torch.bfloat16),
+    "step": torch.tensor(7, dtype=torch.int64),
+    "flags": torch.tensor([True, False]),
+    "complex": torch.tensor([1 + 2j]),
+}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_tensors(TENSORS, tmp_path / "tensors")
+    return tmp_path / "tensors"
+
+
+def test_tensors_come_back_with_their_bits_and_the_live_ones_are_not_changed(saved: Path) -> None:
+    live = {name: torch.ones_like(tensor) for name, tensor in TENSORS.items()}
+    loaded = load_tensors(live, saved)
+    for name, tensor in TENSORS.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+        assert torch.equal(live[name], torch.ones_like(tensor))
+    assert {name: fact.shape for name, fact in tensor_facts(saved).items()} == {
+        name: tensor.shape for name, tensor in TENSORS.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("model.weight", torch.zeros(3, 4)),
+        ("model.weight", torch.zeros(4, 3, dtype=torch.float16)),
+        ("other", torch.zeros(1)),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused_by_name(name: str, wanted: Any, saved: Path) -> None:
+    with pytest.raises(CheckpointError, match=name):
+        load_tensors({name: wanted}, saved)
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("bomb", [Bomb(), {"a": Bomb()}, print, eval, torch.load])
+def test_a_bomb_in_the_index_is_refused_and_not_run(bomb: object, saved: Path) -> None:
+    (saved / ".metadata").write_bytes(pickle.dumps(bomb))
+    with pytest.raises(CheckpointError):
+        load_tensors(TENSORS, saved)
+    assert not Path("exploded").exists()
+
+
+def test_a_bomb_in_place_of_a_tensor_is_refused_and_not_run(saved: Path) -> None:
+    (data,) = saved.glob("*.distcp")
+    torch.save(Bomb(), data)
+    with pytest.raises(CheckpointError):
+        load_tensors(TENSORS, saved)
+    assert not Path("exploded").exists()
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "..", ""])
+def test_an_index_that_leads_out_of_the_folder_is_refused(path: str, saved: Path) -> None:
+    index = saved / ".metadata"
+    metadata = pickle.loads(index.read_bytes())
+    for info in metadata.storage_data.values():
+        info.relative_path = path
+    index.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError):
+        load_tensors(TENSORS, saved)
+
+
+@pytest.mark.parametrize("text", [b"", b"garbage", pickle.dumps({})])
+def test_a_damaged_index_is_refused(text: bytes, saved: Path) -> None:
+    (saved / ".metadata").write_bytes(text)
+    with pytest.raises(CheckpointError):
+        load_tensors(TENSORS, saved)
+    (saved / ".metadata").unlink()
+    with pytest.raises(CheckpointError):
+        tensor_facts(saved)
+
+
+def test_a_folder_that_is_there_is_not_written_over(saved: Path) -> None:
+    with pytest.raises(CheckpointError, match="exist"):
+        save_tensors(TENSORS, saved)

@@ -1,0 +1,103 @@
+"""Python values come back from JSON as they were; objects that JSON has no form for are refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from headway.checkpoint.values import decode, encode, tensor_names  # noqa: E402
+from headway.errors import CheckpointError  # noqa: E402
+
+keys = st.one_of(st.integers(), st.text(), st.booleans(), st.tuples(st.integers(), st.text()))
+plain = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.binary(),
+    st.complex_numbers(),
+)
+values = st.recursive(
+    plain,
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(keys, inner),
+        st.sets(keys, max_size=1),  # a larger one has no order to compare
+    ),
+    max_leaves=20,
+)
+
+
+def round_trip(value: Any) -> Any:
+    tensors: dict[str, Any] = {}
+    text = json.dumps(encode(value, "it", tensors), allow_nan=True)
+    assert tensor_names(json.loads(text)) == tensors.keys()
+    return decode(json.loads(text), tensors)
+
+
+@given(values)
+def test_any_value_comes_back_as_it_was(value: Any) -> None:
+    assert repr(round_trip(value)) == repr(value)
+
+
+def test_a_state_dict_of_an_optimizer_comes_back() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    weight.sum().backward()
+    optimizer.step()
+    before = optimizer.state_dict()
+    after = round_trip(before)
+    assert after["param_groups"] == before["param_groups"]
+    assert after["state"].keys() == {0}
+    for name, value in before["state"][0].items():
+        assert torch.equal(after["state"][0][name], value)
+
+
+def test_tensors_whose_paths_read_alike_are_kept_apart() -> None:
+    back = round_trip({"a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2)})
+    assert back == {"a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2)}
+
+
+def test_values_of_numpy_come_back() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert round_trip(numpy.float64(0.5)) == 0.5
+    assert math.isnan(round_trip(numpy.float32("nan")))
+    for array in (numpy.arange(6).reshape(2, 3)[:, ::2], numpy.array(1.5), numpy.zeros((0, 2))):
+        back = round_trip(array)
+        assert back.dtype == array.dtype
+        assert back.shape == array.shape
+        assert (back == array).all()
+
+
+def test_other_kinds_of_dicts_become_dicts() -> None:
+    assert round_trip(OrderedDict(a=1)) == {"a": 1}
+
+
+@pytest.mark.parametrize("value", [object(), print, {"a": [object()]}, {1: lambda: None}])
+def test_an_object_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(CheckpointError, match="it"):
+        encode(value, "it", {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{}", '{"tensor": "away"}', '{"a": 1}', '{"tuple": 1}', '{"dict": [1]}'),
+        *('{"bytes": "?"}', '{"dict": [[[], 1]]}', '{"tensor": []}', '{"number": 1}'),
+        '{"tuple": [], "set": []}',
+    ],
+)
+def test_what_is_no_value_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a value of a checkpoint"):
+        decode(json.loads(text), {})

@@ -1,0 +1,414 @@
+"""A training is saved and goes on, in one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from headway import Accelerator
+from headway.checkpoint.folders import checkpoints_in, leftovers_in
+from headway.checkpoint.manifest import verify
+from headway.compat import Accelerator as CompatAccelerator
+from headway.errors import CheckpointError, UsageError
+from headway.utils import ProjectConfiguration, set_seed
+
+
+class Augmented(Dataset[torch.Tensor]):
+    """Samples that differ each time that they are drawn."""
+
+    def __init__(self, size: int = 23) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        noise = torch.rand(3) + random.random() + float(np.random.rand())
+        return torch.cat([torch.tensor([float(index)]), noise])
+
+
+class Counter:
+    """What a script registers."""
+
+    def __init__(self) -> None:
+        self.state: Any = {"best": 0.5, "seen": torch.zeros(2), "names": ("a", "b")}
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+class Run:
+    """A small training; `losses` has the loss and the samples of each batch."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        kind: type[Accelerator] = Accelerator,
+        data: Any = None,
+        loader: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        set_seed(seed)
+        self.accelerator = kind(cpu=True, **options)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Dropout(0.3),
+            torch.nn.Linear(8, 1),
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scheduler = CosineAnnealingLR(optimizer, 40)
+        loader = {"shuffle": True, "batch_size": 4} if loader is None else loader
+        data = Augmented() if data is None else data
+        self.counter = Counter()
+        self.accelerator.register_for_checkpointing(self.counter)
+        self.model, self.optimizer, self.loader, self.scheduler = self.accelerator.prepare(
+            model, optimizer, DataLoader(data, **loader), scheduler
+        )
+        self.losses: list[tuple[str, list[float]]] = []
+
+    def batches(self, loader: Any = None) -> Iterator[int]:
+        """Train on one epoch; each batch is counted once it is trained on."""
+        for batch in self.loader if loader is None else loader:
+            with self.accelerator.accumulate(self.model):
+                loss = self.model(batch).square().mean()
+                self.accelerator.backward(loss)
+                self.optimizer.step()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+            self.counter.state["seen"] += 1
+            self.losses.append((loss.item().hex(), batch[:, 0].tolist()))
+            yield len(self.losses)
+
+    def epochs(self, count: int) -> None:
+        for _ in range(count):
+            for _ in self.batches():
+                pass
+
+    def weights(self) -> list[str]:
+        return [repr(one.tolist()) for one in self.model.state_dict().values()]
+
+
+def saved_at(step: int, folder: Path, **options: Any) -> Run:
+    """Train three epochs without a break, and save after one step."""
+    run = Run(**options)
+    for _ in range(3):
+        for count in run.batches():
+            if count == step:
+                run.accelerator.save_state(str(folder))
+    return run
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation": {"gradient_accumulation_steps": 3},
+    "in order": {"loader": {"batch_size": 4}},
+    "generator": {"loader": {"batch_size": 4, "shuffle": True}},
+    "drop_last": {"loader": {"batch_size": 4, "shuffle": True, "drop_last": True}},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("step", [5, 8])  # the last or last but one of an epoch, and another
+def test_a_run_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
+    name: str, step: int, tmp_path: Path
+) -> None:
+    def options() -> dict[str, Any]:
+        copied = {**OPTIONS[name]}
+        if name == "generator":
+            generator = torch.Generator().manual_seed(5)
+            copied["loader"] = {**copied["loader"], "generator": generator}
+        return copied
+
+    whole = saved_at(step, tmp_path / "saved", **options())
+    resumed = Run(seed=99, **options())
+    resumed.accelerator.load_state(tmp_path / "saved")
+    done, is_inside = divmod(step, len(whole.loader))
+    torch.rand(7 if is_inside else 0)  # what a script may draw before its loop
+    resumed.epochs(3 - done)
+    assert resumed.losses == whole.losses[step:]
+    assert resumed.weights() == whole.weights()
+    assert torch.equal(resumed.counter.state["seen"], whole.counter.state["seen"])
+    assert resumed.scheduler.get_last_lr() == whole.scheduler.get_last_lr()
+    assert resumed.loader.epoch == whole.loader.epoch == 3
+
+
+@pytest.mark.processes
+def test_loader_workers_make_no_difference_to_the_order_of_a_run_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    loader = {"batch_size": 4, "shuffle": True, "num_workers": 2}
+    data = torch.arange(92.0).reshape(23, 4)
+    whole = saved_at(8, tmp_path / "saved", data=data, loader=loader)
+    resumed = Run(seed=99, data=data, loader=loader)
+    resumed.accelerator.load_state(tmp_path / "saved")
+    resumed.epochs(2)
+    assert resumed.losses == whole.losses[8:]
+    assert resumed.weights() == whole.weights()
+
+
+@pytest.mark.parametrize("kind", [Accelerator, CompatAccelerator])
+def test_a_script_that_skips_batches_itself_goes_on_bit_for_bit(
+    kind: type[Accelerator], tmp_path: Path
+) -> None:
+    whole = saved_at(8, tmp_path / "saved", kind=kind)
+    resumed = Run(seed=99, kind=kind)
+    resumed.accelerator.load_state(tmp_path / "saved")
+    for _ in resumed.batches(resumed.accelerator.skip_first_batches(resumed.loader, 2)):
+        pass
+    resumed.epochs(1)
+    assert resumed.losses == whole.losses[8:]
+
+
+def test_a_checkpoint_of_a_run_that_has_gone_on_goes_on_too(tmp_path: Path) -> None:
+    whole = saved_at(8, tmp_path / "first")
+    third = Run(seed=2)
+    third.accelerator.load_state(tmp_path / "first")
+    for count in third.batches():
+        if count == 2:
+            third.accelerator.save_state(tmp_path / "second")
+            break
+    last = Run(seed=3)
+    last.accelerator.load_state(tmp_path / "second")
+    last.epochs(2)
+    assert last.losses == whole.losses[10:]
+
+
+def test_under_compat_a_loader_begins_its_epoch_anew(tmp_path: Path) -> None:
+    saved_at(8, tmp_path / "saved", kind=CompatAccelerator)
+    resumed = Run(seed=99, kind=CompatAccelerator)
+    resumed.accelerator.load_state(tmp_path / "saved")
+    assert len(list(resumed.loader)) == 6
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(92.0).reshape(23, 4))
+
+
+class StatefulStream(Stream):
+    at = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for one in islice(super().__iter__(), self.at, None):
+            self.at += 1
+            yield one
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("stream", [Stream, StatefulStream])
+def test_a_stream_goes_on_and_says_what_cannot_be_promised(
+    stream: type[Stream], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = {"batch_size": 4}
+    whole = saved_at(8, tmp_path / "saved", data=stream(), loader=loader)
+    resumed = Run(seed=99, data=stream(), loader=loader)
+    resumed.accelerator.load_state(tmp_path / "saved")
+    resumed.epochs(2)
+    assert resumed.losses == whole.losses[8:]
+    assert ("read and dropped" in capsys.readouterr().err) == (stream is Stream)
+
+
+def test_another_number_of_samples_in_the_middle_of_an_epoch_is_refused(tmp_path: Path) -> None:
+    saved_at(8, tmp_path / "saved")
+    resumed = Run(data=Augmented(24))
+    before = resumed.weights()
+    with pytest.raises(CheckpointError, match="24"):
+        resumed.accelerator.load_state(tmp_path / "saved")
+    assert resumed.weights() == before
+
+
+def test_the_rest_of_an_epoch_has_the_samples_that_another_batch_size_has_left(
+    tmp_path: Path,
+) -> None:
+    whole = saved_at(8, tmp_path / "saved")
+    resumed = Run(loader={"shuffle": True, "batch_size": 3})
+    resumed.accelerator.load_state(tmp_path / "saved")
+    for _ in resumed.batches():
+        pass
+    rest = [index for _, batch in whole.losses[8:12] for index in batch]
+    assert [index for _, batch in resumed.losses for index in batch] == rest
+    assert resumed.losses[0][1] == rest[:3]
+
+
+# ---------------------------------------------------------------------- names and folders
+
+
+def automatic(folder: Path, **options: Any) -> Accelerator:
+    project = ProjectConfiguration(str(folder), automatic_checkpoint_naming=True, **options)
+    return Accelerator(cpu=True, project_config=project)
+
+
+def test_checkpoints_are_numbered_and_the_oldest_removed(tmp_path: Path) -> None:
+    accelerator = automatic(tmp_path, total_limit=2)
+    folders = [accelerator.save_state() for _ in range(3)]
+    assert [Path(one).name for one in folders] == ["checkpoint_0", "checkpoint_1", "checkpoint_2"]
+    names = [one.path.name for one in checkpoints_in(tmp_path / "checkpoints")]
+    assert names == ["checkpoint_1", "checkpoint_2"]
+    other = automatic(tmp_path)
+    with pytest.raises(CheckpointError, match="iteration"):
+        automatic(tmp_path, iteration=2).save_state()
+    other.load_state()
+    assert other.save_iteration == 3
+    assert Path(other.save_state()).name == "checkpoint_3"
+
+
+def test_the_folders_of_a_project_are_those_that_were_given(tmp_path: Path) -> None:
+    project = ProjectConfiguration(logging_dir="logs")
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path, project_config=project)
+    assert (accelerator.project_dir, accelerator.logging_dir) == (tmp_path, "logs")
+    assert accelerator.project_configuration is project
+
+
+@pytest.mark.parametrize("method", ["save_state", "load_state"])
+def test_without_a_folder_there_is_nothing_to_save_to_or_load_from(method: str) -> None:
+    with pytest.raises(UsageError, match="folder"):
+        getattr(Accelerator(cpu=True), method)()
+
+
+def test_what_cannot_be_obeyed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="save_on_each_node"):
+        ProjectConfiguration(save_on_each_node=True)
+    with pytest.raises(UsageError, match="total_limit"):
+        ProjectConfiguration(total_limit=0)
+    with pytest.raises(UsageError, match="exclude_frozen_parameters"):
+        Accelerator(cpu=True).save_state(tmp_path / "a", exclude_frozen_parameters=True)
+    with pytest.raises(UsageError, match="state_dict"):
+        Accelerator(cpu=True).register_for_checkpointing(object())
+    with pytest.raises(CheckpointError):
+        automatic(tmp_path).load_state()
+
+
+# ---------------------------------------------------------------------- hooks and objects
+
+
+def test_hooks_get_what_accelerate_gives_them_and_may_take_weights_out(tmp_path: Path) -> None:
+    run = Run()
+    seen: list[Any] = []
+
+    def save_hook(models: list[Any], weights: list[Any], output_dir: str) -> None:
+        seen.append((models, [*weights], output_dir))
+        torch.save(weights.pop(), Path(output_dir) / "mine.bin")
+
+    def load_hook(models: list[Any], input_dir: str) -> None:
+        models.pop().load_state_dict(torch.load(Path(input_dir) / "mine.bin"))
+
+    handle = run.accelerator.register_save_state_pre_hook(save_hook)
+    run.accelerator.save_state(tmp_path / "saved")
+    assert seen[0][0] == [run.model]
+    assert seen[0][1][0].keys() == run.model.state_dict().keys()
+    assert Path(seen[0][2]).parent == tmp_path
+    assert not Path(seen[0][2]).exists()
+    assert "mine.bin" in [one.path for one in verify(tmp_path / "saved").files]
+    before = run.weights()
+    resumed = Run(seed=99)
+    with pytest.raises(CheckpointError, match="models"):
+        resumed.accelerator.load_state(tmp_path / "saved")
+    resumed.accelerator.register_load_state_pre_hook(load_hook)
+    resumed.accelerator.load_state(tmp_path / "saved")
+    assert resumed.weights() == before
+    handle.remove()
+    run.accelerator.save_state(tmp_path / "saved")
+    assert len(seen) == 1
+
+
+def test_an_object_that_is_no_value_is_refused_or_pickled_where_asked(tmp_path: Path) -> None:
+    run = Run()
+    run.counter.state = {"path": Path("a")}
+    with pytest.raises(CheckpointError, match="PosixPath"):
+        run.accelerator.save_state(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    assert leftovers_in(tmp_path) == []
+    run.accelerator.save_state(tmp_path / "saved", allow_pickle=True)
+    run.counter.state = None
+    before = run.weights()
+    with pytest.raises(CheckpointError, match="allow_pickle"):
+        run.accelerator.load_state(tmp_path / "saved")
+    assert (run.weights(), run.counter.state) == (before, None)
+    run.accelerator.load_state(tmp_path / "saved", allow_pickle=True)
+    assert run.counter.state == {"path": Path("a")}
+
+
+def changed(run: Run, what: str) -> None:
+    if what == "shape":
+        run.accelerator._prepared[0] = (torch.nn.Linear(4, 1),) * 2
+    elif what == "dtype":
+        run.model.half()
+    elif what == "optimizer":
+        run.optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+    elif what == "object":
+        run.accelerator.register_for_checkpointing(Counter())
+    elif what == "model":
+        run.accelerator.prepare(torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("what", ["shape", "dtype", "optimizer", "object", "model", "damage"])
+def test_a_checkpoint_that_does_not_fit_changes_nothing(what: str, tmp_path: Path) -> None:
+    saved_at(8, tmp_path / "saved")
+    run = Run(seed=99)
+    next(run.batches())
+    changed(run, what)
+    if what == "damage":
+        with open(tmp_path / "saved" / "values.json", "a") as file:
+            file.write(" ")
+    before = run.weights(), repr(run.optimizer.state_dict()), torch.get_rng_state().tolist()
+    with pytest.raises(CheckpointError):
+        run.accelerator.load_state(tmp_path / "saved")
+    after = run.weights(), repr(run.optimizer.state_dict()), torch.get_rng_state().tolist()
+    assert after == before
+    assert run.loader.epoch == 1
+
+
+def test_weights_that_both_have_are_loaded_where_asked(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(2, 2))
+    accelerator.save_state(tmp_path / "saved")
+    other = Accelerator(cpu=True)
+    loaded = other.prepare(torch.nn.Linear(2, 2, bias=False))
+    with pytest.raises(CheckpointError, match="bias"):
+        other.load_state(tmp_path / "saved")
+    other.load_state(tmp_path / "saved", strict=False)
+    assert torch.equal(loaded.weight, model.weight)
+
+
+@pytest.mark.parametrize("make", [
+    lambda one: OneCycleLR(one, max_lr=0.1, total_steps=9),
+    lambda one: ReduceLROnPlateau(one, patience=0),
+])  # fmt: skip
+def test_schedules_go_on(make: Any, tmp_path: Path) -> None:
+    def scheduler() -> tuple[Accelerator, LRScheduler]:
+        accelerator = Accelerator(cpu=True)
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        _, prepared = accelerator.prepare(optimizer, make(optimizer))
+        return accelerator, prepared
+
+    def step(one: Any) -> list[float]:
+        one.optimizer.step()
+        one.step(*[1.0] * isinstance(one.scheduler, ReduceLROnPlateau))
+        return [group["lr"] for group in one.optimizer.param_groups]
+
+    accelerator, first = scheduler()
+    step(first), step(first)
+    accelerator.save_state(tmp_path / "saved")
+    accelerator, second = scheduler()
+    accelerator.load_state(tmp_path / "saved")
+    assert [step(second), step(second)] == [step(first), step(first)]
