@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 _DOUBLE_PRESS_S = 1.0
@@ -47,7 +47,8 @@ def lent_terminal() -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, modes)
+        with suppress(termios.error):  # the terminal has been closed
+            termios.tcsetattr(0, termios.TCSADRAIN, modes)
         for number, handler in before.items():
             signal.signal(number, handler)
 
