@@ -52,7 +52,8 @@ def lent_terminal() -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, modes)
+        with suppress(termios.error):  # the terminal has been closed
+            termios.tcsetattr(0, termios.TCSADRAIN, modes)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -32,6 +32,11 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def resume_with_parents_end() -> None:
+    """Ask the kernel to let this process, where it is suspended, go on when its parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def adopt_orphans() -> bool:
     """Become the parent of descendants whose own parent ends; return whether the system can.
 

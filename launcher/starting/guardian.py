@@ -21,6 +21,7 @@ from headway.launcher.inside.process_cleanup import (
     adopt_orphans,
     end_descendants,
     reap,
+    resume_with_parents_end,
     wake_on_child_end,
 )
 from headway.launcher.starting.titles import set_name, set_title
@@ -41,6 +42,7 @@ def fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
     if not adopt_orphans():
         return
     server = os.fork()
+    resume_with_parents_end()  # a suspended one could end nothing
     if server == 0:
         os.setsid()  # what is sent to the guardian's process group does not reach the server
         return

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -30,7 +31,7 @@ from headway.launcher.inside.process_cleanup import (
 from headway.launcher.inside.worker import bootstrap_code
 from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.reporting.waiting import waiting_for
-from headway.launcher.starting.handles import ProcessHandle
+from headway.launcher.starting.handles import ProcessHandle, open_pidfd
 
 if TYPE_CHECKING:
     from psutil import Process
@@ -71,6 +72,7 @@ class Starter:
         self._started: queue.SimpleQueue[int | OSError | Refused | None] = queue.SimpleQueue()
         self._server_pid = 0
         self._server: ProcessHandle | None = None
+        self._watcher: threading.Thread | None = None
         self._left_processes = False
         self._is_closing = False
         self._socket, theirs = socket.socketpair()
@@ -192,6 +194,8 @@ class Starter:
         if self._guardian.wait() != 0 and not leave_children:
             end_descendants(0)  # which this process has adopted
         self._reader.join()
+        if self._watcher is not None:
+            self._watcher.join()
         self._socket.close()
         if self._server is not None:
             self._server.close()
@@ -206,6 +210,7 @@ class Starter:
                 elif isinstance(record, Serving):
                     self._server_pid = record.pid
                     self._server = ProcessHandle(record.pid)
+                    self._watch_server(record.pid)
                 elif isinstance(record, Started):
                     alive.add(record.pid)
                     self._left_processes = False
@@ -223,6 +228,26 @@ class Starter:
         self._started.put(None)
         for pid in alive:  # the server died, and all ranks with it
             self._note(Ended(pid, -signal.SIGKILL, time.time(), left_processes=False))
+
+    def _watch_server(self, pid: int) -> None:
+        """Let a suspended guardian go on when its server ends: it has to end what is left."""
+        server = open_pidfd(pid)
+        if server is None:
+            return
+
+        def resume_guardian() -> None:
+            ended = select.poll()
+            ended.register(server, select.POLLIN)
+            ended.poll()
+            os.close(server)
+            self._guardian.send_signal(signal.SIGCONT)
+
+        watcher = threading.Thread(target=resume_guardian, name="headway-guardian", daemon=True)
+        try:
+            watcher.start()
+            self._watcher = watcher
+        except RuntimeError:  # too many threads
+            os.close(server)
 
     def _note(self, end: Ended) -> None:
         self.ends[end.pid] = end

@@ -147,3 +147,29 @@ def test_nothing_survives_a_launcher_killed_while_the_fork_server_is_suspended()
     process.kill()
     process.communicate()
     assert not survivors(_GONE_WITHIN_S)
+
+
+@pytest.mark.parametrize(
+    ("suspended", "killed"),
+    [
+        (["guardian"], ["fork server"]),
+        (["guardian"], ["launcher"]),
+        (["fork server", "guardian"], ["launcher"]),
+        (["fork server"], ["guardian", "launcher"]),
+    ],
+)
+def test_nothing_survives_of_a_run_that_is_killed_while_parts_of_it_are_suspended(
+    suspended: list[str], killed: list[str]
+) -> None:
+    process, ranks = start_families(2)
+    pids = dict(
+        zip(["fork server", "guardian", "launcher"], above(ranks[0], process.pid), strict=True)
+    )
+    for number, names in ((signal.SIGSTOP, suspended), (signal.SIGKILL, killed)):
+        for name in names:
+            os.kill(pids[name], number)
+    _, errors = process.communicate(timeout=60)
+    assert not survivors(_GONE_WITHIN_S)
+    if "launcher" not in killed:
+        assert process.returncode == 128 + signal.SIGKILL
+        assert "the process that starts the ranks" in errors, errors
