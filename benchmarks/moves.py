@@ -181,16 +181,20 @@ def main() -> None:
     parser.add_argument("scripts", nargs="*", type=Path, metavar="SCRIPT")
     parser.add_argument("--ranks", type=int, action="append", help="1 and 2 if not given")
     parser.add_argument("--markdown", action="store_true", help="print the table of the docs")
+    parser.add_argument("--json", action="store_true", help="print the differences as JSON")
     parsed = parser.parse_args()
     scripts = parsed.scripts or sorted(SCRIPTS.glob("*.py"))
-    rows = []
+    rows, found = [], []
     for move in moves(scripts, parsed.ranks or [1, 2]):
+        found.append(move._asdict())
         native, compat = move.said(move.headway), move.said(move.compat)
         why = "" if native == "same" else WHY.get(move.script, "")
         rows.append((move.script, str(move.ranks), native, compat, why))
         print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
     head = ("script", "ranks", "`headway`", "`headway.compat`", "why")
-    if parsed.markdown:
+    if parsed.json:
+        print(json.dumps(found))
+    elif parsed.markdown:
         for row in (head, ("---",) * len(head), *rows):
             print(f"| {' | '.join(row)} |")
     else:

@@ -103,12 +103,7 @@ class _Attempt:
         self._store.wait(keys, _FOREVER)
         self._store.set("over", "")
         self._watch.join()
-        outcomes = [self._store.get(key).decode() for key in keys]
-        if self._store.add("read", 1) == self._size:
-            self._store.set("all have read", "")
-        if self._rank == 0:  # which may be where the store is, and may leave next
-            self._store.wait(["all have read"], _FOREVER)
-        return outcomes
+        return [self._store.get(key).decode() for key in keys]
 
     def _cut_when_lost(self) -> None:
         store = self._connect()

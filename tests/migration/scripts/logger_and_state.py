@@ -6,7 +6,7 @@ import logging
 
 from accelerate import Accelerator, PartialState
 from accelerate.logging import get_logger
-from accelerate.state import AcceleratorState, DistributedType
+from accelerate.state import AcceleratorState
 
 state = PartialState()
 logger = get_logger(__name__, log_level="INFO")
@@ -21,7 +21,6 @@ logger.warning_once("once")
 found = {
     "lines": len(stream.getvalue().splitlines()),
     "precision": AcceleratorState().mixed_precision,
-    "distributed": accelerator.distributed_type != DistributedType.NO,
     "same": [state.num_processes == accelerator.num_processes, state.device == accelerator.device],
     "deepspeed": accelerator.state.deepspeed_plugin,
     "text": repr(accelerator.state).splitlines()[1:],
