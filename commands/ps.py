@@ -39,7 +39,12 @@ def make_parser() -> Parser:
 
 def print_runs(runs: Sequence[Run]) -> None:
     """Print launches as a table."""
-    rows = [(str(run.pid), run.program, run.ranks, _since(run.began_at)) for run in runs]
+    rows = [
+        (str(run.pid), "-", "its launcher is suspended", _since(run.began_at))
+        if run.is_suspended
+        else (str(run.pid), run.program, run.ranks, _since(run.began_at))
+        for run in runs
+    ]
     print_table(("pid", "program", "ranks", "since"), rows)
 
 

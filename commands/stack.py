@@ -27,18 +27,25 @@ def main(argv: Sequence[str]) -> int:
     if len(words) > 1:
         parser.error(f"headway stack takes one process id, and got {len(words)} arguments")
     run = _run_of(_process(words[0])) if words else _only_run()
-    text = ask_for_stacks(run.pid, parsed.interrupt, _TIMEOUT_S)
-    if text is None:
-        is_there = psutil.pid_exists(run.pid)
+    if run.is_suspended:
         raise LaunchError(
-            f"the launcher did not answer within {_TIMEOUT_S:.0f} s"
-            if is_there
-            else "the launcher ended before it answered",
+            "the launcher is suspended, and cannot answer",
             where=f"process {run.pid}",
-            fix="look at its own output",
+            fix=f"let it go on: `fg` in its shell, or `kill -CONT {run.pid}`",
         )
-    print(text)
+    print(_stacks(run.pid, parsed.interrupt))
     return 0
+
+
+def _stacks(pid: int, interrupts: bool) -> str:
+    failure = "the launcher ended before it answered"
+    try:
+        text = ask_for_stacks(pid, interrupts, _TIMEOUT_S)
+        if text is not None:
+            return text
+    except TimeoutError:
+        failure = f"the launcher did not answer within {_TIMEOUT_S:.0f} s"
+    raise LaunchError(failure, where=f"process {pid}", fix="look at its own output")
 
 
 def make_parser() -> Parser:

@@ -118,14 +118,11 @@ class Hang(NamedTuple):
 
     statuses: tuple[RankStatus, ...]
     after_s: int
+    aftermath: str = ""  # which ranks had to be killed then, to continue a sentence
 
     @property
     def cause(self) -> str:
         return f"no progress for {self.after_s} s: {explain(self.statuses)[0]}"
-
-    @property
-    def aftermath(self) -> str:
-        return ""
 
     @property
     def fix(self) -> str:

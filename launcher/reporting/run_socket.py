@@ -20,6 +20,8 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
+from headway.launcher.reporting.process_state import read_state
+
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
 _PREFIX = "headway-run"
 _TIMEOUT_S = 5.0  # for a message; the work for an answer is not counted
@@ -37,6 +39,7 @@ class Run(NamedTuple):
     machine_rank: int
     num_machines: int
     began_at: float  # seconds since the epoch
+    is_suspended: bool = False  # its launcher, which then tells nothing but its pid
 
     @property
     def ranks(self) -> str:
@@ -113,22 +116,43 @@ class RunSocket:
 
 def list_runs() -> list[Run]:
     """Return this user's launches on this machine that have a launcher, the oldest first."""
-    runs = [run for address in _addresses() if (run := _ask(address, {}, _TIMEOUT_S)[0])]
+    runs = [run for address in _addresses() if (run := _run_at(address))]
     return sorted(runs, key=lambda run: run.began_at)
 
 
+def _run_at(address: str) -> Run | None:
+    """Return the launch whose launcher has this address; None for one that does not answer."""
+    try:
+        return _ask(address, {}, _TIMEOUT_S)[0]
+    except _NoAnswer as late:
+        (pid,) = late.args
+        if not read_state(pid).is_stopped:
+            return None
+        return Run(pid, "", 0, 0, 1, os.stat(f"/proc/{pid}").st_ctime, is_suspended=True)
+
+
+class _NoAnswer(Exception):
+    """A launcher of this user has not answered in time; the argument is its pid."""
+
+
 def ask_for_stacks(pid: int, interrupts: bool, timeout_s: float) -> str | None:
-    """Return what the launcher `pid` says of its ranks; None if it does not answer in time.
+    """Return what the launcher `pid` says of its ranks; None if it has ended.
 
     Args:
         pid: of the launcher.
         interrupts: ranks that do not answer are interrupted by a signal.
         timeout_s: to wait for the answer.
+
+    Raises:
+        TimeoutError: it has not answered in time.
     """
     for address in _addresses():
-        run, _ = _ask(address, {}, _TIMEOUT_S)
+        run = _run_at(address)
         if run is not None and run.pid == pid:
-            return _ask(address, {"wants_stacks": True, "interrupts": interrupts}, timeout_s)[1]
+            try:
+                return _ask(address, {"wants_stacks": True, "interrupts": interrupts}, timeout_s)[1]
+            except _NoAnswer:
+                raise TimeoutError from None
     return None
 
 
@@ -144,7 +168,9 @@ def _ask(address: str, request: dict[str, Any], timeout_s: float) -> tuple[Run |
             answer = json.loads(b"".join(iter(lambda: connection.recv(65536), b"")))
             stacks = answer.pop("stacks", None)
             return Run(**answer)._replace(pid=_peer(connection)[0] or answer["pid"]), stacks
-        except (OSError, ValueError):  # it has just ended, or hangs
+        except TimeoutError:
+            raise _NoAnswer(_peer(connection)[0]) from None
+        except (OSError, ValueError):  # it has just ended
             return None, None
 
 

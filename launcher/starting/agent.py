@@ -15,7 +15,13 @@ from headway.launcher.clusters import rendezvous
 from headway.launcher.inside.debugging import CtrlC, breakpoint_variables
 from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.planning.supervision import refuse_missing_ranks
-from headway.launcher.reporting.failures import Failure, RankExit, ServerDeath, find_failure
+from headway.launcher.reporting.failures import (
+    Failure,
+    RankExit,
+    ServerDeath,
+    describe_killed,
+    find_failure,
+)
 from headway.launcher.reporting.hang import Hang, explain_divergence
 from headway.launcher.reporting.output import Output
 from headway.launcher.reporting.rank_channel import say
@@ -165,7 +171,7 @@ class Agent(LocalElasticAgent):
         if self._starter.server_code is not None:
             return ServerDeath(self._starter.server_code, self._memory_kills)
         if self.watch.hang is not None:
-            return self.watch.hang
+            return self.watch.hang._replace(aftermath=describe_killed(self.exits))
         return find_failure(
             self.exits,
             ranks=[worker.global_rank for worker in self._worker_group.workers],

@@ -447,3 +447,23 @@ def test_torchs_flight_recorder_has_the_fields_that_are_read() -> None:
     )
     collective = Collective(1, "all_reduce", "[4]", True, 0.0)
     assert done.stdout.strip() == str(Group("0", (0,), (collective,))), done.stderr
+
+
+STUBBORN = """
+import os, signal, time
+import torch, torch.distributed as dist
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    time.sleep(300)
+dist.barrier()
+"""
+
+
+def test_a_rank_that_had_to_be_killed_after_a_hang_is_named() -> None:
+    flags = ["-q", "--cpu", "--num-processes", "2", "--hang-timeout", "4", "--grace-period-s", "1"]
+    done = launch(*flags, script(STUBBORN))
+    assert done.returncode == 124
+    assert "rank 1 was killed, still stopping after 1 s (--grace-period-s)" in done.stderr

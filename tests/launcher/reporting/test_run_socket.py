@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.commands import stack
 from headway.commands.main import main
 from headway.errors import ConfigError, LaunchError
 from headway.launcher.reporting import run_socket
@@ -49,6 +52,45 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     yield
     if not request.param:
         os.rmdir(run_socket._folder())
+
+
+SUSPENDED = """
+import os, signal
+from headway.launcher.reporting.run_socket import Run, RunSocket
+opened = RunSocket(Run(os.getpid(), "train.py", 2, 0, 1, 1e9))
+print("opened", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+opened.close()
+"""
+
+
+@on_linux
+@pytest.mark.processes
+def test_a_launch_whose_launcher_is_suspended_is_listed_as_such(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_socket, "_TIMEOUT_S", 0.5)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", SUSPENDED]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        try:
+            assert [run for run in list_runs() if run.pid == process.pid and run.is_suspended]
+            with pytest.raises(LaunchError, match="the launcher is suspended"):
+                stack.main([str(process.pid)])
+            main(["ps"])
+            assert "its launcher is suspended" in capsys.readouterr().out
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+
+def test_a_launcher_that_ends_before_it_answers_is_not_said_to_be_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = Run(os.getpid(), "train.py", 2, 0, 1, 1e9)  # its process is still there
+    monkeypatch.setattr(stack, "list_runs", lambda: [own])
+    with pytest.raises(LaunchError, match="ended before it answered"):
+        stack.main([])
 
 
 @pytest.mark.usefixtures("kind")
