@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from headway.collectives import for_each_tensor, is_on
 from headway.data.active_loader import GlobalBatch
-from headway.data.position import Start
+from headway.data.position import Start, Taken
 from headway.data.rounds import Division, Round, of_ready_batches, samples_in
 from headway.data.sharding import (
     MapRounds,
@@ -37,6 +37,7 @@ class DispatchedShare(Share):
         self._rank, self._num_ranks = rank, division.num_ranks
         self._division = division
         self._rounds: Any = None
+        self._has_more = False
         if not is_plain(loader):
             super().__init__(loader, skip)
         elif isinstance(loader.dataset, IterableDataset):
@@ -52,17 +53,35 @@ class DispatchedShare(Share):
             super().__init__(rebuilt(loader, batch_size=None, **changes), skip)
 
     @property
-    def knows_last(self) -> bool:
-        return False  # the other ranks are told with the round that follows
+    def has_more(self) -> bool:
+        return self._has_more
 
     def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
         rounds = self._read(start) if self._rank == 0 else None
-        return _received(rounds, self._num_ranks), lambda part: part
+        if start is not None and self._rank > 0:
+            start.ready()
+        return self._received(rounds), lambda part: part
+
+    def _received(self, rounds: Iterator[Parts] | None) -> Iterator[tuple[Any, GlobalBatch]]:
+        """Yield this rank's part of every round; rank 0 gives the rounds."""
+        while True:
+            sent: list[Any] | None = None
+            if rounds is not None:
+                parts = _for_each_rank(next(rounds, None), self._num_ranks)
+                sent = [(part, super(DispatchedShare, self).has_more) for part in parts]
+            received: list[Any] = [None]
+            dist.scatter_object_list(received, sent)
+            part, self._has_more = received[0]
+            if part is None:
+                return
+            yield part
 
     def _read(self, start: Start | None) -> Iterator[Parts]:
         skip = self._skip
         if isinstance(self._rounds, MapRounds):
             self._rounds.start = start
+            if self._ahead is not None:  # draws them all, and leaves out none itself
+                self._ahead.start = start and start._replace(taken=Taken())
         elif start is not None:
             skip = start.taken.batches // self._division.num_batches
         rounds: Iterator[Parts] = iter(self._loader)
@@ -79,17 +98,6 @@ class DispatchedShare(Share):
         return self._division.num_rounds(
             len(self._loader), num_batches, self._rank, drop_last=False
         )
-
-
-def _received(rounds: Iterator[Parts] | None, num_ranks: int) -> Iterator[tuple[Any, GlobalBatch]]:
-    """Yield this rank's part of every round; rank 0 gives the rounds."""
-    while True:
-        parts = None if rounds is None else _for_each_rank(next(rounds, None), num_ranks)
-        received: list[Any] = [None]
-        dist.scatter_object_list(received, parts)
-        if received[0] is None:
-            return
-        yield received[0]
 
 
 def _for_each_rank(round_: Parts | None, num_ranks: int) -> list[tuple[Any, GlobalBatch] | None]:

@@ -31,7 +31,7 @@ LONG = pytest.mark.long
         (8, ("--accumulation", "3")),  # between two optimizer steps
         (3, ("--workers", "2")),
         pytest.param(4, (), marks=LONG),
-        pytest.param(4, ("--dispatch", "--workers", "2"), marks=LONG),
+        pytest.param(4, ("--dispatch",), marks=LONG),
         pytest.param(9, ("--split",), marks=LONG),
     ],
     ids=str,
