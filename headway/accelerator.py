@@ -195,26 +195,32 @@ class Accelerator(Stepping, Checkpointed, Tracked):
 
     @property
     def dataloader_config(self) -> DataLoaderConfiguration:
+        """How prepared loaders share their data out."""
         return self._data
 
     @property
     def ddp_handler(self) -> DistributedDataParallelKwargs | None:
+        """The one in `kwargs_handlers`, if there is one."""
         return self._handlers.of(DistributedDataParallelKwargs)
 
     @property
     def scaler_handler(self) -> GradScalerKwargs | None:
+        """The one in `kwargs_handlers`, if there is one."""
         return self._handlers.of(GradScalerKwargs)
 
     @property
     def init_handler(self) -> InitProcessGroupKwargs | None:
+        """The one in `kwargs_handlers`, if there is one."""
         return self._handlers.of(InitProcessGroupKwargs)
 
     @property
     def autocast_handler(self) -> AutocastKwargs | None:
+        """The one in `kwargs_handlers`, if there is one."""
         return self._handlers.of(AutocastKwargs)
 
     @property
     def profile_handler(self) -> ProfileKwargs | None:
+        """The one in `kwargs_handlers`, if there is one."""
         return self._handlers.of(ProfileKwargs)
 
     @property

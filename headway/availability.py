@@ -131,7 +131,13 @@ def is_torch_distributed_available() -> bool:
 
 
 def is_weights_only_available() -> bool:
-    """Return True: every torch that Headway runs on loads files with `weights_only=True`."""
+    """Return True: every torch that Headway runs on loads files with `weights_only=True`.
+
+    Examples:
+        >>> from headway.utils import is_weights_only_available
+        >>> is_weights_only_available()
+        True
+    """
     return True
 
 

@@ -53,6 +53,10 @@ class Checkpointed(Preparing):
 
         Raises:
             UsageError: one has no such methods; then none is registered.
+
+        Examples:
+            >>> accelerator.register_for_checkpointing(torch.optim.swa_utils.AveragedModel(
+            ...     torch.nn.Linear(2, 1)))
         """
         for obj in objects:
             if not all(hasattr(obj, name) for name in ("state_dict", "load_state_dict")):
@@ -73,6 +77,13 @@ class Checkpointed(Preparing):
 
         Returns:
             A handle, whose `remove()` takes the hook away.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> def note(models, weights, output_dir):
+            ...     _ = (Path(output_dir) / "note.txt").write_text(f"{len(models)} models")
+            >>> handle = accelerator.register_save_state_pre_hook(note)
+            >>> handle.remove()
         """
         return _register(self._save_hooks, hook)
 
@@ -85,6 +96,10 @@ class Checkpointed(Preparing):
 
         Returns:
             A handle, whose `remove()` takes the hook away.
+
+        Examples:
+            >>> handle = accelerator.register_load_state_pre_hook(lambda models, input_dir: None)
+            >>> handle.remove()
         """
         return _register(self._load_hooks, hook)
 
@@ -117,6 +132,11 @@ class Checkpointed(Preparing):
         Raises:
             UsageError: there is no folder to save to.
             CheckpointError: a rank could not save; raised on all, and older checkpoints stand.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> folder = accelerator.save_state("runs/last")
+            >>> accelerator.load_state(folder)
         """
         _refuse_others(save_model_func_kwargs, "save_state")
         from headway.checkpoint.folders import prune

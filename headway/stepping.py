@@ -207,6 +207,11 @@ class Stepping(Preparing):
             joinables: prepared models, and other `torch.distributed.algorithms.Joinable`.
             even_batches: in the block, in place of the Accelerator's setting; with False each rank
                 gets the batches that there are.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> with accelerator.join_uneven_inputs([model], even_batches=False):
+            ...     accelerator.backward(model(torch.ones(3, 2)).mean())
         """
         even = self._data.even_batches if even_batches is None else even_batches
         with ExitStack() as stack:

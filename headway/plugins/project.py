@@ -27,8 +27,12 @@ class ProjectConfiguration:
     Raises:
         UsageError: `save_on_each_node=True`, or `total_limit` is not a number of at least 1.
 
-    >>> ProjectConfiguration(project_dir="runs").logging_dir
-    'runs'
+    Examples:
+        >>> from headway.utils import ProjectConfiguration
+        >>> configuration = ProjectConfiguration(total_limit=3)
+        >>> configuration.set_directories("runs")
+        >>> configuration.logging_dir
+        'runs'
     """
 
     project_dir: Folder = None
