@@ -13,6 +13,7 @@ from importlib import import_module
 from io import StringIO
 from typing import Any, NamedTuple
 
+from headway.commands.checkpoint import ACTIONS
 from headway.commands.config_subcommands import SUBCOMMANDS
 from headway.commands.config_subcommands import main as config
 from headway.commands.flags import HelpShown, Parser
@@ -40,6 +41,7 @@ _FILE = Positional("file", complete="FILE")
 
 POSITIONALS: Mapping[str, Sequence[Positional]] = {
     "adopt": (Positional("script", complete="SCRIPT", nargs="*"),),
+    "checkpoint": (Positional("action", ACTIONS), _FILE._replace(nargs="*")),
     "completion": (Positional("shell", SHELLS),),
     "launch": (
         Positional("script", complete="SCRIPT"),

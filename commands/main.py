@@ -23,6 +23,7 @@ _MOST_PROBLEMS = 50  # shown at once: more than there are settings
 
 COMMANDS = {
     "adopt": "list what scripts take from Accelerate, and change their imports",
+    "checkpoint": "list, verify and remove checkpoints of trainings",
     "completion": "print the completion script for bash, zsh or fish",
     "config": "ask about this machine and write its profile; show, change and check profiles",
     "doctor": "report what is wrong with this machine, and how to fix it",

@@ -18,7 +18,7 @@ VERSIONS = ("3.10", "3.12", "3.13")
 PACKAGES = ["pyyaml", "psutil", "questionary", "rich", "platformdirs"]
 PACKAGES += ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pexpect", "pyte"]
 TESTS = ["tests/architecture", "tests/contract", "tests/machine", "tests/settings"]
-TESTS += ["tests/launcher", "tests/commands", "tests/config_wizard"]
+TESTS += ["tests/launcher", "tests/commands", "tests/config_wizard", "tests/checkpoint"]
 
 
 def find_python(version: str) -> str | None:
