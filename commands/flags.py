@@ -66,14 +66,18 @@ class Parser:
             usage=self._usage,
             formatter_class=lambda prog: HelpFormatter(prog, max_help_position=34, width=96),
         )
-        self.add_flags_to(parser)
+        self.add_flags_to(parser, shows_values=True)
         return parser.format_help() + self._appendix
 
-    def add_flags_to(self, parser: ArgumentParser) -> None:
-        """Declare the flags to a parser of argparse, for what is made from one."""
+    def add_flags_to(self, parser: ArgumentParser, *, shows_values: bool = False) -> None:
+        """Declare the flags to a parser of argparse, for what is made from one.
+
+        Args:
+            shows_values: spell a flag with an optional value as `--wait[=S]`, for people.
+        """
         for name, options in self._options.items():
             spellings = [word for word, long in self._long_name.items() if long == name]
-            if name in self._default_value:
+            if shows_values and name in self._default_value:
                 spellings = [f"{name}[={options['metavar']}]"]
                 options = {"dest": name, "action": "store_true", "help": options["help"]}
             parser.add_argument(*reversed(spellings), **options)

@@ -169,6 +169,10 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             None,
             fix="leave `-i` out, or run one process without a launcher",
         ),
+        Code.SCRIPT_FROM_STREAM: Example(
+            "Several ranks cannot read the script from one pipe.",
+            "--cpu --num-processes 2 /dev/stdin",
+        ),
         Code.LAUNCHER_IN_PROCESS: Example(
             "`--in-process` runs one process without a launcher, and a setting needs one.",
             "--in-process --num-processes 2",
