@@ -166,11 +166,11 @@ def _ask(address: str, request: dict[str, Any], timeout_s: float) -> tuple[Run |
                 return None, None
             connection.sendall(json.dumps(request).encode())
             answer = json.loads(b"".join(iter(lambda: connection.recv(65536), b"")))
-            stacks = answer.pop("stacks", None)
-            return Run(**answer)._replace(pid=_peer(connection)[0] or answer["pid"]), stacks
+            run = Run(**{name: answer[name] for name in Run._fields if name in answer})
+            return run._replace(pid=_peer(connection)[0] or run.pid), answer.get("stacks")
         except TimeoutError:
             raise _NoAnswer(_peer(connection)[0]) from None
-        except (OSError, ValueError):  # it has just ended
+        except (OSError, ValueError, TypeError):  # it has just ended, or is of another version
             return None, None
 
 

@@ -163,6 +163,18 @@ def test_stack_refuses_the_process_of_another_user(capsys: pytest.CaptureFixture
     assert "nobody" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("told", "is_listed"), [({"later": 1}, True), (None, False)])
+def test_a_launch_of_another_version_is_listed_if_it_tells_enough(
+    told: dict[str, object] | None, is_listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = Run._asdict
+    with running() as run:
+        monkeypatch.setattr(
+            Run, "_asdict", lambda self: {} if told is None else {**fields(self), **told}
+        )
+        assert [one.pid for one in ours()] == ([run.pid] if is_listed else [])
+
+
 @pytest.mark.parametrize("request_", [b"", b"hello", b"{}", b"[]", b"[" * 4000])
 def test_a_request_that_is_none_holds_up_no_other(request_: bytes) -> None:
     with running() as run:
