@@ -160,6 +160,7 @@ class Stepping(Preparing):
 
         Raises:
             OutOfMemory: memory runs out with parts of `min_size` samples, too.
+            WrongValue: a size is below 1, or the batch has no samples.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, auto_micro_batch=True)
