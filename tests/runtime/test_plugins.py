@@ -244,6 +244,13 @@ def test_a_model_without_repeated_blocks_is_compiled_whole() -> None:
     assert hasattr(model, "_orig_mod")
 
 
+def test_weights_of_a_compiled_model_are_saved_under_their_own_names() -> None:
+    accelerator = Accelerator(cpu=True, dynamo_backend="eager")
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    assert list(accelerator.get_state_dict(model)) == ["weight", "bias"]
+    assert "_orig_mod.weight" in accelerator.get_state_dict(model, unwrap=False)
+
+
 def test_a_model_that_the_script_compiled_is_not_compiled_again() -> None:
     compiled: Any = torch.compile(torch.nn.Linear(1, 1), backend="eager")
     assert Accelerator(cpu=True, dynamo_backend="eager").prepare(compiled) is compiled
