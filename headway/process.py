@@ -11,6 +11,7 @@ import torch
 
 from headway import collectives
 from headway.data.active_loader import current_loop
+from headway.errors import UsageError
 from headway.splitting import part_of
 from headway.world import DistributedType, World, barrier, leave_world
 
@@ -131,17 +132,22 @@ class Process:
     ) -> Any:
         """Let a function run on one rank only; elsewhere it returns None.
 
-        Either `on_process(function, 1)` or `@accelerator.on_process(process_index=1)`.
+        Either `on_process(function, 1)` or `@accelerator.on_process(process_index=1)`. A single
+        rank runs it, whatever the number.
+
+        Raises:
+            UsageError: there is no `process_index`.
 
         Examples:
             >>> @accelerator.on_process(process_index=1)
             ... def report(text):
             ...     print(text)
-            >>> report("by rank 1, which does not exist here")
+            >>> report("by rank 1, or the only one")
+            by rank 1, or the only one
         """
         if function is None:
             return functools.partial(self.on_process, process_index=process_index)
-        return _only_if(self.process_index == process_index, function)
+        return self._only_on(process_index, self.process_index, function, "process_index")
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
@@ -149,6 +155,10 @@ class Process:
         """Let a function run on one rank of each machine only; elsewhere it returns None.
 
         Either `on_local_process(function, 1)` or `@state.on_local_process(local_process_index=1)`.
+        A single rank runs it, whatever the number.
+
+        Raises:
+            UsageError: there is no `local_process_index`.
 
         Examples:
             >>> @accelerator.on_local_process(local_process_index=0)
@@ -159,7 +169,18 @@ class Process:
         """
         if function is None:
             return functools.partial(self.on_local_process, local_process_index=local_process_index)
-        return _only_if(self.local_process_index == local_process_index, function)
+        return self._only_on(
+            local_process_index, self.local_process_index, function, "local_process_index"
+        )
+
+    def _only_on(self, wanted: int | None, own: int, function: Function, argument: str) -> Function:
+        if wanted is None:
+            raise UsageError(
+                f"there is no {argument} for the function",
+                where=f"the script's on_{argument.removesuffix('_index')}(...)",
+                fix=f"pass {argument}=0, or use on_main_process",
+            )
+        return _only_if(own == wanted or not self.use_distributed, function)
 
     def on_last_process(self, function: Function) -> Function:
         """Let a function run on the last rank only; elsewhere it returns None.
