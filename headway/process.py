@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
@@ -277,6 +277,9 @@ class Group(Process):
             The same nesting with tensors of shape [samples of all ranks' batches, ...], or one
             list of objects, on every rank.
 
+        Raises:
+            UsageError: there is something else than tensors, and it is not a list.
+
         Examples:
             >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(3), batch_size=2))
             >>> for batch in loader:
@@ -290,6 +293,8 @@ class Group(Process):
             return loop.drop_repeats(gathered, self.num_processes)
 
         as_objects = use_gather_object or not collectives.only_tensors(input_data)
+        if as_objects:
+            _check_one_for_each_sample(input_data)
         shares = loop.batch.shares
         if shares and len(shares) < self.num_processes:
             gathered = collectives.gather_among_first(input_data, len(shares), as_objects)
@@ -362,6 +367,16 @@ class Group(Process):
     def end_training(self) -> None:
         """End the process group; call it last, on every rank."""
         leave_world()
+
+
+def _check_one_for_each_sample(data: Any) -> None:
+    """Raise UsageError if `data` does not hold one object for each sample."""
+    if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
+        raise UsageError(
+            f"gather_for_metrics() got a {type(data).__name__} with other things than tensors",
+            where="the script's gather_for_metrics(...)",
+            fix="call it for each entry: with tensors, or a list of one object for each sample",
+        )
 
 
 def _only_if(condition: bool, function: Function) -> Function:
