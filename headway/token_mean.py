@@ -97,7 +97,7 @@ class TokenMean:
             parameters: returns those whose gradients accumulate.
 
         Raises:
-            UsageError: the loss has several elements.
+            UsageError: the loss has several elements, or `num_tokens` is no such number.
         """
         if loss_sum.numel() != 1:
             raise UsageError(
@@ -106,7 +106,7 @@ class TokenMean:
                 fix="pass the sum of the tokens' losses: reduction='sum'",
             )
         one = torch.ones_like(loss_sum, requires_grad=False)
-        tokens = torch.as_tensor(num_tokens, device=loss_sum.device).detach().reshape(())
+        tokens = _counted(num_tokens).to(loss_sum.device)
         if self._is_withheld or not is_due:
             before, unit = self.pending or (torch.zeros_like(tokens), tokens.clamp(min=1))
             self.pending = before + tokens, unit
@@ -143,6 +143,19 @@ class TokenMean:
             dist.all_reduce(tokens)
         dtype = torch.float32 if tokens.device.type == "mps" else torch.float64  # MPS has no fp64
         return size / tokens.clamp(min=1).to(dtype)
+
+
+def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:
+    """Return the number as a tensor of shape []; the value of one on a GPU is not waited for."""
+    tokens = torch.as_tensor(num_tokens).detach()
+    is_whole = not (tokens.is_floating_point() or tokens.is_complex())
+    if tokens.numel() != 1 or not is_whole or (tokens.device.type == "cpu" and tokens < 0):
+        raise UsageError(
+            f"num_tokens is {num_tokens}, not a whole number of at least 0",
+            where="the script's backward(loss, num_tokens=...)",
+            fix="pass the number of tokens in the loss: (labels != -100).sum()",
+        )
+    return tokens.reshape(())
 
 
 def refuse_gradient(arguments: Mapping[str, object]) -> None:
