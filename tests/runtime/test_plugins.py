@@ -59,6 +59,8 @@ def test_defaults_are_accelerate_s() -> None:
 def test_what_is_no_handler_and_two_of_a_kind_are_refused() -> None:
     with pytest.raises(UsageError, match="a dict, which is no handler"):
         Accelerator(cpu=True, kwargs_handlers=[{}])  # type: ignore[list-item]
+    with pytest.raises(UsageError):
+        Accelerator(cpu=True, kwargs_handlers=AutocastKwargs())  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="two AutocastKwargs"):
         Accelerator(cpu=True, kwargs_handlers=[AutocastKwargs(), AutocastKwargs()])
 
