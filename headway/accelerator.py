@@ -345,14 +345,16 @@ class Accelerator(Stepping, Checkpointed, Tracked):
 
         Args:
             model: a prepared model, or any other.
-            unwrap: use the names that the weights had before `prepare`.
+            unwrap: use the names of the weights in the model itself, without those of wrappers.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
             >>> list(accelerator.get_state_dict(model))
             ['weight', 'bias']
         """
-        return self._strategy.state_dict(self.unwrap_model(model) if unwrap else model)
+        if unwrap:
+            model = self.unwrap_model(model, keep_torch_compile=False)
+        return self._strategy.state_dict(model)
 
     def save(
         self, obj: Any, f: str | os.PathLike[str] | IO[bytes], safe_serialization: bool = False

@@ -19,6 +19,8 @@ class Accumulation:
     Attributes:
         steps: micro-batches in one optimizer step.
         sync_gradients: whether gradients are due.
+        num_micro_batches: how many were begun so far.
+        num_steps: how many optimizer steps those were the first of.
         plugin: how they accumulate, besides the number of steps.
     """
 
@@ -37,7 +39,7 @@ class Accumulation:
     def reset(self) -> None:
         """Begin anew, for all optimizers that step with this."""
         self.sync_gradients = True
-        self._micro_batches = 0
+        self._micro_batches = self.num_micro_batches = self.num_steps = 0
 
     @property
     def is_open(self) -> bool:
@@ -55,6 +57,8 @@ class Accumulation:
 
     def begin_micro_batch(self) -> None:
         """Count one more micro-batch, and decide whether its gradients are due."""
+        self.num_micro_batches += 1
+        self.num_steps += self._micro_batches == 0
         self._micro_batches += 1
         self.sync_gradients = self._micro_batches >= self.steps or (
             self._ends_with_loader and current_loop().is_last

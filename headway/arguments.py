@@ -42,6 +42,7 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "use_seedable_sampler": (
         "pass dataloader_config=DataLoaderConfiguration(use_seedable_sampler=...)"
     ),
+    "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
     "deepspeed_plugin": "remove it: models are trained with DistributedDataParallel",
     "deepspeed_plugins": "remove it: models are trained with DistributedDataParallel",
     "fsdp_plugin": "remove it: models are trained with DistributedDataParallel",

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 
 from headway.attempts import attempt_together
 from headway.device_memory import clear_device_cache
-from headway.errors import OutOfMemory, WrongType
+from headway.errors import OutOfMemory, WrongType, WrongValue
 
 HALF = 0.5
 T = TypeVar("T")
@@ -63,7 +63,8 @@ def find_executable_batch_size(
 
     Raises:
         OutOfMemory: the size has fallen to 0.
-        WrongType: the decorated function was given the batch size, too.
+        WrongValue: the next size is no smaller than the one before.
+        WrongType: the decorated function was given the batch size, too, or does not take it.
 
     Examples:
         >>> import torch
@@ -94,7 +95,9 @@ def find_executable_batch_size(
             ended = attempt_together(partial(function, size, *args, **kwargs))
             if ended is not None:
                 return ended.result
+            before = size
             size = int(size * factor) if reduce_batch_size_fn is None else reduce_batch_size_fn()
+            _check_falls(before, size)
         raise OutOfMemory(
             f"{function.__name__}() runs out of memory with every batch size: reached zero",
             where="the script's find_executable_batch_size(...)",
@@ -104,8 +107,23 @@ def find_executable_batch_size(
     return attempt
 
 
+def _check_falls(before: int, size: int) -> None:
+    if size >= before:
+        raise WrongValue(
+            f"the batch size that follows {before}, for which memory ran out, is {size}",
+            where="the script's find_executable_batch_size(...)",
+            fix="pass a factor below 1, or a reduce_batch_size_fn whose sizes fall",
+        )
+
+
 def _check_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     parameters = inspect.signature(function).parameters
+    if not parameters:
+        raise WrongType(
+            f"{function.__name__}() has no parameter for the batch size",
+            where="the script's find_executable_batch_size(...)",
+            fix=f"write `def {function.__name__}(batch_size):`",
+        )
     takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
     if len(parameters) > len(args) or takes_any:
         return

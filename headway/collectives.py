@@ -6,7 +6,7 @@ Without a process group every function is complete for one rank.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -320,7 +320,7 @@ def send_to_device(
                 return data.to(device, non_blocking=non_blocking)
             except TypeError:  # a `.to` that takes the device only
                 return data.to(device)
-        return _for_each_child(send, data)
+        return for_each_part(send, data)
 
     return send(tensor)
 
@@ -352,7 +352,7 @@ def for_each_tensor(
     if isinstance(data, torch.Tensor):
         return function(data)
     if isinstance(data, (list, tuple, Mapping)) or _is_dataclass(data):
-        return _for_each_child(lambda one: for_each_tensor(function, one, strict=strict), data)
+        return for_each_part(lambda one: for_each_tensor(function, one, strict=strict), data)
     if strict is not None:
         raise UsageError(
             f"{strict}() got a {type(data).__name__}, which is neither a tensor"
@@ -363,15 +363,24 @@ def for_each_tensor(
     return data
 
 
+def leaves(data: Any) -> Iterator[Any]:
+    """Yield what the lists, tuples, mappings and dataclasses of nested `data` hold in the end."""
+    if isinstance(data, Mapping):
+        parts = iter(data.values())
+    elif isinstance(data, (list, tuple)):
+        parts = iter(data)
+    elif _is_dataclass(data):
+        parts = (getattr(data, field.name) for field in fields(data))
+    else:
+        yield data
+        return
+    for part in parts:
+        yield from leaves(part)
+
+
 def only_tensors(data: Any) -> bool:
     """Return whether all leaves of nested `data` are tensors."""
-    if isinstance(data, Mapping):
-        return all(only_tensors(one) for one in data.values())
-    if isinstance(data, (list, tuple)):
-        return all(only_tensors(one) for one in data)
-    if _is_dataclass(data):
-        return all(only_tensors(getattr(data, field.name)) for field in fields(data))
-    return isinstance(data, torch.Tensor)
+    return all(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
 def _gather(tensor: torch.Tensor) -> torch.Tensor:
@@ -386,7 +395,8 @@ def _gather(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _for_each_child(function: Callable[[Any], Any], data: Any) -> Any:
+def for_each_part(function: Callable[[Any], Any], data: Any) -> Any:
+    """Return a list, tuple, mapping or dataclass with `function` applied to what it holds."""
     if isinstance(data, Mapping):
         return same_kind(data, {key: function(one) for key, one in data.items()})
     if isinstance(data, tuple) and hasattr(data, "_fields"):

@@ -61,7 +61,7 @@ class LocalSGD:
 
     def __enter__(self) -> LocalSGD:
         if self.enabled:
-            self._no_sync.enter_context(self._accelerator.no_sync(self._model))
+            self._no_sync.enter_context(self._accelerator._training_alone(self._model))
         return self
 
     def __exit__(

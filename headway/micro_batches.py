@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from headway.accumulation import Accumulation
-from headway.collectives import any_rank, reduce, same_kind
+from headway.collectives import any_rank, for_each_part, reduce
+from headway.data.rounds import samples_in
 from headway.device_memory import clear_device_cache
-from headway.errors import OutOfMemory, UsageError
-from headway.nesting import find_batch_size, honor_type
+from headway.errors import OutOfMemory, UsageError, WrongValue
 from headway.out_of_memory import is_out_of_memory
 from headway.strategies.strategy import Strategy
 from headway.token_mean import TokenMean
@@ -55,8 +55,10 @@ class MicroBatches:
 
         Raises:
             OutOfMemory: memory runs out with parts of `min_size` samples, too.
+            WrongValue: a size is below 1, or the batch has no samples.
         """
-        samples = find_batch_size(batch)
+        samples = samples_in(batch)
+        _check_sizes(samples, max_size, min_size)
         size = min(one for one in (samples, self._size, max_size) if one is not None)
         self._earlier = [(one, one.grad) for one in self._parameters() if one.grad is not None]
         tokens = self._token_mean.pending
@@ -135,6 +137,20 @@ class _Lost(Exception):
     """Memory ran out on another rank."""
 
 
+def _check_sizes(samples: int, max_size: int | None, min_size: int) -> None:
+    """Raise WrongValue for sizes that no part can have."""
+    where = "the script's accelerator.micro_batches(...)"
+    for name, size in {"max_size": max_size, "min_size": min_size}.items():
+        if size is not None and size < 1:
+            raise WrongValue(f"{name} is {size}", where=where, fix="pass a number of at least 1")
+    if not samples:
+        raise WrongValue(
+            "the batch has no tensor with samples in dimension 0",
+            where=where,
+            fix="pass tensors of shape [samples, ...], alone or nested, with at least one sample",
+        )
+
+
 def _next_size(size: int, min_size: int) -> int:
     """Return the next size of parts to try, the same on all ranks."""
     clear_device_cache(garbage_collection=True)
@@ -152,11 +168,11 @@ def _rows(data: Any, samples: int, rows: slice) -> Any:
     """Return the rows of everything in `data` that has one for each sample."""
     if isinstance(data, torch.Tensor):
         return data[rows] if data.ndim and len(data) == samples else data
-    if isinstance(data, Mapping):
-        return same_kind(data, {key: _rows(one, samples, rows) for key, one in data.items()})
-    if isinstance(data, (list, tuple)):
-        is_nested = any(isinstance(one, (torch.Tensor, Mapping, list, tuple)) for one in data)
-        if not is_nested and len(data) == samples:
-            return data[rows]
-        return honor_type(data, (_rows(one, samples, rows) for one in data))
-    return data
+    nested = (torch.Tensor, Mapping, list, tuple)
+    if (
+        isinstance(data, (list, tuple))
+        and len(data) == samples
+        and not any(isinstance(one, nested) for one in data)
+    ):
+        return data[rows]
+    return for_each_part(lambda one: _rows(one, samples, rows), data)

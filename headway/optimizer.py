@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from headway.accumulation import Accumulation
 from headway.contract.records import beat, channel
 from headway.precision.precision import Precision
+from headway.token_mean import TokenMean
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
@@ -21,11 +22,16 @@ class PreparedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, accumulation: Accumulation, precision: Precision
+        self,
+        optimizer: torch.optim.Optimizer,
+        accumulation: Accumulation,
+        precision: Precision,
+        token_mean: TokenMean,
     ) -> None:
         self.optimizer = optimizer  # super().__init__ would make a second set of parameter groups
         self._accumulation = accumulation
         self._precision = precision
+        self._token_mean = token_mean
         self.step_count = 0  # steps that changed the weights
         self.step_was_skipped = False  # the last one, for an overflow in fp16
         if optimizer.state:  # loaded before the model moved to its device
@@ -34,6 +40,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Change the weights, unless gradients accumulate or overflowed (fp16)."""
         if self._accumulation.sync_gradients:
+            self._token_mean.refuse_open_step()
             channel.phase = "optimizer step"
             if channel.fd is not None:
                 beat()

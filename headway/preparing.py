@@ -249,7 +249,9 @@ class Preparing(Group):
     def _prepare_optimizer(self, optimizer: Any, _: torch.device | None) -> None:
         if isinstance(optimizer, torch.optim.Optimizer):
             self._strategy.rebind(optimizer)
-            prepared = PreparedOptimizer(optimizer, self._accumulation, self._precision)
+            prepared = PreparedOptimizer(
+                optimizer, self._accumulation, self._precision, self._token_mean
+            )
             self._prepared.append((optimizer, prepared))
 
     def _prepare_scheduler(self, scheduler: Any, _: torch.device | None) -> None:

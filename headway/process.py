@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
@@ -11,6 +11,7 @@ import torch
 
 from headway import collectives
 from headway.data.active_loader import current_loop
+from headway.errors import UsageError
 from headway.splitting import part_of
 from headway.world import DistributedType, World, barrier, leave_world
 
@@ -131,17 +132,22 @@ class Process:
     ) -> Any:
         """Let a function run on one rank only; elsewhere it returns None.
 
-        Either `on_process(function, 1)` or `@accelerator.on_process(process_index=1)`.
+        Either `on_process(function, 1)` or `@accelerator.on_process(process_index=1)`. A single
+        rank runs it, whatever the number.
+
+        Raises:
+            UsageError: there is no `process_index`.
 
         Examples:
             >>> @accelerator.on_process(process_index=1)
             ... def report(text):
             ...     print(text)
-            >>> report("by rank 1, which does not exist here")
+            >>> report("by rank 1, or the only one")
+            by rank 1, or the only one
         """
         if function is None:
             return functools.partial(self.on_process, process_index=process_index)
-        return _only_if(self.process_index == process_index, function)
+        return self._only_on(process_index, self.process_index, function, "process_index")
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
@@ -149,6 +155,10 @@ class Process:
         """Let a function run on one rank of each machine only; elsewhere it returns None.
 
         Either `on_local_process(function, 1)` or `@state.on_local_process(local_process_index=1)`.
+        A single rank runs it, whatever the number.
+
+        Raises:
+            UsageError: there is no `local_process_index`.
 
         Examples:
             >>> @accelerator.on_local_process(local_process_index=0)
@@ -159,7 +169,18 @@ class Process:
         """
         if function is None:
             return functools.partial(self.on_local_process, local_process_index=local_process_index)
-        return _only_if(self.local_process_index == local_process_index, function)
+        return self._only_on(
+            local_process_index, self.local_process_index, function, "local_process_index"
+        )
+
+    def _only_on(self, wanted: int | None, own: int, function: Function, argument: str) -> Function:
+        if wanted is None:
+            raise UsageError(
+                f"there is no {argument} for the function",
+                where=f"the script's on_{argument.removesuffix('_index')}(...)",
+                fix=f"pass {argument}=0, or use on_main_process",
+            )
+        return _only_if(own == wanted or not self.use_distributed, function)
 
     def on_last_process(self, function: Function) -> Function:
         """Let a function run on the last rank only; elsewhere it returns None.
@@ -256,6 +277,9 @@ class Group(Process):
             The same nesting with tensors of shape [samples of all ranks' batches, ...], or one
             list of objects, on every rank.
 
+        Raises:
+            UsageError: there is something else than tensors, and it is not a list.
+
         Examples:
             >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(3), batch_size=2))
             >>> for batch in loader:
@@ -269,6 +293,8 @@ class Group(Process):
             return loop.drop_repeats(gathered, self.num_processes)
 
         as_objects = use_gather_object or not collectives.only_tensors(input_data)
+        if as_objects:
+            _check_one_for_each_sample(input_data)
         shares = loop.batch.shares
         if shares and len(shares) < self.num_processes:
             gathered = collectives.gather_among_first(input_data, len(shares), as_objects)
@@ -341,6 +367,16 @@ class Group(Process):
     def end_training(self) -> None:
         """End the process group; call it last, on every rank."""
         leave_world()
+
+
+def _check_one_for_each_sample(data: Any) -> None:
+    """Raise UsageError if `data` does not hold one object for each sample."""
+    if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
+        raise UsageError(
+            f"gather_for_metrics() got a {type(data).__name__} with other things than tensors",
+            where="the script's gather_for_metrics(...)",
+            fix="call it for each entry: with tensors, or a list of one object for each sample",
+        )
 
 
 def _only_if(condition: bool, function: Function) -> Function:

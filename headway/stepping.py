@@ -64,11 +64,12 @@ class Stepping(Preparing):
             loss: a mean over the micro-batch; with `num_tokens` the sum over its tokens.
             num_tokens: how many tokens of this rank `loss` is the sum of, 0 or more. The gradients
                 of an optimizer step are then those of the mean over all tokens of all its
-                micro-batches and ranks, as of one large batch. All backward passes of the step
-                need it.
+                micro-batches and ranks, as of one large batch. While gradients accumulate, all
+                micro-batches of the step need it, each in its only backward pass.
 
         Raises:
-            UsageError: `num_tokens` with a loss of several elements, or with a `gradient`.
+            UsageError: `num_tokens` with a loss of several elements, with a `gradient`, or, while
+                gradients accumulate, for one of several backward passes of a micro-batch.
 
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(4))
@@ -80,6 +81,8 @@ class Stepping(Preparing):
         is_part = split is not None and split.is_active
         if split is not None and is_part:
             loss = split.weighed(loss, by_tokens=num_tokens is not None)
+        elif self._accumulation.steps > 1 and self._accumulation.num_steps:
+            self._token_mean.refuse_mixture(self._accumulation, num_tokens is not None)
         if num_tokens is not None:
             refuse_gradient(kwargs)
             kwargs["gradient"] = self._token_mean.start_of_backward(
@@ -157,6 +160,7 @@ class Stepping(Preparing):
 
         Raises:
             OutOfMemory: memory runs out with parts of `min_size` samples, too.
+            WrongValue: a size is below 1, or the batch has no samples.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, auto_micro_batch=True)
@@ -179,7 +183,11 @@ class Stepping(Preparing):
             >>> with accelerator.no_sync(model):
             ...     accelerator.backward(model(torch.ones(4, 2)).mean())
         """
-        return self._token_mean.withheld(self._strategy.no_sync(model))
+        return self._token_mean.within(self._strategy.no_sync(model), withheld=True)
+
+    def _training_alone(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which each rank makes optimizer steps of its own."""
+        return self._token_mean.within(self._strategy.no_sync(model), local=True)
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`.
@@ -195,7 +203,7 @@ class Stepping(Preparing):
             ...     with accelerator.trigger_sync_in_backward(model):
             ...         accelerator.backward(second)
         """
-        return self._strategy.sync_in_backward(model)
+        return self._token_mean.within(self._strategy.sync_in_backward(model))
 
     @contextmanager
     def join_uneven_inputs(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from headway.accumulation import Accumulation
 from headway.errors import UsageError
 from headway.world import rank_and_size
 
@@ -23,23 +24,62 @@ class TokenMean:
     """
 
     def __init__(self) -> None:
-        self._is_withheld = False
+        self._is_withheld = self._is_local = False
         self.reset()
 
     def reset(self) -> None:
         """Begin a new optimizer step."""
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
         """The tokens of the micro-batches before this one, and what their sums were divided by."""
+        self._last_backward: tuple[int, int, bool] | None = None
 
     @contextmanager
-    def withheld(self, no_sync: AbstractContextManager[Any]) -> Iterator[None]:
-        """Enter `no_sync`; backward passes in it are not the last ones of their step."""
-        before, self._is_withheld = self._is_withheld, True
+    def within(
+        self, context: AbstractContextManager[Any], *, withheld: bool = False, local: bool = False
+    ) -> Iterator[None]:
+        """Enter `context`.
+
+        Args:
+            withheld: backward passes in it are not the last ones of their step.
+            local: this rank trains on its own; the mean is that of its own tokens.
+        """
+        before = self._is_withheld, self._is_local
+        self._is_withheld, self._is_local = withheld, local or self._is_local
         try:
-            with no_sync:
+            with context:
                 yield
         finally:
-            self._is_withheld = before
+            self._is_withheld, self._is_local = before
+
+    def refuse_mixture(self, accumulation: Accumulation, by_tokens: bool) -> None:
+        """Raise UsageError if a backward pass cannot be weighed together with those before it.
+
+        The last micro-batch of a step scales all its gradients by the step's tokens: its losses
+        must have them, and each token may count once.
+        """
+        now = accumulation.num_steps, accumulation.num_micro_batches, by_tokens
+        before, self._last_backward = self._last_backward, now
+        if before is None or before[0] != now[0] or not (by_tokens or before[2]):
+            return
+        if before[2] != by_tokens or before[1] == now[1]:
+            raise UsageError(
+                "backward(num_tokens=...) is not the only backward() of its micro-batch"
+                if before[1] == now[1]
+                else "an optimizer step has backward() with num_tokens and without",
+                where="the script's loop with accelerator.accumulate(...)",
+                fix="call backward() once in each micro-batch, with the sum of its losses: "
+                "backward(loss_sum + num_tokens * other_mean, num_tokens=num_tokens)",
+            )
+
+    def refuse_open_step(self) -> None:
+        """Raise UsageError if gradients are used before they are those of the mean."""
+        if self.pending is not None:
+            raise UsageError(
+                "optimizer.step() before the last backward(num_tokens=...) of the step",
+                where="the script's accelerator.no_sync(...) or accelerator.accumulate(...)",
+                fix="call the last backward() of each step outside of no_sync(), on every rank; "
+                "to average weights instead of gradients, use headway.local_sgd.LocalSGD",
+            )
 
     def start_of_backward(
         self,
@@ -57,7 +97,7 @@ class TokenMean:
             parameters: returns those whose gradients accumulate.
 
         Raises:
-            UsageError: the loss has several elements.
+            UsageError: the loss has several elements, or `num_tokens` is no such number.
         """
         if loss_sum.numel() != 1:
             raise UsageError(
@@ -66,13 +106,13 @@ class TokenMean:
                 fix="pass the sum of the tokens' losses: reduction='sum'",
             )
         one = torch.ones_like(loss_sum, requires_grad=False)
-        tokens = torch.as_tensor(num_tokens, device=loss_sum.device).detach().reshape(())
+        tokens = _counted(num_tokens).to(loss_sum.device)
         if self._is_withheld or not is_due:
             before, unit = self.pending or (torch.zeros_like(tokens), tokens.clamp(min=1))
             self.pending = before + tokens, unit
             return one / unit
         if self.pending is None:
-            weight = _weight(tokens)
+            weight = self._weight(tokens)
         else:
             weight = self._scale(parameters(), tokens + self.pending[0], self.pending[1])
         return (one * weight).to(loss_sum.dtype)
@@ -88,22 +128,34 @@ class TokenMean:
         tokens: torch.Tensor,
         unit: torch.Tensor,
     ) -> torch.Tensor:
-        weight = _weight(tokens)
+        weight = self._weight(tokens)
         for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_((weight * unit).to(parameter.grad.device))
-        self.reset()
+        self.pending = None
         return weight
 
+    def _weight(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what each token of any rank counts in a sum that the ranks will average."""
+        size = 1 if self._is_local else rank_and_size()[1]
+        if size > 1:
+            tokens = tokens.clone()
+            dist.all_reduce(tokens)
+        dtype = torch.float32 if tokens.device.type == "mps" else torch.float64  # MPS has no fp64
+        return size / tokens.clamp(min=1).to(dtype)
 
-def _weight(tokens: torch.Tensor) -> torch.Tensor:
-    """Return what each token of any rank counts in a sum that the ranks will average."""
-    _, size = rank_and_size()
-    if size > 1:
-        tokens = tokens.clone()
-        dist.all_reduce(tokens)
-    dtype = torch.float32 if tokens.device.type == "mps" else torch.float64  # MPS has no fp64
-    return size / tokens.clamp(min=1).to(dtype)
+
+def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:
+    """Return the number as a tensor of shape []; the value of one on a GPU is not waited for."""
+    tokens = torch.as_tensor(num_tokens).detach()
+    is_whole = not (tokens.is_floating_point() or tokens.is_complex())
+    if tokens.numel() != 1 or not is_whole or (tokens.device.type == "cpu" and tokens < 0):
+        raise UsageError(
+            f"num_tokens is {num_tokens}, not a whole number of at least 0",
+            where="the script's backward(loss, num_tokens=...)",
+            fix="pass the number of tokens in the loss: (labels != -100).sum()",
+        )
+    return tokens.reshape(())
 
 
 def refuse_gradient(arguments: Mapping[str, object]) -> None:

@@ -136,10 +136,14 @@ def form_group_again(name: str) -> None:
         name: tells the group's keys in the store from those of earlier ones; equal on all ranks.
     """
     store, (rank, size) = default_store(), rank_and_size()
-    backend = dist.get_backend_config()
+    backend, timeout = dist.get_backend_config(), group_timeout()
     leave_world()
     dist.init_process_group(
-        backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size
+        backend,
+        timeout=timeout,
+        store=dist.PrefixStore(name, store),
+        rank=rank,
+        world_size=size,
     )
 
 
@@ -289,6 +293,13 @@ def _apply_to_group(settings: GroupSettings, world: World) -> None:
 def set_group_timeout(timeout: timedelta) -> None:
     """Let collectives of the existing group wait this long. Relies on a private name of torch."""
     import_module("torch.distributed.distributed_c10d")._set_pg_timeout(timeout)
+
+
+def group_timeout() -> timedelta:
+    """Return how long collectives of the existing group wait. Relies on private names of torch."""
+    group: Any = dist.group.WORLD
+    timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
+    return timeout
 
 
 def _require_matching_group(ranks: Ranks) -> None:

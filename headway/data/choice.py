@@ -26,6 +26,7 @@ def share_of(
     Raises:
         UsageError: the loader cannot be shared out.
     """
+    _refuse_distributed_sampler(loader, num_ranks)
     if num_ranks == 1:
         return Share(loader, skip)
     division = Division(num_ranks, config.split_batches, config.even_batches)
@@ -36,15 +37,22 @@ def share_of(
     return kind(loader, rank, division, skip)
 
 
+def _refuse_distributed_sampler(loader: Any, num_ranks: int) -> None:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    for sampler in (getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None)):
+        if isinstance(sampler, DistributedSampler) and max(sampler.num_replicas, num_ranks) > 1:
+            raise UsageError(
+                f"the loader has a DistributedSampler for {sampler.num_replicas} ranks, so its"
+                " samples would be shared out twice",
+                where="the script's prepare(...)",
+                fix="give the DataLoader shuffle=True (or False) and no sampler; prepare() shares"
+                " out",
+            )
+
+
 def _refuse_what_cannot_be_shared(
     loader: Any, config: DataLoaderConfiguration, num_ranks: int
 ) -> None:
-    if isinstance(getattr(loader, "sampler", None), DistributedSampler):
-        raise UsageError(
-            "the loader has a DistributedSampler, so its samples would be shared out twice",
-            where="the script's prepare(...)",
-            fix="give the DataLoader shuffle=True (or False) and no sampler; prepare() shares out",
-        )
     if not is_plain(loader):
         if config.dispatch_batches is False:
             raise UsageError(

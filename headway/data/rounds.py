@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, cycle, islice
 from typing import Any, NamedTuple
 
 import torch
 
+from headway.collectives import leaves
 from headway.data.active_loader import GlobalBatch
 
 
@@ -102,12 +103,6 @@ def _slices(sizes: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def samples_in(batch: Any) -> int:
-    """Return the length of the first tensor in `batch`; 0 if there is none."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.ndim else 0
-    if not isinstance(batch, (list, tuple)):
-        batch = batch.values() if isinstance(batch, Mapping) else ()
-    for one in batch:
-        if size := samples_in(one):
-            return size
-    return 0
+    """Return the length of the first tensor in `batch` that has one above 0; else 0."""
+    tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim)
+    return next((len(tensor) for tensor in tensors if len(tensor)), 0)

@@ -44,13 +44,19 @@ class Handlers:
     """The handlers that one Accelerator got, at most one of each kind.
 
     Raises:
-        UsageError: an object is no handler of `kinds`, or there are two of one kind.
+        UsageError: this is no list, an object is no handler of `kinds`, or two are of one kind.
     """
 
     def __init__(
         self, handlers: Sequence[KwargsHandler] | None, kinds: Sequence[type[KwargsHandler]]
     ) -> None:
         self._by_kind: dict[type[KwargsHandler], KwargsHandler] = {}
+        if isinstance(handlers, KwargsHandler):
+            raise UsageError(
+                f"kwargs_handlers is a {type(handlers).__name__}, not a list",
+                where=CALL,
+                fix=f"pass kwargs_handlers=[{type(handlers).__name__}(...)]",
+            )
         for handler in handlers or ():
             kind = next((one for one in kinds if isinstance(handler, one)), None)
             if kind is None:

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 from headway import Accelerator
 from headway.collectives import for_each_tensor
 from headway.data.loader import PreparedDataLoader
+from headway.data.rounds import samples_in
+from headway.errors import UsageError
 
 META = torch.device("meta")
 Pair = namedtuple("Pair", ["x", "y"])
@@ -71,6 +73,16 @@ def test_dataclasses_are_gathered() -> None:
         loss: torch.Tensor
 
     assert accelerator.gather_for_metrics(Result(torch.ones(2))).loss.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("data", [{"texts": ["a", "b"]}, "text", Example(torch.ones(2), "a"), 0.5])
+def test_objects_that_are_not_one_for_each_sample_are_refused_as_metrics(data: Any) -> None:
+    with pytest.raises(UsageError):
+        Accelerator(cpu=True).gather_for_metrics(data)
+
+
+def test_samples_of_dataclasses_are_counted_so_that_repeats_can_be_left_out() -> None:
+    assert samples_in({"texts": ["a", "b"], "example": Example(torch.ones(2, 5), "name")}) == 2
 
 
 def test_loaders_side_by_side_and_inside_each_other_all_come_to_their_ends() -> None:

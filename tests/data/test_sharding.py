@@ -10,7 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+)
 
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader
@@ -25,6 +32,14 @@ def shares(loader: DataLoader[Any], world: int, **options: Any) -> list[list[Any
         for rank in range(world)
         for prepared in [PreparedDataLoader(loader, rank, world, config=Configuration(**options))]
     ]
+
+
+class Numbers(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 4
 
 
 class Stream(IterableDataset[int]):
@@ -206,6 +221,20 @@ def test_a_loader_with_its_own_loop_is_refused_where_every_rank_is_to_read_its_o
     assert shares(loader, 1) == [[[0], [-1]]]
     with pytest.raises(UsageError, match="Doubling has an __iter__ of its own"):
         shares(loader, 2, dispatch_batches=False)
+
+
+@pytest.mark.parametrize("is_in_batches", [False, True])
+def test_a_sampler_that_leaves_samples_to_other_ranks_is_refused(is_in_batches: bool) -> None:
+    def prepared(replicas: int) -> PreparedDataLoader:
+        sampler: Any = DistributedSampler(Numbers(), num_replicas=replicas, rank=0, shuffle=False)
+        options: dict[str, Any] = {"sampler": sampler, "batch_size": 2}
+        if is_in_batches:
+            options = {"batch_sampler": BatchSampler(sampler, 2, drop_last=False)}
+        return PreparedDataLoader(DataLoader(Numbers(), **options), 0, 1)
+
+    assert [batch.tolist() for batch in prepared(1)] == [[0, 1], [2, 3]]
+    with pytest.raises(UsageError):
+        list(prepared(2))
 
 
 def test_marks_tell_values_apart_and_not_objects() -> None:

@@ -32,3 +32,22 @@ def local_sgd() -> dict[str, Any]:
                 agree.append(len(gather(plain.weight.detach()).unique()) == 1)
         result[str(enabled)] = [agree, plain.weight.item()]
     return result
+
+
+def local_sgd_gradients_of_tokens() -> list[float]:
+    """The gradient of each of three steps, of the mean over this rank's own tokens."""
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    plain = torch.nn.Linear(1, 1, bias=False)
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=1.0))
+    gradients = []
+    with LocalSGD(accelerator, model, 3) as averaging:
+        for _ in range(3):
+            for tokens in (1, 2 + RANK):
+                with accelerator.accumulate(model):
+                    loss = (RANK + 1) * model(torch.ones(tokens, 1)).sum()
+                    accelerator.backward(loss, num_tokens=tokens)
+            gradients.append(plain.weight.grad.item())
+            optimizer.step()
+            optimizer.zero_grad()
+            averaging.step()
+    return gradients

@@ -348,3 +348,11 @@ def test_local_sgd_averages_weights_every_few_steps_and_at_the_end(
     for rank in seen_with(world):
         assert rank["local_sgd"]["True"] == [[False, False, True, False], pytest.approx(mean)]
         assert rank["local_sgd"]["False"] == [[True] * 4, pytest.approx(mean)]
+
+
+@several_ranks
+def test_local_sgd_takes_the_mean_over_the_tokens_of_each_rank_alone(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for index, rank in enumerate(seen_with(world)):
+        assert rank["local_sgd_gradients_of_tokens"] == pytest.approx([index + 1] * 3)

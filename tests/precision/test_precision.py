@@ -10,6 +10,7 @@ from headway.accumulation import Accumulation
 from headway.errors import UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.precision.fp16 import Fp16
+from headway.token_mean import TokenMean
 
 CPU = torch.device("cpu")
 fused_or_not = pytest.mark.parametrize("fused", [False, True])
@@ -23,7 +24,10 @@ class Training:
         self.weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
         self.optimizers = [
             PreparedOptimizer(
-                torch.optim.SGD([weight], lr=1.0, fused=fused), Accumulation(1), self.precision
+                torch.optim.SGD([weight], lr=1.0, fused=fused),
+                Accumulation(1),
+                self.precision,
+                TokenMean(),
             )
             for weight in self.weights
         ]

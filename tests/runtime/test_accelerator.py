@@ -390,9 +390,16 @@ def test_one_process_is_every_kind_of_main_process(capsys: pytest.CaptureFixture
         accelerator.print("once")
     assert capsys.readouterr().out == "once\n"
     assert accelerator.on_local_main_process(lambda: 5)() == 5
-    assert accelerator.on_process(process_index=1)(lambda: 5)() is None
+    assert accelerator.on_process(process_index=1)(lambda: 5)() == 5
+    assert accelerator.on_local_process(lambda: 5, 1)() == 5
     accelerator.wait_for_everyone()
     accelerator.end_training()
+
+
+@pytest.mark.parametrize("name", ["on_process", "on_local_process"])
+def test_a_function_for_one_rank_needs_the_number_of_that_rank(name: str) -> None:
+    with pytest.raises(UsageError):
+        getattr(Accelerator(cpu=True), name)(lambda: 5)
 
 
 def test_a_save_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ def test_impossible_accumulation_is_refused(steps: int) -> None:
 def test_accelerate_s_other_arguments_are_refused_with_a_way_out() -> None:
     with pytest.raises(UsageError, match=r"'even_batches'[\s\S]*DataLoaderConfiguration"):
         reject_unsupported({"even_batches": False})
+    with pytest.raises(UsageError, match=r"'logging_dir'[\s\S]*project_dir="):
+        reject_unsupported({"logging_dir": "runs"})
 
 
 def test_accelerate_s_other_arguments_may_be_none() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.errors import OutOfMemory, WrongType
+from headway.errors import OutOfMemory, WrongType, WrongValue
 from headway.utils import find_executable_batch_size
 
 ERRORS = (
@@ -74,3 +74,29 @@ def test_a_batch_size_that_the_script_passes_is_refused() -> None:
 
     with pytest.raises(WrongType, match=r"train\(name='tiny'\)"):
         find_executable_batch_size(train)(64, "tiny")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"factor": 1.0}, {"reduce_batch_size_fn": lambda: 128}],
+    ids=["factor 1", "function that repeats a size"],
+)
+def test_sizes_that_do_not_fall_are_refused(options: dict[str, Any]) -> None:
+    attempts = []
+
+    @find_executable_batch_size(**options)
+    def train(batch_size: int) -> None:
+        attempts.append(batch_size)
+        raise ERRORS[0] if len(attempts) < 3 else AssertionError
+
+    with pytest.raises(WrongValue):
+        train()
+
+
+def test_a_function_that_takes_no_batch_size_is_refused() -> None:
+    @find_executable_batch_size
+    def train() -> None: ...
+
+    with pytest.raises(WrongType) as refusal:
+        train()
+    assert "-1" not in str(refusal.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -72,3 +73,37 @@ def test_gradients_of_earlier_batches_are_kept_when_memory_runs_out() -> None:
                     raise torch.OutOfMemoryError
                 accelerator.backward(model(part).mean())
     assert model.weight.grad.item() == pytest.approx((1.0 + 3.0) / 2)
+
+
+def test_batches_may_be_dataclasses_or_begin_with_text() -> None:
+    @dataclass
+    class Example:
+        x: torch.Tensor
+        names: list[str]
+
+    accelerator = Accelerator(cpu=True, auto_micro_batch=True)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    batch = {"source": "a file", "example": Example(torch.ones(3, 1), ["a", "b", "c"])}
+    seen = []
+    for part in accelerator.micro_batches(batch, max_size=2):
+        seen.append((len(part["example"].x), part["example"].names))
+        with accelerator.accumulate(model):
+            accelerator.backward(model(part["example"].x).mean())
+    assert seen == [(2, ["a", "b"]), (1, ["c"])]
+
+
+@pytest.mark.parametrize(
+    ("batch", "sizes"),
+    [
+        (torch.ones(2, 1), {"max_size": -1}),
+        (torch.ones(2, 1), {"max_size": 0}),
+        (torch.ones(2, 1), {"min_size": 0}),
+        (torch.ones(0, 1), {}),
+        (["only", "text"], {}),
+    ],
+)
+def test_sizes_below_one_and_batches_without_samples_are_refused(
+    batch: Any, sizes: dict[str, int]
+) -> None:
+    with pytest.raises(UsageError):
+        list(Accelerator(cpu=True, auto_micro_batch=True).micro_batches(batch, **sizes))

@@ -59,6 +59,8 @@ def test_defaults_are_accelerate_s() -> None:
 def test_what_is_no_handler_and_two_of_a_kind_are_refused() -> None:
     with pytest.raises(UsageError, match="a dict, which is no handler"):
         Accelerator(cpu=True, kwargs_handlers=[{}])  # type: ignore[list-item]
+    with pytest.raises(UsageError):
+        Accelerator(cpu=True, kwargs_handlers=AutocastKwargs())  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="two AutocastKwargs"):
         Accelerator(cpu=True, kwargs_handlers=[AutocastKwargs(), AutocastKwargs()])
 
@@ -242,6 +244,13 @@ def test_a_model_without_repeated_blocks_is_compiled_whole() -> None:
     plugin = TorchDynamoPlugin(backend="eager", use_regional_compilation=True)
     model = Accelerator(cpu=True, dynamo_plugin=plugin).prepare(torch.nn.Linear(1, 1))
     assert hasattr(model, "_orig_mod")
+
+
+def test_weights_of_a_compiled_model_are_saved_under_their_own_names() -> None:
+    accelerator = Accelerator(cpu=True, dynamo_backend="eager")
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    assert list(accelerator.get_state_dict(model)) == ["weight", "bias"]
+    assert "_orig_mod.weight" in accelerator.get_state_dict(model, unwrap=False)
 
 
 def test_a_model_that_the_script_compiled_is_not_compiled_again() -> None:

@@ -44,6 +44,57 @@ def test_freed_memory_begins_a_new_step() -> None:
     assert model.weight.grad.item() == 1
 
 
+@pytest.mark.parametrize("counts", [(2, 2), (2, None), (None, 2)])
+def test_losses_of_one_micro_batch_that_cannot_be_weighed_together_are_refused(
+    counts: tuple[int | None, ...],
+) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.ones(2, 1)).sum(), num_tokens=counts[0])
+        with pytest.raises(UsageError):
+            accelerator.backward(model(torch.ones(2, 1)).sum(), num_tokens=counts[1])
+
+
+def test_without_accumulation_each_loss_of_a_step_has_its_own_mean() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    with accelerator.accumulate(model):
+        for count in (4, 2):
+            accelerator.backward(model(torch.ones(count, 1)).sum(), num_tokens=count)
+        accelerator.backward(model(torch.ones(3, 1)).mean())
+    assert model.weight.grad.item() == 3
+
+
+def test_a_step_with_tokens_that_were_never_exchanged_is_refused() -> None:
+    accelerator = Accelerator(cpu=True)
+    plain = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=1.0))
+    with accelerator.no_sync(model):
+        accelerator.backward(model(torch.ones(2, 1)).sum(), num_tokens=2)
+        with pytest.raises(UsageError):
+            optimizer.step()
+
+
+def test_the_backward_pass_that_triggers_the_exchange_ends_the_step() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    with accelerator.no_sync(model):
+        accelerator.backward(model(torch.ones(2, 1)).sum(), num_tokens=2)
+        with accelerator.trigger_sync_in_backward(model):
+            accelerator.backward(model(torch.ones(4, 1)).sum(), num_tokens=4)
+    assert model.weight.grad.item() == 1
+
+
+@pytest.mark.parametrize(
+    "count", [2.5, -3, torch.tensor(2.5), torch.tensor(-3), torch.tensor([1, 2])], ids=str
+)
+def test_what_is_no_number_of_tokens_is_refused(count: Any) -> None:
+    loss = torch.ones((), requires_grad=True)
+    with pytest.raises(UsageError):
+        Accelerator(cpu=True).backward(loss, num_tokens=count)
+
+
 @pytest.mark.parametrize("arguments", [{"gradient": torch.ones(())}, {"loss": torch.ones(2)}])
 def test_what_cannot_be_a_sum_of_losses_is_refused(arguments: dict[str, Any]) -> None:
     loss = torch.ones((), requires_grad=True)
