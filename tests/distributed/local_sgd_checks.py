@@ -46,6 +46,7 @@ def local_sgd_gradients_of_tokens() -> list[float]:
                 with accelerator.accumulate(model):
                     loss = (RANK + 1) * model(torch.ones(tokens, 1)).sum()
                     accelerator.backward(loss, num_tokens=tokens)
+            assert plain.weight.grad is not None
             gradients.append(plain.weight.grad.item())
             optimizer.step()
             optimizer.zero_grad()
