@@ -5,6 +5,7 @@ The ranks are forked, and not started anew, so that functions defined in a noteb
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import json
 import multiprocessing
@@ -241,6 +242,7 @@ def _be_rank(
     report: Path,
 ) -> None:
     """Run in a forked process: call `function`, and write a traceback to `report`."""
+    atexit._clear()  # the notebook's own functions
     os.setsid()  # `_stop` ends what this rank has started, too
     for kind in (signal.SIGINT, signal.SIGTERM):  # the notebook's own handlers
         signal.signal(kind, signal.SIG_DFL)
@@ -255,11 +257,18 @@ def _be_rank(
         try:
             function(*args)
             leave_world()
-        except Exception:  # noqa: BLE001  the launching process raises it
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and not isinstance(error.code, str):
+                raise
+            # the launching process raises it
             report.write_text(json.dumps([time.time(), traceback.format_exc()]), encoding="utf-8")
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+            sys.last_type = type(error)  # exit functions look at it, as at the end of a script
+        finally:
+            atexit._run_exitfuncs()  # multiprocessing does not
+    if report.exists():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _wait_for(ranks: Sequence[BaseProcess], pipes: Sequence[_Pipe]) -> None:

@@ -77,6 +77,34 @@ def test_the_error_is_that_of_the_rank_that_failed_and_nothing_is_left(
     assert no_child_is_left(tmp_path)
 
 
+def test_ranks_run_their_own_exit_functions_and_their_last_words_are_told() -> None:
+    text = """
+import atexit, sys
+from headway import Accelerator, debug_launcher
+
+def train(how):
+    accelerator = Accelerator()
+    atexit.register(print, "end of a rank")  # as trackers do
+    if how and accelerator.process_index == 1:
+        sys.exit(how)
+    accelerator.wait_for_everyone()
+
+atexit.register(print, "end of the notebook")
+debug_launcher(train, ("",))
+debug_launcher(train, ("bad arguments",))
+"""
+    ended = subprocess.run(
+        [sys.executable, script(text)],
+        env=environment(CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert ended.stdout.split("\n")[0] == "end of a rank"
+    assert ended.stdout.count("end of the notebook") == 1
+    assert "SystemExit: bad arguments" in ended.stderr
+
+
 def test_an_interrupt_stops_all_ranks(tmp_path: Path) -> None:
     source = f"{TRAIN}\ndebug_launcher(train, ({str(tmp_path)!r}, 'waits'))"
     process = subprocess.Popen(
