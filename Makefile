@@ -38,6 +38,7 @@ reworded: $(VENV)/.test
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest --long
+	$(BIN)/python tests/other_pythons.py --whole
 
 check: $(VENV)/.check format lint types test
 

@@ -10,7 +10,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from headway.arguments import UNSUPPORTED
 from headway.migration.differences import DIFFERENCES
 from headway.migration.homes import COMPAT, NATIVE, joined, module_exists, offered
 from headway.migration.reading import ACCELERATOR, STATES, Kind, Need, Script, inside
@@ -135,6 +134,8 @@ def _argument(need: Need) -> Verdict:
     if any(one.name == need.name for one in accepted):
         return Verdict(Status.ALIKE)
     if need.owner == ACCELERATOR:
+        from headway.arguments import UNSUPPORTED  # imports torch
+
         judged = _missing(topic_of_member(need.name))
         instead = UNSUPPORTED.get(need.name, judged.instead)
         status = Status.PLANNED if judged.status is Status.PLANNED else Status.REFUSED
