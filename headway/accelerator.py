@@ -12,7 +12,6 @@ import torch
 
 from headway.accumulation import Accumulation
 from headway.arguments import (
-    CALL,
     EffectiveSettings,
     merge_accumulation,
     merge_arguments,
@@ -23,13 +22,12 @@ from headway.checkpointed import Checkpointed
 from headway.contract.records import channel
 from headway.contract.run import read_ranks, read_run
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration
-from headway.data.skipping import skip_first_batches
-from headway.errors import UsageError
 from headway.generators import RNGType
+from headway.in_effect import InEffect
 from headway.micro_batches import MicroBatches
 from headway.model_files import save_weights
 from headway.placement import Devices, gpu_named_by
-from headway.plugins.accumulation import GradientAccumulationPlugin, check_steps
+from headway.plugins.accumulation import GradientAccumulationPlugin
 from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.plugins.handler import Handlers, KwargsHandler
 from headway.plugins.handlers import (
@@ -45,7 +43,6 @@ from headway.precision.precision import PrecisionSettings
 from headway.profiling import profiled
 from headway.saving import save
 from headway.state import GradientState, share, shared_precision, shared_world
-from headway.stepping import Stepping
 from headway.strategies.choice import strategy_for
 from headway.strategies.strategy import StrategySettings
 from headway.trackers.tracked import LogWith, Tracked
@@ -60,7 +57,7 @@ HANDLERS = (
 )
 
 
-class Accelerator(Stepping, Checkpointed, Tracked):
+class Accelerator(InEffect, Checkpointed, Tracked):
     """Prepare a training script for one process or many; names and meanings are Accelerate's.
 
     Under `headway launch` the launcher's settings apply; an argument given here overrides a profile
@@ -190,125 +187,6 @@ class Accelerator(Stepping, Checkpointed, Tracked):
         None
     )
     fp8_enabled = has_lomo_optimizer = is_fsdp2 = is_composable_parallelism_enabled = False
-
-    # ------------------------------------------------------------------ settings in effect
-
-    @property
-    def dataloader_config(self) -> DataLoaderConfiguration:
-        """How prepared loaders share their data out."""
-        return self._data
-
-    @property
-    def ddp_handler(self) -> DistributedDataParallelKwargs | None:
-        """The one in `kwargs_handlers`, if there is one."""
-        return self._handlers.of(DistributedDataParallelKwargs)
-
-    @property
-    def scaler_handler(self) -> GradScalerKwargs | None:
-        """The one in `kwargs_handlers`, if there is one."""
-        return self._handlers.of(GradScalerKwargs)
-
-    @property
-    def init_handler(self) -> InitProcessGroupKwargs | None:
-        """The one in `kwargs_handlers`, if there is one."""
-        return self._handlers.of(InitProcessGroupKwargs)
-
-    @property
-    def autocast_handler(self) -> AutocastKwargs | None:
-        """The one in `kwargs_handlers`, if there is one."""
-        return self._handlers.of(AutocastKwargs)
-
-    @property
-    def profile_handler(self) -> ProfileKwargs | None:
-        """The one in `kwargs_handlers`, if there is one."""
-        return self._handlers.of(ProfileKwargs)
-
-    @property
-    def mixed_precision(self) -> str:
-        """The precision in use: `no`, `fp16` or `bf16`."""
-        return self._precision.name
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """The number of micro-batches in one optimizer step; a script may change it."""
-        return self._accumulation.steps
-
-    @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, steps: int) -> None:
-        check_steps("gradient_accumulation_steps", steps, CALL)
-        self._accumulation.steps = steps
-
-    @property
-    def native_amp(self) -> bool:
-        """Whether `autocast()`, and models prepared from now on, compute under autocast.
-
-        A script may set it to False; `mixed_precision` stays what it is.
-        """
-        return self._precision.uses_autocast
-
-    @native_amp.setter
-    def native_amp(self, uses_autocast: bool) -> None:
-        if uses_autocast and self.mixed_precision == "no":
-            raise UsageError(
-                "native_amp is set to True, but mixed_precision is 'no'",
-                where="the script's assignment to .native_amp",
-                fix="pass mixed_precision='bf16' to Accelerator()",
-            )
-        self._precision.uses_autocast = uses_autocast
-
-    @property
-    def split_batches(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self._data.split_batches
-
-    @property
-    def dispatch_batches(self) -> bool | None:
-        """See `DataLoaderConfiguration`."""
-        return self._data.dispatch_batches
-
-    @property
-    def even_batches(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self._data.even_batches
-
-    @property
-    def use_seedable_sampler(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self._data.use_seedable_sampler
-
-    @property
-    def non_blocking(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self._data.non_blocking
-
-    @property
-    def use_stateful_dataloader(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self._data.use_stateful_dataloader
-
-    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """Return a loader that leaves out the first batches of each pass.
-
-        See `headway.skip_first_batches`.
-
-        Args:
-            dataloader: a prepared loader, or any other.
-            num_batches: batches of this rank to leave out.
-
-        Raises:
-            UsageError: `num_batches` is not a whole number of at least 0.
-
-        Examples:
-            >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(6), batch_size=2))
-            >>> [batch.tolist() for batch in accelerator.skip_first_batches(loader, 2)]
-            [[4, 5]]
-        """
-        return skip_first_batches(dataloader, num_batches)
-
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """What adapts fp16's loss scale; None in other precisions."""
-        return self._precision.scaler
 
     # ------------------------------------------------------------------ profile
 

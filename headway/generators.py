@@ -7,7 +7,9 @@ from enum import Enum
 
 import torch
 
-from headway.collectives import broadcast_object_list
+from headway.collectives import (
+    broadcast_object_list,
+)
 from headway.errors import UsageError
 from headway.world import rank_and_size
 

@@ -8,7 +8,9 @@ from types import TracebackType
 import torch
 
 from headway.accelerator import Accelerator
-from headway.collectives import reduce
+from headway.collectives import (
+    reduce,
+)
 from headway.errors import WrongValue
 
 

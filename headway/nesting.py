@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from headway.collectives import same_kind
+from headway.containers import (
+    same_kind,
+)
 from headway.errors import WrongType, WrongValue
 
 

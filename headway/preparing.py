@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader
 from headway.accumulation import Accumulation
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import PreparedDataLoader
+from headway.device_memory import clear_device_cache
 from headway.errors import UsageError
 from headway.generators import RNGType, agreed_types, synchronize_rng_states
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
@@ -340,11 +340,7 @@ class Preparing(Group):
         self._token_mean.reset()
         freed = [None] * len(objects)
         del objects
-        gc.collect()
-        if self.device.type == "cuda":  # pragma: needs a GPU
-            torch.cuda.empty_cache()
-        elif self.device.type == "mps":
-            torch.mps.empty_cache()
+        clear_device_cache(garbage_collection=True)
         return freed
 
     clear = free_memory

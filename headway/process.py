@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from headway import collectives
+from headway import collectives, containers
 from headway.data.active_loader import current_loop
 from headway.errors import UsageError
 from headway.splitting import part_of
@@ -292,7 +292,7 @@ class Group(Process):
         def drop_repeats(gathered: Any) -> Any:
             return loop.drop_repeats(gathered, self.num_processes)
 
-        as_objects = use_gather_object or not collectives.only_tensors(input_data)
+        as_objects = use_gather_object or not containers.only_tensors(input_data)
         if as_objects:
             _check_one_for_each_sample(input_data)
         shares = loop.batch.shares
@@ -304,7 +304,7 @@ class Group(Process):
             gathered = (collectives.gather_uneven if shares else collectives.gather)(input_data)
         if as_objects:
             return drop_repeats(gathered)
-        return collectives.for_each_tensor(drop_repeats, gathered)
+        return containers.for_each_tensor(drop_repeats, gathered)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the sum, mean or maximum over ranks of each tensor, times `scale`.

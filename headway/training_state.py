@@ -14,7 +14,9 @@ from headway.checkpoint.generators import generator_states, set_generator_states
 from headway.checkpoint.loading import Loaded
 from headway.checkpoint.saving import State
 from headway.checkpoint.values import encode
-from headway.collectives import broadcast_object_list
+from headway.collectives import (
+    broadcast_object_list,
+)
 from headway.data.loader import PreparedDataLoader
 from headway.errors import CheckpointError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler

@@ -75,8 +75,10 @@ from headway.collectives import (
     gather_object,
     pad_across_processes,
     reduce,
-    send_to_device,
     wait_for_everyone,
+)
+from headway.containers import (
+    send_to_device,
 )
 from headway.data.configuration import DataLoaderConfiguration
 from headway.device_memory import clear_device_cache, release_memory

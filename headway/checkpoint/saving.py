@@ -33,7 +33,10 @@ from headway.checkpoint.manifest import (
 )
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
-from headway.collectives import broadcast_object_list, gather_object
+from headway.collectives import (
+    broadcast_object_list,
+    gather_object,
+)
 from headway.errors import CheckpointError, HeadwayError
 from headway.world import rank_and_size
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from headway.collectives import broadcast_object_list
 from headway.compat.shards import (
     BatchSamplerShard,
     InvalidValueError,
@@ -27,6 +26,7 @@ from headway.data.samplers import SeedableRandomSampler, SkipBatchSampler, with_
 from headway.data.sharding import MADE_OF, Share
 from headway.data.skipping import skip_first_batches
 from headway.errors import UsageError
+from headway.generators import synchronize_rng_states
 from headway.world import rank_and_size
 
 __all__ = [
@@ -354,20 +354,9 @@ def _generator_of(sampler: Any) -> torch.Generator | None:
 
 
 def _synchronize(rng_types: Sequence[str], generator: torch.Generator | None) -> None:
-    """Set random generators to the state that they have on rank 0."""
-    for kind in rng_types:
-        if kind == "generator" and generator is not None:
-            generator.set_state(_of_rank_0(generator.get_state()))
-        elif kind == "torch":
-            torch.set_rng_state(_of_rank_0(torch.get_rng_state()))
-        elif kind == "cuda":  # pragma: needs a GPU
-            torch.cuda.set_rng_state(_of_rank_0(torch.cuda.get_rng_state()))
-
-
-def _of_rank_0(state: torch.Tensor) -> torch.Tensor:
-    [agreed] = broadcast_object_list([state])
-    result: torch.Tensor = agreed
-    return result
+    """Set random generators to the state that they have on rank 0; a loader may have none."""
+    has_one = generator is not None
+    synchronize_rng_states([one for one in rng_types if has_one or one != "generator"], generator)
 
 
 def _refuse_mesh(mesh: Any) -> None:

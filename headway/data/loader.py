@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from headway.collectives import is_on, send_to_device
+from headway.containers import (
+    is_on,
+    send_to_device,
+)
 from headway.contract.records import beat, channel
 from headway.data.active_loader import LoaderLoop
 from headway.data.choice import share_of

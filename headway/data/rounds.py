@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from headway.collectives import leaves
+from headway.containers import (
+    leaves,
+)
 from headway.data.active_loader import GlobalBatch
 
 

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from headway.collectives import broadcast_object_list
+from headway.collectives import (
+    broadcast_object_list,
+)
 from headway.data.active_loader import GlobalBatch
 from headway.data.position import Ahead, Start, after
 from headway.data.rounds import Division, Round, samples_in

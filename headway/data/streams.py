@@ -8,7 +8,9 @@ from zlib import crc32
 
 import torch
 
-from headway.collectives import gather_object
+from headway.collectives import (
+    gather_object,
+)
 from headway.errors import UsageError
 
 VALUES = 64  # of each tensor that are compared

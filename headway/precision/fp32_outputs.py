@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from headway.collectives import for_each_tensor
+from headway.containers import (
+    for_each_tensor,
+)
 
 _HALF = (torch.float16, torch.bfloat16)
 

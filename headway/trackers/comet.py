@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from headway.trackers.notes import note_once
-from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
+from headway.trackers.package_runs import PackageRunTracker
+from headway.trackers.tracker import flat_numbers, on_main_process, python_numbers
 
 
-class CometMLTracker(GeneralTracker):
+class CometMLTracker(PackageRunTracker):
     """Logs to an experiment of Comet; the API key is in Comet's configuration.
 
     Args:
@@ -17,23 +18,16 @@ class CometMLTracker(GeneralTracker):
     """
 
     name = "comet_ml"
-    requires_logging_directory = False
 
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
-
-    @on_main_process
-    def start(self) -> None:
+    def begin(self) -> Any:
         import comet_ml
 
-        self.writer: Any = comet_ml.start(project_name=self.run_name, **self.init_kwargs)
+        return comet_ml.start(project_name=self.run_name, **self.init_kwargs)
 
     @property
-    def tracker(self) -> Any:
+    def writer(self) -> Any:
         """The experiment."""
-        return self.writer
+        return self.run
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:

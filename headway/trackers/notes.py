@@ -1,4 +1,4 @@
-"""Notes on stderr about what trackers leave out, each once."""
+"""Notes on stderr about trackers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import sys
 _said: set[str] = set()
 
 
+def note(text: str) -> None:
+    """Print a note."""
+    print(f"headway: {text}", file=sys.stderr, flush=True)
+
+
 def note_once(text: str) -> None:
     """Print a note, unless this process has printed it before."""
     if text not in _said:
         _said.add(text)
-        print(f"headway: {text}", file=sys.stderr, flush=True)
+        note(text)

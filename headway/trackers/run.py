@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headway.trackers.notes import note
 from headway.trackers.tracker import GeneralTracker
 
 _PATIENCE = 10
@@ -83,7 +84,7 @@ class _Member:
 
     def _miss(self, error: Exception, began: float) -> None:
         if not self._missed:
-            _note(
+            note(
                 f"the tracker {self.tracker.name!r} failed: {_described(error)}\n"
                 "  the training goes on, and the tracker is tried again"
             )
@@ -98,15 +99,11 @@ class _Member:
         try:
             end()
         except Exception as error:  # noqa: BLE001  the others are finished all the same
-            _note(f"the tracker {self.tracker.name!r} failed as it ended: {_described(error)}")
+            note(f"the tracker {self.tracker.name!r} failed as it ended: {_described(error)}")
         if self._missed:
             times = "call" if self._missed == 1 else "calls"
-            _note(f"the tracker {self.tracker.name!r} missed {self._missed} {times} of log()")
+            note(f"the tracker {self.tracker.name!r} missed {self._missed} {times} of log()")
 
 
 def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _note(text: str) -> None:
-    print(f"headway: {text}", file=sys.stderr, flush=True)

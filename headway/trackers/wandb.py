@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.trackers.tracker import GeneralTracker, on_main_process, python_numbers
+from headway.trackers.package_runs import PackageRunTracker
+from headway.trackers.tracker import on_main_process, python_numbers
 
 
-class WandBTracker(GeneralTracker):
+class WandBTracker(PackageRunTracker):
     """Logs to a run of wandb.
 
     Args:
@@ -16,33 +17,16 @@ class WandBTracker(GeneralTracker):
     """
 
     name = "wandb"
-    requires_logging_directory = False
 
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
-
-    @on_main_process
-    def start(self) -> None:
+    def begin(self) -> Any:
         import wandb
 
-        self.run: Any = wandb.init(project=self.run_name, **self.init_kwargs)
-
-    @property
-    def tracker(self) -> Any:
-        """The run."""
-        return self.run
+        return wandb.init(project=self.run_name, **self.init_kwargs)
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Update the run's config."""
         self.run.config.update(python_numbers(values), allow_val_change=True)
-
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log values, of any kind that wandb knows; `kwargs` go to `run.log`."""
-        self.run.log(python_numbers(values), step=step, **kwargs)
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -68,10 +52,6 @@ class WandBTracker(GeneralTracker):
         names: Any = columns
         table = Table(columns=names, data=data, dataframe=dataframe)
         self.log({table_name: table}, step=step, **kwargs)
-
-    @on_main_process
-    def finish(self) -> None:
-        self.run.finish()
 
     @on_main_process
     def finish_after_error(self) -> None:

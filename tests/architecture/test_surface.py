@@ -21,6 +21,7 @@ FILE = Path(__file__).with_name("surface.txt")
 PACKAGE = Path(__file__).resolve().parents[2] / "headway"
 ACCELERATOR = (
     ("accelerator.py", "Accelerator"),
+    ("in_effect.py", "InEffect"),
     ("stepping.py", "Stepping"),
     ("preparing.py", "Preparing"),
     ("trackers/tracked.py", "Tracked"),

@@ -11,7 +11,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from headway import Accelerator
-from headway.collectives import for_each_tensor
+from headway.containers import (
+    for_each_tensor,
+)
 from headway.data.loader import PreparedDataLoader
 from headway.data.rounds import samples_in
 from headway.errors import UsageError
