@@ -267,6 +267,8 @@ def test_no_and_unknown_backends() -> None:
     assert TorchDynamoPlugin(backend="Inductor").backend is plugins.DynamoBackend.INDUCTOR
 
 
+# torch 2.11 warns of every schedule
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 def test_the_profiler_records_what_its_handler_says(tmp_path: Path) -> None:
     cycles = []
     handler = ProfileKwargs(
