@@ -13,6 +13,9 @@ RUNTIME_TESTS := tests/runtime tests/data tests/precision tests/strategies \
 	tests/distributed/test_runtime_with_ranks.py tests/distributed/test_smoke.py
 FOLDERS := headway launcher commands config_wizard tests examples benchmarks docs
 
+# or each of the processes that the tests start compiles all of Headway anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test quick reworded test-long lowest check format lint types docs release clean
 
 demo: $(VENV)/.demo
@@ -20,8 +23,8 @@ demo: $(VENV)/.demo
 
 # coverage does not see into ranks, which are processes of their own
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses 2 --cov $(RANK_TESTS:%=--ignore %)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(RANK_TESTS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --cov $(RANK_TESTS:%=--ignore %)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(RANK_TESTS)
 	$(BIN)/python tests/other_pythons.py
 
 # no processes: for the loop of daily work

@@ -30,6 +30,15 @@ _STEERING = {
 }
 
 
+def forget_steering(patch: pytest.MonkeyPatch) -> None:
+    """Delete the variables that steer launches and ranks."""
+    for name in list(os.environ):
+        if name in _STEERING or name.startswith(
+            ("HEADWAY_", "ACCELERATE_", "TORCHELASTIC_", "PET_")
+        ):
+            patch.delenv(name)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long forms too")
     parser.addoption(
@@ -86,16 +95,23 @@ def own_signals() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
+@pytest.fixture(scope="session")
+def warm_pythons(compile_cache: None, own_signals: None) -> Iterator[None]:
+    """Have processes with torch in memory, from which tests start theirs."""
+    from tests.distributed.launching import warm_python
+
+    with pytest.MonkeyPatch.context() as patch:
+        forget_steering(patch)  # as each test does
+        with warm_python(), warm_python(OMP_NUM_THREADS="1"):
+            yield
+
+
 @pytest.fixture(autouse=True)
 def own_surroundings(
     nothing_is_left_behind: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Run in an empty folder, without profiles and variables of the person who runs the tests."""
-    for name in list(os.environ):
-        if name in _STEERING or name.startswith(
-            ("HEADWAY_", "ACCELERATE_", "TORCHELASTIC_", "PET_")
-        ):
-            monkeypatch.delenv(name)
+    forget_steering(monkeypatch)
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

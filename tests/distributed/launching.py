@@ -6,12 +6,17 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.distributed.warm_start import WarmPopen, WarmPython
+
 HEADWAY = [sys.executable, "-m", "headway", "launch"]
+_warm_pythons: list[WarmPython] = []
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -19,30 +24,66 @@ def environment(**variables: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
 
 
+@contextmanager
+def warm_python(**variables: str) -> Iterator[None]:
+    """Have a process with torch in memory, and these variables, which forks what is started."""
+    if sys.platform != "linux":  # elsewhere no process can adopt another
+        yield
+        return
+    python = WarmPython(environment(**variables))
+    _warm_pythons.append(python)
+    try:
+        yield
+    finally:
+        _warm_pythons.remove(python)
+        python.close()
+
+
 def launch(
     *words: str, timeout_s: float = 120, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `headway launch` with these words to its end."""
-    return subprocess.run(
-        [*HEADWAY, *words],
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    return run([*HEADWAY, *words], environment(**variables), timeout_s=timeout_s)
 
 
 def start(*words: str, **options: Any) -> subprocess.Popen[str]:
     """Begin `headway launch` with these words."""
-    process: subprocess.Popen[str] = subprocess.Popen(
-        [*HEADWAY, *words],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return popen([*HEADWAY, *words], env=environment(), text=True, **streams, **options)
+
+
+def run(
+    command: list[str], env: dict[str, str], *, timeout_s: float, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program to its end, forked where that is the same."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with popen(command, env=env, cwd=cwd, text=True, **streams) as process:
+        try:
+            out, errors = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+
+def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a Python program, forked where that is the same; see warm_start.py."""
+    for python in _warm_pythons:
+        if python.can_start(options):
+            return WarmPopen(python, command, **options)
+    process: subprocess.Popen[str] = subprocess.Popen(command, **options)
     return process
+
+
+@contextmanager
+def executed() -> Iterator[None]:
+    """Fork nothing that is started meanwhile."""
+    usual = _warm_pythons[:]
+    _warm_pythons.clear()
+    try:
+        yield
+    finally:
+        _warm_pythons[:] = usual
 
 
 def free_port() -> int:

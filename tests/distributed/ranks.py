@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.distributed import launching
+
 WORKER = Path(__file__).with_name("runtime_worker.py")
 LIMIT_S = 150
 Seen = list[dict[str, Any]]
@@ -33,7 +33,7 @@ def _run_ranks(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = [
-        subprocess.Popen(
+        launching.popen(
             command,
             env=environment(rank, world, port) | {"TMPDIR": scratch},
             stdout=subprocess.PIPE,
@@ -60,8 +60,8 @@ def _run_ranks(
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
     foreign = ("HEADWAY_", "ACCELERATE_", "COV_CORE")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    plain |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    usual = launching.environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    plain = {name: value for name, value in usual.items() if not name.startswith(foreign)}
     if world == 1:
         return plain
     return plain | {

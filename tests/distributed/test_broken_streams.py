@@ -19,6 +19,7 @@ from tests.distributed.launching import HEADWAY, environment, launch, script, st
 
 pytestmark = [
     pytest.mark.distributed,
+    pytest.mark.usefixtures("executed_starts"),
     pytest.mark.skipif(sys.platform != "linux", reason="asks a pipe for what is in it"),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.distributed.ranks import Seen
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("seen_with")]
 every_world = pytest.mark.parametrize("world", [1, 2, 3])
 several_ranks = pytest.mark.parametrize("world", [2, 3])
 SeenWith = Callable[[int], Seen]

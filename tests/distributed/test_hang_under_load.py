@@ -16,6 +16,7 @@ from tests.distributed.launching import HEADWAY, environment, launch, script, st
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.long,
+    pytest.mark.xdist_group("busy_machine"),
     pytest.mark.timeout(3600),
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
 ]

@@ -13,6 +13,7 @@ from tests.distributed.launching import script, start
 
 pytestmark = [
     pytest.mark.distributed,
+    pytest.mark.usefixtures("executed_starts"),
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
 ]
 

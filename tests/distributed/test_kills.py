@@ -24,6 +24,7 @@ from tests.distributed.launching import script, start
 
 pytestmark = [
     pytest.mark.distributed,
+    pytest.mark.usefixtures("executed_starts"),
     pytest.mark.skipif(sys.platform != "linux", reason="subreapers and parent-death signals"),
 ]
 

@@ -199,6 +199,7 @@ def test_only_the_ranks_that_were_chosen_are_shown() -> None:
     assert sorted(done.stdout.splitlines()) == ["[0] rank 0", "[2] rank 2"]
 
 
+@pytest.mark.usefixtures("executed_starts")  # a machine that starts ranks is not yet told
 def test_a_rank_to_show_that_no_machine_has_is_refused_once_they_have_met() -> None:
     words = ["--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", str(free_port())]
     name = script("import time; time.sleep(60)")

@@ -15,6 +15,7 @@ from tests.distributed.launching import free_port, script, start
 
 pytestmark = [
     pytest.mark.distributed,
+    pytest.mark.usefixtures("executed_starts"),
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
 ]
 

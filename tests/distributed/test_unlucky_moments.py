@@ -22,6 +22,7 @@ from tests.distributed.launching import HEADWAY, environment, is_alive, launch, 
 
 pytestmark = [
     pytest.mark.distributed,
+    pytest.mark.usefixtures("executed_starts"),
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
 ]
 

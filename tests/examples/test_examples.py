@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+
+from tests.distributed import launching
 
 pytestmark = pytest.mark.processes
 
@@ -160,15 +163,11 @@ def run(launcher: list[str], example: str, folder: Path, *options: str) -> tuple
     """Run an example to its end in `folder`, and return its stdout and stderr."""
     scratch = folder / "scratch"  # torchrun leaves a folder behind
     scratch.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [*launcher, str(EXAMPLES / example), *options],
-        cwd=folder,
-        # threads of torch spin while they wait for each other: on busy cores for minutes
-        env=environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
+    command = [*launcher, str(EXAMPLES / example), *options]
+    # threads of torch spin while they wait for each other: on busy cores for minutes
+    env = environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1")
+    with launching.executed() if launcher is PYTHON else nullcontext():
+        done = launching.run(command, env, timeout_s=150, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
 
