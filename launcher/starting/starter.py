@@ -165,8 +165,8 @@ class Starter:
 
         try:
             below = psutil.Process(self._server_pid).children(recursive=True)
-        except psutil.NoSuchProcess:  # and its guardian ends what is left
-            return []
+        except (psutil.Error, OSError):  # it has ended, or /proc cannot be read
+            return []  # its guardian or itself ends what is left
         return [one for one in below if is_running(one)]
 
     def end_left_processes(self) -> None:
