@@ -78,10 +78,12 @@ def run_program(
         SystemExit: the script's own, or the exit code after an unhandled exception was shown.
     """
     run = read_run()
-    if run is not None and run.timeouts_suspended:
-        from headway.launcher.inside.debugging import suspend_timeouts
+    if run is not None and run.debug_rank is not None:
+        from headway.launcher.inside.debugging import skip_prompts, suspend_timeouts
 
         suspend_timeouts()
+        if os.environ["RANK"] != str(run.debug_rank):
+            skip_prompts()
     sys.argv = [name, *args]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
@@ -228,6 +230,8 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
         groups=_attempt(rank_monitor.read_groups, ()),
         is_from_headway=_attempt(lambda: _is_from_headway(error, trace), False),
     )
+    if isinstance(error, HeadwayError):
+        crash = _attempt(lambda: _with_fix(crash, error), crash)
     records.send(crash)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     if isinstance(error, KeyboardInterrupt):
@@ -237,6 +241,15 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     elif not _attempt(lambda: _is_for_the_launcher(error, crash), False):
         _show(error, shown)
     sys.exit(code)
+
+
+def _with_fix(crash: Crash, error: HeadwayError) -> Crash:
+    """Move the fix out of the traceback: the launcher prints it as that of the run's failure."""
+    problems = "\n".join(problem.without_fix for problem in error.problems)
+    return crash._replace(
+        traceback="".join(_format_briefly(error, problems))[-20000:],
+        fix="; ".join(problem.fix for problem in error.problems),
+    )
 
 
 def _show(error: BaseException, trace: TracebackType | None) -> None:
@@ -311,11 +324,12 @@ def _has_default_excepthook() -> bool:
     return module == "sys" or module.startswith("torch.")
 
 
-def _format_briefly(error: BaseException) -> list[str]:
-    """Return the script's frames and the error's own lines."""
+def _format_briefly(error: BaseException, text: str | None = None) -> list[str]:
+    """Return the script's frames, and the error's own lines or `text` instead of them."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
-    return [*traceback.format_list(theirs), f"{type(error).__name__}: {error}\n"]
+    said = str(error) if text is None else text
+    return [*traceback.format_list(theirs), f"{type(error).__name__}: {said}\n"]
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
