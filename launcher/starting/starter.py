@@ -265,6 +265,7 @@ def cannot_start(error: OSError) -> LaunchError:
     fixes = {
         errno.E2BIG: "shorten the arguments or the environment",
         errno.EMFILE: "raise the limit of open files: `ulimit -n 4096`",
+        errno.ENFILE: "close files of other programs: the whole system has too many open",
         errno.EAGAIN: "raise the limit of processes: `ulimit -u`, or start fewer ranks",
         errno.ENOMEM: "start fewer ranks, or free some memory",
     }
