@@ -213,7 +213,7 @@ def _may_be_a_victim(end: RankExit) -> bool:
     the error in one of its own.
     """
     if end.crash is None:
-        return end.left_silently
+        return end.left_silently and end.code <= 0  # a code of its own is its own failure
     return contains(end.crash.traceback, (*COMMUNICATION, *COMMUNICATION_ERRORS))
 
 
