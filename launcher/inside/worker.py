@@ -23,7 +23,7 @@ from typing import NoReturn, TypeVar
 from headway.contract import process_groups, records
 from headway.contract.records import Crash, End, Frame, Uses
 from headway.contract.run import read_run
-from headway.errors import HeadwayError
+from headway.errors import ConfigError, HeadwayError
 from headway.launcher.inside import rank_monitor
 from headway.launcher.reporting.reasons import is_of_communication
 
@@ -113,8 +113,16 @@ def _run_file(path: str, main: types.ModuleType) -> None:
     main.__file__ = file
     main.__cached__ = None  # type: ignore[attr-defined]
     main.__loader__ = SourceFileLoader("__main__", file)
-    with io.open_code(file) as source:
-        code = compile(source.read(), file, "exec", dont_inherit=True)
+    try:
+        with io.open_code(file) as source:
+            text = source.read()
+    except OSError as error:
+        raise ConfigError(
+            f"script {path!r} cannot be read any more: {error.strerror}",
+            where="the start of this rank, after that of the launch",
+            fix="leave the script where it is until all ranks have started, and at each restart",
+        ) from None
+    code = compile(text, file, "exec", dont_inherit=True)
     exec(code, main.__dict__)  # noqa: S102  the user's script
 
 
