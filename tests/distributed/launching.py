@@ -20,7 +20,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def launch(
-    *words: str, timeout_s: float = 120, **variables: str
+    *words: str, timeout_s: float = 300, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `headway launch` with these words to its end."""
     return subprocess.run(
