@@ -22,7 +22,7 @@ from typing import NoReturn, TypeVar
 
 from headway.contract import process_groups, records
 from headway.contract.records import Crash, End, Frame, Uses
-from headway.contract.run import read_run
+from headway.contract.run import read_ranks, read_run
 from headway.errors import ConfigError, HeadwayError
 from headway.launcher.inside import rank_monitor
 from headway.launcher.reporting.reasons import is_of_communication
@@ -82,7 +82,8 @@ def run_program(
         from headway.launcher.inside.debugging import skip_prompts, suspend_timeouts
 
         suspend_timeouts()
-        if os.environ["RANK"] != str(run.debug_rank):
+        ranks = read_ranks()
+        if ranks is not None and ranks.rank != run.debug_rank:
             skip_prompts()
     sys.argv = [name, *args]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
