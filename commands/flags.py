@@ -19,6 +19,8 @@ from headway.settings.table import TABLE
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
+_SURE = 0.85  # likeness to a flag of another tool: a script's own flags are like many
+
 Parsed = SimpleNamespace
 """The values of the flags, by the name of the setting or flag."""
 
@@ -230,19 +232,28 @@ class Parser:
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
 
     def _raise_unknown(self, name: str, value: str) -> NoReturn:
-        from headway.commands.foreign_flags import foreign_flag
+        from headway.commands.foreign_flags import FLAGS, foreign_flag
 
-        foreign = foreign_flag(name, value) if TABLE["num_processes"].flag in self.known else None
-        if foreign is not None:
+        takes_settings = TABLE["num_processes"].flag in self.known
+        if takes_settings and (foreign := foreign_flag(name, value)) is not None:
             what, fix = foreign
             raise ConfigError(f"{name} {what}", where="the command line", fix=fix)
+        theirs = did_you_mean(name, {*FLAGS, *self.known}, likeness=_SURE) or ""
+        if takes_settings and theirs not in self.known and (foreign := foreign_flag(theirs, value)):
+            what, fix = foreign
+            raise ConfigError(
+                f"unknown flag {name} of `{self.prog}`; did you mean {theirs}? It {what}",
+                where="the command line",
+                fix=fix,
+            )
         names = {flag.removeprefix("--"): flag for flag in self.known}
         close = names.get(did_you_mean(name.removeprefix("--"), names) or "", "")
         fix = f"see `{self.prog} --help`"
         if close:
             fix = f"pass {close} {value}".rstrip() if self.known[close] else f"pass {close}"
-        elif self.command == "launch":
-            fix = "put flags of the script after the script"
+        if self.command == "launch":
+            of_script = "put flags of the script after the script"
+            fix = f"{fix}, or {of_script}" if close else of_script
         raise ConfigError(
             f"unknown flag {name} of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
             where="the command line",

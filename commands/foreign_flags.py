@@ -98,6 +98,10 @@ _FAMILIES = {  # prefixes of flags: what they are here, and the fix unless it is
 }
 
 
+FLAGS = (*RENAMED, *_OTHERS)
+"""Those known by their whole names."""
+
+
 def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
     """Return what another tool's flag is here, and the fix; None for a flag that none has.
 

@@ -146,9 +146,14 @@ class Problem(NamedTuple):
             return self == other
         return (self.code, self.names) == (other.code, other.names)
 
-    def __str__(self) -> str:
+    @property
+    def without_fix(self) -> str:
+        """What is wrong, and where it came from."""
         details = "".join(f"\n  {line}".rstrip() for line in self.details.splitlines())
-        return f"{self.what}{details}\n  from: {self.where}\n  fix:  {self.fix}"
+        return f"{self.what}{details}\n  from: {self.where}"
+
+    def __str__(self) -> str:
+        return f"{self.without_fix}\n  fix:  {self.fix}"
 
 
 class HeadwayError(Exception):
@@ -244,9 +249,15 @@ class OutOfMemory(UsageError, RuntimeError):
     """Memory runs out with every batch size that was tried."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return the name among `known` that `word` is most likely a typo of, if any is close."""
+def did_you_mean(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """Return the name among `known` that `word` is most likely a typo of, if any is close.
+
+    Args:
+        word: what was typed.
+        known: the names that there are.
+        likeness: how close a name must be, from 0 to 1: the same word.
+    """
     from difflib import get_close_matches  # imported only for error messages
 
-    matches = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    matches = get_close_matches(word, list(known), n=1, cutoff=likeness)
     return matches[0] if matches else None

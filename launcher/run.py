@@ -39,8 +39,16 @@ def run(plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False)
         return 0
     if plan.supervised is None:
         replace_with_script(plan, environment)
+    from headway.launcher.starting.limits import (
+        refuse_deleted_folder,
+        refuse_too_few_files,
+        refuse_too_little_address_space,
+    )
     from headway.launcher.starting.starter import Starter
 
+    refuse_deleted_folder()
+    refuse_too_few_files(plan.settings.num_processes)
+    refuse_too_little_address_space(plan.python, environment)
     # the fork server imports torch in parallel
     starter = Starter(plan, environment, is_quiet=is_quiet)
     try:
@@ -58,6 +66,12 @@ def run(plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False)
                 from headway.launcher.starting.supervise import supervise
 
             return supervise(plan, starter, run_socket, colored=wants_color(environ))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+            raise
+        from headway.launcher.starting.starter import cannot_start
+
+        raise cannot_start(error) from None
     except RuntimeError as error:
         from headway.launcher.reporting.foreign_messages import NO_THREAD, contains
         from headway.launcher.starting.starter import cannot_start

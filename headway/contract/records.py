@@ -113,6 +113,7 @@ class Crash(NamedTuple):
     code: int = 1  # the exit code that follows; negative for a signal
     groups: tuple[Group, ...] = ()
     is_from_headway: bool = False  # it was raised in a file of Headway's, and not on purpose
+    fix: str = ""  # of an error that Headway raised on purpose; `traceback` is without it
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from headway.contract.precisions import PRECISIONS
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
-VERSION = 2
+VERSION = 3
 DEVICES = ("cpu", "cuda", "gpu", "mps")  # gpu is cuda, or mps on a Mac
 LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # read by get_logger; the first wins
 YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
@@ -55,7 +55,7 @@ class RunContract(NamedTuple):
     mixed_precision: str  # a name in PRECISIONS
     gradient_accumulation_steps: int
     origins: Mapping[str, Origin]
-    timeouts_suspended: bool = False  # a rank may wait at a debugger's prompt
+    debug_rank: int | None = None  # it may wait at a debugger's prompt, the others for it
 
 
 class Ranks(NamedTuple):
@@ -117,7 +117,7 @@ def _is_valid(run: RunContract) -> bool:
         and run.mixed_precision in PRECISIONS
         and type(run.gradient_accumulation_steps) is int
         and run.gradient_accumulation_steps > 0
-        and type(run.timeouts_suspended) is bool
+        and (run.debug_rank is None or type(run.debug_rank) is int)
         and all(type(text) is str for text in texts)
         and all(number is None or type(number) is int for number in numbers)
     )

@@ -17,7 +17,7 @@ from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.machine.facts import Machine, is_on
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.settings.setting import AUTO, VARIABLE_PREFIX, Setting, Value
+from headway.settings.setting import AUTO, VARIABLE_PREFIX, Setting, SetTwice, Shape, Value
 from headway.settings.table import TABLE, Settings
 
 NOTHING: Entries = MappingProxyType({})
@@ -122,7 +122,7 @@ def _invalid(name: str, entry: Entry) -> Problem | None:
     try:
         TABLE[name].parse(entry.raw)
     except ValueError as error:
-        return _bad_value(TABLE[name], entry, str(error))
+        return _bad_value(TABLE[name], entry, error)
     return None
 
 
@@ -134,10 +134,11 @@ def _merged(old: Value, new: Value) -> Value:
     return new
 
 
-def _bad_value(row: Setting[Any], entry: Entry, reason: str) -> Problem:
+def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
     from headway.contract.secrets import masked_value
 
-    raw = str(masked_value(row.name, entry.raw))
+    masked = masked_value(row.name, entry.raw)
+    raw = " ".join(masked) if row.shape is Shape.MAP and isinstance(masked, list) else str(masked)
     written = raw if len(raw) <= 60 else raw[:57] + "..."
     example = did_you_mean(raw, row.choices) or (row.choices or (row.example,))[0]
     is_optional = row.default is None
@@ -147,7 +148,9 @@ def _bad_value(row: Setting[Any], entry: Entry, reason: str) -> Problem:
         Layer.ASSIGNMENT: f"write {row.name}={example}",
         Layer.CLUSTER: f"correct {entry.origin.variable}, or override it: {row.flag} {row.metavar}",
     }.get(entry.origin.layer, f"write `{row.name}: {example}`" + ", or remove it" * is_optional)
-    what = f"{row.name} is {written!r}, {reason}"
+    if isinstance(error, SetTwice):
+        fix = error.fix
+    what = f"{row.name} is {written!r}, {error}"
     return Problem(what, str(entry.origin), fix, code=Code.BAD_VALUE, names=(row.name,))
 
 

@@ -262,6 +262,19 @@ def read_host(raw: Raw) -> str:
     return host
 
 
+class SetTwice(ValueError):
+    """A map gives a name more than one value.
+
+    Args:
+        names: those that it gives.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        verb = "is" if len(names) == 1 else "are"
+        super().__init__(f"in which {', '.join(names)} {verb} set twice")
+        self.fix = f"keep one value of {' and of '.join(names)}"
+
+
 def read_variables(raw: Raw) -> dict[str, str]:
     """Read a YAML map, or NAME=VALUE words quoted as in a shell."""
     if isinstance(raw, Mapping):
@@ -278,8 +291,8 @@ def read_variables(raw: Raw) -> dict[str, str]:
                 raise ValueError(f"in which word {number} is not NAME=VALUE")
         pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
         names = [name for name, _ in pairs]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"in which {twice[0]} is set twice")
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise SetTwice(twice)
     for name, value in pairs:
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"in which {name!r} is not a valid variable name")

@@ -11,8 +11,10 @@ import errno
 import socket
 import sys
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
+from typing import cast
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -22,7 +24,13 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from headway.errors import LaunchError
-from headway.launcher.clusters.store_calls import begin, interruptible, is_done, result_of
+from headway.launcher.clusters.store_calls import (
+    AnsweringStore,
+    begin,
+    interruptible,
+    is_done,
+    result_of,
+)
 from headway.launcher.planning.plan import LOOPBACK
 
 BACKEND = "headway"
@@ -32,6 +40,7 @@ _FAILED = _AGENT_KEYS + "failed"  # the rank of the first machine that gave up
 _ACKNOWLEDGED = _AGENT_KEYS + "machine_{}_knows_failure"
 _OWN_STORE_TIMEOUT_S = 60.0  # for machine 0 to connect to itself
 _ACKNOWLEDGE_TIMEOUT_S = 5.0  # a machine that has joined may still be importing torch
+_ANSWER_TIMEOUT_S = 30.0  # for a store, beyond what it waits for on behalf of its caller
 _POLL_INTERVAL_S = 0.1
 _NOTICE_AFTER_S = 1.0  # then print which machines are missing
 _PORT_ERRORS = {
@@ -84,6 +93,7 @@ class FixedRendezvous(RendezvousHandler):
         self.join_timeout_s = join_timeout_s
         self.round = -1
         self._store: Store | None = None
+        self._looking: Future[tuple[str, bool]] | None = None  # not answered yet
 
     def get_backend(self) -> str:
         return BACKEND
@@ -100,18 +110,21 @@ class FixedRendezvous(RendezvousHandler):
             LaunchError: machine 0 cannot be reached, the port is in use, a machine is missing or
                 has other settings.
         """
+        self._looking = None
         try:
             if self._store is None:
                 self._store = self._listen() if self.machine_rank == 0 else self._connect()
             self.round += 1
             store = PrefixStore(self._round_keys(self.round), self._store)
+            within_s = self.join_timeout_s + _ANSWER_TIMEOUT_S
+            answering = AnsweringStore(store, within_s, self._connection_lost)
             if self.num_machines > 1:
-                self._join_round(store)
-            self._open_round(store)
+                self._join_round(answering)
+            self._open_round(answering)
         except DistError as error:
             raise self._connection_lost(error) from None
         return RendezvousInfo(
-            store,
+            cast(Store, answering),
             self.machine_rank,
             self.num_machines,
             RendezvousStoreInfo(self.address, self.port),
@@ -120,24 +133,35 @@ class FixedRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return 1 when another machine, whose ranks failed, has started the next round; else 0.
 
+        It is 0 too as long as machine 0 does not answer: the ranks here are watched all the same.
+
         Raises:
             LaunchError: another machine gave up, or machine 0 is gone.
         """
         if self._store is None or self.num_machines == 1:
             return 0
+        looked = self._looking or begin(self._look, self._store)
+        self._looking = None if is_done(looked, _POLL_INTERVAL_S) else looked
+        if self._looking is not None:
+            return 0
         try:
-            if interruptible(self._store.check, [_FAILED]):
-                interruptible(self._store.set, _ACKNOWLEDGED.format(self.machine_rank), "1")
-                machine = interruptible(self._store.get, _FAILED).decode()
-                raise LaunchError(
-                    f"machine {machine} failed, so this one stopped too",
-                    where=f"machine {self.machine_rank} of {self.num_machines}",
-                    fix=f"see the output of machine {machine} for the cause",
-                )
-            next_round = f"{self._round_keys(self.round + 1)}/started"
-            return int(interruptible(self._store.check, [next_round]))
+            machine, is_next_round = looked.result()
         except DistError as error:
             raise self._connection_lost(error) from None
+        if machine:
+            raise LaunchError(
+                f"machine {machine} failed, so this one stopped too",
+                where=f"machine {self.machine_rank} of {self.num_machines}",
+                fix=f"see the output of machine {machine} for the cause",
+            )
+        return int(is_next_round)
+
+    def _look(self, store: Store) -> tuple[str, bool]:
+        """Return which machine gave up, if one did, and whether the next round was started."""
+        if not store.check([_FAILED]):
+            return "", store.check([f"{self._round_keys(self.round + 1)}/started"])
+        store.set(_ACKNOWLEDGED.format(self.machine_rank), "1")
+        return store.get(_FAILED).decode(), False
 
     def announce_failure(self) -> None:
         """Tell the other machines that this one gives up, unless machine 0 does not answer."""
@@ -179,7 +203,7 @@ class FixedRendezvous(RendezvousHandler):
         missing = self._missing(PrefixStore(self._round_keys(self.round), self._store))
         return [rank for rank in range(self.num_machines) if rank not in missing]
 
-    def _missing(self, store: Store) -> list[int]:
+    def _missing(self, store: Store | AnsweringStore) -> list[int]:
         """Return the ranks of the machines that have not joined the round with these keys."""
         return [rank for rank in range(self.num_machines) if not store.check([f"machine_{rank}"])]
 
@@ -239,18 +263,18 @@ class FixedRendezvous(RendezvousHandler):
                 f"{what}: {self.address}:{self.port}", where=self._where(error), fix=fix
             ) from None
 
-    def _join_round(self, store: Store) -> None:
+    def _join_round(self, store: AnsweringStore) -> None:
         """Wait until every machine has joined this round with a rank of its own."""
-        interruptible(store.set, "started", "1")
-        if interruptible(store.add, f"claim_{self.machine_rank}", 1) > 1:
+        store.set("started", "1")
+        if store.add(f"claim_{self.machine_rank}", 1) > 1:
             raise LaunchError(
                 f"machine_rank {self.machine_rank} was given to two machines",
                 where=f"the run at {self.address}:{self.port}",
                 fix=f"give every machine its own --machine-rank, from 0 to {self.num_machines - 1}",
             )
-        interruptible(store.set, f"machine_{self.machine_rank}", str(self.num_machines))
+        store.set(f"machine_{self.machine_rank}", str(self.num_machines))
         deadline, notice_at = _from_now(self.join_timeout_s), _from_now(_NOTICE_AFTER_S)
-        while missing := interruptible(self._missing, store):
+        while missing := self._missing(store):
             named = ", ".join(map(str, missing))
             if time.monotonic() > deadline:
                 raise LaunchError(
@@ -262,7 +286,7 @@ class FixedRendezvous(RendezvousHandler):
                 _print_notice(f"waiting for machine {named} of {self.num_machines}")
                 notice_at = deadline
             time.sleep(_POLL_INTERVAL_S)
-        expected = int(interruptible(store.get, "machine_0"))
+        expected = int(store.get("machine_0"))
         if expected != self.num_machines:
             raise LaunchError(
                 f"num_machines is {self.num_machines} here, but {expected} on machine 0",
@@ -270,10 +294,10 @@ class FixedRendezvous(RendezvousHandler):
                 fix="pass the same --num-machines on every machine",
             )
 
-    def _open_round(self, store: Store) -> None:
+    def _open_round(self, store: AnsweringStore) -> None:
         """Return when the store holds no keys of earlier rounds' ranks, so that ranks may start."""
         if self.machine_rank != 0:
-            while not interruptible(store.check, ["open"]):
+            while not store.check(["open"]):
                 time.sleep(_POLL_INTERVAL_S)
             return
         assert self._store is not None
@@ -293,7 +317,8 @@ class FixedRendezvous(RendezvousHandler):
 
     def _where(self, error: Exception) -> str:
         said = str(error).splitlines()[0]
-        return f"machine {self.machine_rank} of {self.num_machines}; torch says: {said}"
+        who = "torch says: " if isinstance(error, DistError) else ""
+        return f"machine {self.machine_rank} of {self.num_machines}; {who}{said}"
 
 
 def _listening_socket(address: str, port: int) -> socket.socket:

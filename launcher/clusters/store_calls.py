@@ -6,9 +6,13 @@ A thread makes the call; the main thread, which runs the handlers, waits for the
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent import futures
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from torch.distributed import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,6 +23,37 @@ _CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
 def interruptible(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what `do` returns; an exception of a signal's handler ends the wait."""
     return result_of(begin(do, *args, **kwargs))
+
+
+class AnsweringStore:
+    """A store that answers in time or raises; a signal's exception ends each call too.
+
+    torch's own agent uses it as it would the store.
+
+    Args:
+        store: the one that is called, in other threads.
+        within_s: how long a call may take, beyond what it waits for itself.
+        lost: makes the error for a store that does not answer.
+    """
+
+    def __init__(
+        self, store: Store, within_s: float, lost: Callable[[Exception], Exception]
+    ) -> None:
+        self._store = store
+        self._within_s = within_s
+        self._lost = lost
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._store, name)
+        return partial(self._call, value) if callable(value) else value
+
+    def _call(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        called = begin(do, *args, **kwargs)
+        until = time.monotonic() + self._within_s
+        while not is_done(called, _CHECK_EVERY_S):
+            if time.monotonic() > until:
+                raise self._lost(TimeoutError(f"no answer within {self._within_s:.0f} s"))
+        return called.result()
 
 
 def begin(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:

@@ -30,7 +30,10 @@ class CtrlC:
 
 
 def breakpoint_variables(rank: int, debug_rank: int | None) -> dict[str, str]:
-    """Return what makes breakpoint() do nothing in ranks beside the debugged one."""
+    """Return what makes breakpoint() do nothing in ranks beside the debugged one.
+
+    `skip_prompts` does the same for what a script calls by its own name.
+    """
     return {} if debug_rank in (None, rank) else {"PYTHONBREAKPOINT": "0"}
 
 
@@ -63,6 +66,16 @@ def leave_prompt() -> None:
     with suppress(OSError):
         if os.isatty(2):
             os.write(2, b"\n")
+
+
+def skip_prompts() -> None:
+    """Let `pdb.set_trace()` do nothing in this rank, as PYTHONBREAKPOINT=0 does for breakpoint().
+
+    All debuggers begin with this public method of `bdb`, those of IPython and pudb too.
+    """
+    import bdb
+
+    bdb.Bdb.set_trace = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 def suspend_timeouts() -> None:

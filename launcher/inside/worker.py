@@ -22,8 +22,8 @@ from typing import NoReturn, TypeVar
 
 from headway.contract import process_groups, records
 from headway.contract.records import Crash, End, Frame, Uses
-from headway.contract.run import read_run
-from headway.errors import HeadwayError
+from headway.contract.run import read_ranks, read_run
+from headway.errors import ConfigError, HeadwayError
 from headway.launcher.inside import rank_monitor
 from headway.launcher.reporting.reasons import is_of_communication
 
@@ -78,10 +78,13 @@ def run_program(
         SystemExit: the script's own, or the exit code after an unhandled exception was shown.
     """
     run = read_run()
-    if run is not None and run.timeouts_suspended:
-        from headway.launcher.inside.debugging import suspend_timeouts
+    if run is not None and run.debug_rank is not None:
+        from headway.launcher.inside.debugging import skip_prompts, suspend_timeouts
 
         suspend_timeouts()
+        ranks = read_ranks()
+        if ranks is not None and ranks.rank != run.debug_rank:
+            skip_prompts()
     sys.argv = [name, *args]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
@@ -111,8 +114,16 @@ def _run_file(path: str, main: types.ModuleType) -> None:
     main.__file__ = file
     main.__cached__ = None  # type: ignore[attr-defined]
     main.__loader__ = SourceFileLoader("__main__", file)
-    with io.open_code(file) as source:
-        code = compile(source.read(), file, "exec", dont_inherit=True)
+    try:
+        with io.open_code(file) as source:
+            text = source.read()
+    except OSError as error:
+        raise ConfigError(
+            f"script {path!r} cannot be read any more: {error.strerror}",
+            where="the start of this rank, after that of the launch",
+            fix="leave the script where it is until all ranks have started, and at each restart",
+        ) from None
+    code = compile(text, file, "exec", dont_inherit=True)
     exec(code, main.__dict__)  # noqa: S102  the user's script
 
 
@@ -228,6 +239,8 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
         groups=_attempt(rank_monitor.read_groups, ()),
         is_from_headway=_attempt(lambda: _is_from_headway(error, trace), False),
     )
+    if isinstance(error, HeadwayError):
+        crash = _attempt(lambda: _with_fix(crash, error), crash)
     records.send(crash)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     if isinstance(error, KeyboardInterrupt):
@@ -237,6 +250,15 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     elif not _attempt(lambda: _is_for_the_launcher(error, crash), False):
         _show(error, shown)
     sys.exit(code)
+
+
+def _with_fix(crash: Crash, error: HeadwayError) -> Crash:
+    """Move the fix out of the traceback: the launcher prints it as that of the run's failure."""
+    problems = "\n".join(problem.without_fix for problem in error.problems)
+    return crash._replace(
+        traceback="".join(_format_briefly(error, problems))[-20000:],
+        fix="; ".join(problem.fix for problem in error.problems),
+    )
 
 
 def _show(error: BaseException, trace: TracebackType | None) -> None:
@@ -311,11 +333,12 @@ def _has_default_excepthook() -> bool:
     return module == "sys" or module.startswith("torch.")
 
 
-def _format_briefly(error: BaseException) -> list[str]:
-    """Return the script's frames and the error's own lines."""
+def _format_briefly(error: BaseException, text: str | None = None) -> list[str]:
+    """Return the script's frames, and the error's own lines or `text` instead of them."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
-    return [*traceback.format_list(theirs), f"{type(error).__name__}: {error}\n"]
+    said = str(error) if text is None else text
+    return [*traceback.format_list(theirs), f"{type(error).__name__}: {said}\n"]
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:

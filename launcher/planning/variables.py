@@ -86,7 +86,7 @@ def _contract(settings: Settings, supervised: str | None) -> RunContract:
         mixed_precision=settings.mixed_precision,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
         origins={name: settings.origin(name) for name in ACCELERATE},
-        timeouts_suspended=supervised is not None and settings.debug_rank is not None,
+        debug_rank=None if supervised is None else settings.debug_rank,
     )
 
 

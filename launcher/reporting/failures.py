@@ -102,12 +102,17 @@ class Failure(NamedTuple):
         """The failed rank's traceback, or its last lines where there is none."""
         if self.first.crash is not None:
             return "\n".join([self.first.crash.traceback.rstrip(), *self.divergence[1:]])
-        return "\n".join(self.last_lines[-_MAX_LINES:])
+        message = self.first.message.splitlines()
+        lines = list(self.last_lines)
+        if message and lines[-len(message) :] == message:  # `cause` has it
+            lines = lines[: -len(message)]
+        return "\n".join(lines[-_MAX_LINES:])
 
     @property
     def fix(self) -> str:
-        """What to do next."""
-        return self.reason.fix
+        """What to do next: an error of Headway's in the script says so itself."""
+        crash = self.first.crash
+        return (crash.fix if crash is not None else "") or self.reason.fix
 
     @property
     def exit_code(self) -> int:
@@ -208,7 +213,7 @@ def _may_be_a_victim(end: RankExit) -> bool:
     the error in one of its own.
     """
     if end.crash is None:
-        return end.left_silently
+        return end.left_silently and end.code <= 0  # a code of its own is its own failure
     return contains(end.crash.traceback, (*COMMUNICATION, *COMMUNICATION_ERRORS))
 
 

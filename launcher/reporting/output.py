@@ -132,6 +132,10 @@ class Output:
         os.close(self._wake_write)
         self._selector.close()
 
+    def begin_line(self) -> None:
+        """After `close`: what is printed on stderr next begins a line of its own."""
+        self._console.begin_line()
+
     def _wake(self) -> None:
         with suppress(OSError):  # it will wake up anyway, or it has ended
             os.write(self._wake_write, b"\0")

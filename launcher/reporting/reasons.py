@@ -95,8 +95,8 @@ REASONS = (
         "debugger_left",
         lambda seen: seen.crash is not None and seen.crash.kind == DEBUGGER_LEFT.text,
         _EXCEPTION + ": its debugger was left, or found no terminal to read from",
-        "pass --debug-rank RANK to give one rank the terminal, in the others breakpoint() does "
-        "nothing; leave the debugger with c, not with q",
+        "pass --debug-rank RANK to give one rank the terminal, in the others breakpoint() and "
+        "pdb.set_trace() do nothing; leave the debugger with c, not with q",
     ),
     Reason(
         "error_in_headway",

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from headway.contract.records import Crash, End
 from headway.launcher.reporting import hang
+from headway.launcher.reporting.failures import STOPPED_AND_SAVED
 from headway.launcher.reporting.hang import Hang, RankStatus
 from headway.launcher.reporting.observation import Observation, Verdict, newest_entry
 from headway.launcher.reporting.rank_channel import RankChannel, say
@@ -88,6 +89,11 @@ class Watch:
         """Return where the process of a rank crashed, if faulthandler wrote it."""
         known = self._ranks.get(rank)
         return known.crash_stack if known else []
+
+    def has_failed(self, rank: int) -> bool:
+        """Return whether a rank has told that its program failed; its process may still run."""
+        known = self._ranks.get(rank)
+        return any(one.code not in (0, STOPPED_AND_SAVED) for one in known.ends) if known else False
 
     def begin_to_stop(self) -> None:
         """Look for no hang any more: ranks that are being stopped make no progress."""

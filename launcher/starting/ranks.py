@@ -37,6 +37,7 @@ from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.handles import ProcessHandle
 from headway.launcher.starting.starter import Starter, cannot_start
 
+_MIN_EXIT_S = 5.0  # for the exit of a rank whose program has failed
 _CHECK_EVERY_S = 0.25  # for other machines and for a hang, while no rank ends here
 
 
@@ -88,6 +89,8 @@ class RankProcesses(PContext):
         self._terminals: list[_Terminal] = []  # of rank 0
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
+        self._failed_at: dict[int, float] = {}  # by local rank: its program, on the monotonic clock
+        self._stuck: list[int] = []  # local ranks that failed, and do not end
         self._killed_after_s: dict[int, float] = {}  # by local rank: SIGKILL ended its grace
         self.statuses: list[RankStatus] = []  # of all ranks when communication failed
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
@@ -170,6 +173,9 @@ class RankProcesses(PContext):
             local_rank: ProcessFailure(local_rank, end.pid, end.code, error_file="")
             for local_rank, end in self.exits.items()
             if end.is_failure
+        } or {
+            local_rank: ProcessFailure(local_rank, self.pids()[local_rank], 1, error_file="")
+            for local_rank in self._find_stuck()
         }
         if self._watch.hang is not None:  # torch expects a process that failed
             failures = {
@@ -182,11 +188,30 @@ class RankProcesses(PContext):
             return RunProcsResult(return_values=dict.fromkeys(self.exits))
         return None
 
+    def _find_stuck(self) -> list[int]:
+        """Return the ranks whose program failed, and whose process has not ended in time.
+
+        An exit handler or a thread of theirs hangs, and the other ranks may wait for them for ever.
+        """
+        is_alone = self.envs[0]["WORLD_SIZE"] == "1"
+        if is_alone or self._debug_rank is not None:  # who may be at a debugger's prompt
+            return []
+        now = time.monotonic()
+        ranks = {one: int(self.envs[one]["RANK"]) for one in self._alive()}
+        failed = [one for one, rank in ranks.items() if self._watch.has_failed(rank)]
+        since = {one: self._failed_at.setdefault(one, now) for one in failed}
+        limit_s = max(self._grace_s, _MIN_EXIT_S)
+        self._stuck = [one for one, began in since.items() if now - began > limit_s]
+        if self._stuck:
+            which = named([ranks[one] for one in self._stuck])
+            say(f"{which} failed, and did not end within {limit_s:g} s (--grace-period-s)")
+        return self._stuck
+
     def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
         """Stop the running ranks, and unless all have succeeded, what they have left running."""
         self._collect()
         failed = [end for end in self.exits.values() if end.is_failure]
-        is_failure = bool(failed) or self._watch.hang is not None
+        is_failure = bool(failed or self._stuck) or self._watch.hang is not None
         is_success = not is_failure and not self._alive()
         if self._stopped_at == float("inf"):
             self._watch.begin_to_stop()

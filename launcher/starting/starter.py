@@ -165,8 +165,8 @@ class Starter:
 
         try:
             below = psutil.Process(self._server_pid).children(recursive=True)
-        except psutil.NoSuchProcess:  # and its guardian ends what is left
-            return []
+        except (psutil.Error, OSError):  # it has ended, or /proc cannot be read
+            return []  # its guardian or itself ends what is left
         return [one for one in below if is_running(one)]
 
     def end_left_processes(self) -> None:
@@ -265,6 +265,7 @@ def cannot_start(error: OSError) -> LaunchError:
     fixes = {
         errno.E2BIG: "shorten the arguments or the environment",
         errno.EMFILE: "raise the limit of open files: `ulimit -n 4096`",
+        errno.ENFILE: "close files of other programs: the whole system has too many open",
         errno.EAGAIN: "raise the limit of processes: `ulimit -u`, or start fewer ranks",
         errno.ENOMEM: "start fewer ranks, or free some memory",
     }

@@ -166,20 +166,20 @@ def _signals(agent: Agent) -> Iterator[None]:
 
 def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | None) -> int:
     if stopped_by == signal.SIGINT:
-        say(f"interrupted{describe_killed(agent.exits)}")
+        _tell(agent, f"interrupted{describe_killed(agent.exits)}")
         return _ENDED_BY_INTERRUPT
     failure = agent.find_failure()
     if failure is None:
         if stopped_by is not None and len(agent.exits) < agent.num_ranks:
-            say(f"stopped by {stopped_by.name}")  # before all ranks had started
+            _tell(agent, f"stopped by {stopped_by.name}")  # before all ranks had started
             return 128 + stopped_by
         saved = any(end.code == STOPPED_AND_SAVED for end in agent.exits)
         if stopped_by is None and not saved:
             for note in unused(agent.settings, [end.uses for end in agent.exits]):
-                say(f"note: {note}")
+                _tell(agent, f"note: {note}")
         return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
     if stopped_by is not None:
-        say(f"stopped by {stopped_by.name}{describe_killed(agent.exits)}")
+        _tell(agent, f"stopped by {stopped_by.name}{describe_killed(agent.exits)}")
         return failure.exit_code
     where = socket.gethostname()
     if isinstance(failure, Failure):
@@ -188,8 +188,9 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         where += f"; logs in {shown(folder)}"
         _write_report(failure, folder)
     if not failure.fix:
-        say(failure.cause)
+        _tell(agent, failure.cause)
         return failure.exit_code
+    agent.output.begin_line()
     raise WorkerFailed(
         failure.cause + failure.aftermath,
         where=where,
@@ -197,6 +198,12 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         details=failure.details,
         exit_code=failure.exit_code,
     )
+
+
+def _tell(agent: Agent, text: str) -> None:
+    """Print a line on stderr, after what the ranks have written."""
+    agent.output.begin_line()
+    say(text)
 
 
 def _write_report(failure: Failure | Hang | ServerDeath, folder: str) -> None:

@@ -15,6 +15,7 @@ THEIRS = {
     "torchrun": "from torch.distributed.run import get_args_parser as make",
     "accelerate": "from accelerate.commands.launch import launch_command_parser as make",
 }
+OF_SCRIPT = "put flags of the script after the script"
 LIST = "import json; print(json.dumps([a.option_strings for a in make()._actions]))"
 
 
@@ -57,9 +58,13 @@ def test_every_flag_of_another_launcher_is_one_of_ours_or_is_explained(tool: str
         ("--multi-cpu", "pass --cpu --num-processes N"),
         ("--config_file a.yaml", "take it over with `headway config import a.yaml`"),
         ("--version", "`headway --version`"),
-        ("--num-procesess 2", "pass --num-processes 2"),
-        ("--supervice", "pass --supervise"),
-        ("--epochs 3", "put flags of the script after the script"),
+        ("--nproc-per-nod 4", "pass --num-processes 4"),
+        ("--nproc_per_nod=4", "pass --num-processes 4"),
+        ("--master-adr 10.0.0.1", "pass --main-address 10.0.0.1"),
+        ("--num-proces 2", f"pass --num-processes 2, or {OF_SCRIPT}"),
+        ("--supervice", f"pass --supervise, or {OF_SCRIPT}"),
+        ("--lr 2", OF_SCRIPT),
+        ("--epochs 3", OF_SCRIPT),
     ],
 )
 def test_the_fix_is_the_flag_to_type(typed: str, fix: str) -> None:

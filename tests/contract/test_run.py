@@ -42,7 +42,7 @@ def test_a_contract_that_is_none_is_refused(text: str) -> None:
         {"gradient_accumulation_steps": -1},
         {"gradient_accumulation_steps": True},
         {"gradient_accumulation_steps": 2.0},
-        {"timeouts_suspended": "yes"},
+        {"debug_rank": "0"},
         {"origins": {"device": {"layer": "FLAG", "flag": 5}}},
         {"origins": {"device": {"layer": "USER_PROFILE", "line": "3"}}},
         {"origins": []},

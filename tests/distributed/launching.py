@@ -40,7 +40,7 @@ def warm_python(**variables: str) -> Iterator[None]:
 
 
 def launch(
-    *words: str, timeout_s: float = 120, **variables: str
+    *words: str, timeout_s: float = 300, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `headway launch` with these words to its end."""
     return run([*HEADWAY, *words], environment(**variables), timeout_s=timeout_s)

@@ -46,12 +46,15 @@ def seen() -> list[dict[str, object]]:
     return [json.loads(Path(f"seen_{rank}.json").read_text()) for rank in range(3)]
 
 
-@pytest.mark.parametrize("way", ["fork", "exec"])
+@pytest.mark.parametrize(
+    ("way", "stops"), [("fork", "breakpoint()"), ("exec", "import pdb; pdb.set_trace()")]
+)
 def test_a_breakpoint_of_all_ranks_stops_the_debugged_one_and_the_others_wait_in_silence(
-    way: str,
+    way: str, stops: str
 ) -> None:
+    name = script(SCRIPT.replace("breakpoint()", stops))
     done = subprocess.run(
-        [*HEADWAY, "-q", *WORDS, "--start-method", way, "--log-dir", "logs", script(SCRIPT)],
+        [*HEADWAY, "-q", *WORDS, "--start-method", way, "--log-dir", "logs", name],
         env=environment(PYTHONBREAKPOINT="pdb.set_trace"),
         input="p secret\nc\n",
         capture_output=True,

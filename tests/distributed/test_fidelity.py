@@ -63,7 +63,7 @@ def probe(way: str) -> dict[str, Any]:
         input="typed",
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("atexit ran") == (1 if way in ("python", "one process") else 2)
@@ -96,7 +96,7 @@ def test_pythons_own_flags_reach_the_script(way: list[str]) -> None:
     flags = ["-BOuP" if sys.version_info >= (3, 11) else "-BOu", "-Werror::FutureWarning"]
     flags += ["-W", "ignore:mine", "-X", "dev", "-Xutf8", "--check-hash-based-pycs", "never"]
     python, *headway = HEADWAY
-    run = partial(subprocess.run, env=environment(), capture_output=True, text=True, timeout=150)
+    run = partial(subprocess.run, env=environment(), capture_output=True, text=True, timeout=500)
     plain = run([python, *flags, name])
     done = run([python, *flags, *headway, "-q", "--cpu", *way, name])
     assert done.returncode == 0, done.stderr

@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import free_port, script, start
+from tests.distributed.launching import free_port, is_alive, script, start
 
 pytestmark = [
     pytest.mark.distributed,
@@ -20,9 +22,11 @@ pytestmark = [
 ]
 
 SLEEPS = """
-import os, time
-open("up_" + os.environ["RANK"], "w").close()
-time.sleep(300)
+import os, sys, time
+open("up_" + os.environ["RANK"], "w").write(str(os.getpid()))
+while not os.path.exists("end_" + os.environ["RANK"]):
+    time.sleep(0.05)
+sys.exit(3 * os.path.exists("fail"))
 """
 
 
@@ -53,16 +57,46 @@ def test_a_stop_signal_ends_a_machine_whose_machine_0_is_another_silent_program(
     assert process.returncode == 128 + number
 
 
-def test_a_stop_signal_ends_a_machine_whose_machine_0_is_suspended() -> None:
-    port = free_port()
-    machines = [machine(rank, port) for rank in range(2)]
+def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while len(list(Path.cwd().glob("up_?"))) < 2:
+    while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@contextmanager
+def two_machines_of_which_0_is_suspended() -> Iterator[subprocess.Popen[str]]:
+    port = free_port()
+    machines = [machine(rank, port) for rank in range(2)]
+    wait_until(lambda: len([one for one in Path.cwd().glob("up_?") if one.read_text()]) == 2)
     machines[0].send_signal(signal.SIGSTOP)
-    machines[1].send_signal(signal.SIGINT)
-    machines[1].communicate(timeout=30)
-    assert machines[1].returncode == 130
+    yield machines[1]
     machines[0].send_signal(signal.SIGCONT)
+    machines[0].terminate()
     machines[0].communicate(timeout=30)
+
+
+def test_a_stop_signal_ends_a_machine_whose_machine_0_is_suspended() -> None:
+    with two_machines_of_which_0_is_suspended() as other:
+        other.send_signal(signal.SIGINT)
+        other.communicate(timeout=30)
+        assert other.returncode == 130
+
+
+def test_a_rank_that_fails_is_reported_while_machine_0_is_suspended() -> None:
+    with two_machines_of_which_0_is_suspended() as other:
+        Path("fail").touch()
+        Path("end_1").touch()
+        _, errors = other.communicate(timeout=60)
+        assert other.returncode == 3
+        assert "rank 1 of 2 ended with exit code 3" in errors
+
+
+def test_a_stop_signal_ends_a_machine_that_waits_for_a_suspended_machine_0_to_finish() -> None:
+    with two_machines_of_which_0_is_suspended() as other:
+        Path("end_1").touch()
+        rank = int(Path("up_1").read_text())
+        wait_until(lambda: not is_alive(rank))
+        other.send_signal(signal.SIGTERM)
+        other.communicate(timeout=30)
+        assert other.returncode == 0  # all its ranks had

@@ -241,15 +241,16 @@ except KeyboardInterrupt:
         time.sleep(0.05)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert errors == "headway: interrupted\n"
+    assert errors.splitlines()[-1] == "headway: interrupted"
+    assert "error" not in errors
 
 
 def test_eight_launches_at_once_all_succeed() -> None:
     name = script(GROUP.format(rank=-1, fault="pass"))
     processes = [start("-q", "--cpu", "--num-processes", "2", name) for _ in range(8)]
-    errors = [process.communicate(timeout=150)[1] for process in processes]
+    errors = [process.communicate(timeout=500)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 8, errors
 
 

@@ -47,6 +47,23 @@ def test_a_launcher_that_is_asked_for_stacks_all_the_time_starts_all_the_same() 
     assert asked > 5
 
 
+STUCK_AT_EXIT = """
+import atexit, os, time
+if os.environ["RANK"] == "1":
+    atexit.register(time.sleep, 300)
+    raise ValueError("boom")
+time.sleep(300)  # as in a collective
+"""
+
+
+def test_a_rank_that_fails_and_hangs_in_its_exit_does_not_hold_the_run_up() -> None:
+    words = ["-q", "--cpu", "--num-processes", "2", "--grace-period-s", "1"]
+    done = launch(*words, script(STUCK_AT_EXIT))
+    assert done.returncode == 1
+    assert "rank 1 failed, and did not end within 5 s" in done.stderr
+    assert "error: rank 1 of 2 failed with ValueError; rank 0 stopped after" in done.stderr
+
+
 IN_AN_IMPORT = """
 import os, signal
 from types import SimpleNamespace

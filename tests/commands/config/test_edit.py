@@ -421,7 +421,9 @@ def test_a_variable_that_stands_twice_is_refused(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", "set", "env=A=1 A=2"]) == 2
-    assert "in which A is set twice" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "env is 'A=1 A=2', in which A is set twice" in errors
+    assert "fix:  keep one value of A\n" in errors
 
 
 @pytest.mark.wording

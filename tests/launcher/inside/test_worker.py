@@ -109,6 +109,25 @@ def test_an_odd_exception_is_shown_as_plain_python_does_and_reported(crash: str)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
+def test_the_fix_of_an_error_of_headway_is_reported_apart_and_printed_once() -> None:
+    text = "from headway.errors import UsageError\nraise UsageError('a', where='b', fix='c')\n"
+    rank, sent = run_as_rank(script(text))
+    (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
+    assert crash.fix == "c"
+    assert crash.traceback.endswith("UsageError: a\n  from: b\n")
+    assert rank.stderr == crash.traceback + "  fix:  c\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
+def test_a_script_that_is_gone_when_its_rank_starts_is_no_error_of_headway() -> None:
+    rank, sent = run_as_rank("gone.py")
+    (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
+    assert (rank.returncode, crash.kind, crash.is_from_headway) == (2, "ConfigError", False)
+    assert "gone.py" in rank.stderr
+    assert "leave the script" in crash.fix
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
 @pytest.mark.parametrize(
     ("text", "is_ours"),
     [

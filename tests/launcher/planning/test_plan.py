@@ -349,7 +349,7 @@ def test_a_debugged_run_says_who_has_the_terminal_and_what_it_goes_without() -> 
     assert "ranks has no effect with debug_rank (flag --ranks)" in launch.notes
     assert "rank 1 writes to the terminal, not to a log file" in launch.notes
     assert set_by(launch)["TORCH_NCCL_ENABLE_MONITORING"] == "0"
-    assert json.loads(set_by(launch)["HEADWAY_RUN"] or "")["timeouts_suspended"]
+    assert json.loads(set_by(launch)["HEADWAY_RUN"] or "")["debug_rank"] == 1
     ls = Program("/bin/ls", kind="program")
     assert (
         "does not disable timeouts in /bin/ls"

@@ -55,6 +55,25 @@ def test_control_characters_of_a_script_are_shown_as_text_in_one_line() -> None:
     assert left.cause == "rank 1 of 4 ended with exit code 3: no\\ndata\\x1b[2J"
 
 
+def test_the_text_of_an_exit_is_told_once() -> None:
+    printed = {1: ["loading", "no data", "for me"]}
+    found = failure(ended(1, 1, 2.0, message="no data\nfor me"), last_lines=printed)
+    assert found.cause.endswith("no data\\nfor me")
+    assert found.details == "loading"
+    assert failure(ended(1, 1, 2.0), last_lines=printed).details.endswith("for me")
+
+
+def test_a_rank_that_left_with_a_code_of_its_own_is_blamed_before_one_that_left_with_0() -> None:
+    found = failure(ended(0, 0, 1.5), ended(1, 7, 1.6, left_silently=True))  # exec'ed programs
+    assert found.cause == "rank 1 of 4 ended with exit code 7"
+    assert found.exit_code == 7
+
+
+def test_an_error_of_headway_in_the_script_says_the_fix_itself() -> None:
+    usage = Crash(2.0, "UsageError", "", "UsageError: batch is -1\n  from: a\n", fix="pass 1")
+    assert failure(ended(1, 2, 2.0, crash=usage)).fix == "pass 1"
+
+
 def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> None:
     found = failure(ended(2, 0, 1.5), ended(0, 1, PEER.time, crash=PEER))
     assert found.cause == "rank 2 of 4 left by os._exit(0) while the others went on"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,12 @@ def running() -> Iterator[Run]:
 def ours() -> list[Run]:
     """Return the runs of this test: others of the same user may be running."""
     return [run for run in list_runs() if run.pid == os.getpid()]
+
+
+def own_address() -> str:
+    """Return the address of the run of this test; others of the same user may be ending."""
+    addresses = {run_socket._run_at(one): one for one in run_socket._addresses()}
+    return next(one for run, one in addresses.items() if run and run.pid == os.getpid())
 
 
 @pytest.fixture(params=[True, False], ids=["abstract", "folder"])
@@ -177,18 +183,15 @@ def test_a_launch_of_another_version_is_listed_if_it_tells_enough(
 
 @pytest.mark.parametrize("request_", [b"", b"hello", b"{}", b"[]", b"[" * 4000])
 def test_a_request_that_is_none_holds_up_no_other(request_: bytes) -> None:
-    with running() as run:
-        for address in run_socket._addresses():
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(address)
-                connection.sendall(request_)
-                assert ours() == [run]
+    with running() as run, socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(own_address())
+        connection.sendall(request_)
+        assert ours() == [run]
 
 
 def test_a_request_that_never_comes_is_not_waited_for_at_the_end() -> None:
-    with ExitStack() as silent, running() as run:
-        for address in run_socket._addresses():
-            silent.enter_context(socket.socket(socket.AF_UNIX)).connect(address)
+    with socket.socket(socket.AF_UNIX) as silent, running() as run:
+        silent.connect(own_address())
         assert ours() == [run]
     assert threading.enumerate() == [threading.main_thread()]
 

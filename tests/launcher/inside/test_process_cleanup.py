@@ -1,0 +1,43 @@
+"""What has left its parent is found and ended, also where the system does not list processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.distributed.launching import environment
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="subreapers"),
+]
+
+WITHOUT_PROC = """
+import subprocess, sys
+import psutil
+from headway.launcher.inside.process_cleanup import adopt_orphans, end_descendants, has_children
+
+class NoProcess:
+    def __init__(self, pid=None):
+        raise psutil.NoSuchProcess(pid or 1)
+
+psutil.Process = NoProcess
+adopt_orphans()
+subprocess.run(["sh", "-c", "sleep 300 & setsid sleep 300 & (trap '' TERM; sleep 300) &"])
+assert has_children()
+end_descendants(0)
+assert not has_children()
+"""
+
+
+def test_descendants_are_ended_without_a_list_of_processes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PROC],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
