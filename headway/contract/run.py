@@ -16,7 +16,9 @@ from headway.contract.precisions import PRECISIONS
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
-VERSION = 2
+VERSION = 3
+LATEST = "latest"
+"""What `resume` is where the newest checkpoint of the project is meant, not a certain one."""
 DEVICES = ("cpu", "cuda", "gpu", "mps")  # gpu is cuda, or mps on a Mac
 LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # read by get_logger; the first wins
 YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
@@ -56,6 +58,9 @@ class RunContract(NamedTuple):
     gradient_accumulation_steps: int
     origins: Mapping[str, Origin]
     timeouts_suspended: bool = False  # a rank may wait at a debugger's prompt
+    resume: str | None = None  # the checkpoint to go on from: a path, or LATEST
+    began_at: float = 0.0  # when the job began, in seconds since the epoch; restarts keep it
+    time_limit: int | None = None  # seconds from then, after which ranks save and leave
 
 
 class Ranks(NamedTuple):
@@ -118,6 +123,9 @@ def _is_valid(run: RunContract) -> bool:
         and type(run.gradient_accumulation_steps) is int
         and run.gradient_accumulation_steps > 0
         and type(run.timeouts_suspended) is bool
+        and type(run.resume) in (str, type(None))
+        and type(run.began_at) is float
+        and type(run.time_limit) in (int, type(None))
         and all(type(text) is str for text in texts)
         and all(number is None or type(number) is int for number in numbers)
     )

@@ -54,6 +54,7 @@ class RankProcesses(PContext):
         grace_s: how long ranks that are asked to stop may take; the agent of torch 2.11 has no
             such argument to pass on.
         victim_grace_s: the same for ranks that are stopped because another one failed.
+        saving_grace_s: the same where ranks have told that they will save.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class RankProcesses(PContext):
         debug_rank: int | None,
         grace_s: float,
         victim_grace_s: float,
+        saving_grace_s: float,
     ) -> None:
         super().__init__(
             name="headway",
@@ -83,6 +85,7 @@ class RankProcesses(PContext):
         self._debug_rank = debug_rank
         self._grace_s = grace_s
         self._victim_grace_s = victim_grace_s
+        self._saving_grace_s = saving_grace_s
         self._local_ranks: dict[int, int] = {}  # by pid
         self._handles: dict[int, ProcessHandle] = {}  # by local rank
         self._terminals: list[_Terminal] = []  # of rank 0
@@ -196,13 +199,18 @@ class RankProcesses(PContext):
             self.forward(death_sig)
             if self._alive():  # what they print while they save must not hold them up
                 self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
-        self._wait_and_kill(death_sig, self._victim_grace_s if is_failure else self._grace_s)
+        self._wait_and_kill(death_sig, self._grace_of(is_failure))
         for handle in self._handles.values():
             handle.close()
         while self._terminals:
             os.close(self._terminals.pop().fd)
         if not is_success:
             self._starter.end_left_processes()
+
+    def _grace_of(self, is_failure: bool) -> float:
+        if is_failure:
+            return self._victim_grace_s
+        return self._saving_grace_s if self._watch.will_save() else self._grace_s
 
     def _wait_and_kill(self, death_sig: signal.Signals, grace_s: float) -> None:
         self._starter.resume_server()
@@ -235,7 +243,8 @@ class RankProcesses(PContext):
     def _describe_stop(self, death_sig: signal.Signals, grace_s: float) -> str:
         ranks = named([int(self.envs[local_rank]["RANK"]) for local_rank in self._alive()])
         again = "; Ctrl-C again ends them now" if death_sig == signal.SIGINT else ""
-        return f"{ranks} to stop, up to {grace_s:g} s{again}"
+        verb = "save and stop" if self._watch.will_save() else "stop"
+        return f"{ranks} to {verb}, up to {grace_s:g} s{again}"
 
     @property
     def is_stopping(self) -> bool:
