@@ -171,7 +171,9 @@ class Ended(NamedTuple):
     left_processes: bool  # no rank runs any more, but something that a rank has started does
 
 
-Record = Ready | WillSave | Heartbeat | Answer | Crash | End | Serving | Started | NotStarted | Ended
+Record = (
+    Ready | WillSave | Heartbeat | Answer | Crash | End | Serving | Started | NotStarted | Ended
+)
 
 _RECORDS = {kind.__name__: kind for kind in get_args(Record)}
 

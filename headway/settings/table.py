@@ -144,7 +144,7 @@ class Settings:
     resume = Setting[str | None](
         read_path,
         None,
-        "checkpoint that the script's accelerator.resume() goes on from: latest (that of the project "
+        "checkpoint that the script's accelerator.resume() goes on from: latest (of the project "
         "folder, which must have one), or the path of one",
         metavar="PATH",
         example="latest",
@@ -152,8 +152,8 @@ class Settings:
     time_limit = Setting[int | None](
         Seconds(1),
         None,
-        "save and leave with exit code 75 after this many seconds since the launch (600, or 3h55m); "
-        "for scripts that call accelerator.checkpoint()",
+        "save and leave with exit code 75 so many seconds after the launch (600, or 3h55m); for "
+        "scripts that call accelerator.checkpoint()",
         metavar="S",
         example="3h55m",
     )

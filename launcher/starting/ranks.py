@@ -207,6 +207,13 @@ class RankProcesses(PContext):
         if not is_success:
             self._starter.end_left_processes()
 
+    def _hurry_where_none_can_save(self) -> None:
+        """Shorten the grace period of ranks that were to save, once one of them has failed."""
+        failed = [end.time for end in self.exits.values() if end.is_failure]
+        if failed and self._watch.will_save():
+            left_s = min(failed) + self._victim_grace_s - time.time()
+            self._kill_at = min(self._kill_at, time.monotonic() + left_s)
+
     def _grace_of(self, is_failure: bool) -> float:
         if is_failure:
             return self._victim_grace_s
@@ -218,6 +225,7 @@ class RankProcesses(PContext):
         with waiting_for(self._describe_stop(death_sig, grace_s)):
             while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
                 self._collect(timeout_s=left_s)
+                self._hurry_where_none_can_save()
         waited_s = time.time() - self._stopped_at
         self._killed_after_s |= dict.fromkeys(self._alive(), waited_s)
         given_up_at = time.monotonic() + KILL_MARGIN_S

@@ -1,7 +1,7 @@
 """Trains for four epochs with dropout, and can be stopped and started again at any time.
 
-Each rank appends a line to FOLDER/ledger-RANK for each micro-batch: its epoch, its optimizer step and
-its samples; at the end rank 0 writes the weights and the record of the last run to FOLDER/done.json.
+Each rank appends a line to FOLDER/ledger-RANK for each micro-batch: its epoch, the optimizer steps
+done and its samples; at the end rank 0 writes the weights and the last run to FOLDER/done.json.
 """
 
 from __future__ import annotations

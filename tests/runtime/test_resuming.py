@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from headway.stopping import Agreement, Request
 from headway.utils import ProjectConfiguration
 
 STEPS_PER_EPOCH, BATCH = 5, 2
+FRESH = ResumedRun()
 PROJECT = Path("runs/mine")
 CHECKPOINTS = PROJECT / "checkpoints"
 
@@ -53,7 +55,7 @@ class Training:
             DataLoader(data, BATCH, shuffle=True),
         )
 
-    def steps(self, run: ResumedRun = ResumedRun(), epochs: int = 3) -> Iterator[int]:
+    def steps(self, run: ResumedRun = FRESH, epochs: int = 3) -> Iterator[int]:
         for _ in range(run.epoch, epochs):
             for batch in self.loader:
                 with self.accelerator.accumulate(self.model):
@@ -65,7 +67,7 @@ class Training:
                     for _ in self.test_loader:
                         pass
 
-    def train_to(self, step: int, run: ResumedRun = ResumedRun(), **options: Any) -> list[str]:
+    def train_to(self, step: int, run: ResumedRun = FRESH, **options: Any) -> list[str]:
         saved = []
         for done in self.steps(run):
             folder = self.accelerator.checkpoint(**options)
@@ -261,11 +263,10 @@ def test_a_signal_saves_and_leaves_after_the_step(
     before = signal.getsignal(number)
     signal.signal(signal.SIGUSR1, lambda *_: heard.append("own"))
     training.accelerator.resume()
+    training.train_to(3, every="1h")
+    os.kill(os.getpid(), number)
     with pytest.raises(SystemExit) as caught:
-        for step in training.steps():
-            if step == 3:
-                os.kill(os.getpid(), number)
-            training.accelerator.checkpoint(every="1h")
+        training.train_to(1000, every="1h")
     assert caught.value.code == code
     (name,) = names()
     assert name in capsys.readouterr().err
@@ -280,8 +281,7 @@ def test_a_second_ctrl_c_interrupts_at_once() -> None:
     training.accelerator.resume()
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(5)
+        signal.raise_signal(signal.SIGINT)
     training.accelerator.end_training()
 
 
@@ -329,7 +329,7 @@ def test_ranks_agree_twice_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> 
         now[0] += 0.001 * units
         times.append(now[0])
         units = agreement.agree(Request.NONE, False, units).following
-    gaps = [later - earlier for earlier, later in zip(times[5:], times[6:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(times[5:])]
     assert gaps == pytest.approx([0.5] * len(gaps), rel=0.01)
     now[0] += 10 * units  # the steps have become slow
     assert agreement.agree(Request.NONE, False, units).following == 1
