@@ -45,7 +45,7 @@ from headway.saving import save
 from headway.state import GradientState, share, shared_precision, shared_world
 from headway.strategies.choice import strategy_for
 from headway.strategies.strategy import StrategySettings
-from headway.trackers.tracked import LogWith, Tracked
+from headway.trackers.tracked import LogWith
 from headway.world import GroupSettings, World, join_world
 
 HANDLERS = (
@@ -57,7 +57,7 @@ HANDLERS = (
 )
 
 
-class Accelerator(InEffect, Resuming, Tracked):
+class Accelerator(InEffect, Resuming):
     """Prepare a training script for one process or many; names and meanings are Accelerate's.
 
     Under `headway launch` the launcher's settings apply; an argument given here overrides a profile

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from headway.arguments import EffectiveSettings
 from headway.checkpoint.manifest import read_manifest
 from headway.checkpoint.project import Candidate, candidates, newest_whole
 from headway.checkpoint.saving import on_rank_0
-from headway.contract.run import LATEST
+from headway.contract.run import LATEST, is_restart
 from headway.errors import CheckpointError
-
-_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 def choose(
@@ -54,7 +51,7 @@ def choose(
 
 def _saved_by_this_job(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:
     """Return what a job has saved that asked for another checkpoint, and whose ranks restart."""
-    if os.environ.get(_RESTARTS, "0") == "0" or not settings.began_at:
+    if not is_restart() or not settings.began_at:
         return []
     return [one for one in found if one.saved_at > settings.began_at]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from headway.contract.run import LATEST
 from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer
 from headway.stopping import Agreement, Request, StopSignals, say
+from headway.trackers.tracked import Tracked
 
 _KEEP = 2
 """How many of its checkpoints `checkpoint()` keeps where `total_limit` does not say."""
+_TRACKERS = "trackers.json"
+"""The file of a checkpoint with the runs of trackers."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class _NoOptimizerYet:
     step_count = sys.maxsize
 
 
-class Resuming(Checkpointed):
+class Resuming(Checkpointed, Tracked):
     """A rank whose training goes on where it was interrupted, and stops without losing anything."""
 
     _agreed_settings: EffectiveSettings
@@ -57,7 +61,7 @@ class Resuming(Checkpointed):
         self._look_at = 0
         self._agreed_at_step = self._agree_at_step = 0
         self._saved_at_step, self._saved_at = 0, 0.0
-        self._calls = self._calls_left = 0  # of `should_stop`, between two agreements
+        self._asks = self._asks_left = 0  # of `should_stop`, between two agreements
         self._by_steps, self._by_calls = Agreement(self.device), Agreement(self.device)
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
@@ -95,6 +99,7 @@ class Resuming(Checkpointed):
         path, lines = on_rank_0(lambda: choose(self._agreed_settings, project, fall_back))
         if path is not None:
             self._load(Path(path), project, allow_pickle)
+            self._go_on_in(json.loads((Path(path) / _TRACKERS).read_text()))
         loader, step = self._training_loader(), self._steps_done()
         self._saved_at_step = self._agreed_at_step = step
         run = ResumedRun(step=step, checkpoint=path)
@@ -163,14 +168,14 @@ class Resuming(Checkpointed):
             ...         accelerator.checkpoint()
             >>> accelerator.end_training()
         """
-        if self._calls_left > 0:
-            self._calls_left -= 1
+        if self._asks_left > 0:
+            self._asks_left -= 1
             return False
         if self._request is Request.NONE and not self._accumulation.is_open:
             self._arm()
-            verdict = self._by_calls.agree(self._own_request(), False, self._calls)
+            verdict = self._by_calls.agree(self._own_request(), False, self._asks)
             self._note(verdict.request)
-            self._calls, self._calls_left = verdict.following, verdict.following - 1
+            self._asks, self._asks_left = verdict.following, verdict.following - 1
         return self._request is not Request.NONE
 
     def end_training(self) -> None:
@@ -185,6 +190,11 @@ class Resuming(Checkpointed):
         if self._signals is not None:
             self._signals.release()
         super().end_training()
+
+    def _state_to_save(self, folder: Path, allow_pickle: bool) -> Any:
+        if self.is_main_process:
+            (folder / _TRACKERS).write_text(json.dumps(self._run_ids()))
+        return super()._state_to_save(folder, allow_pickle)
 
     def _arm(self) -> None:
         """Begin to note what asks this process to stop."""

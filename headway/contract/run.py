@@ -190,6 +190,11 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
     )
 
 
+def is_restart(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the launcher (ours or torchrun) has started the ranks again."""
+    return environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def read_log_level(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
     """Return the variable that sets the level of loggers, and its value; None without one."""
     return next(((name, environ[name]) for name in LOG_LEVELS if environ.get(name)), None)

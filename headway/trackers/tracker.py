@@ -50,6 +50,7 @@ class GeneralTracker:
             that requires one and has no default is refused then.
         main_process_only: only rank 0 calls it; otherwise every rank does.
         tracker: what the tracker wraps, such as the run of another package.
+        run_id: what names the run, so that another process can go on in it; None: it cannot.
 
     Examples:
         >>> from headway.trackers.tracker import GeneralTracker
@@ -69,6 +70,7 @@ class GeneralTracker:
 
     main_process_only = True
     default_logging_directory: str | None = None
+    run_id: str | None = None
 
     name: str
     requires_logging_directory: bool
@@ -84,6 +86,11 @@ class GeneralTracker:
                 where=f"class {type(self).__qualname__} in {type(self).__module__}",
                 fix="define them in the class",
             )
+
+    @classmethod
+    def going_on(cls, run_id: str) -> dict[str, Any]:
+        """Return the constructor's keywords that go on in the run with this `run_id`."""
+        return {}
 
     def start(self) -> None:
         """Begin the run; called by `Accelerator.init_trackers`."""

@@ -47,7 +47,7 @@ class Training:
         options = {"project_dir": PROJECT} | options
         self.accelerator = Accelerator(cpu=True, **options)
         model = torch.nn.Linear(2, 1)
-        data = torch.arange(2.0 * STEPS_PER_EPOCH * BATCH).reshape(-1, 2)
+        data: Any = torch.arange(2.0 * STEPS_PER_EPOCH * BATCH).reshape(-1, 2)
         self.model, self.optimizer, self.test_loader, self.loader = self.accelerator.prepare(
             model,
             torch.optim.SGD(model.parameters(), lr=1e-4),
@@ -264,7 +264,7 @@ def test_a_signal_saves_and_leaves_after_the_step(
     signal.signal(signal.SIGUSR1, lambda *_: heard.append("own"))
     training.accelerator.resume()
     training.train_to(3, every="1h")
-    os.kill(os.getpid(), number)
+    signal.raise_signal(number)
     with pytest.raises(SystemExit) as caught:
         training.train_to(1000, every="1h")
     assert caught.value.code == code
@@ -279,7 +279,7 @@ def test_a_signal_saves_and_leaves_after_the_step(
 def test_a_second_ctrl_c_interrupts_at_once() -> None:
     training = Training()
     training.accelerator.resume()
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     training.accelerator.end_training()
@@ -297,7 +297,7 @@ def test_a_loop_of_another_shape_asks_and_saves_itself() -> None:
     accelerator = Accelerator(cpu=True, project_dir=PROJECT)
     accelerator.prepare(torch.nn.Linear(2, 1))
     assert not accelerator.should_stop
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
     assert any(accelerator.should_stop for _ in range(100))
     with pytest.raises(SystemExit) as caught:
         accelerator.checkpoint()
