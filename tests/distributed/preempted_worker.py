@@ -23,7 +23,7 @@ NUM_SAMPLES, EPOCHS, STEPS = 52, 4, 28
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)
-parser.add_argument("--nap", type=float, default=0.03, help="seconds, in each step")
+parser.add_argument("--nap", type=float, default=0.1, help="seconds, in each step")
 parser.add_argument("--every", default="4")
 parser.add_argument("--never", action="store_true", help="wait where resume() would be called")
 args = parser.parse_args()

@@ -67,6 +67,7 @@ def test_a_tracker_goes_on_in_the_run_of_the_checkpoint(capsys: pytest.CaptureFi
 def test_mlflow_goes_on_in_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     ids = []
     for _ in range(2):
         run = Accelerator(cpu=True, log_with="mlflow", project_dir="runs")
