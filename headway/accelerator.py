@@ -40,7 +40,7 @@ from headway.plugins.project import Folder, ProjectConfiguration, merged_project
 from headway.precision.choice import precision_for
 from headway.precision.precision import PrecisionSettings
 from headway.profiling import profiled
-from headway.resuming import Resuming
+from headway.resuming import Resuming, tell_if_unused
 from headway.saving import save
 from headway.state import GradientState, share, shared_precision, shared_world
 from headway.strategies.choice import strategy_for
@@ -178,6 +178,8 @@ class Accelerator(InEffect, Resuming):
                 self._accumulation, self._strategy, self._token_mean, self._trained_parameters
             )
         self._agreed_settings = agreed
+        if self.is_main_process and agreed.asks_to_go_on:
+            tell_if_unused(agreed.asks_to_go_on)
         self._track_with(log_with, merged_project(project_config, project_dir))
         self.state = share(world, precision.name, dynamo)
         self.gradient_state = GradientState._of(self._accumulation)

@@ -66,6 +66,12 @@ class EffectiveSettings(NamedTuple):
     time_limit: int | None = None  # seconds from then
     notes: tuple[str, ...] = ()
 
+    @property
+    def asks_to_go_on(self) -> str:
+        """What only a script that calls `resume()` or `checkpoint()` obeys; empty if nothing."""
+        asked = {"resume": self.resume, "time_limit": self.time_limit}
+        return " and ".join(f"{name}={value}" for name, value in asked.items() if value is not None)
+
 
 def merge_arguments(
     run: RunContract | None,

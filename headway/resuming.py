@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import sys
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 from headway.arguments import EffectiveSettings
 from headway.checkpointed import Checkpointed
-from headway.contract.records import channel
+from headway.contract.records import channel, is_connected
 from headway.contract.run import LATEST
 from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer
@@ -330,6 +332,24 @@ class Resuming(Checkpointed, Tracked):
         except CheckpointError as error:
             explain_damage(error, path, project)
             raise
+
+
+@cache
+def tell_if_unused(asked: str) -> None:
+    """Say at the end of a successful script that it has not looked at what was asked for, once.
+
+    Under a launcher, that itself says so.
+    """
+    atexit.register(_tell_if_unused, asked)
+
+
+def _tell_if_unused(asked: str) -> None:
+    has_failed = getattr(sys, "last_type", None) is not None
+    if not channel.has_resumed and not has_failed and not is_connected():
+        say(
+            f"note: {asked} had no effect: the script called neither accelerator.resume() nor"
+            " accelerator.checkpoint()"
+        )
 
 
 def _start_of(run: ResumedRun, project: Path) -> str:

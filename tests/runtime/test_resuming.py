@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -333,3 +335,17 @@ def test_ranks_agree_twice_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> 
     assert gaps == pytest.approx([0.5] * len(gaps), rel=0.01)
     now[0] += 10 * units  # the steps have become slow
     assert agreement.agree(Request.NONE, False, units).following == 1
+
+
+@pytest.mark.processes
+def test_one_process_without_a_launcher_says_that_its_script_has_not_looked() -> None:
+    text = "from headway import Accelerator; Accelerator(cpu=True); Accelerator(cpu=True)"
+    variables = {"HEADWAY_RUN": launched(time_limit=60)}
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.count("time_limit=60 had no effect") == 1
