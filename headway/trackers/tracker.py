@@ -65,6 +65,8 @@ class GeneralTracker:
         >>> tracker.store_init_configuration({"lr": 0.1})  # Printer has nothing to do in it
         >>> tracker.log({"loss": 0.5}, step=3)
         3 {'loss': 0.5}
+        >>> Printer.going_on("run 7")  # a run of Printer has no name
+        {}
         >>> tracker.finish()  # tracker.finish_after_error() where the script ends by an error
     """
 

@@ -156,6 +156,7 @@ def test_a_model_of_transformers_learns_to_tell_the_classes_apart(
     assert int(num_correct) >= 0.95 * 211
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "launcher",
     [
