@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count, takewhile
 
 from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
 from headway.commands.program import program_from
+from headway.commands.resume_check import resume_problems
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, WorkerFailed
@@ -35,6 +37,7 @@ headway launch [flags] script.py [args of the script]
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway launch` with these words and return the exit code."""
+    began_at = time.time()
     parser = make_parser()
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
@@ -81,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.machine is None:
         from headway.launcher.starting.log_folder import log_dir_problems
 
-        problems += log_dir_problems(settings)
+        problems += log_dir_problems(settings) + resume_problems(settings)
     plan = build_plan(
         settings,
         machine,
@@ -90,6 +93,7 @@ def main(argv: Sequence[str]) -> int:
         environ=environ,
         supervise=parsed.supervise,
         in_process=parsed.in_process,
+        began_at=began_at,
         problems=problems,
     )
     stronger = overridden(profiles) if parsed.profile else []

@@ -18,7 +18,6 @@ from headway.arguments import (
     merge_compilation,
     reject_unsupported,
 )
-from headway.checkpointed import Checkpointed
 from headway.contract.records import channel
 from headway.contract.run import read_ranks, read_run
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration
@@ -41,11 +40,12 @@ from headway.plugins.project import Folder, ProjectConfiguration, merged_project
 from headway.precision.choice import precision_for
 from headway.precision.precision import PrecisionSettings
 from headway.profiling import profiled
+from headway.resuming import Resuming, tell_if_unused
 from headway.saving import save
 from headway.state import GradientState, share, shared_precision, shared_world
 from headway.strategies.choice import strategy_for
 from headway.strategies.strategy import StrategySettings
-from headway.trackers.tracked import LogWith, Tracked
+from headway.trackers.tracked import LogWith
 from headway.world import GroupSettings, World, join_world
 
 HANDLERS = (
@@ -57,7 +57,7 @@ HANDLERS = (
 )
 
 
-class Accelerator(InEffect, Checkpointed, Tracked):
+class Accelerator(InEffect, Resuming):
     """Prepare a training script for one process or many; names and meanings are Accelerate's.
 
     Under `headway launch` the launcher's settings apply; an argument given here overrides a profile
@@ -78,6 +78,7 @@ class Accelerator(InEffect, Checkpointed, Tracked):
             `trackio`), a LoggerType or an instance of a GeneralTracker; `all` is all installed.
         project_dir: the folder of the trackers' files and of checkpoints.
         project_config: a ProjectConfiguration, which names checkpoints and says how many stay.
+        resume_from: the checkpoint that `resume()` goes on from: "latest", or the path of one.
         auto_micro_batch: let `micro_batches` split batches that do not fit into memory.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
@@ -131,6 +132,7 @@ class Accelerator(InEffect, Checkpointed, Tracked):
         dynamo_plugin: TorchDynamoPlugin | None = None,
         rng_types: Sequence[str | RNGType] | None = None,
         auto_micro_batch: bool = False,
+        resume_from: Folder = None,
         **unsupported: NoReturn,
     ) -> None:
         reject_unsupported(unsupported)
@@ -143,6 +145,7 @@ class Accelerator(InEffect, Checkpointed, Tracked):
             gradient_accumulation_steps=accumulation.num_steps,
             cpu=cpu,
             device=device,
+            resume=None if resume_from is None else os.fspath(resume_from),
         )
         is_device_named = cpu or device is not None or devices is not None
         group = _group_settings(handlers.or_default(InitProcessGroupKwargs))
@@ -174,6 +177,9 @@ class Accelerator(InEffect, Checkpointed, Tracked):
             self._micro_batches = MicroBatches(
                 self._accumulation, self._strategy, self._token_mean, self._trained_parameters
             )
+        self._agreed_settings = agreed
+        if self.is_main_process and agreed.asks_to_go_on:
+            tell_if_unused(agreed.asks_to_go_on)
         self._track_with(log_with, merged_project(project_config, project_dir))
         self.state = share(world, precision.name, dynamo)
         self.gradient_state = GradientState._of(self._accumulation)

@@ -35,6 +35,7 @@ SUPPORTED = (
     "dynamo_plugin",
     "rng_types",
     "auto_micro_batch",
+    "resume_from",
 )
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "even_batches": "pass dataloader_config=DataLoaderConfiguration(even_batches=...)",
@@ -59,7 +60,17 @@ class EffectiveSettings(NamedTuple):
     mixed_precision: str
     gradient_accumulation_steps: int
     precision_from: str
+    resume: str | None = None  # the checkpoint to go on from, or LATEST
+    resume_from: str = CALL  # where that was said
+    began_at: float = 0.0  # when the job began, in seconds since the epoch; 0 without our launcher
+    time_limit: int | None = None  # seconds from then
     notes: tuple[str, ...] = ()
+
+    @property
+    def asks_to_go_on(self) -> str:
+        """What only a script that calls `resume()` or `checkpoint()` obeys; empty if nothing."""
+        asked = {"resume": self.resume, "time_limit": self.time_limit}
+        return " and ".join(f"{name}={value}" for name, value in asked.items() if value is not None)
 
 
 def merge_arguments(
@@ -69,6 +80,7 @@ def merge_arguments(
     gradient_accumulation_steps: int | None = None,
     cpu: bool = False,
     device: str | None = None,
+    resume: str | None = None,
 ) -> EffectiveSettings:
     """Override `run` by the constructor's arguments; None (False for `cpu`) means not passed.
 
@@ -90,10 +102,12 @@ def merge_arguments(
         "device": wanted,
         "mixed_precision": mixed_precision,
         "gradient_accumulation_steps": gradient_accumulation_steps,
+        "resume": resume,
     }
     passed = {name: value for name, value in given.items() if value is not None}
     changed = {name: value for name, value in passed.items() if value != getattr(contract, name)}
     as_written = {"device": "cpu=True" if cpu else f"device={device!r}"}
+    as_written["resume"] = f"resume_from={resume!r}"
     notes = [
         _note(run, name, as_written.get(name, f"{name}={value!r}"))
         for name, value in changed.items()
@@ -107,6 +121,10 @@ def merge_arguments(
         precision_from=str(contract.origins.get("mixed_precision", CALL))
         if mixed_precision is None
         else CALL,
+        resume=merged.resume,
+        resume_from=str(contract.origins.get("resume", CALL)) if resume is None else CALL,
+        began_at=merged.began_at,
+        time_limit=merged.time_limit,
         notes=tuple(note for note in notes if note is not None),
     )
 

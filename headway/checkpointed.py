@@ -140,14 +140,10 @@ class Checkpointed(Preparing):
         """
         _refuse_others(save_model_func_kwargs, "save_state")
         from headway.checkpoint.folders import prune
-        from headway.checkpoint.saving import Progress, on_rank_0, save_checkpoint
+        from headway.checkpoint.saving import on_rank_0
 
         target = self._next_folder(output_dir)
-        step = max((one.step_count for one in self._all(PreparedOptimizer)), default=0)
-        epoch = max((one.epoch for one in self._all(PreparedDataLoader)), default=0)
-        save_checkpoint(
-            target, lambda folder: self._state_to_save(folder, allow_pickle), Progress(step, epoch)
-        )
+        self._save_to(target, allow_pickle)
         project = self.project_configuration
         project.iteration += 1
         keep = project.total_limit
@@ -209,6 +205,21 @@ class Checkpointed(Preparing):
             checkpoints = self._checkpoints_folder("load_state")
             following = on_rank_0(lambda: _next_number(checkpoints))
             project.iteration = max(project.iteration, following)
+
+    def _save_to(self, target: Path, allow_pickle: bool) -> None:
+        from headway.checkpoint.saving import Progress, save_checkpoint
+
+        loader = self._training_loader()
+        progress = Progress(self._steps_done(), 0 if loader is None else loader.epoch)
+        save_checkpoint(target, lambda folder: self._state_to_save(folder, allow_pickle), progress)
+
+    def _steps_done(self) -> int:
+        return max((one.step_count for one in self._all(PreparedOptimizer)), default=0)
+
+    def _training_loader(self) -> PreparedDataLoader | None:
+        """Return the loader in whose passes optimizers have stepped; before that the first one."""
+        loaders = self._all(PreparedDataLoader)
+        return next((one for one in loaders if one.has_trained), loaders[0] if loaders else None)
 
     def _state_to_save(self, folder: Path, allow_pickle: bool) -> Any:
         from headway.checkpoint.saving import agree

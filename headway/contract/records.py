@@ -85,6 +85,10 @@ class Ready(NamedTuple):
     """The rank is about to run the script, and sends an `Answer` to messages on the channel."""
 
 
+class WillSave(NamedTuple):
+    """Asked to stop, the rank will save after its step, and then leave."""
+
+
 class Heartbeat(NamedTuple):
     """The runtime makes progress; sent at most once a second."""
 
@@ -127,6 +131,7 @@ class Uses(NamedTuple):
     accelerator: bool  # it made an Accelerator
     group: bool  # it joined a process group of torch's
     readers: tuple[str, ...] = ()  # modules that it imported, which read the launcher's variables
+    resuming: bool = False  # it saves and leaves when the job has to stop
 
 
 class End(NamedTuple):
@@ -167,7 +172,9 @@ class Ended(NamedTuple):
     left_processes: bool  # no rank runs any more, but something that a rank has started does
 
 
-Record = Ready | Heartbeat | Answer | Crash | End | Serving | Started | NotStarted | Ended
+Record = (
+    Ready | WillSave | Heartbeat | Answer | Crash | End | Serving | Started | NotStarted | Ended
+)
 
 _RECORDS = {kind.__name__: kind for kind in get_args(Record)}
 
@@ -187,7 +194,7 @@ class Channel:
 
     __slots__ = (
         *("fd", "identity", "last_sent_at", "phase", "step"),
-        *("has_joined_group", "has_made_accelerator"),
+        *("has_joined_group", "has_made_accelerator", "has_resumed"),
     )
 
     def __init__(self) -> None:
@@ -197,6 +204,7 @@ class Channel:
         self.step, self.phase = Progress()
         self.has_joined_group = False
         self.has_made_accelerator = False
+        self.has_resumed = False
 
 
 _sending = _thread.RLock()  # not a Lock: a signal handler of the script may send as well

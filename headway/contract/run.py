@@ -16,7 +16,9 @@ from headway.contract.precisions import PRECISIONS
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
-VERSION = 3
+VERSION = 4
+LATEST = "latest"
+"""What `resume` is where the newest checkpoint of the project is meant, not a certain one."""
 DEVICES = ("cpu", "cuda", "gpu", "mps")  # gpu is cuda, or mps on a Mac
 LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # read by get_logger; the first wins
 YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
@@ -56,6 +58,9 @@ class RunContract(NamedTuple):
     gradient_accumulation_steps: int
     origins: Mapping[str, Origin]
     debug_rank: int | None = None  # it may wait at a debugger's prompt, the others for it
+    resume: str | None = None  # the checkpoint to go on from: a path, or LATEST
+    began_at: float = 0.0  # when the job began, in seconds since the epoch; restarts keep it
+    time_limit: int | None = None  # seconds from then, after which ranks save and leave
 
 
 class Ranks(NamedTuple):
@@ -118,6 +123,9 @@ def _is_valid(run: RunContract) -> bool:
         and type(run.gradient_accumulation_steps) is int
         and run.gradient_accumulation_steps > 0
         and (run.debug_rank is None or type(run.debug_rank) is int)
+        and type(run.resume) in (str, type(None))
+        and type(run.began_at) is float
+        and type(run.time_limit) in (int, type(None))
         and all(type(text) is str for text in texts)
         and all(number is None or type(number) is int for number in numbers)
     )
@@ -180,6 +188,11 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
         world_size=world_size,
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
     )
+
+
+def is_restart(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the launcher (ours or torchrun) has started the ranks again."""
+    return environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def read_log_level(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:

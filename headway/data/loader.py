@@ -133,6 +133,7 @@ class PreparedDataLoader(DataLoader[Any]):
                     has_more = following is not _END
                 channel.phase = "script"
                 current.rounds += 1
+                current.samples += global_batch.samples
                 if not has_more:
                     state["end_of_dataloader"] = current.is_complete = True
                 if batch is not NoBatch:
@@ -147,8 +148,7 @@ class PreparedDataLoader(DataLoader[Any]):
                     following = next(items, _END)
         finally:
             channel.phase = "script"
-            if self._passes.current is current:
-                self._passes.current = None
+            self._passes.end(current)
             loop.end()
 
     @contextmanager
@@ -195,6 +195,21 @@ class PreparedDataLoader(DataLoader[Any]):
         current = self._passes.current
         return self._passes.following - (current is not None and not current.is_complete)
 
+    @property
+    def samples(self) -> int:
+        """How many samples all ranks together have been given, in earlier runs as well.
+
+        Batches whose sizes nobody knows in advance count as none.
+        """
+        current = self._passes.current
+        return self._passes.samples + (0 if current is None else current.samples)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether an optimizer has stepped in a pass, in earlier runs as well."""
+        passes, current = self._passes, self._passes.current
+        return passes.has_trained or (current is not None and current.step != channel.step)
+
     def position(self) -> dict[str, Any]:
         """Return where the passes stand, for a checkpoint: values, and tensors of generators."""
         current = self._passes.current
@@ -203,6 +218,8 @@ class PreparedDataLoader(DataLoader[Any]):
             "size": batch_size_of(self._original),
             "generators": [one.get_state() for one in generators_of(self._sources())],
             "pass": None,
+            "samples": self.samples,
+            "has_trained": self.has_trained,
         }
         if current is not None and not current.is_complete:
             since = self._taken(current.rounds)
@@ -256,6 +273,7 @@ class PreparedDataLoader(DataLoader[Any]):
             generators_of(self._sources()), position["generators"], strict=False
         ):
             generator.set_state(own)
+        passes.samples, passes.has_trained = position["samples"], position["has_trained"]
         passes.following = position["following"] if state is None else state["epoch"]
         passes.pending = None
         if state is not None:

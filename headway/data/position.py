@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import BatchSampler
 
 from headway.checkpoint.generators import generator_states, set_generator_states
+from headway.contract.records import channel
 
 _CPU = torch.device("cpu")
 
@@ -45,6 +46,8 @@ class Pass:
     def __init__(self, epoch: int, owners: Iterable[Any], before: Taken) -> None:
         self.epoch, self.before = epoch, before
         self.rounds = 0  # that the script was given
+        self.samples = 0  # in these, on all ranks together
+        self.step = channel.step  # of the optimizers, before it
         self.is_complete = False
         self.stream: Any = None  # the state of the data set after these, if it has one
         self._global = generator_states(_CPU)
@@ -80,6 +83,17 @@ class Passes:
     """The number of the next one."""
     current: Pass | None = None
     pending: Pending | None = None
+    samples = 0
+    """Those of all passes that have ended, in earlier runs as well."""
+    has_trained = False
+    """Whether an optimizer has stepped in one of these."""
+
+    def end(self, ended: Pass) -> None:
+        """Count a pass that will give no more batches."""
+        self.samples += ended.samples
+        self.has_trained |= ended.step != channel.step
+        if self.current is ended:
+            self.current = None
 
 
 def set_generators_to_begin(state: dict[str, Any], owners: Iterable[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
@@ -15,7 +16,7 @@ Raw = str | Sequence[str] | Mapping[str, str]
 """An unparsed value: a string from a flag or a variable; from YAML also a list or a map."""
 
 _MAX_DIGITS = 9  # of a number
-_UNITS = {"s": 1, "m": 60, "h": 3600}  # in seconds
+_UNITS = {"h": 3600, "m": 60, "s": 1}  # in seconds, the largest first
 
 VARIABLE_PREFIX = "HEADWAY_"
 """Of the environment variables of settings."""
@@ -196,11 +197,11 @@ class Count:
     def __call__(self, raw: Raw) -> int:
         return self._checked(_text(raw).strip())
 
-    def _checked(self, text: str, factor: int = 1) -> int:
+    def _checked(self, text: str) -> int:
         digits = text.removeprefix("-")
         if not (digits.isdecimal() and digits.isascii()):
             raise ValueError(f"which is not {self._what}")
-        number = int(text) * factor if len(digits) <= _MAX_DIGITS else 10**_MAX_DIGITS
+        number = int(text) if len(digits) <= _MAX_DIGITS else 10**_MAX_DIGITS
         if abs(number) >= 10**_MAX_DIGITS:
             raise ValueError("which is too large")
         if number < self.minimum or (self.maximum is not None and number > self.maximum):
@@ -212,15 +213,19 @@ class Count:
 
 
 class Seconds(Count):
-    """Parses whole seconds, also written with a unit: 90s, 10m, 2h."""
+    """Parses whole seconds, also written with units: 90s, 10m, 3h55m."""
 
-    pattern = "^[0-9]+[" + "".join(_UNITS) + "]$"
+    pattern = "^(?=[0-9])" + "".join(f"([0-9]+{unit})?" for unit in _UNITS) + "$"
     _what = "a whole number of seconds (600) or a duration (10m)"
 
     def __call__(self, raw: Raw) -> int:
         text = _text(raw).strip()
-        unit = text[-1]
-        return self._checked(text[:-1] if unit in _UNITS else text, _UNITS.get(unit, 1))
+        match = re.match(self.pattern, text)
+        if match is None:
+            return self._checked(text)
+        parts = zip(match.groups(default="0"), _UNITS.values(), strict=True)
+        seconds = sum(int(part[: _MAX_DIGITS + 1].rstrip("hms")) * unit for part, unit in parts)
+        return self._checked(str(seconds))
 
 
 def read_ranks(raw: Raw) -> tuple[int, ...] | None:

@@ -141,6 +141,22 @@ class Settings:
         example="600",
         needs_launcher=True,
     )
+    resume = Setting[str | None](
+        read_path,
+        None,
+        "checkpoint that the script's accelerator.resume() goes on from: latest (of the project "
+        "folder, which must have one), or the path of one",
+        metavar="PATH",
+        example="latest",
+    )
+    time_limit = Setting[int | None](
+        Seconds(1),
+        None,
+        "save and leave with exit code 75 so many seconds after the launch (600, or 3h55m); for "
+        "scripts that call accelerator.checkpoint()",
+        metavar="S",
+        example="3h55m",
+    )
     log_dir = Setting[str | None](
         read_path,
         None,

@@ -52,6 +52,10 @@ class MLflowTracker(GeneralTracker):
         self.run_name = run_name
         self.description = description
 
+    @classmethod
+    def going_on(cls, run_id: str) -> dict[str, Any]:
+        return {"run_id": run_id}
+
     @on_main_process
     def start(self) -> None:
         import mlflow
@@ -64,6 +68,7 @@ class MLflowTracker(GeneralTracker):
             tags=self.tags,
             description=self.description,
         )
+        self.run_id = self.active_run.info.run_id
 
     def _find_experiment(self) -> str | None:
         """Return the id of the experiment, which is created where there is none."""

@@ -13,9 +13,10 @@ from headway.trackers.choice import (
     check_folders,
     check_names,
     choose_trackers,
+    class_of,
     make_trackers,
 )
-from headway.trackers.notes import note_once
+from headway.trackers.notes import note, note_once
 from headway.trackers.run import TrackedRun
 from headway.trackers.tracker import GeneralTracker, NoTracker
 
@@ -39,6 +40,7 @@ class Tracked(Group):
         check_folders(self.log_with, self.logging_dir)
         self.trackers: list[GeneralTracker] = []
         self._run: TrackedRun | None = None
+        self._runs_before: dict[str, str] = {}  # by tracker: the run that the checkpoint is of
 
     @property
     def project_dir(self) -> Folder:
@@ -75,8 +77,12 @@ class Tracked(Group):
             'runs/digits'
             >>> accelerator.end_training()
         """
-        init_kwargs = init_kwargs or {}
+        init_kwargs = dict(init_kwargs or {})
         self._check_names(init_kwargs, "init_kwargs")
+        for name, run_id in self._runs_before.items():
+            if name in self.log_with:
+                keywords = class_of(name).going_on(run_id)
+                init_kwargs[name] = keywords | init_kwargs.get(name, {})
         self._finish_run()
         made = make_trackers(self.log_with, project_name, self.logging_dir, init_kwargs)
         self.trackers = [one for one in made if self._calls(one)]
@@ -152,6 +158,22 @@ class Tracked(Group):
         """
         self._finish_run()
         super().end_training()
+
+    def _run_ids(self) -> dict[str, str]:
+        """Return what names the runs of trackers that another process can go on in."""
+        named = {one.name: one.run_id for one in self.trackers if one.name in self.log_with}
+        return {name: run_id for name, run_id in named.items() if run_id is not None}
+
+    def _go_on_in(self, run_ids: dict[str, str]) -> None:
+        """Let `init_trackers` go on in these runs."""
+        self._runs_before = run_ids
+        own = self._run_ids()
+        for name in run_ids.keys() & own.keys():
+            if own[name] != run_ids[name]:
+                note(
+                    f"{name} has begun another run than that of the checkpoint: call"
+                    " accelerator.resume() before init_trackers()"
+                )
 
     def _finish_run(self) -> None:
         if self._run is not None:

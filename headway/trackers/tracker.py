@@ -50,6 +50,7 @@ class GeneralTracker:
             that requires one and has no default is refused then.
         main_process_only: only rank 0 calls it; otherwise every rank does.
         tracker: what the tracker wraps, such as the run of another package.
+        run_id: what names the run, so that another process can go on in it; None: it cannot.
 
     Examples:
         >>> from headway.trackers.tracker import GeneralTracker
@@ -64,11 +65,14 @@ class GeneralTracker:
         >>> tracker.store_init_configuration({"lr": 0.1})  # Printer has nothing to do in it
         >>> tracker.log({"loss": 0.5}, step=3)
         3 {'loss': 0.5}
+        >>> Printer.going_on("run 7")  # a run of Printer has no name
+        {}
         >>> tracker.finish()  # tracker.finish_after_error() where the script ends by an error
     """
 
     main_process_only = True
     default_logging_directory: str | None = None
+    run_id: str | None = None
 
     name: str
     requires_logging_directory: bool
@@ -84,6 +88,11 @@ class GeneralTracker:
                 where=f"class {type(self).__qualname__} in {type(self).__module__}",
                 fix="define them in the class",
             )
+
+    @classmethod
+    def going_on(cls, run_id: str) -> dict[str, Any]:
+        """Return the constructor's keywords that go on in the run with this `run_id`."""
+        return {}
 
     def start(self) -> None:
         """Begin the run; called by `Accelerator.init_trackers`."""

@@ -18,10 +18,16 @@ class WandBTracker(PackageRunTracker):
 
     name = "wandb"
 
+    @classmethod
+    def going_on(cls, run_id: str) -> dict[str, Any]:
+        return {"id": run_id, "resume": "allow"}
+
     def begin(self) -> Any:
         import wandb
 
-        return wandb.init(project=self.run_name, **self.init_kwargs)
+        run = wandb.init(project=self.run_name, **self.init_kwargs)
+        self.run_id = str(run.id)
+        return run
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:

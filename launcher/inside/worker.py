@@ -200,6 +200,7 @@ def _uses() -> Uses:
     return Uses(
         accelerator=records.channel.has_made_accelerator,
         group=records.channel.has_joined_group,
+        resuming=records.channel.has_resumed,
         readers=tuple(name for name in READERS if name in sys.modules),
     )
 

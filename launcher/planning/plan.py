@@ -57,6 +57,7 @@ def build_plan(
     environ: Mapping[str, str],
     supervise: bool = False,
     in_process: bool = False,
+    began_at: float = 0.0,
     problems: Sequence[Problem] = (),
 ) -> LaunchPlan:
     """Return the plan of one launch.
@@ -69,6 +70,7 @@ def build_plan(
         environ: the environment that the processes inherit.
         supervise: supervise even a single process.
         in_process: run a single process in this interpreter.
+        began_at: when the job began, in seconds since the epoch; its time limit counts from then.
         problems: those that `try_resolve` found; reported with all others.
 
     Raises:
@@ -95,6 +97,6 @@ def build_plan(
         gpus=gpus,
         supervised=supervised,
         in_process=in_process,
-        environment=variables_of(settings, machine, gpus, supervised, environ),
+        environment=variables_of(settings, machine, gpus, supervised, environ, began_at),
         notes=tuple(notes(settings, machine, program, supervised, in_process)),
     )

@@ -25,6 +25,8 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
     parts = []
     if not any(uses.accelerator for uses in known):
         parts += _without_accelerator(settings)
+    if not any(uses.resuming for uses in known):
+        parts += _without_resuming(settings)
     if not any(uses.group for uses in known):
         parts += _without_group(settings)
     return ["; ".join(parts)] if parts else []
@@ -37,6 +39,17 @@ def _without_accelerator(settings: Settings) -> list[str]:
     values = " and ".join(f"{name} {settings.values[name].value}" for name in names)
     were = "was" if len(names) == 1 else "were"
     return [f"{values} {were} not used: the script made no Accelerator ({settings.where(*names)})"]
+
+
+def _without_resuming(settings: Settings) -> list[str]:
+    names = [name for name in ("resume", "time_limit") if not _is_default(settings, name)]
+    if not names:
+        return []
+    were = "was" if len(names) == 1 else "were"
+    return [
+        f"{' and '.join(names)} {were} not used: the script called neither accelerator.resume() nor"
+        f" accelerator.checkpoint() ({settings.where(*names)})"
+    ]
 
 
 def _is_default(settings: Settings, name: str) -> bool:

@@ -27,6 +27,7 @@ def variables_of(
     gpus: tuple[int, ...],
     supervised: str | None,
     environ: Mapping[str, str],
+    began_at: float = 0.0,
 ) -> dict[str, Value]:
     """Return the changes of the environment; None removes a variable.
 
@@ -36,10 +37,11 @@ def variables_of(
         gpus: indices of the selected GPUs among the visible ones.
         supervised: why the launcher supervises the script, if it does.
         environ: the environment that the script inherits.
+        began_at: when the job began, in seconds since the epoch.
     """
     device = settings.device
     changes = {
-        "HEADWAY_RUN": _ours(encode(_contract(settings, supervised)), "the launcher"),
+        "HEADWAY_RUN": _ours(encode(_contract(settings, supervised, began_at)), "the launcher"),
         "ACCELERATE_USE_CPU": _from(settings, "device", str(device == "cpu").lower()),
         "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
     }
@@ -80,13 +82,17 @@ def variables_of(
     return changes
 
 
-def _contract(settings: Settings, supervised: str | None) -> RunContract:
+def _contract(settings: Settings, supervised: str | None, began_at: float) -> RunContract:
+    names = [name for name in ("resume", "time_limit") if settings.values[name].value is not None]
     return RunContract(
         device=settings.device,
         mixed_precision=settings.mixed_precision,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
-        origins={name: settings.origin(name) for name in ACCELERATE},
         debug_rank=None if supervised is None else settings.debug_rank,
+        origins={name: settings.origin(name) for name in (*ACCELERATE, *names)},
+        resume=settings.resume,
+        began_at=began_at,
+        time_limit=settings.time_limit,
     )
 
 

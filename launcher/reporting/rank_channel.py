@@ -20,6 +20,7 @@ from headway.contract.records import (
     Record,
     RecordReader,
     Refused,
+    WillSave,
 )
 from headway.launcher.reporting.hang import Exit, NoStack, RankStatus
 from headway.launcher.reporting.process_state import handles_quit, read_state
@@ -58,6 +59,7 @@ class RankChannel:
         self.began_at = time.monotonic()
         self.asked_at: float | None = None  # when it was asked what it has not answered yet
         self.moved_after = 0.0  # the last progress that it showed is later than this
+        self.will_save = False  # once it is asked to stop
         self._pid = pid
         self._reader = RecordReader()
         self._num_refused = 0  # lines on its channel
@@ -111,6 +113,8 @@ class RankChannel:
         elif isinstance(record, Ready):
             self._is_ready = True
             return True
+        elif isinstance(record, WillSave):
+            self.will_save = True
         elif isinstance(record, Heartbeat):
             self._progress = record.progress
             self.moved_after = time.monotonic()

@@ -109,6 +109,11 @@ class Watch:
         with self._lock:
             return any(one.has_trained for one in self._ranks.values())
 
+    def will_save(self) -> bool:
+        """Return whether a rank of this attempt saves once it is asked to stop."""
+        with self._lock:
+            return any(one.will_save for one in self._ranks.values())
+
     def statuses(self) -> list[RankStatus]:
         """Ask the running ranks where they are; return what is known of all on this machine.
 

@@ -38,7 +38,9 @@ _torch_log = logging.getLogger("torch.distributed.elastic")
 _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
-_VICTIM_GRACE_S = 5  # unless the user has set another
+# unless the user has set another
+_VICTIM_GRACE_S = 5
+_SAVING_GRACE_S = 600
 
 
 class Agent(LocalElasticAgent):
@@ -138,6 +140,7 @@ class Agent(LocalElasticAgent):
             debug_rank=settings.debug_rank,
             grace_s=settings.grace_period_s,
             victim_grace_s=victim_grace_s(settings),
+            saving_grace_s=saving_grace_s(settings),
         )
         try:
             self._ranks.start()
@@ -207,6 +210,13 @@ def victim_grace_s(settings: Settings) -> float:
     if settings.are_user_set("grace_period_s"):
         return settings.grace_period_s
     return min(settings.grace_period_s, _VICTIM_GRACE_S)
+
+
+def saving_grace_s(settings: Settings) -> float:
+    """Return how long ranks may take to end their step, save, and stop."""
+    if settings.are_user_set("grace_period_s"):
+        return settings.grace_period_s
+    return max(settings.grace_period_s, _SAVING_GRACE_S)
 
 
 def _rank_environment(group: WorkerGroup, worker: Any, attempt: int) -> dict[str, str]:

@@ -46,7 +46,12 @@ def fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
     if server == 0:
         os.setsid()  # what is sent to the guardian's process group does not reach the server
         return
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    for number in (
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):  # a cluster may send them to all
+        signal.signal(number, lambda *_: None)
     # not Headway's or the script's: `pkill -f` of either is no reason to leave processes behind
     set_title(f"guardian of process {os.getppid()}")
     set_name("guardian")

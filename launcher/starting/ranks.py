@@ -55,6 +55,7 @@ class RankProcesses(PContext):
         grace_s: how long ranks that are asked to stop may take; the agent of torch 2.11 has no
             such argument to pass on.
         victim_grace_s: the same for ranks that are stopped because another one failed.
+        saving_grace_s: the same where ranks have told that they will save.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class RankProcesses(PContext):
         debug_rank: int | None,
         grace_s: float,
         victim_grace_s: float,
+        saving_grace_s: float,
     ) -> None:
         super().__init__(
             name="headway",
@@ -84,6 +86,7 @@ class RankProcesses(PContext):
         self._debug_rank = debug_rank
         self._grace_s = grace_s
         self._victim_grace_s = victim_grace_s
+        self._saving_grace_s = saving_grace_s
         self._local_ranks: dict[int, int] = {}  # by pid
         self._handles: dict[int, ProcessHandle] = {}  # by local rank
         self._terminals: list[_Terminal] = []  # of rank 0
@@ -221,7 +224,7 @@ class RankProcesses(PContext):
             self.forward(death_sig)
             if self._alive():  # what they print while they save must not hold them up
                 self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
-        self._wait_and_kill(death_sig, self._victim_grace_s if is_failure else self._grace_s)
+        self._wait_and_kill(death_sig, self._grace_of(is_failure))
         for handle in self._handles.values():
             handle.close()
         while self._terminals:
@@ -229,12 +232,25 @@ class RankProcesses(PContext):
         if not is_success:
             self._starter.end_left_processes()
 
+    def _hurry_where_none_can_save(self) -> None:
+        """Shorten the grace period of ranks that were to save, once one of them has failed."""
+        failed = [end.time for end in self.exits.values() if end.is_failure]
+        if failed and self._watch.will_save():
+            left_s = min(failed) + self._victim_grace_s - time.time()
+            self._kill_at = min(self._kill_at, time.monotonic() + left_s)
+
+    def _grace_of(self, is_failure: bool) -> float:
+        if is_failure:
+            return self._victim_grace_s
+        return self._saving_grace_s if self._watch.will_save() else self._grace_s
+
     def _wait_and_kill(self, death_sig: signal.Signals, grace_s: float) -> None:
         self._starter.resume_server()
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
         with waiting_for(self._describe_stop(death_sig, grace_s)):
             while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
                 self._collect(timeout_s=left_s)
+                self._hurry_where_none_can_save()
         waited_s = time.time() - self._stopped_at
         self._killed_after_s |= dict.fromkeys(self._alive(), waited_s)
         given_up_at = time.monotonic() + KILL_MARGIN_S
@@ -260,7 +276,8 @@ class RankProcesses(PContext):
     def _describe_stop(self, death_sig: signal.Signals, grace_s: float) -> str:
         ranks = named([int(self.envs[local_rank]["RANK"]) for local_rank in self._alive()])
         again = "; Ctrl-C again ends them now" if death_sig == signal.SIGINT else ""
-        return f"{ranks} to stop, up to {grace_s:g} s{again}"
+        verb = "save and stop" if self._watch.will_save() else "stop"
+        return f"{ranks} to {verb}, up to {grace_s:g} s{again}"
 
     @property
     def is_stopping(self) -> bool:

@@ -90,7 +90,8 @@ def supervise(
         handler.announce_failure()
         raise
     finally:
-        has_failed = stopped_by is not None or any(end.is_failure for end in agent.exits)
+        has_failed = any(end.is_failure for end in agent.exits)
+        has_failed |= stopped_by is not None and not _have_saved(agent)
         if has_failed:
             handler.announce_failure()
         watch.close()
@@ -165,8 +166,10 @@ def _signals(agent: Agent) -> Iterator[None]:
 
 
 def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | None) -> int:
+    has_lost = agent.watch.will_save() and not _have_saved(agent)
     if stopped_by == signal.SIGINT:
-        _tell(agent, f"interrupted{describe_killed(agent.exits)}")
+        unsaved = ", and nothing was saved since the last checkpoint" if has_lost else ""
+        _tell(agent, f"interrupted{unsaved}{describe_killed(agent.exits)}")
         return _ENDED_BY_INTERRUPT
     failure = agent.find_failure()
     if failure is None:
@@ -178,7 +181,7 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
             for note in unused(agent.settings, [end.uses for end in agent.exits]):
                 _tell(agent, f"note: {note}")
         return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
-    if stopped_by is not None:
+    if stopped_by is not None and not has_lost:
         _tell(agent, f"stopped by {stopped_by.name}{describe_killed(agent.exits)}")
         return failure.exit_code
     where = socket.gethostname()
@@ -204,6 +207,12 @@ def _tell(agent: Agent, text: str) -> None:
     """Print a line on stderr, after what the ranks have written."""
     agent.output.begin_line()
     say(text)
+
+
+def _have_saved(agent: Agent) -> bool:
+    """Return whether all ranks have ended as those do that save when they are asked to stop."""
+    codes = {end.code for end in agent.exits}
+    return len(agent.exits) == agent.num_ranks and codes <= {0, STOPPED_AND_SAVED}
 
 
 def _write_report(failure: Failure | Hang | ServerDeath, folder: str) -> None:

@@ -22,6 +22,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "headway"
 ACCELERATOR = (
     ("accelerator.py", "Accelerator"),
     ("in_effect.py", "InEffect"),
+    ("resuming.py", "Resuming"),
+    ("checkpointed.py", "Checkpointed"),
     ("stepping.py", "Stepping"),
     ("preparing.py", "Preparing"),
     ("trackers/tracked.py", "Tracked"),

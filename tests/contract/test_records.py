@@ -25,6 +25,7 @@ from headway.contract.records import (
     Refused,
     Serving,
     Started,
+    WillSave,
     decode_record,
     encode_record,
 )
@@ -36,6 +37,7 @@ GROUPS = (
 PLACE = Frame("/w/train.py", 3, "main")
 RECORDS: list[Any] = [
     Ready(),
+    WillSave(),
     Heartbeat(Progress(3, "data")),
     Answer(1.5, GROUPS, Progress(), 7, ((PLACE, PLACE), (PLACE,)), True),
     Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),

@@ -14,7 +14,7 @@ ORIGINS = {
     "device": Origin(Layer.FLAG, flag="--cpu"),
     "mixed_precision": Origin(Layer.USER_PROFILE, "~/default.yaml", 3, 1),
 }
-RUN = RunContract("cpu", "bf16", 4, ORIGINS)
+RUN = RunContract("cpu", "bf16", 4, ORIGINS, resume="a", began_at=1.5, time_limit=60)
 
 
 def test_a_contract_survives_the_way_through_the_environment() -> None:
@@ -26,7 +26,7 @@ def test_without_a_launcher_there_is_no_contract_and_there_are_no_ranks() -> Non
     assert read_ranks({}) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "7", '{"version":2}', '{"version":99}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "7", '{"version":3}', '{"version":99}'])
 def test_a_contract_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(LaunchError, match="HEADWAY_RUN"):
         decode(text)
@@ -43,6 +43,9 @@ def test_a_contract_that_is_none_is_refused(text: str) -> None:
         {"gradient_accumulation_steps": True},
         {"gradient_accumulation_steps": 2.0},
         {"debug_rank": "0"},
+        {"resume": 5},
+        {"began_at": "now"},
+        {"time_limit": "1h"},
         {"origins": {"device": {"layer": "FLAG", "flag": 5}}},
         {"origins": {"device": {"layer": "USER_PROFILE", "line": "3"}}},
         {"origins": []},

@@ -222,6 +222,7 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
         debug_rank=None,
         grace_s=30,
         victim_grace_s=5,
+        saving_grace_s=5,
     )
     ranks._local_ranks[7] = 0
     starter.woken.put(None)

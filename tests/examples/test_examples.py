@@ -159,7 +159,32 @@ def test_a_model_of_transformers_learns_to_tell_the_classes_apart(
     assert int(num_correct) >= 0.95 * 211
 
 
-def run(launcher: list[str], example: str, folder: Path, *options: str) -> tuple[str, str]:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param([*PYTHON, "-m", "headway", "launch", "--cpu"], id="1 rank"),
+        pytest.param(HEADWAY, id="2 ranks", marks=pytest.mark.distributed),
+    ],
+)
+def test_a_training_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
+    launcher: list[str], tmp_path: Path
+) -> None:
+    def last_line(*flags: str, code: int = 0, nap: str = "0", project: str = "stopped") -> str:
+        options = ["--project", project, "--epochs", "2", "--nap", nap]
+        stdout, _ = run([*launcher, *flags], "resume.py", tmp_path, *options, code=code)
+        return stdout.splitlines()[-1] if stdout else ""
+
+    last_line("--time-limit", "1s", code=75, nap="0.1")
+    stopped, whole = last_line(), last_line(project="whole")
+    assert "from step 0 on" in whole
+    assert "from step 0 on" not in stopped
+    assert stopped.split(";")[1] == whole.split(";")[1]
+
+
+def run(
+    launcher: list[str], example: str, folder: Path, *options: str, code: int = 0
+) -> tuple[str, str]:
     """Run an example to its end in `folder`, and return its stdout and stderr."""
     scratch = folder / "scratch"  # torchrun leaves a folder behind
     scratch.mkdir(exist_ok=True)
@@ -168,7 +193,7 @@ def run(launcher: list[str], example: str, folder: Path, *options: str) -> tuple
     env = environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1")
     with launching.executed() if launcher is PYTHON else nullcontext():
         done = launching.run(command, env, timeout_s=150, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout, done.stderr
 
 

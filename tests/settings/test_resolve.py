@@ -45,6 +45,8 @@ TWO_VALUES = {  # for each setting, two different values that are possible
     "ranks": ("0", "0-1"),
     "debug_rank": ("0", "1"),
     "start_method": ("fork", "exec"),
+    "resume": ("a", "latest"),
+    "time_limit": ("3h55m", "60"),
     "log_dir": ("a", "b"),
     "output": ("lines", "raw"),
     "env": ("A=1", "A=2"),

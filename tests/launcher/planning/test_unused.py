@@ -55,3 +55,10 @@ def test_nothing_is_said_where_something_used_the_settings(ranks: list[Uses | No
 def test_nothing_is_said_of_settings_that_nobody_set() -> None:
     assert unused(settings(num_processes="2"), [GROUP, GROUP]) == []
     assert unused(settings(), [NOTHING]) == []
+
+
+def test_a_checkpoint_and_a_time_limit_that_the_script_does_not_look_at_are_named() -> None:
+    asked = settings(resume="latest", time_limit="1h")
+    (note,) = unused(asked, [ACCELERATOR])
+    assert "resume and time_limit were not used" in note
+    assert unused(asked, [ACCELERATOR._replace(resuming=True)]) == []

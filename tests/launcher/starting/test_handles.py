@@ -72,7 +72,9 @@ def test_the_end_of_a_run_does_not_signal_a_group_that_has_a_reaped_ranks_number
         resume_server=lambda: None,
         end_left_processes=lambda: None,
     )
-    watch: Any = SimpleNamespace(end=lambda *_: [], hang=None, begin_to_stop=lambda: None)
+    watch: Any = SimpleNamespace(
+        end=lambda *_: [], hang=None, begin_to_stop=lambda: None, will_save=lambda: False
+    )
     nothing: Any = None
     ranks = RankProcesses(
         starter,
@@ -84,6 +86,7 @@ def test_the_end_of_a_run_does_not_signal_a_group_that_has_a_reaped_ranks_number
         debug_rank=None,
         grace_s=0,
         victim_grace_s=0,
+        saving_grace_s=0,
     )
     ranks._local_ranks[bystander.pid] = 0
     ranks.close()

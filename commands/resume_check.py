@@ -1,0 +1,24 @@
+"""Checks before a launch that the checkpoint to go on from is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.contract.run import LATEST
+from headway.errors import CheckpointError, Code, Problem
+from headway.settings.table import Settings
+
+
+def resume_problems(settings: Settings) -> list[Problem]:
+    """Return why a launch cannot go on from `resume`; its files are looked at by the script."""
+    if settings.resume in (None, LATEST) or "resume" in settings.unread:
+        return []
+    from headway.checkpoint.manifest import read_manifest
+
+    try:
+        read_manifest(Path(settings.resume))
+    except CheckpointError as error:
+        (problem,) = error.problems
+        where = f"{settings.origin('resume')}; {problem.where}"
+        return [problem._replace(where=where, code=Code.BAD_VALUE, names=("resume",))]
+    return []

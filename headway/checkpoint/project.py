@@ -1,0 +1,92 @@
+"""The checkpoints of a project, from which its next run goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from headway.checkpoint.folders import Checkpoint, checkpoints_in, leftovers_in, recover, remove
+from headway.checkpoint.manifest import NAME, read_manifest, verify
+from headway.errors import CheckpointError
+
+FOLDER = "checkpoints"
+"""Below a project's folder, for checkpoints that the script does not name."""
+
+_STEP = "step_"
+_ABANDONED_AFTER_S = 600.0
+
+
+class Candidate(NamedTuple):
+    """A checkpoint that a run may go on from; its files have not been looked at."""
+
+    saved_at: float  # seconds since the epoch
+    path: Path
+
+
+def step_folder(project: Path, step: int) -> Path:
+    """Return where the checkpoint of an optimizer step is; the names sort by step."""
+    return project / FOLDER / f"{_STEP}{step:08d}"
+
+
+def keep_newest_steps(project: Path, keep: int) -> None:
+    """Remove all but the newest `keep` of the checkpoints that `step_folder` has named."""
+    named = [one for one in checkpoints_in(project / FOLDER) if _is_step(one)]
+    for one in named[:-keep]:
+        remove(one.path)
+
+
+def _is_step(one: Checkpoint) -> bool:
+    return one.path.name.startswith(_STEP) and one.path.name.removeprefix(_STEP).isdecimal()
+
+
+def candidates(project: Path) -> list[Candidate]:
+    """Return the checkpoints in a project's folder and in `checkpoints` below, the newest last.
+
+    A folder there whose manifest is damaged is one, as old as the folder.
+    """
+    found = [one for folder in (project, project / FOLDER) for one in _candidates_in(folder)]
+    return sorted(found, key=lambda one: (one.saved_at, one.path))
+
+
+def _candidates_in(folder: Path) -> Iterator[Candidate]:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        _finish_commits(folder)
+        for path in folder.iterdir():
+            if path.name.startswith(".") or not os.path.lexists(path / NAME):
+                continue
+            try:
+                yield Candidate(read_manifest(path).saved_at, path)
+            except CheckpointError:
+                yield Candidate(path.stat().st_mtime, path)
+
+
+def _finish_commits(folder: Path) -> None:
+    for left in leftovers_in(folder):
+        if left.name.startswith(".old-"):
+            recover(folder / left.name.removeprefix(".old-").rpartition("-")[0])
+
+
+def newest_whole(found: list[Candidate]) -> tuple[Path | None, list[CheckpointError]]:
+    """Return the newest of these that is not damaged, and what is wrong with those after it."""
+    faults = []
+    for one in reversed(found):
+        try:
+            verify(one.path)
+        except CheckpointError as error:
+            faults.append(error)
+        else:
+            return one.path, faults
+    return None, faults
+
+
+def remove_abandoned(project: Path) -> None:
+    """Remove what saves that did not end have left, if nothing has been written there for long."""
+    for left in leftovers_in(project / FOLDER):
+        with suppress(OSError):
+            written_at = max(one.stat().st_mtime for one in (left, *left.rglob("*")))
+            if time.time() - written_at > _ABANDONED_AFTER_S:
+                remove(left, left.with_name(left.name.split("-", 1)[1]))

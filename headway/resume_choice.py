@@ -1,0 +1,81 @@
+"""Chooses the checkpoint from which a run goes on, on rank 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.arguments import EffectiveSettings
+from headway.checkpoint.manifest import read_manifest
+from headway.checkpoint.project import Candidate, candidates, newest_whole
+from headway.checkpoint.saving import on_rank_0
+from headway.contract.run import LATEST, is_restart
+from headway.errors import CheckpointError
+
+
+def choose(
+    settings: EffectiveSettings, project: Path, fall_back: bool
+) -> tuple[str | None, list[str]]:
+    """Return the checkpoint to go on from, None for a fresh start, and lines about those left out.
+
+    Args:
+        settings: which one was asked for, if any.
+        project: the folder whose checkpoints count.
+        fall_back: leave out damaged ones.
+
+    Raises:
+        CheckpointError: what was asked for is not there.
+    """
+    wanted, found = settings.resume, candidates(project)
+    if wanted is not None and wanted != LATEST:
+        found = _saved_by_this_job(settings, found)
+        if not found:
+            read_manifest(Path(wanted).expanduser())
+            return wanted, []
+    if not found:
+        if wanted == LATEST:
+            raise CheckpointError(
+                "there is no checkpoint to go on from",
+                where=f"{project}, asked for by {settings.resume_from}",
+                fix="leave it out: accelerator.resume() goes on from the newest checkpoint where"
+                " there is one, and starts from the beginning where there is none",
+            )
+        return None, []
+    if not fall_back:
+        return str(found[-1].path), []
+    whole, faults = newest_whole(found)
+    if whole is None:
+        raise faults[0]
+    problems = [fault.problems[0] for fault in faults]
+    return str(whole), [f"left out: {one.what} ({one.where})" for one in problems]
+
+
+def _saved_by_this_job(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:
+    """Return what a job has saved that asked for another checkpoint, and whose ranks restart."""
+    if not is_restart() or not settings.began_at:
+        return []
+    return [one for one in found if one.saved_at > settings.began_at]
+
+
+def explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
+    """Raise an error that says how to go on, if `path` is damaged; every rank calls this.
+
+    Args:
+        error: with which it could not be loaded.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+
+    def older() -> tuple[bool, Path | None]:
+        others = [one for one in candidates(project) if one.path != path]
+        is_whole = newest_whole([Candidate(0.0, path)])[0] is not None
+        return is_whole, None if is_whole else newest_whole(others)[0]
+
+    is_whole, other = on_rank_0(older)
+    if is_whole:
+        return
+    problem = error.problems[0]
+    fix = f"move {path} away to start from the beginning"
+    if other is not None:
+        fix = f"accelerator.resume(fall_back=True) goes on from {other}; or move {path} away"
+    raise CheckpointError(problem.what, where=problem.where, fix=fix) from None

@@ -1,0 +1,145 @@
+"""Requests to stop, by a signal or a deadline, on which all ranks agree at the same step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from enum import IntEnum
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from headway.contract.records import WillSave, is_connected, send
+from headway.world import group_backend, rank_and_size
+
+SAVED = 75
+"""The exit code for: stopped by request, state saved, run me again."""
+INTERRUPTED = 130
+
+_AGREE_EVERY_S = 0.5
+_GROWTH = 8  # at most, of the steps from one agreement to the next
+_CPU = torch.device("cpu")
+
+
+class Request(IntEnum):
+    """Why the job has to stop; of several, the greatest counts."""
+
+    NONE = 0
+    TIME_LIMIT = 1
+    SIGUSR1 = 2
+    SIGTERM = 3
+    SIGINT = 4
+
+    def __str__(self) -> str:
+        return {1: "the time limit", 4: "Ctrl-C"}.get(self, self.name)
+
+    @property
+    def exit_code(self) -> int:
+        """What the process leaves with. Under a launcher, that itself answers for Ctrl-C."""
+        return INTERRUPTED if self is Request.SIGINT and not is_connected() else SAVED
+
+
+class StopSignals:
+    """Notes the signals that ask this process to stop, from `trap` to `release`.
+
+    A handler that the script has set before is called as well. A signal that is ignored stays
+    ignored, and a second Ctrl-C does what it did before.
+
+    Attributes:
+        request: what has come.
+    """
+
+    def __init__(self) -> None:
+        self.request = Request.NONE
+        self._before: dict[int, Any] = {}
+        self._pid = os.getpid()
+
+    def trap(self) -> None:
+        """Begin to note them; in the main thread only, as Python has it."""
+        for one in (Request.SIGTERM, Request.SIGINT, Request.SIGUSR1):
+            number = signal.Signals[one.name]
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, self._note)
+        os.register_at_fork(after_in_child=self._leave_child)
+        send(WillSave())
+
+    def release(self) -> None:
+        """Let signals do what they did before, unless the script has set other handlers since."""
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, before)
+        self._before = {}
+
+    def _leave_child(self) -> None:
+        """In a forked child, let SIGTERM end it; its parent decides about the others."""
+        before = self._before.get(signal.SIGTERM)
+        if before is not None and signal.getsignal(signal.SIGTERM) == self._note:
+            signal.signal(signal.SIGTERM, before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a loader's worker serves on until the rank leaves
+            return
+        before = self._before[number]
+        came = Request[signal.Signals(number).name]
+        is_first, is_again = self.request is Request.NONE, self.request is came
+        self.request = max(self.request, came)
+        if is_first and rank_and_size()[0] == 0:
+            again = "; Ctrl-C again stops at once" if came is Request.SIGINT else ""
+            os.write(2, f"headway: {came}: saving and stopping after this step{again}\n".encode())
+        is_usual = before in (signal.SIG_DFL, signal.default_int_handler, None)
+        if not is_usual or (came is Request.SIGINT and is_again):
+            before(number, frame)
+
+
+class Verdict(NamedTuple):
+    """What all ranks have agreed on."""
+
+    request: Request
+    is_due: bool  # rank 0's clock says so
+    following: int  # units until they agree again
+
+
+class Agreement:
+    """All ranks agree every so many units, steps or calls, as the time of rank 0 tells.
+
+    Args:
+        device: of this rank.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._agreed_at: float | None = None
+
+    def agree(self, request: Request, is_due: bool, units: int) -> Verdict:
+        """Return what all ranks agree on; every rank calls this at the same unit.
+
+        Args:
+            request: what this rank has been asked for.
+            is_due: on rank 0, whether a save is due.
+            units: how many have passed since the last agreement.
+        """
+        now, before = time.monotonic(), self._agreed_at
+        self._agreed_at = now
+        following = 1
+        if before is not None and units > 0:
+            fitting = int(_AGREE_EVERY_S * units / max(now - before, 1e-9))
+            following = max(1, min(fitting, _GROWTH * units))
+        rank, size = rank_and_size()
+        mine = (int(request), int(is_due), following) if rank == 0 else (int(request), 0, 0)
+        if size > 1:
+            has_cpu = group_backend(_CPU) is not None
+            told = torch.tensor(mine, device=_CPU if has_cpu else self._device)
+            dist.all_reduce(told, dist.ReduceOp.MAX)
+            mine = tuple(told.tolist())
+        return Verdict(Request(mine[0]), bool(mine[1]), mine[2])
+
+
+def say(text: str) -> None:
+    """Print a line on stderr."""
+    print(f"headway: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,223 @@
+"""A job that is stopped or killed at any time goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.families import survivors
+from tests.distributed.launching import start
+
+pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(sys.platform != "linux", reason="ranks are started for Linux"),
+]
+
+WORKER = str(Path(__file__).with_name("preempted_worker.py"))
+NUM_SAMPLES, EPOCHS, STEPS = 52, 4, 28
+LIMIT_S = 120
+Outcome = tuple[int, str]
+
+
+class Job:
+    """A training in a folder of its own, which is launched again and again."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        folder.mkdir(parents=True)
+        self.folder, self._flags = folder, flags
+
+    def start(self, *words: str, flags: Sequence[str] = ()) -> subprocess.Popen[str]:
+        for stale in self.folder.glob("pid-*"):
+            stale.unlink()
+        return start("-q", "--cpu", *self._flags, *flags, WORKER, str(self.folder), *words)
+
+    def ledger(self, rank: int = 0) -> list[Any]:
+        path = self.folder / f"ledger-{rank}"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(one) for one in lines if one.endswith("\n")]
+
+    def wait(self, process: subprocess.Popen[str], is_there: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not is_there():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def wait_for_batches(self, process: subprocess.Popen[str], count: int) -> None:
+        self.wait(process, lambda: len(self.ledger()) >= count)
+
+    def pid(self, rank: int) -> int:
+        return int((self.folder / f"pid-{rank}").read_text())
+
+    @property
+    def done(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "done.json").read_text())
+        return found
+
+
+def ended(process: subprocess.Popen[str]) -> Outcome:
+    out, errors = process.communicate(timeout=LIMIT_S)
+    assert not survivors(30)
+    return process.returncode, out + errors
+
+
+@cache
+def undisturbed(factory: pytest.TempPathFactory, *flags: str) -> str:
+    job = Job(factory.mktemp("undisturbed") / "job", *flags)
+    code, text = ended(job.start("--nap", "0"))
+    assert code == 0, text
+    return str(job.done["weights"])
+
+
+def require_exact(job: Job, ranks: int) -> None:
+    """Require that each sample and each step was there once, in order."""
+    ledgers = [job.ledger(rank) for rank in range(ranks)]
+    seen = Counter(
+        (epoch, one) for ledger in ledgers for epoch, _, batch in ledger for one in batch
+    )
+    assert seen == Counter((epoch, one) for epoch in range(EPOCHS) for one in range(NUM_SAMPLES))
+    for ledger in ledgers:
+        steps = [step for _, step, _ in ledger]
+        assert steps == sorted(steps)
+        assert {*steps} == {*range(STEPS + 1)}
+    assert job.done["steps"] == STEPS
+
+
+TWO = ("--num-processes", "2")
+
+
+def interrupt(
+    job: Job, process: subprocess.Popen[str], send: Callable[[], None], dice: random.Random
+) -> Outcome:
+    """Let a job train a random number of batches, and then send it a signal."""
+    job.wait_for_batches(process, len(job.ledger()) + dice.randint(1, 5))
+    send()
+    code, text = ended(process)
+    assert "Traceback" not in text
+    assert len({len(job.ledger(rank)) for rank in range(len(list(job.folder.glob("pid-?"))))}) == 1
+    return code, text
+
+
+def require_saved(outcome: Outcome, code: int = 75) -> None:
+    assert outcome[0] == code, outcome[1]
+    assert outcome[1].count("stopped by") == 1, outcome[1]
+
+
+def finish(job: Job) -> None:
+    code, text = ended(job.start("--nap", "0"))
+    assert code == 0, text
+
+
+def test_two_ranks_that_are_stopped_in_any_way_repeat_nothing_and_miss_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    job, dice = Job(tmp_path / "job", *TWO), random.Random()
+    process = job.start()
+    require_saved(interrupt(job, process, process.terminate, dice))
+    process = job.start()
+    only_one = partial(one_rank, job, 1, signal.SIGUSR1)
+    require_saved(interrupt(job, process, only_one, dice))
+    process = job.start()
+    outcome = interrupt(job, process, partial(process.send_signal, signal.SIGINT), dice)
+    require_saved(outcome, 130)
+    finish(job)
+    require_exact(job, 2)
+    assert job.done["weights"] == undisturbed(tmp_path_factory, *TWO)
+
+
+def one_rank(job: Job, rank: int, number: signal.Signals) -> None:
+    os.kill(job.pid(rank), number)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_ranks_that_are_killed_at_random_are_restarted_and_end_with_the_same_weights(
+    count: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    job, dice = Job(tmp_path / "job", *TWO), random.Random()
+    process = job.start(flags=("--max-restarts", str(count), "--restart-delay", "0"))
+    killed: set[int] = set()
+    for _ in range(count):
+        job.wait(process, lambda: all((job.folder / f"pid-{rank}").exists() for rank in (0, 1)))
+        victim = dice.randint(0, 1)
+        job.wait(process, partial(is_new, job, victim, killed))
+        before = len(job.ledger())
+        job.wait_for_batches(process, before + dice.randint(1, 12))
+        killed |= {job.pid(0), job.pid(1)}
+        one_rank(job, victim, signal.SIGKILL)
+    code, text = ended(process)
+    assert code == 0, text
+    assert text.count("restart ") == count
+    assert job.done["steps"] == STEPS
+    assert job.done["weights"] == undisturbed(tmp_path_factory, *TWO)
+
+
+def is_new(job: Job, rank: int, pids: set[int]) -> bool:
+    return job.pid(rank) not in pids
+
+
+def test_one_process_saves_at_its_time_limit_and_on_sigterm_but_not_before_resume(
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path / "job")
+    process = job.start("--never")
+    job.wait(process, lambda: (job.folder / "pid-0").exists())
+    process.terminate()
+    assert ended(process)[0] == -signal.SIGTERM  # 143 in a shell
+    assert not job.ledger()
+    require_saved(ended(job.start(flags=("--time-limit", "1s"))))
+    process = job.start()
+    require_saved(interrupt(job, process, process.terminate, random.Random()))
+    finish(job)
+    require_exact(job, 1)
+
+
+def test_a_rank_that_is_killed_while_its_job_stops_is_named_and_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path / "job", *TWO)
+    process = job.start("--nap", "60")
+    job.wait(process, lambda: all(job.ledger(rank) for rank in (0, 1)))
+    process.terminate()
+    assert process.stderr is not None
+    while "SIGTERM" not in process.stderr.readline():
+        assert process.poll() is None
+    one_rank(job, 1, signal.SIGKILL)
+    code, text = ended(process)
+    assert code == 128 + signal.SIGKILL
+    assert "rank 1 of 2 was ended by SIGKILL" in text
+    assert "error: " in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_many_signals_at_random_times_lose_nothing(
+    ranks: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    flags = ("--num-processes", str(ranks)) if ranks > 1 else ()
+    dice, stops = random.Random(), 0
+    while stops < 25:
+        job = Job(tmp_path / f"job-{stops}", *flags)
+        while not (job.folder / "done.json").exists():
+            process = job.start()
+            job.wait_for_batches(process, len(job.ledger()) + 1)
+            time.sleep(dice.uniform(0, 0.5))
+            process.send_signal(dice.choice([signal.SIGTERM, signal.SIGUSR1]))
+            code, text = ended(process)
+            assert code in (0, 75) or (job.folder / "done.json").exists(), text
+            stops += code == 75
+        require_exact(job, ranks)
+        assert job.done["weights"] == undisturbed(tmp_path_factory, *flags)
