@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from headway.checkpoint.folders import recover
-from headway.checkpoint.manifest import Manifest, verify
+from headway.checkpoint.manifest import Manifest, parse_json, verify
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import load_tensors, tensor_facts
 from headway.checkpoint.values import decode, tensor_names
@@ -70,7 +69,7 @@ def load_checkpoint(folder: Path, live: Mapping[str, torch.Tensor] | None = None
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise _unreadable(path, str(error)) from None
 
