@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from headway.accumulation import Accumulation
 from headway.checkpoint.generators import generator_states, set_generator_states
@@ -81,8 +83,38 @@ def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bo
         "tokens": training.token_mean.pending,
     }
     if training.accumulation.is_open:
-        own["gradients"] = [parameter.grad for parameter in training.parameters]
+        own["gradients"] = [_own_part(one.grad) for one in training.parameters]
     return State(shared, own)
+
+
+def spread_as(training: Training) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """Return what says how a tensor of a checkpoint is spread over the ranks: as in this training.
+
+    A parameter that is a DTensor, and the optimizer's states of its shape, are loaded in parts.
+    """
+    sharded: dict[str, DTensor] = {}  # by the names that `encode` gives
+    for number, model in enumerate(training.models):
+        for name, one in model.state_dict().items():
+            if isinstance(one, DTensor):
+                sharded[f"shared.models.{number}.{name}"] = one
+    for number, optimizer in enumerate(training.optimizers):
+        groups = (group["params"] for group in optimizer.param_groups)
+        for index, parameter in enumerate(chain.from_iterable(groups)):
+            if isinstance(parameter, DTensor):
+                sharded[f"shared.optimizers.{number}.state.state.{index}"] = parameter
+
+    def like(name: str, saved: torch.Tensor) -> torch.Tensor:
+        live = sharded.get(name, sharded.get(name.rpartition(".")[0]))
+        if live is None or live.shape != saved.shape:
+            return saved
+        return live if live.dtype == saved.dtype else torch.empty_like(live, dtype=saved.dtype)
+
+    return like
+
+
+def _own_part(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the part of a gradient that this rank has."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:
@@ -162,7 +194,7 @@ class Restoring:
             )
         if self._own is not None and "gradients" in self._own:
             shapes = [_shape(one) for one in self._own["gradients"]]
-            live_shapes = [_shape(one) for one in training.parameters]
+            live_shapes = [_shape(_own_part(one)) for one in training.parameters]
             if len(shapes) != len(live_shapes) or any(
                 shape not in (None, live) for shape, live in zip(shapes, live_shapes, strict=True)
             ):
@@ -217,7 +249,7 @@ class Restoring:
         for parameter, gradient in zip(
             parameters, own.get("gradients", [None] * len(parameters)), strict=True
         ):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            parameter.grad = None if gradient is None else _as_gradient(gradient, parameter)
         generators = own.get("generators")
 
         def restore_generators() -> None:
@@ -253,6 +285,20 @@ class Restoring:
             where=str(self._folder),
             fix="prepare and register the same objects as the run that saved it, in the same order",
         )
+
+
+def _as_gradient(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of a parameter from the part of it that this rank had."""
+    if not isinstance(parameter, DTensor):
+        return saved.to(parameter.device)
+    return DTensor.from_local(
+        saved.to(parameter.to_local().device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def _shape(tensor: torch.Tensor | None) -> torch.Size | None:

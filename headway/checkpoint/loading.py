@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,19 @@ class Loaded:
         self.own: dict[str, Any] | None = own
 
 
-def load_checkpoint(folder: Path, live: Mapping[str, torch.Tensor] | None = None) -> Loaded:
+def _as_saved(_: str, saved: torch.Tensor) -> torch.Tensor:
+    return saved
+
+
+def load_checkpoint(
+    folder: Path, like: Callable[[str, torch.Tensor], torch.Tensor] = _as_saved
+) -> Loaded:
     """Verify a checkpoint and read all of it; every rank calls this.
 
     Args:
         folder: of the checkpoint.
-        live: shared tensors of this run by the name that they were saved under: the shape, dtype
-            and placements of those in the checkpoint must be equal. They are not changed.
+        like: returns for the name and the facts of a saved tensor one of the shape, dtype and
+            placements that it is to have; it is not changed. Plain tensors come to the CPU.
 
     Raises:
         CheckpointError: it is damaged, partial, hostile or does not fit; raised on all ranks.
@@ -55,7 +61,7 @@ def load_checkpoint(folder: Path, live: Mapping[str, torch.Tensor] | None = None
         names = {*tensor_names(shared), *(tensor_names(own) if has_own else ())}
         if missing := sorted(names - known.keys()):
             raise _unreadable(folder, f"{missing[0]} is missing")
-        return shared, own, {name: (live or {}).get(name, known[name]) for name in names}
+        return shared, own, {name: like(name, known[name]) for name in names}
 
     shared, own, wanted = agree(read)
     tensors = load_tensors(wanted, folder / TENSORS)

@@ -141,7 +141,7 @@ def prepare_checkpoint(
         shared = encode(dict(saved.shared), prefix_of(), tensors)
         return shared, encode(dict(saved.own), prefix_of(rank), tensors)
 
-    with _removed_on_failure(target, pending):
+    with removed_on_failure(target, pending):
         shared, own = agree(encoded)
     written = {name: one for name, one in tensors.items() if _is_written_by(rank, name, one)}
     return Prepared(target, pending, shared, own, written, progress, sha256, then)
@@ -158,7 +158,7 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
     """
     rank, _ = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
-    with _removed_on_failure(prepared.target, pending):
+    with removed_on_failure(prepared.target, pending):
         size = sum(_gather(_bytes_to_write(tensors, rank), group))
         on_rank_0(lambda: require_space(pending, size), group)
         checksums = save_tensors(tensors, pending / TENSORS, group)
@@ -177,7 +177,8 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
 
 
 @contextmanager
-def _removed_on_failure(target: Path, pending: Path) -> Iterator[None]:
+def removed_on_failure(target: Path, pending: Path) -> Iterator[None]:
+    """Remove what has been written of a checkpoint, if the block fails."""
     try:
         yield
     except BaseException:

@@ -12,9 +12,9 @@ import pickle
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any, cast
 
 import torch
@@ -97,30 +97,33 @@ class _ChecksummedFiles(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        with open(path, mode, buffering=0) as raw, ThreadPoolExecutor(1) as pool:
-            stream = _Checksummed(raw, pool)
+        with io.FileIO(path, mode) as raw:
+            stream = _Checksummed(raw)
             try:
                 with io.BufferedWriter(stream, _BUFFER) as buffered:
                     yield buffered
-            except Exception as error:
-                # torch.save raises an error of its own where a write has failed
-                raise stream.failure or error from None
+            except Exception:
+                if stream.failure is None:
+                    raise
+                # torch.save raises another error where a write has failed
+                raise stream.failure from None
             self.checksums[Path(path).name] = stream.crc
 
 
 class _Checksummed(io.RawIOBase):
-    """A file that is written; large blocks get their checksum while the system writes them."""
+    """A file that is written; blocks get their checksum while the system writes them."""
 
-    def __init__(self, raw: io.FileIO, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, raw: io.FileIO) -> None:
         self._raw = raw
-        self._pool = pool
         self.crc = 0
         self.failure: OSError | None = None
 
     def write(self, block: Any) -> int:
         """Write a block in full."""
         data = memoryview(block).cast("B")
-        checked = self._pool.submit(zlib.crc32, data, self.crc)
+        # not of a pool: at the end of the interpreter none takes work
+        checking = Thread(target=self._check, args=(data,))
+        checking.start()
         at = 0
         try:
             while at < len(data):
@@ -129,8 +132,11 @@ class _Checksummed(io.RawIOBase):
             self.failure = OSError(error.errno, error.strerror, str(self._raw.name))
             raise
         finally:
-            self.crc = checked.result()
+            checking.join()
         return len(data)
+
+    def _check(self, data: memoryview) -> None:
+        self.crc = zlib.crc32(data, self.crc)
 
     def writable(self) -> bool:
         return True
