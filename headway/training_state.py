@@ -174,6 +174,8 @@ class Restoring:
         """
         training, shared = self._training, self._shared
         for kind in ("optimizers", "schedulers", "objects", "loaders"):
+            if shared[kind] is None:  # not known where it was imported
+                continue
             self._require_equal(
                 f"number of {kind}", len(shared[kind]), len(getattr(training, kind))
             )
@@ -183,7 +185,8 @@ class Restoring:
             sizes = [len(group["params"]) for group in saved["state"].get("param_groups", ())]
             live = [len(group["params"]) for group in one.state_dict().get("param_groups", ())]
             self._require_equal(f"sizes of the parameter groups of optimizer {number}", sizes, live)
-        self._require_equal("mixed_precision", shared["precision"]["name"], training.precision.name)
+        if (precision := shared["precision"]["name"]) is not None:
+            self._require_equal("mixed_precision", precision, training.precision.name)
         if shared["accumulation"]["micro_batches"] and self._own is None:
             raise CheckpointError(
                 f"the checkpoint was saved by {self._saved_by} ranks between two optimizer steps,"
@@ -199,7 +202,7 @@ class Restoring:
                 shape not in (None, live) for shape, live in zip(shapes, live_shapes, strict=True)
             ):
                 raise self._misfit("the gradients are those of other models")
-        for loader, state in zip(training.loaders, self._loaders(), strict=True):
+        for loader, state in self._loaders():
             if training.skips_itself:
                 break
             loader.require_position(state, str(self._folder))
@@ -238,7 +241,8 @@ class Restoring:
             scheduler.seen_steps = saved["seen_steps"]
         for obj, state in zip(training.objects, self._objects, strict=True):
             obj.load_state_dict(state)
-        training.precision.load_state_dict(shared["precision"]["state"])
+        if shared["precision"]["name"] is not None:
+            training.precision.load_state_dict(shared["precision"]["state"])
         training.accumulation.load_state_dict(shared["accumulation"])
         self._apply_own()
 
@@ -256,13 +260,14 @@ class Restoring:
             if generators is not None:
                 set_generator_states(generators, training.device)
 
-        for loader, state in zip(training.loaders, self._loaders(), strict=True):
+        for loader, state in self._loaders():
             loader.go_on_at(state, restore_generators, only_skipped=training.skips_itself)
         restore_generators()
 
-    def _loaders(self) -> Iterable[Any]:
-        """Return the states of this rank's loaders; with another number of ranks, of rank 0's."""
-        return (self._own or self._shared)["loaders"]  # type: ignore[no-any-return]
+    def _loaders(self) -> Iterable[tuple[PreparedDataLoader, Any]]:
+        """Return the loaders with their states; with another number of ranks, those of rank 0's."""
+        states = (self._own or self._shared)["loaders"]
+        return () if states is None else zip(self._training.loaders, states, strict=True)
 
     def _state_of_object(self, saved: dict[str, Any]) -> Any:
         if "pickle" not in saved:

@@ -8,6 +8,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -73,14 +74,36 @@ def describe_files(
     for path in paths:
         handle = os.open(folder / path, _OPENING)
         try:
-            if path in known and not sha256:
-                files.append(File(path, os.fstat(handle).st_size, known[path], ""))
-            else:
-                files.append(_describe(path, handle, sha256=sha256))
-            os.fsync(handle)
+            with _named(folder / path):
+                if path in known and not sha256:
+                    files.append(File(path, os.fstat(handle).st_size, known[path], ""))
+                else:
+                    files.append(_describe(path, handle, sha256=sha256))
+                os.fsync(handle)
         finally:
             os.close(handle)
     return files
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value to a new file, and wait until it is on disk.
+
+    Raises:
+        OSError: the system refuses; it names the file.
+    """
+    with _named(path), open(path, "x", encoding="utf-8") as file:
+        json.dump(value, file, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let errors of the system name the file, where they name none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
 
 
 def _describe(path: str, handle: int, *, sha256: bool) -> File:
@@ -96,10 +119,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and wait until it is on disk; all other files must be there by now."""
     fields = manifest._asdict() | {"files": [file._asdict() for file in manifest.files]}
     fields["crc32"] = _checksum(fields)
-    with open(folder / NAME, "x", encoding="utf-8") as file:
-        json.dump(fields, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    write_json(folder / NAME, fields)
 
 
 def _checksum(fields: Mapping[str, Any]) -> int:

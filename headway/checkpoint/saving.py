@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -32,6 +31,7 @@ from headway.checkpoint.manifest import (
     Manifest,
     describe_files,
     files_below,
+    write_json,
     write_manifest,
 )
 from headway.checkpoint.tensors import save_tensors
@@ -156,23 +156,25 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
     Raises:
         CheckpointError: a rank could not write; an older checkpoint still stands.
     """
-    rank, _ = rank_and_size()
+    rank, size = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
     with removed_on_failure(prepared.target, pending):
-        size = sum(_gather(_bytes_to_write(tensors, rank), group))
-        on_rank_0(lambda: require_space(pending, size), group)
+        num_bytes = sum(_gather(_bytes_to_write(tensors, rank), group))
+        on_rank_0(lambda: require_space(pending, num_bytes), group)
         checksums = save_tensors(tensors, pending / TENSORS, group)
         known = {f"{TENSORS}/{name}": crc for name, crc in checksums.items()}
 
         def write() -> list[File]:
             if rank == 0:
-                _write_json(pending / values_name(), prepared.shared)
-            _write_json(pending / values_name(rank), prepared.own)
+                write_json(pending / values_name(), prepared.shared)
+            write_json(pending / values_name(rank), prepared.own)
             paths = _files_of(rank, pending)
             return describe_files(pending, paths, sha256=prepared.sha256, known=known)
 
         files = [file for own in _gather(agree(write, group), group) for file in own]
-        on_rank_0(lambda: _commit(prepared, files), group)
+        on_rank_0(
+            lambda: commit_files(pending, prepared.target, prepared.progress, files, size), group
+        )
     on_rank_0(prepared.then, group)
 
 
@@ -199,11 +201,6 @@ def _bytes_to_write(tensors: Mapping[str, torch.Tensor], rank: int) -> int:
     return _ROOM + sum(tensor.numel() * tensor.element_size() for tensor in counted)
 
 
-def _write_json(path: Path, value: Any) -> None:
-    with open(path, "x", encoding="utf-8") as file:
-        json.dump(value, file, allow_nan=False)
-
-
 def _files_of(rank: int, folder: Path) -> list[str]:
     """Return the files that this rank describes: its own, and on rank 0 those of no rank."""
     files = []
@@ -214,8 +211,10 @@ def _files_of(rank: int, folder: Path) -> list[str]:
     return files
 
 
-def _commit(prepared: Prepared, files: list[File]) -> None:
-    pending, target, progress = prepared.pending, prepared.target, prepared.progress
+def commit_files(
+    pending: Path, target: Path, progress: Progress, files: list[File], world_size: int
+) -> None:
+    """Write the manifest of a checkpoint, and give it its name."""
     manifest = Manifest(
         format=FORMAT,
         headway=__version__,
@@ -225,7 +224,7 @@ def _commit(prepared: Prepared, files: list[File]) -> None:
         saved_at=next_time(target.parent),
         step=progress.step,
         epoch=progress.epoch,
-        world_size=rank_and_size()[1],
+        world_size=world_size,
         files=tuple(files),
     )
     write_manifest(pending, manifest)
@@ -293,8 +292,9 @@ def _told(error: Exception) -> tuple[str, str, str]:
         problem = error.problems[0]
         return problem.what, problem.where, problem.fix
     where = getattr(error, "filename", None)
+    cause = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return (
-        f"the checkpoint failed: {type(error).__name__}: {error}",
+        f"the checkpoint failed: {cause}",
         f"rank {rank_and_size()[0]}" + (f", {where}" if where else ""),
         "older checkpoints still stand; fix the cause, and save again",
     )

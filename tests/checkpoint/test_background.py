@@ -1,4 +1,4 @@
-"""A checkpoint is written while training goes on: as it was at the call, and never lost in silence."""
+"""A checkpoint is written while training goes on, as it was at the call; failures are told."""
 
 from __future__ import annotations
 
