@@ -5,7 +5,7 @@
     python benchmarks/checkpoint.py --json result.json
 
 A model and its AdamW, on the CPU, in one process. All contenders save and load the same tensors and
-take turns, in an order that changes; before each, what others have written is flushed to disk.
+take turns, in an order that changes; what one has written is on disk before the next begins.
 Printed are the medians over the rounds, and the median ratio to plain torch.distributed.checkpoint
 (DCP) in the same round. `save_state(wait=False)` is measured from the second save on, as the call
 returns; its writing is waited for, but not counted. torch.save and Accelerate do not wait until
@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from headway import Accelerator
 from headway.checkpoint.manifest import verify
@@ -82,7 +83,7 @@ def contenders(megabytes: int) -> dict[str, Contender]:
 
     def load_dcp(path: Path) -> None:
         loaded = state()
-        dcp.load(loaded, checkpoint_id=path)
+        load(loaded, checkpoint_id=path)
         optimizer.load_state_dict(loaded["optimizer"])
 
     accelerator = Accelerator(cpu=True)
@@ -90,7 +91,7 @@ def contenders(megabytes: int) -> dict[str, Contender]:
     aside = Accelerator(cpu=True)
     aside.prepare(model, optimizer)
     found = {
-        REFERENCE: Contender(lambda path: dcp.save(state(), checkpoint_id=path), load_dcp),
+        REFERENCE: Contender(lambda path: save(state(), checkpoint_id=path), load_dcp),
         "torch.save": Contender(lambda path: torch.save(state(), path), load_plain),
         "headway": Contender(
             lambda path: accelerator.save_state(path),
@@ -116,11 +117,18 @@ def contenders(megabytes: int) -> dict[str, Contender]:
     return found
 
 
-def seconds(action: Callable[[], object]) -> float:
-    os.sync()
+def seconds(action: Callable[[Path], object], path: Path) -> float:
     begin = time.perf_counter()
-    action()
+    action(path)
     return time.perf_counter() - begin
+
+
+def flush(path: Path) -> None:
+    """Wait until the files of a save are on disk, so that the next one has it to itself."""
+    for file in [path, *path.rglob("*")]:
+        if file.is_file():
+            with open(file, "rb") as opened:
+                os.fsync(opened.fileno())
 
 
 def measured(ways: dict[str, Contender], folder: Path, repeat: int) -> dict[str, list[float]]:
@@ -130,12 +138,13 @@ def measured(ways: dict[str, Contender], folder: Path, repeat: int) -> dict[str,
     for repetition in range(repeat + 1):
         for name in names[repetition % len(names) :] + names[: repetition % len(names)]:
             way, path = ways[name], folder / "saved"
-            times = {f"save: {name}": seconds(lambda: way.save(path))}
+            times = {f"save: {name}": seconds(way.save, path)}
             way.settle()
+            flush(path)
             if way.verify is not None:
-                times[f"verify: {name}"] = seconds(lambda: way.verify(path))
+                times[f"verify: {name}"] = seconds(way.verify, path)
             if way.load is not None:
-                times[f"load: {name}"] = seconds(lambda: way.load(path))
+                times[f"load: {name}"] = seconds(way.load, path)
             if path.is_dir():
                 shutil.rmtree(path)
             else:

@@ -52,12 +52,13 @@ def main(argv: Sequence[str]) -> int:
         if len(folders) != 2:
             parser.error(f"{action} requires two paths: what it reads, and what it writes")
         if action == "import":
-            return _import(*folders)
+            return _import(folders[0], folders[1])
         if folders[1].suffix != ".safetensors":
             parser.error(f"export writes OUT.safetensors, not {str(folders[1])!r}")
         if parsed.model is not None and not parsed.model.isdecimal():
             parser.error(f"--model is the number of a model, not {parsed.model!r}")
-        return _export(*folders, None if parsed.model is None else int(parsed.model))
+        number = None if parsed.model is None else int(parsed.model)
+        return _export(folders[0], folders[1], number)
     if action == "verify":
         return _verify(folders or [Path(".")])
     if len(folders) > 1:

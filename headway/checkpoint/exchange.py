@@ -204,7 +204,7 @@ def _numpy_globals() -> list[Any]:
     """Return what makes an array of numpy from bytes, and nothing else; for its generator."""
     import numpy
 
-    rebuild = numpy.random.get_state()[1].__reduce__()[0]  # type: ignore[index, union-attr]
+    rebuild = numpy.random.get_state()[1].__reduce__()[0]  # type: ignore[index]
     return [rebuild, numpy.ndarray, numpy.dtype, type(numpy.dtype(numpy.uint32)), codecs.encode]
 
 

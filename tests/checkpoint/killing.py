@@ -60,7 +60,7 @@ def problem_in(folder: Path, at_least: int) -> str:
         manifest = verify(one.path)
         texts = [path.read_text() for path in one.path.glob("hook_*.txt")]
         tensors = load_tensors(tensor_facts(one.path / TENSORS), one.path / TENSORS)
-        numbers = {int(number) for tensor in tensors.values() for number in tensor.unique()}
+        numbers = {number for tensor in tensors.values() for number in tensor.flatten().tolist()}
         if {*map(int, texts), *numbers} != {manifest.step}:
             return f"mixed: {texts} {numbers} in {manifest.step}"
     return ""
@@ -208,10 +208,10 @@ def weights_problem(folder: Path, at_least: int) -> str:
     verify(path)
     tensors = load_tensors(tensor_facts(path / TENSORS), path / TENSORS)
     numbers = {
-        int(one)
+        one
         for name, tensor in tensors.items()
         if name.startswith("shared.models")
-        for one in tensor.unique()
+        for one in tensor.flatten().tolist()
     }
     step = int((path / "hook_0.txt").read_text())
     if numbers != {step} or path.name != f"checkpoint_{step}":

@@ -15,6 +15,7 @@ from headway.accelerator import Accelerator  # noqa: E402
 from headway.checkpoint import saving  # noqa: E402
 from headway.checkpoint.folders import checkpoints_in, leftovers_in  # noqa: E402
 from headway.checkpoint.loading import load_checkpoint  # noqa: E402
+from headway.checkpoint.tensors import save_tensors  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 from headway.plugins.project import ProjectConfiguration  # noqa: E402
 from tests.distributed.launching import environment, script  # noqa: E402
@@ -33,7 +34,7 @@ def test_what_changes_after_the_call_does_not_reach_the_checkpoint(
 ) -> None:
     model = accelerator.prepare(torch.nn.Linear(3, 2))
     optimizer = accelerator.prepare(torch.optim.AdamW(model.parameters()))
-    held, write = torch.nn.Parameter(torch.zeros(1)), saving.save_tensors
+    held, write = torch.nn.Parameter(torch.zeros(1)), save_tensors
     addresses = []
 
     def change_first(tensors: Any, *others: Any) -> Any:
