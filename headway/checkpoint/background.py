@@ -6,7 +6,8 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -88,8 +89,9 @@ class Background:
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return copies of tensors in the memory of the CPU, where there were some before."""
         before, self._copies = self._copies, {}
-        for name, tensor in tensors.items():
-            self._copies[name] = _copied(tensor, before.pop(name, None))
+        with _one_thread():
+            for name, tensor in tensors.items():
+                self._copies[name] = _copied(tensor, before.pop(name, None))
         if any(tensor.is_cuda for tensor in tensors.values()):  # pragma: needs a GPU
             torch.cuda.synchronize()
         return self._copies
@@ -111,6 +113,17 @@ class Background:
         print(f"error: {self._failure}", file=sys.stderr, flush=True)
         atexit.unregister(self._end)
         _exit_with(CheckpointError.exit_code)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute in one thread: where cores are busy, several wait long for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _copied(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
