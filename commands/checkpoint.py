@@ -1,8 +1,12 @@
-"""`headway checkpoint ls|verify|prune`: look at checkpoints and remove old ones, without torch."""
+"""`headway checkpoint ls|verify|prune|export|import`: look at, remove and convert checkpoints.
+
+Only export and import need torch.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -21,11 +25,15 @@ from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.errors import CheckpointError
 
-ACTIONS = ("ls", "verify", "prune")
+ACTIONS = ("ls", "verify", "prune", "export", "import")
 _ACTIONS = """
 ls [FOLDER]        list the checkpoints in a folder, the newest last
 verify FOLDER ...  compare every file with the checksums of the manifest; 1 if one is damaged
 prune FOLDER       remove all but the newest --keep checkpoints
+export FOLDER OUT.safetensors
+                   write the weights of a model into one file
+import ACCELERATE_FOLDER OUT
+                   make a checkpoint of what Accelerate's save_state() wrote; no pickle is executed
 """
 
 
@@ -38,6 +46,19 @@ def main(argv: Sequence[str]) -> int:
     action, folders = words[0], [Path(word) for word in words[1:]]
     if action != "prune" and (parsed.keep is not None or parsed.leftovers):
         parser.error(f"--keep and --leftovers are for prune, not for {action}")
+    if action != "export" and parsed.model is not None:
+        parser.error(f"--model is for export, not for {action}")
+    if action in ("export", "import"):
+        if len(folders) != 2:
+            parser.error(f"{action} requires two paths: what it reads, and what it writes")
+        if action == "import":
+            return _import(folders[0], folders[1])
+        if folders[1].suffix != ".safetensors":
+            parser.error(f"export writes OUT.safetensors, not {str(folders[1])!r}")
+        if parsed.model is not None and not parsed.model.isdecimal():
+            parser.error(f"--model is the number of a model, not {parsed.model!r}")
+        number = None if parsed.model is None else int(parsed.model)
+        return _export(folders[0], folders[1], number)
     if action == "verify":
         return _verify(folders or [Path(".")])
     if len(folders) > 1:
@@ -55,8 +76,9 @@ def make_parser() -> Parser:
     """Return the parser of the command's flags."""
     parser = Parser(
         "checkpoint",
-        "Look at the checkpoints that accelerator.save_state() wrote, and remove old ones.",
-        usage="headway checkpoint ls|verify|prune [--keep N] [--leftovers] [--json] [FOLDER ...]",
+        "Look at the checkpoints that accelerator.save_state() wrote, remove and convert them.",
+        usage=f"headway checkpoint {'|'.join(ACTIONS)} [--keep N] [--leftovers] [--model N]"
+        " [--json] [FOLDER ...]",
         appendix=_ACTIONS,
     )
     parser.flag("--keep", metavar="N", help="how many checkpoints prune leaves, 1 or more")
@@ -64,6 +86,11 @@ def make_parser() -> Parser:
         "--leftovers",
         help="let prune remove what saves that were cut off have left, too; no training may be "
         "saving to the folder meanwhile",
+    )
+    parser.flag(
+        "--model",
+        metavar="N",
+        help="which model export writes, from 0 in the order of prepare(), if there are several",
     )
     parser.flag("--json", help="print one JSON object: {checkpoints}, for ls")
     return parser
@@ -126,4 +153,39 @@ def _prune(folder: Path, keep: int, *, with_leftovers: bool) -> int:
         if with_leftovers:
             remove(path)
         print(f"removed {path}" if with_leftovers else f"{path} is left of a save; --leftovers")
+    return 0
+
+
+def _export(folder: Path, out: Path, number: int | None) -> int:
+    from headway.checkpoint.exchange import weights_in
+    from headway.saving import save_whole
+
+    weights = weights_in(folder, number)
+    try:
+        save_whole(weights.tensors, out, safe=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"the weights cannot be written: {error.strerror}",
+            where=str(out),
+            fix="pass a file in a folder that is there and that you may write",
+        ) from None
+    print(f"{out}: {len(weights.tensors)} tensors")
+    for name in weights.others:
+        print(f"{name} is no tensor, and is left out")
+    return 0
+
+
+def _import(source: Path, target: Path) -> int:
+    from headway.checkpoint.exchange import import_accelerate
+
+    if os.path.lexists(target):
+        raise CheckpointError(
+            "there is something of this name already",
+            where=str(target),
+            fix="pass the path of a new folder",
+        )
+    done = import_accelerate(source, target)
+    print(f"{target}: made of {', '.join(done.taken)}")
+    for note in done.notes:
+        print(f"note: {note}")
     return 0

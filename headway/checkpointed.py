@@ -7,7 +7,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -17,6 +17,10 @@ from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.plugins.project import Folder, ProjectConfiguration
 from headway.preparing import Preparing
+
+if TYPE_CHECKING:
+    from headway.checkpoint.background import Background
+    from headway.checkpoint.saving import Prepared
 
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
 
@@ -38,6 +42,7 @@ class Checkpointed(Preparing):
         self._registered: list[Any] = []
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._background: Background | None = None  # once a checkpoint was saved without a wait
 
     @property
     def save_iteration(self) -> int:
@@ -109,6 +114,7 @@ class Checkpointed(Preparing):
         safe_serialization: bool = True,
         *,
         allow_pickle: bool = False,
+        wait: bool = True,
         **save_model_func_kwargs: Any,
     ) -> str:
         """Save the whole training as a checkpoint, which is there once it is complete.
@@ -125,13 +131,18 @@ class Checkpointed(Preparing):
             safe_serialization: without effect; there is one format, and nothing in it is pickled.
             allow_pickle: pickle the states of registered objects that hold anything else than
                 values and tensors. `load_state` then needs it, too.
+            wait: False: return once the state is copied to the memory of the CPU, which is kept for
+                the next one; a thread writes the checkpoint, which is there when
+                `wait_for_checkpoint` returns, and none of it before. The next `save_state` or
+                `load_state`, `end_training` and the end of the script wait, too.
 
         Returns:
             The folder.
 
         Raises:
             UsageError: there is no folder to save to.
-            CheckpointError: a rank could not save; raised on all, and older checkpoints stand.
+            CheckpointError: a rank could not save; raised on all, and older checkpoints stand. Or
+                the one before, which was not waited for, could not be saved; then this one is not.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -140,16 +151,57 @@ class Checkpointed(Preparing):
         """
         _refuse_others(save_model_func_kwargs, "save_state")
         from headway.checkpoint.folders import prune
-        from headway.checkpoint.saving import on_rank_0
 
+        self.wait_for_checkpoint()
         target = self._next_folder(output_dir)
-        self._save_to(target, allow_pickle)
         project = self.project_configuration
+        keep = project.total_limit if project.automatic_checkpoint_naming else None
+        self._save_to(
+            target,
+            allow_pickle,
+            wait=wait,
+            then=lambda: None if keep is None else prune(target.parent, keep),
+        )
         project.iteration += 1
-        keep = project.total_limit
-        if project.automatic_checkpoint_naming and keep is not None:
-            on_rank_0(lambda: prune(target.parent, keep))
         return str(target)
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until the checkpoint that `save_state(wait=False)` began is there.
+
+        Raises:
+            CheckpointError: a rank could not save it; raised on all, and older checkpoints stand.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> folder = accelerator.save_state("runs/last", wait=False)
+            >>> accelerator.wait_for_checkpoint()
+        """
+        if self._background is not None:
+            self._background.wait()
+
+    def end_training(self) -> None:
+        """Wait for a checkpoint, finish the trackers and end the process group.
+
+        Call it last, on every rank.
+
+        Raises:
+            CheckpointError: the checkpoint could not be saved; all else is ended.
+
+        Examples:
+            >>> accelerator.end_training()
+        """
+        try:
+            if self._background is not None:
+                self._background.close()
+        finally:
+            super().end_training()
+
+    def _begin_writing(self, prepared: Prepared) -> None:
+        from headway.checkpoint.background import Background
+
+        if self._background is None:
+            self._background = Background()
+        self._background.start(prepared)
 
     def load_state(
         self,
@@ -184,13 +236,12 @@ class Checkpointed(Preparing):
         _refuse_others(load_model_func_kwargs, "load_state")
         from headway.checkpoint.loading import load_checkpoint
         from headway.checkpoint.saving import agree, on_rank_0
-        from headway.training_state import Restoring
+        from headway.training_state import Restoring, spread_as
 
-        folder = self._folder_to_load(input_dir)
-        loaded = load_checkpoint(folder)
-        restoring = Restoring(
-            loaded, self._training(), folder, strict=strict, allow_pickle=allow_pickle
-        )
+        self.wait_for_checkpoint()
+        folder, training = self._folder_to_load(input_dir), self._training()
+        loaded = load_checkpoint(folder, spread_as(training))
+        restoring = Restoring(loaded, training, folder, strict=strict, allow_pickle=allow_pickle)
         agree(restoring.check)
         models = self._all(torch.nn.Module)
         if not self._load_hooks:
@@ -206,12 +257,23 @@ class Checkpointed(Preparing):
             following = on_rank_0(lambda: _next_number(checkpoints))
             project.iteration = max(project.iteration, following)
 
-    def _save_to(self, target: Path, allow_pickle: bool) -> None:
-        from headway.checkpoint.saving import Progress, save_checkpoint
+    def _save_to(
+        self, target: Path, allow_pickle: bool, *, wait: bool = True, then: Callable[[], object]
+    ) -> None:
+        """Save to `target`; rank 0 calls `then` once the checkpoint is there."""
+        from headway.checkpoint.saving import Progress, prepare_checkpoint, write_prepared
 
         loader = self._training_loader()
-        progress = Progress(self._steps_done(), 0 if loader is None else loader.epoch)
-        save_checkpoint(target, lambda folder: self._state_to_save(folder, allow_pickle), progress)
+        prepared = prepare_checkpoint(
+            target,
+            lambda folder: self._state_to_save(folder, allow_pickle),
+            Progress(self._steps_done(), 0 if loader is None else loader.epoch),
+            then=then,
+        )
+        if wait:
+            write_prepared(prepared)
+        else:
+            self._begin_writing(prepared)
 
     def _steps_done(self) -> int:
         return max((one.step_count for one in self._all(PreparedOptimizer)), default=0)

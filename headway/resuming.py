@@ -283,18 +283,27 @@ class Resuming(Checkpointed, Tracked):
 
     def _save_step(self, project: Path, step: int, allow_pickle: bool) -> str:
         from headway.checkpoint.project import keep_newest_steps, step_folder
-        from headway.checkpoint.saving import on_rank_0
 
         folder = step_folder(project, step)
+        keep = self.project_configuration.total_limit or _KEEP
         channel.phase = "checkpoint"
         try:
-            self._save_to(folder, allow_pickle)
+            self._wait_for_earlier()
+            self._save_to(folder, allow_pickle, then=lambda: keep_newest_steps(project, keep))
         finally:
             channel.phase = "script"
         self._saved_at_step, self._saved_at = step, time.monotonic()
-        keep = self.project_configuration.total_limit or _KEEP
-        on_rank_0(lambda: keep_newest_steps(project, keep))
         return str(folder)
+
+    def _wait_for_earlier(self) -> None:
+        """Wait for a checkpoint that is being written; its failure keeps no job from stopping."""
+        try:
+            self.wait_for_checkpoint()
+        except CheckpointError as error:
+            if self._request is Request.NONE:
+                raise
+            if self.is_main_process:
+                say(str(error))
 
     def _leave(self, folder: str, step: int) -> NoReturn:
         """End this process, on all ranks."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from headway.accumulation import Accumulation
 from headway.checkpoint.generators import generator_states, set_generator_states
@@ -81,8 +83,38 @@ def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bo
         "tokens": training.token_mean.pending,
     }
     if training.accumulation.is_open:
-        own["gradients"] = [parameter.grad for parameter in training.parameters]
+        own["gradients"] = [_own_part(one.grad) for one in training.parameters]
     return State(shared, own)
+
+
+def spread_as(training: Training) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """Return what says how a tensor of a checkpoint is spread over the ranks: as in this training.
+
+    A parameter that is a DTensor, and the optimizer's states of its shape, are loaded in parts.
+    """
+    sharded: dict[str, DTensor] = {}  # by the names that `encode` gives
+    for number, model in enumerate(training.models):
+        for name, one in model.state_dict().items():
+            if isinstance(one, DTensor):
+                sharded[f"shared.models.{number}.{name}"] = one
+    for number, optimizer in enumerate(training.optimizers):
+        groups = (group["params"] for group in optimizer.param_groups)
+        for index, parameter in enumerate(chain.from_iterable(groups)):
+            if isinstance(parameter, DTensor):
+                sharded[f"shared.optimizers.{number}.state.state.{index}"] = parameter
+
+    def like(name: str, saved: torch.Tensor) -> torch.Tensor:
+        live = sharded.get(name, sharded.get(name.rpartition(".")[0]))
+        if live is None or live.shape != saved.shape:
+            return saved
+        return live if live.dtype == saved.dtype else torch.empty_like(live, dtype=saved.dtype)
+
+    return like
+
+
+def _own_part(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the part of a gradient that this rank has."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:
@@ -142,6 +174,8 @@ class Restoring:
         """
         training, shared = self._training, self._shared
         for kind in ("optimizers", "schedulers", "objects", "loaders"):
+            if shared[kind] is None:  # not known where it was imported
+                continue
             self._require_equal(
                 f"number of {kind}", len(shared[kind]), len(getattr(training, kind))
             )
@@ -151,7 +185,8 @@ class Restoring:
             sizes = [len(group["params"]) for group in saved["state"].get("param_groups", ())]
             live = [len(group["params"]) for group in one.state_dict().get("param_groups", ())]
             self._require_equal(f"sizes of the parameter groups of optimizer {number}", sizes, live)
-        self._require_equal("mixed_precision", shared["precision"]["name"], training.precision.name)
+        if (precision := shared["precision"]["name"]) is not None:
+            self._require_equal("mixed_precision", precision, training.precision.name)
         if shared["accumulation"]["micro_batches"] and self._own is None:
             raise CheckpointError(
                 f"the checkpoint was saved by {self._saved_by} ranks between two optimizer steps,"
@@ -162,12 +197,12 @@ class Restoring:
             )
         if self._own is not None and "gradients" in self._own:
             shapes = [_shape(one) for one in self._own["gradients"]]
-            live_shapes = [_shape(one) for one in training.parameters]
+            live_shapes = [_shape(_own_part(one)) for one in training.parameters]
             if len(shapes) != len(live_shapes) or any(
                 shape not in (None, live) for shape, live in zip(shapes, live_shapes, strict=True)
             ):
                 raise self._misfit("the gradients are those of other models")
-        for loader, state in zip(training.loaders, self._loaders(), strict=True):
+        for loader, state in self._loaders():
             if training.skips_itself:
                 break
             loader.require_position(state, str(self._folder))
@@ -206,7 +241,8 @@ class Restoring:
             scheduler.seen_steps = saved["seen_steps"]
         for obj, state in zip(training.objects, self._objects, strict=True):
             obj.load_state_dict(state)
-        training.precision.load_state_dict(shared["precision"]["state"])
+        if shared["precision"]["name"] is not None:
+            training.precision.load_state_dict(shared["precision"]["state"])
         training.accumulation.load_state_dict(shared["accumulation"])
         self._apply_own()
 
@@ -217,20 +253,21 @@ class Restoring:
         for parameter, gradient in zip(
             parameters, own.get("gradients", [None] * len(parameters)), strict=True
         ):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            parameter.grad = None if gradient is None else _as_gradient(gradient, parameter)
         generators = own.get("generators")
 
         def restore_generators() -> None:
             if generators is not None:
                 set_generator_states(generators, training.device)
 
-        for loader, state in zip(training.loaders, self._loaders(), strict=True):
+        for loader, state in self._loaders():
             loader.go_on_at(state, restore_generators, only_skipped=training.skips_itself)
         restore_generators()
 
-    def _loaders(self) -> Iterable[Any]:
-        """Return the states of this rank's loaders; with another number of ranks, of rank 0's."""
-        return (self._own or self._shared)["loaders"]  # type: ignore[no-any-return]
+    def _loaders(self) -> Iterable[tuple[PreparedDataLoader, Any]]:
+        """Return the loaders with their states; with another number of ranks, those of rank 0's."""
+        states = (self._own or self._shared)["loaders"]
+        return () if states is None else zip(self._training.loaders, states, strict=True)
 
     def _state_of_object(self, saved: dict[str, Any]) -> Any:
         if "pickle" not in saved:
@@ -253,6 +290,20 @@ class Restoring:
             where=str(self._folder),
             fix="prepare and register the same objects as the run that saved it, in the same order",
         )
+
+
+def _as_gradient(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of a parameter from the part of it that this rank had."""
+    if not isinstance(parameter, DTensor):
+        return saved.to(parameter.device)
+    return DTensor.from_local(
+        saved.to(parameter.to_local().device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def _shape(tensor: torch.Tensor | None) -> torch.Size | None:

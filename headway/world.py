@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -122,8 +123,14 @@ def join_world(device: str, gpu: int | None = None, settings: GroupSettings = US
     return world
 
 
+before_leaving: list[Callable[[], None]] = []
+"""What is called before the process group ends: it waits for those who still use it."""
+
+
 def leave_world() -> None:
     """End the process group, if there is one."""
+    for wait in before_leaving:
+        wait()
     if dist.is_initialized():
         _left.append(dist.group.WORLD)
         dist.destroy_process_group()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from headway.checkpoint.folders import recover
-from headway.checkpoint.manifest import Manifest, verify
+from headway.checkpoint.manifest import Manifest, parse_json, verify
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import load_tensors, tensor_facts
 from headway.checkpoint.values import decode, tensor_names
@@ -33,13 +32,19 @@ class Loaded:
         self.own: dict[str, Any] | None = own
 
 
-def load_checkpoint(folder: Path, live: Mapping[str, torch.Tensor] | None = None) -> Loaded:
+def _as_saved(_: str, saved: torch.Tensor) -> torch.Tensor:
+    return saved
+
+
+def load_checkpoint(
+    folder: Path, like: Callable[[str, torch.Tensor], torch.Tensor] = _as_saved
+) -> Loaded:
     """Verify a checkpoint and read all of it; every rank calls this.
 
     Args:
         folder: of the checkpoint.
-        live: shared tensors of this run by the name that they were saved under: the shape, dtype
-            and placements of those in the checkpoint must be equal. They are not changed.
+        like: returns for the name and the facts of a saved tensor one of the shape, dtype and
+            placements that it is to have; it is not changed. Plain tensors come to the CPU.
 
     Raises:
         CheckpointError: it is damaged, partial, hostile or does not fit; raised on all ranks.
@@ -56,7 +61,7 @@ def load_checkpoint(folder: Path, live: Mapping[str, torch.Tensor] | None = None
         names = {*tensor_names(shared), *(tensor_names(own) if has_own else ())}
         if missing := sorted(names - known.keys()):
             raise _unreadable(folder, f"{missing[0]} is missing")
-        return shared, own, {name: (live or {}).get(name, known[name]) for name in names}
+        return shared, own, {name: like(name, known[name]) for name in names}
 
     shared, own, wanted = agree(read)
     tensors = load_tensors(wanted, folder / TENSORS)
@@ -70,7 +75,7 @@ def load_checkpoint(folder: Path, live: Mapping[str, torch.Tensor] | None = None
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise _unreadable(path, str(error)) from None
 

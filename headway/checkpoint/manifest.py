@@ -7,18 +7,24 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from headway.errors import CheckpointError
 
 NAME = "manifest.json"
-FORMAT = 1
-"""The version of the layout of checkpoints. A checkpoint with a higher one is refused."""
+FORMAT = 2
+"""The version of the layout of checkpoints. A checkpoint with a higher one is refused.
+
+1: the first. 2: the manifest has a checksum of itself, `crc32`.
+"""
 
 _LONGEST = 64 * 2**20  # bytes of a manifest; a million files
 _BLOCK = 2**20
+_LATEST = 253402300800.0  # the year 10000, in seconds since the epoch
 _OPENING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -46,13 +52,20 @@ class Manifest(NamedTuple):
     files: tuple[File, ...]
 
 
-def describe_files(folder: Path, paths: Iterable[str], *, sha256: bool = False) -> list[File]:
+def describe_files(
+    folder: Path,
+    paths: Iterable[str],
+    *,
+    sha256: bool = False,
+    known: Mapping[str, int] = MappingProxyType({}),
+) -> list[File]:
     """Return these files of a checkpoint with their checksums, and wait until they are on disk.
 
     Args:
         folder: the checkpoint.
         paths: below it, with slashes.
         sha256: compute SHA-256 as well (a third of CRC-32's speed).
+        known: CRC-32 of files that need not be read, by path.
 
     Raises:
         OSError: a file cannot be read.
@@ -61,11 +74,36 @@ def describe_files(folder: Path, paths: Iterable[str], *, sha256: bool = False) 
     for path in paths:
         handle = os.open(folder / path, _OPENING)
         try:
-            files.append(_describe(path, handle, sha256=sha256))
-            os.fsync(handle)
+            with _named(folder / path):
+                if path in known and not sha256:
+                    files.append(File(path, os.fstat(handle).st_size, known[path], ""))
+                else:
+                    files.append(_describe(path, handle, sha256=sha256))
+                os.fsync(handle)
         finally:
             os.close(handle)
     return files
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value to a new file, and wait until it is on disk.
+
+    Raises:
+        OSError: the system refuses; it names the file.
+    """
+    with _named(path), open(path, "x", encoding="utf-8") as file:
+        json.dump(value, file, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let errors of the system name the file, where they name none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
 
 
 def _describe(path: str, handle: int, *, sha256: bool) -> File:
@@ -80,10 +118,13 @@ def _describe(path: str, handle: int, *, sha256: bool) -> File:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and wait until it is on disk; all other files must be there by now."""
     fields = manifest._asdict() | {"files": [file._asdict() for file in manifest.files]}
-    with open(folder / NAME, "x", encoding="utf-8") as file:
-        json.dump(fields, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    fields["crc32"] = _checksum(fields)
+    write_json(folder / NAME, fields)
+
+
+def _checksum(fields: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of the fields of a manifest, however they are written."""
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -104,13 +145,37 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise _damaged(path, error.strerror or str(error)) from None
     try:
-        fields = json.loads(data)
+        fields = parse_json(data)
         _require_known_format(fields, path)
+        if fields["format"] > 1 and fields.pop("crc32") != _checksum(fields):
+            raise ValueError("its checksum is another one than when it was written")
         manifest: Manifest = _typed(Manifest, fields)
+        _require_possible(manifest)
         _require_plain_paths(manifest.files)
+    except KeyError as error:
+        raise _damaged(path, f"{error} is missing") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
     return manifest
+
+
+def parse_json(data: bytes) -> Any:
+    """Return the value of a JSON text that a checkpoint has.
+
+    Raises:
+        ValueError, RecursionError: it is none, holds a key twice or a number that JSON has not.
+    """
+    return json.loads(data, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
 def _read(path: Path) -> bytes:
@@ -152,6 +217,19 @@ def _typed(kind: Any, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"a {type(value).__name__} stands where a {kind.__name__} belongs")
     return value
+
+
+def _require_possible(manifest: Manifest) -> None:
+    """Require numbers that a save can have written.
+
+    Raises:
+        ValueError: one is negative, or a time that no calendar has.
+    """
+    numbers = [manifest.step, manifest.epoch, manifest.world_size - 1]
+    if min(*numbers, *(file.size for file in manifest.files), 0) < 0:
+        raise ValueError("a number in it is negative")
+    if not 0 <= manifest.saved_at < _LATEST:
+        raise ValueError(f"it was not saved at {manifest.saved_at} seconds since 1970")
 
 
 def _require_plain_paths(files: Iterable[File]) -> None:

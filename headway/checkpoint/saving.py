@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from headway._version import __version__
 from headway.checkpoint.folders import (
@@ -29,14 +31,11 @@ from headway.checkpoint.manifest import (
     Manifest,
     describe_files,
     files_below,
+    write_json,
     write_manifest,
 )
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
-from headway.collectives import (
-    broadcast_object_list,
-    gather_object,
-)
 from headway.errors import CheckpointError, HeadwayError
 from headway.world import rank_and_size
 
@@ -75,12 +74,34 @@ def prefix_of(rank: int | None = None) -> str:
     return "shared" if rank is None else f"rank{rank}"
 
 
+class Prepared(NamedTuple):
+    """A checkpoint that is about to be written; it holds all that the writing needs.
+
+    Args:
+        target: the folder that it becomes.
+        pending: the private folder in which it is written.
+        shared: values of all ranks, as JSON.
+        own: values of this rank, as JSON.
+        tensors: those that this rank writes, by name.
+    """
+
+    target: Path
+    pending: Path
+    shared: Any
+    own: Any
+    tensors: Mapping[str, torch.Tensor]
+    progress: Progress
+    sha256: bool
+    then: Callable[[], object]
+
+
 def save_checkpoint(
     target: Path,
     state: Callable[[Path], State],
     progress: Progress,
     *,
     sha256: bool = False,
+    then: Callable[[], object] = bool,
 ) -> None:
     """Write a checkpoint and commit it; every rank calls this, and all return or raise together.
 
@@ -94,52 +115,90 @@ def save_checkpoint(
             tensors are refused.
         progress: for the manifest.
         sha256: keep SHA-256 checksums beside CRC-32.
+        then: called on rank 0 once the checkpoint is there.
 
     Raises:
         CheckpointError: a rank could not write; an older checkpoint at `target` still stands.
     """
+    write_prepared(prepare_checkpoint(target, state, progress, sha256=sha256, then=then))
+
+
+def prepare_checkpoint(
+    target: Path,
+    state: Callable[[Path], State],
+    progress: Progress,
+    *,
+    sha256: bool = False,
+    then: Callable[[], object] = bool,
+) -> Prepared:
+    """Return a checkpoint whose tensors are still those of the training; see `save_checkpoint`."""
     rank, _ = rank_and_size()
     pending = Path(on_rank_0(lambda: str(begin(target))))
-    try:
-        tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
 
-        def encoded() -> tuple[Any, Any]:
-            saved = state(pending)
-            shared = encode(dict(saved.shared), prefix_of(), tensors)
-            return shared, encode(dict(saved.own), prefix_of(rank), tensors)
+    def encoded() -> tuple[Any, Any]:
+        saved = state(pending)
+        shared = encode(dict(saved.shared), prefix_of(), tensors)
+        return shared, encode(dict(saved.own), prefix_of(rank), tensors)
 
+    with removed_on_failure(target, pending):
         shared, own = agree(encoded)
-        size = sum(gather_object([_bytes_to_write(tensors, rank)]))
-        on_rank_0(lambda: require_space(pending, size))
-        save_tensors(tensors, pending / TENSORS)
+    written = {name: one for name, one in tensors.items() if _is_written_by(rank, name, one)}
+    return Prepared(target, pending, shared, own, written, progress, sha256, then)
+
+
+def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -> None:
+    """Write and commit a checkpoint; every rank calls this, and all return or raise together.
+
+    Args:
+        group: by which the ranks talk; None is the default one.
+
+    Raises:
+        CheckpointError: a rank could not write; an older checkpoint still stands.
+    """
+    rank, size = rank_and_size()
+    pending, tensors = prepared.pending, prepared.tensors
+    with removed_on_failure(prepared.target, pending):
+        num_bytes = sum(_gather(_bytes_to_write(tensors, rank), group))
+        on_rank_0(lambda: require_space(pending, num_bytes), group)
+        checksums = save_tensors(tensors, pending / TENSORS, group)
+        known = {f"{TENSORS}/{name}": crc for name, crc in checksums.items()}
 
         def write() -> list[File]:
             if rank == 0:
-                _write_json(pending / values_name(), shared)
-            _write_json(pending / values_name(rank), own)
-            return describe_files(pending, _files_of(rank, pending), sha256=sha256)
+                write_json(pending / values_name(), prepared.shared)
+            write_json(pending / values_name(rank), prepared.own)
+            paths = _files_of(rank, pending)
+            return describe_files(pending, paths, sha256=prepared.sha256, known=known)
 
-        files = gather_object(agree(write))
-        on_rank_0(lambda: _commit(pending, target, progress, files))
+        files = [file for own in _gather(agree(write, group), group) for file in own]
+        on_rank_0(
+            lambda: commit_files(pending, prepared.target, prepared.progress, files, size), group
+        )
+    on_rank_0(prepared.then, group)
+
+
+@contextmanager
+def removed_on_failure(target: Path, pending: Path) -> Iterator[None]:
+    """Remove what has been written of a checkpoint, if the block fails."""
+    try:
+        yield
     except BaseException:
-        if rank == 0:
+        if rank_and_size()[0] == 0:
             remove(pending, target)
         raise
 
 
+def _is_written_by(rank: int, name: str, tensor: torch.Tensor) -> bool:
+    """Return whether this rank writes a tensor, or a part of it: a plain shared one is rank 0's."""
+    is_shared = name.startswith(f"{prefix_of()}.")
+    return rank == 0 or not is_shared or isinstance(tensor, DTensor)
+
+
 def _bytes_to_write(tensors: Mapping[str, torch.Tensor], rank: int) -> int:
-    """Return the bytes of this rank's own tensors; on rank 0 those of the shared ones as well."""
-    mine = [
-        tensor
-        for name, tensor in tensors.items()
-        if rank == 0 or not name.startswith(f"{prefix_of()}.")
-    ]
-    return _ROOM + sum(tensor.numel() * tensor.element_size() for tensor in mine)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    with open(path, "x", encoding="utf-8") as file:
-        json.dump(value, file, allow_nan=False)
+    """Return the bytes of a rank's tensors; those of DTensors count on rank 0, all of them."""
+    counted = [one for one in tensors.values() if rank == 0 or not isinstance(one, DTensor)]
+    return _ROOM + sum(tensor.numel() * tensor.element_size() for tensor in counted)
 
 
 def _files_of(rank: int, folder: Path) -> list[str]:
@@ -152,7 +211,10 @@ def _files_of(rank: int, folder: Path) -> list[str]:
     return files
 
 
-def _commit(pending: Path, target: Path, progress: Progress, files: list[File]) -> None:
+def commit_files(
+    pending: Path, target: Path, progress: Progress, files: list[File], world_size: int
+) -> None:
+    """Write the manifest of a checkpoint, and give it its name."""
     manifest = Manifest(
         format=FORMAT,
         headway=__version__,
@@ -162,7 +224,7 @@ def _commit(pending: Path, target: Path, progress: Progress, files: list[File]) 
         saved_at=next_time(target.parent),
         step=progress.step,
         epoch=progress.epoch,
-        world_size=rank_and_size()[1],
+        world_size=world_size,
         files=tuple(files),
     )
     write_manifest(pending, manifest)
@@ -180,8 +242,11 @@ def _git_commit() -> str:
         return ""
 
 
-def agree(step: Callable[[], T]) -> T:
+def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Call `step` on every rank, and return what it returned on this one.
+
+    Args:
+        group: by which the ranks talk; None is the default one.
 
     Raises:
         CheckpointError: it failed on a rank; raised on all of them, with the first one's cause.
@@ -192,19 +257,33 @@ def agree(step: Callable[[], T]) -> T:
         result = step()
     except Exception as error:  # noqa: BLE001  a hook of the script may raise anything
         failed = _told(error)
-    for what, where, fix in filter(None, gather_object([failed])):
+    for what, where, fix in filter(None, _gather(failed, group)):
         raise CheckpointError(what, where=where, fix=fix)
     return result  # type: ignore[return-value]
 
 
-def on_rank_0(step: Callable[[], T]) -> T:
+def on_rank_0(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Call `step` on rank 0, and return on every rank what it returned.
+
+    Args:
+        group: by which the ranks talk; None is the default one.
 
     Raises:
         CheckpointError: it failed; raised on all ranks.
     """
-    result = agree(lambda: [step()] if rank_and_size()[0] == 0 else [None])
-    return cast(T, broadcast_object_list(result)[0])
+    rank, _ = rank_and_size()
+    result = agree(lambda: step() if rank == 0 else None, group)
+    return cast(T, _gather(result, group)[0])
+
+
+def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
+    """Return the values of all ranks, in their order."""
+    _, size = rank_and_size()
+    if size == 1:
+        return [value]
+    values: list[Any] = [None] * size
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def _told(error: Exception) -> tuple[str, str, str]:
@@ -213,8 +292,9 @@ def _told(error: Exception) -> tuple[str, str, str]:
         problem = error.problems[0]
         return problem.what, problem.where, problem.fix
     where = getattr(error, "filename", None)
+    cause = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return (
-        f"the checkpoint failed: {type(error).__name__}: {error}",
+        f"the checkpoint failed: {cause}",
         f"rank {rank_and_size()[0]}" + (f", {where}" if where else ""),
         "older checkpoints still stand; fix the cause, and save again",
     )

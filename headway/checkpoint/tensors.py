@@ -6,18 +6,26 @@ Nothing that could run code is read: the pickled index may name a few classes of
 from __future__ import annotations
 
 import io
+import math
+import os
 import pickle
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import (
+    FileSystem,
+    FileSystemReader,
+    FileSystemWriter,
+)
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -26,6 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from headway.errors import CheckpointError
 
 _INDEX = ".metadata"
+_BUFFER = 2**20  # bytes
 _OF_METADATA = {
     *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata"),
     *("ChunkStorageMetadata", "_MEM_FORMAT_ENCODING"),
@@ -39,34 +48,104 @@ _ALLOWED = {
 """What DCP's index names, as of torch 2.11 to 2.13, apart from dtypes."""
 
 
-def save_tensors(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+def save_tensors(
+    tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None = None
+) -> dict[str, int]:
     """Write tensors into a new folder; every rank calls this, with the same or other names.
 
     A tensor that several ranks have by the same name is that of the lowest rank. Returns when this
-    rank's files are on disk; on rank 0 the index is there once all ranks have returned.
+    rank's files are written, but maybe not on disk yet; on rank 0 the index is among them.
 
     Args:
         tensors: of any shape, dtype and device; DTensors are written in parts.
         folder: a new one on a file system that all ranks share.
+        group: by which the ranks talk; None is the default one.
+
+    Returns:
+        The CRC-32 of each file that this rank has written, by name.
 
     Raises:
         CheckpointError: a rank could not write; raised on every rank.
     """
+    writer = FileSystemWriter(folder, overwrite=False, sync_files=False)
+    writer.fs = files = _ChecksummedFiles()
     try:
         with _alone_without_a_word():
             save(
                 dict(tensors),
-                storage_writer=FileSystemWriter(folder, overwrite=False),
+                storage_writer=writer,
                 planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
+                process_group=group,
                 no_dist=not dist.is_initialized(),
             )
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         raise CheckpointError(
-            f"rank {rank} could not write its tensors: {cause}",
-            where=str(folder),
+            f"rank {rank} could not write its tensors: {getattr(cause, 'strerror', None) or cause}",
+            where=str(getattr(cause, "filename", None) or folder),
             fix="make space on the disk, or save to another folder; older checkpoints still stand",
         ) from None
+    # the index is written by another name first
+    return {name.removesuffix(".tmp"): crc for name, crc in files.checksums.items()}
+
+
+class _ChecksummedFiles(FileSystem):
+    """The files that DCP writes, with the CRC-32 of what has been written to each."""
+
+    def __init__(self) -> None:
+        self.checksums: dict[str, int] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with io.FileIO(path, mode) as raw:
+            stream = _Checksummed(raw)
+            try:
+                with io.BufferedWriter(stream, _BUFFER) as buffered:
+                    yield buffered
+            except Exception:
+                if stream.failure is None:
+                    raise
+                # torch.save raises another error where a write has failed
+                raise stream.failure from None
+            self.checksums[Path(path).name] = stream.crc
+
+
+class _Checksummed(io.RawIOBase):
+    """A file that is written; blocks get their checksum while the system writes them."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        self._raw = raw
+        self.crc = 0
+        self.failure: OSError | None = None
+
+    def write(self, block: Any) -> int:
+        """Write a block in full."""
+        data = memoryview(block).cast("B")
+        # not of a pool: at the end of the interpreter none takes work
+        checking = Thread(target=self._check, args=(data,))
+        checking.start()
+        at = 0
+        try:
+            while at < len(data):
+                at += self._raw.write(data[at:])
+        except OSError as error:
+            self.failure = OSError(error.errno, error.strerror, str(self._raw.name))
+            raise
+        finally:
+            checking.join()
+        return len(data)
+
+    def _check(self, data: memoryview) -> None:
+        self.crc = zlib.crc32(data, self.crc)
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._raw.tell()
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
 
 
 def load_tensors(wanted: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
@@ -179,16 +258,30 @@ def _plain(metadata: Any, folder: Path) -> Metadata:
         CheckpointError: it is not; until here its fields may hold anything.
     """
     try:
-        entries = [*metadata.state_dict_metadata.values()]
-        paths = {info.relative_path for info in metadata.storage_data.values()}
-        is_plain = all(type(entry) is TensorStorageMetadata for entry in entries) and all(
-            type(path) is str and "/" not in path and path not in ("", ".", "..") for path in paths
-        )
-    except (AttributeError, TypeError):
+        is_plain = type(metadata) is Metadata and _is_of_tensors(metadata, folder)
+    except (AttributeError, TypeError, OSError):
         is_plain = False
-    if not is_plain or not isinstance(metadata, Metadata):
+    if not is_plain:
         raise _damaged(folder / _INDEX, "it lists something else than tensors in this folder")
-    return metadata
+    return cast(Metadata, metadata)
+
+
+def _is_of_tensors(metadata: Metadata, folder: Path) -> bool:
+    """Return whether the files hold all of every tensor, so that none takes more memory."""
+    paths = {info.relative_path for info in metadata.storage_data.values()}
+    if not all(type(path) is str and Path(path).name == path for path in paths):
+        return False
+    room = sum(os.lstat(folder / path).st_size for path in paths)
+    for entry in metadata.state_dict_metadata.values():
+        if type(entry) is not TensorStorageMetadata:
+            return False
+        if not all(type(length) is int and length >= 0 for length in entry.size):
+            return False
+        volume = math.prod(entry.size)
+        room -= volume * entry.properties.dtype.itemsize
+        if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != volume:
+            return False
+    return room >= 0
 
 
 class _Planner(DefaultLoadPlanner):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -29,6 +30,8 @@ class DDP(Strategy):
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
         has_gradients = any(parameter.requires_grad for parameter in model.parameters())
         if isinstance(uncompiled(model), DistributedDataParallel) or not has_gradients:
+            return model
+        if _exchanges_itself(model):
             return model
         gpu = self._world.device.index
         shared = DistributedDataParallel(
@@ -83,3 +86,9 @@ def _prepare_exchange(model: DistributedDataParallel) -> None:
     """
     model.require_backward_grad_sync = True
     model.reducer.prepare_for_backward([])
+
+
+def _exchanges_itself(model: torch.nn.Module) -> bool:
+    """Return whether `fully_shard` has spread the model: it exchanges gradients by itself."""
+    module = sys.modules.get("torch.distributed.fsdp")  # slow to import; it is where this was used
+    return module is not None and isinstance(uncompiled(model), module.FSDPModule)

@@ -43,3 +43,12 @@ def test_the_benchmark_of_imports_compares_with_torch() -> None:
     done = run("imports.py", "--repeat", "1", "--json", "result.json")
     assert done.returncode == 0, done.stderr
     assert {"import torch", "headway"} <= json.loads(Path("result.json").read_text()).keys()
+
+
+@pytest.mark.long
+def test_the_benchmark_of_checkpoints_compares_with_dcp() -> None:
+    done = run("checkpoint.py", "--megabytes", "13", "--repeat", "1", "--json", "result.json")
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(Path("result.json").read_text())
+    assert seen["save: DCP"]["ratio"] == 1
+    assert {"save: headway", "save: headway, wait=False", "load: headway"} <= seen.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -15,19 +16,13 @@ import pytest
 from headway.checkpoint import manifest as manifests
 from headway.checkpoint.manifest import NAME, read_manifest, unlisted_files, verify
 from headway.errors import CheckpointError
-from tests.checkpoint.saved import TEXTS, save
+from tests.checkpoint.saved import TEXTS, rewrite, save
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     save(tmp_path / "saved", sha256=True)
     return tmp_path / "saved"
-
-
-def edited(folder: Path, change: Callable[[Any], object]) -> None:
-    fields = json.loads((folder / NAME).read_text())
-    change(fields)
-    (folder / NAME).write_text(json.dumps(fields))
 
 
 def test_a_checkpoint_that_was_saved_is_whole(saved: Path) -> None:
@@ -109,7 +104,7 @@ def test_a_damaged_manifest_is_refused_or_means_the_same(seed: int, saved: Path)
         after = verify(saved)
     except CheckpointError:
         return
-    assert after.files == before.files
+    assert after == before
 
 
 HOSTILE: list[Callable[[Any], object]] = [
@@ -123,16 +118,48 @@ HOSTILE: list[Callable[[Any], object]] = [
     lambda fields: fields["files"][0].update(more=1),
     lambda fields: fields.update(files={}),
     lambda fields: fields.update(step="1"),
+    lambda fields: fields.update(step=-1),
+    lambda fields: fields.update(world_size=0),
+    lambda fields: fields["files"][0].update(size=-1),
+    lambda fields: fields.update(saved_at=math.nan),
+    lambda fields: fields.update(saved_at=math.inf),
+    lambda fields: fields.update(saved_at=1e300),
+    lambda fields: fields.update(format=None),
     lambda fields: fields.pop("world_size"),
 ]
 
 
 @pytest.mark.parametrize("change", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_manifest_is_refused(change: Callable[[Any], object], saved: Path) -> None:
-    edited(saved, change)
+    rewrite(saved, change)
     with pytest.raises(CheckpointError) as caught:
         read_manifest(saved)
     assert caught.value.problems[0].where == str(saved / NAME)
+
+
+def test_a_manifest_that_says_something_twice_is_refused(saved: Path) -> None:
+    text = (saved / NAME).read_text()
+    (saved / NAME).write_text(text.replace('"step": 1', '"step": 2, "step": 1'))
+    with pytest.raises(CheckpointError):
+        read_manifest(saved)
+
+
+def test_any_other_number_in_a_manifest_is_noticed(saved: Path) -> None:
+    text = (saved / NAME).read_text()
+    for old, new in [('"step": 1', '"step": 2'), ('"world_size": 1', '"world_size": 2')]:
+        (saved / NAME).write_text(text.replace(old, new))
+        with pytest.raises(CheckpointError):
+            verify(saved)
+
+
+def test_a_checkpoint_of_the_first_format_is_read(saved: Path) -> None:
+    fields = json.loads((saved / NAME).read_text())
+    del fields["crc32"]
+    (saved / NAME).write_text(json.dumps(fields | {"format": 1}))
+    assert verify(saved).step == 1
+    (saved / NAME).write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match="crc32"):
+        verify(saved)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, '{"format": 1e400}', "\0"])
@@ -161,8 +188,8 @@ def test_a_manifest_that_is_a_pipe_or_a_link_is_not_waited_for(saved: Path) -> N
 
 @pytest.mark.wording
 def test_a_later_format_is_refused_with_the_version_that_wrote_it(saved: Path) -> None:
-    edited(saved, lambda fields: fields.update(format=2, headway="9.9", anything="else"))
-    with pytest.raises(CheckpointError, match=r"format 2, written by Headway '9\.9'"):
+    rewrite(saved, lambda fields: fields.update(format=3, headway="9.9", anything="else"))
+    with pytest.raises(CheckpointError, match=r"format 3, written by Headway '9\.9'"):
         read_manifest(saved)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,35 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(path: str, saved: Path
         load_tensors(TENSORS, saved)
 
 
+def huge(entry: Any) -> None:
+    entry.size = torch.Size([2**40])
+    entry.chunks[0].sizes = torch.Size([2**40])
+
+
+HOSTILE_ENTRIES: list[Callable[[Any], object]] = [
+    huge,
+    lambda entry: setattr(entry, "size", torch.Size([2**40])),
+    lambda entry: setattr(entry, "size", [-1]),
+    lambda entry: setattr(entry, "size", ["a"]),
+    lambda entry: setattr(entry, "size", 7),
+    lambda entry: entry.chunks.clear(),
+    lambda entry: setattr(entry.properties, "dtype", "float32"),
+    lambda entry: setattr(entry, "chunks", None),
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE_ENTRIES, ids=range(len(HOSTILE_ENTRIES)))
+def test_an_index_of_tensors_that_the_files_do_not_hold_is_refused(
+    change: Callable[[Any], object], saved: Path
+) -> None:
+    index = saved / ".metadata"
+    metadata = pickle.loads(index.read_bytes())
+    change(metadata.state_dict_metadata["model.weight"])
+    index.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError):
+        tensor_facts(saved)
+
+
 @pytest.mark.parametrize("text", [b"", b"garbage", pickle.dumps({})])
 def test_a_damaged_index_is_refused(text: bytes, saved: Path) -> None:
     (saved / ".metadata").write_bytes(text)
@@ -103,3 +134,11 @@ def test_a_damaged_index_is_refused(text: bytes, saved: Path) -> None:
 def test_a_folder_that_is_there_is_not_written_over(saved: Path) -> None:
     with pytest.raises(CheckpointError, match="exist"):
         save_tensors(TENSORS, saved)
+
+
+def test_the_checksums_of_what_was_written_are_those_of_the_files(tmp_path: Path) -> None:
+    tensors = {"large": torch.rand(2**19), **TENSORS}
+    checksums = save_tensors(tensors, tmp_path / "tensors")
+    assert checksums == {
+        path.name: zlib.crc32(path.read_bytes()) for path in (tmp_path / "tensors").iterdir()
+    }

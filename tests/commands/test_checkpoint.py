@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,3 +84,102 @@ def test_prune_keeps_the_newest_and_leftovers_go_only_when_asked() -> None:
 def test_words_that_make_no_command_are_refused(words: list[str]) -> None:
     assert main(["checkpoint", *words]) == ConfigError.exit_code
     assert len(list(FOLDER.iterdir())) == 3
+
+
+# ---------------------------------------------------------------------- exchange
+
+
+def trained(kind: Any, seed: int) -> tuple[Any, list[Any]]:
+    """Return an Accelerator of either library, and what it has trained for three steps."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(seed)
+    accelerator = kind(cpu=True)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    loader = torch.utils.data.DataLoader(torch.ones(6, 3), batch_size=2)
+    objects = accelerator.prepare(model, optimizer, scheduler, loader)
+    average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1))
+    accelerator.register_for_checkpointing(average)
+    model, optimizer, scheduler, loader = objects
+    for batch in loader:
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    return accelerator, [*objects[:3], average]
+
+
+def states(objects: list[Any]) -> list[str]:
+    return [repr(one.state_dict()) for one in objects]
+
+
+def test_weights_are_exported_as_other_programs_read_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch = pytest.importorskip("torch")
+    from headway import Accelerator
+
+    accelerator, (model, *_) = trained(Accelerator, 1)
+    accelerator.save_state("one")
+    assert main(["checkpoint", "export", "one", "out.safetensors"]) == 0
+    safetensors = pytest.importorskip("safetensors.torch")
+    loaded = safetensors.load_file("out.safetensors")
+    assert loaded.keys() == model.state_dict().keys()
+    assert all(torch.equal(loaded[name], one) for name, one in model.state_dict().items())
+    other = accelerator.prepare(torch.nn.Linear(1, 1))
+    accelerator.save_state("two")
+    assert main(["checkpoint", "export", "two", "out.safetensors"]) == CheckpointError.exit_code
+    assert "--model" in capsys.readouterr().err
+    assert main(["checkpoint", "export", "two", "out.safetensors", "--model", "1"]) == 0
+    assert safetensors.load_file("out.safetensors").keys() == other.state_dict().keys()
+    for words in (["two", "out.safetensors", "--model", "2"], ["two", "none/out.safetensors"]):
+        assert main(["checkpoint", "export", *words]) == CheckpointError.exit_code
+    for words in (["two"], ["two", "out.bin"], ["two", "out.safetensors", "--model", "x"]):
+        assert main(["checkpoint", "export", *words]) == ConfigError.exit_code
+
+
+def test_a_folder_of_accelerate_becomes_a_checkpoint_that_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch = pytest.importorskip("torch")
+    accelerate = pytest.importorskip("accelerate")
+    from headway import Accelerator
+
+    theirs, objects = trained(accelerate.Accelerator, 1)
+    theirs.save_state("theirs")
+    expected = states(objects), torch.rand(3).tolist(), random.random()
+    assert main(["checkpoint", "import", "theirs", "ours"]) == 0
+    assert "data loaders" in capsys.readouterr().out
+    ours, objects = trained(Accelerator, 2)
+    assert states(objects) != expected[0]
+    ours.load_state("ours")
+    assert (states(objects), torch.rand(3).tolist(), random.random()) == expected
+    assert objects[1].step_count == 3
+    assert main(["checkpoint", "import", "theirs", "ours"]) == CheckpointError.exit_code
+    assert main(["checkpoint", "import", "ours", "other"]) == CheckpointError.exit_code
+    assert main(["checkpoint", "import", "ours"]) == ConfigError.exit_code
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("exploded",)
+
+
+def test_nothing_in_a_folder_of_accelerate_is_executed(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    folder = Path("theirs")
+    folder.mkdir()
+    torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
+    assert main(["checkpoint", "import", "theirs", "ours"]) == 0
+    for name in ("pytorch_model.bin", "optimizer.bin", "custom_checkpoint_0.pkl", "scaler.pt"):
+        before = (folder / name).read_bytes() if (folder / name).exists() else None
+        torch.save(Bomb(), folder / name)
+        assert main(["checkpoint", "import", "theirs", "bombed"]) == CheckpointError.exit_code
+        assert name in capsys.readouterr().err
+        assert not Path("exploded").exists()
+        assert not Path("bombed").exists()
+        (folder / name).unlink() if before is None else (folder / name).write_bytes(before)
+    torch.save(Bomb(), folder / "sampler.bin")
+    assert main(["checkpoint", "import", "theirs", "other"]) == 0
+    assert "sampler.bin" in capsys.readouterr().out

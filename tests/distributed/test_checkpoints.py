@@ -54,7 +54,7 @@ LOAD = (
     COMMON
     + """
 live = {f"shared.sharded.{name}": torch.zeros_like(one) for name, one in state.items()}
-loaded = load_checkpoint(target, live)
+loaded = load_checkpoint(target, lambda name, saved: live.get(name, saved))
 for name, tensor in whole.items():
     assert torch.equal(loaded.shared["plain"][name], tensor)
     assert torch.equal(loaded.shared["sharded"][name].full_tensor(), tensor)
@@ -86,3 +86,105 @@ def test_ranks_save_together_or_not_at_all_and_another_number_of_ranks_loads_it(
     done = launch(*words, "3", script(LOAD, "load.py"))
     assert done.returncode == 0, done.stderr
     assert "values.json" in done.stdout
+
+
+BACKGROUND = """
+import os, sys, threading
+from pathlib import Path
+import torch
+from headway import Accelerator
+from headway.checkpoint import background, saving
+from headway.errors import CheckpointError
+from torch.distributed.fsdp import fully_shard
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+rank = accelerator.process_index
+
+def prepared(is_sharded):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3))
+    if is_sharded:
+        fully_shard(model)
+    return accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+
+def train(model, optimizer, steps):
+    for step in range(steps):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.full((2, 7), 1.0 + step)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+def full(one):
+    return one.full_tensor() if hasattr(one, "full_tensor") else one
+
+def state(model, optimizer):
+    return [
+        repr(full(one).tolist())
+        for one in [*model.state_dict().values()]
+        + [value for one in optimizer.state.values() for value in one.values()]
+    ]
+"""
+SAVE_ASIDE = (
+    BACKGROUND
+    + """
+for name, is_sharded in [("whole", False), ("sharded", True)]:
+    model, optimizer = prepared(is_sharded)
+    train(model, optimizer, 3)  # an open accumulation: gradients are part of the state
+    begin, written = threading.Event(), saving.save_tensors
+    def later(*arguments):
+        begin.wait()
+        return written(*arguments)
+    saving.save_tensors = later
+    accelerator.save_state(name, wait=False)
+    saving.save_tensors = written
+    expected = state(model, optimizer)
+    train(model, optimizer, 4)  # ranks exchange gradients meanwhile
+    assert not Path(name).exists() and state(model, optimizer) != expected
+    begin.set()
+    accelerator.wait_for_checkpoint()
+    accelerator.save_state("changed", wait=False)
+    train(model, optimizer, 4)
+    accelerator.load_state(name)
+    assert state(model, optimizer) == expected
+    assert any(one.grad is not None for one in model.parameters())
+    accelerator.free_memory()
+describe = saving.describe_files
+def fail(folder, *arguments, **options):
+    if rank == 1:
+        raise OSError(28, "No space left on device", str(folder / "there"))
+    return describe(folder, *arguments, **options)
+model, optimizer = prepared(True)
+train(model, optimizer, 2)
+saving.describe_files = fail
+accelerator.save_state("sharded_step", wait=False)
+try:
+    accelerator.save_state("other")
+except CheckpointError as error:
+    print(f"rank {rank} refused: {error.problems[0].what} {error.problems[0].where}")
+saving.describe_files = describe
+torch.save(state(model, optimizer), f"expected_{rank}.pt")
+accelerator.save_state("sharded_step", wait=False)  # the end of the script waits for it
+"""
+)
+LOAD_ASIDE = (
+    BACKGROUND
+    + """
+for is_sharded in (True, False):
+    model, optimizer = prepared(is_sharded)
+    accelerator.load_state("sharded_step")
+    assert state(model, optimizer) == torch.load("expected_0.pt")
+    accelerator.free_memory()
+"""
+)
+
+
+def test_ranks_save_aside_while_they_train_and_sharded_states_are_loaded_by_other_ranks() -> None:
+    words = ("-q", "--cpu", "--num-processes")
+    done = launch(*words, "2", script(SAVE_ASIDE, "save.py"))
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert f"rank {rank} refused:" in done.stdout
+    assert done.stdout.count("/there\n") == 2
+    assert not Path("other").exists()
+    assert leftovers_in(Path(".")) == []
+    done = launch(*words, "3", script(LOAD_ASIDE, "load.py"))
+    assert done.returncode == 0, done.stderr

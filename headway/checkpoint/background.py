@@ -1,0 +1,160 @@
+"""Writes a checkpoint while training goes on: from a copy of its tensors, in a thread."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from headway.checkpoint.saving import Prepared, agree, removed_on_failure, write_prepared
+from headway.errors import CheckpointError
+from headway.world import before_leaving, group_timeout
+
+
+class Background:
+    """One checkpoint at a time that is being written; all ranks call each method together.
+
+    The copies of the tensors, and so their memory, are kept for the next checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._copies: dict[str, torch.Tensor] = {}
+        self._group: dist.ProcessGroup | None = None
+        self._group_of: object = None  # the default group that it was made beside
+
+    def start(self, prepared: Prepared) -> None:
+        """Copy the tensors, and begin to write the checkpoint; the one before it must be over.
+
+        Raises:
+            CheckpointError: memory does not suffice; raised on all ranks.
+        """
+        with removed_on_failure(prepared.target, prepared.pending):
+            staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
+            group = self._own_group()
+        self._thread = threading.Thread(
+            target=self._write, args=(staged, group), name="headway-checkpoint"
+        )
+        if self._join not in before_leaving:
+            before_leaving.append(self._join)
+        atexit.unregister(self._end)
+        atexit.register(self._end)  # now, to come before other exit handlers
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is there.
+
+        Raises:
+            CheckpointError: a rank could not write it; raised on all ranks, once.
+        """
+        if self._thread is not None:
+            self._join()
+            self._thread = None
+            agree(self._raise_failure)
+
+    def _raise_failure(self) -> None:
+        """Raise the error of the last checkpoint, once, if it could not be written."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Wait, as `wait` does, but on this rank alone, and free the memory of the copies."""
+        self._join()
+        self._thread = None
+        self._copies.clear()
+        atexit.unregister(self._end)
+        if self._join in before_leaving:
+            before_leaving.remove(self._join)
+        self._raise_failure()
+
+    def _write(self, prepared: Prepared, group: dist.ProcessGroup | None) -> None:
+        try:
+            write_prepared(prepared, group)
+        except Exception as error:  # noqa: BLE001  it is raised where the script waits
+            self._failure = error
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return copies of tensors in the memory of the CPU, where there were some before."""
+        before, self._copies = self._copies, {}
+        with _one_thread():
+            for name, tensor in tensors.items():
+                self._copies[name] = _copied(tensor, before.pop(name, None))
+        if any(tensor.is_cuda for tensor in tensors.values()):  # pragma: needs a GPU
+            torch.cuda.synchronize()
+        return self._copies
+
+    def _own_group(self) -> dist.ProcessGroup | None:
+        """Return a group of all ranks whose messages do not mix with those of training."""
+        if not dist.is_initialized():
+            return None
+        if self._group_of is not dist.group.WORLD:
+            self._group = dist.new_group(backend="gloo", timeout=group_timeout())
+            self._group_of = dist.group.WORLD
+        return self._group
+
+    def _end(self) -> None:
+        """Let a failure that nobody has waited for end the process with the code of its error."""
+        self._join()
+        if self._failure is None:
+            return
+        print(f"error: {self._failure}", file=sys.stderr, flush=True)
+        atexit.unregister(self._end)
+        _exit_with(CheckpointError.exit_code)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute in one thread: where cores are busy, several wait long for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _copied(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+    """Return a copy of a tensor on the CPU; in the memory of an earlier one, if that fits."""
+    own = before
+    if own is None or _layout(own) != _layout(tensor):
+        is_pinned = tensor.is_cuda and not isinstance(tensor, DTensor)
+        own = torch.empty_like(
+            tensor, device="cpu", pin_memory=is_pinned, memory_format=torch.contiguous_format
+        )
+    _local(own).copy_(_local(tensor), non_blocking=True)
+    return own
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    placements = tensor.placements if isinstance(tensor, DTensor) else ()
+    return tensor.shape, tensor.dtype, placements
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _exit_with(code: int) -> None:
+    """End this process with an exit code while it runs its exit handlers; the others run first.
+
+    Relies on a private function of atexit, which multiprocessing uses for the same, as the code of
+    a SystemExit in an exit handler is lost. Handlers registered later than the one that calls this
+    run once more.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,227 @@
+"""Weights for other programs, and checkpoints from folders that Accelerate's `save_state` wrote.
+
+No pickle is executed: torch reads Accelerate's files with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+
+from headway.checkpoint.folders import begin, require_space
+from headway.checkpoint.loading import load_checkpoint
+from headway.checkpoint.manifest import describe_files, files_below, write_json
+from headway.checkpoint.saving import (
+    TENSORS,
+    Progress,
+    commit_files,
+    prefix_of,
+    removed_on_failure,
+    values_name,
+)
+from headway.checkpoint.tensors import save_tensors
+from headway.checkpoint.values import encode
+from headway.errors import CheckpointError
+
+
+class Weights(NamedTuple):
+    """The weights of a model in a checkpoint.
+
+    Args:
+        tensors: by their names in the model's state dict.
+        others: the names of what is no tensor.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    others: list[str]
+
+
+def weights_in(folder: Path, number: int | None = None) -> Weights:
+    """Verify a checkpoint, and return the weights of one model.
+
+    Args:
+        number: of the model, in the order in which models were prepared; None: there is one only.
+
+    Raises:
+        CheckpointError: it is damaged, or has no such model, or several to choose from.
+    """
+    models = load_checkpoint(folder).shared["models"]
+    if (number is None and len(models) != 1) or (number or 0) >= len(models):
+        raise CheckpointError(
+            f"the checkpoint has {len(models)} models",
+            where=str(folder),
+            fix=f"choose one with --model, from 0 to {len(models) - 1}"
+            if models
+            else "export one that was saved with its weights",
+        )
+    weights = models[number or 0]
+    tensors = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor)}
+    return Weights(tensors, sorted(weights.keys() - tensors.keys()))
+
+
+class Imported(NamedTuple):
+    """What has become of a folder of Accelerate.
+
+    Args:
+        taken: the files whose contents are in the checkpoint.
+        notes: what cannot be promised, and why.
+    """
+
+    taken: list[str]
+    notes: list[str]
+
+
+def import_accelerate(source: Path, target: Path) -> Imported:
+    """Make a checkpoint from a folder that Accelerate's `save_state` wrote.
+
+    Raises:
+        CheckpointError: there are no weights, a file is damaged or needs its pickle executed, or
+            the checkpoint cannot be written.
+    """
+    reading = _Reading(source)
+    shared = reading.shared()
+    ranks = [{"generators": one, "loaders": None, "tokens": None} for one in reading.generators()]
+    reading.note_what_is_left()
+    tensors: dict[str, torch.Tensor] = {}
+    values = {values_name(): encode(shared, prefix_of(), tensors)}
+    for rank, own in enumerate(ranks):
+        values[values_name(rank)] = encode(own, prefix_of(rank), tensors)
+    pending = begin(target)
+    with removed_on_failure(target, pending):
+        require_space(pending, sum(tensor.nbytes for tensor in tensors.values()))
+        save_tensors(tensors, pending / TENSORS)
+        for name, value in values.items():
+            write_json(pending / name, value)
+        files = describe_files(pending, sorted(files_below(pending)))
+        steps = max((one["steps"] for one in shared["optimizers"]), default=0)
+        commit_files(pending, target, Progress(steps, 0), files, len(ranks))
+    return Imported(reading.taken, reading.notes)
+
+
+class _Reading:
+    """A folder of Accelerate that is being read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.taken: list[str] = []
+        self.notes: list[str] = []
+
+    def shared(self) -> dict[str, Any]:
+        """Return what all ranks share, as `headway.training_state` lays it out."""
+        weights = list(self._numbered("model", "safetensors"))
+        weights = weights or list(self._numbered("pytorch_model", "bin"))
+        if not weights:
+            raise CheckpointError(
+                "there is neither model.safetensors nor pytorch_model.bin",
+                where=str(self._folder),
+                fix="pass a folder that Accelerate's save_state() wrote, without FSDP or DeepSpeed",
+            )
+        optimizers = [
+            {"state": state, "steps": _steps_of(state), "skipped": False}
+            for state in self._numbered("optimizer", "bin")
+        ]
+        steps = max((one["steps"] for one in optimizers), default=0)
+        scaler = self._read("scaler.pt")
+        return {
+            "models": weights,
+            "optimizers": optimizers,
+            "schedulers": [
+                {"state": state, "seen_steps": steps}
+                for state in self._numbered("scheduler", "bin")
+            ],
+            "objects": [
+                {"state": state} for state in self._numbered("custom_checkpoint", "pkl", "_0")
+            ],
+            "loaders": None,
+            "precision": {"name": None if scaler is None else "fp16", "state": scaler},
+            "accumulation": {"micro_batches": 0, "sync_gradients": True},
+        }
+
+    def generators(self) -> list[dict[str, Any]]:
+        """Return the states of each rank's random number generators."""
+        ranks = list(self._numbered("random_states", "pkl", "_0"))
+        if not ranks:
+            self.notes.append("there are no states of random number generators")
+            return []
+        if len(ranks) > 1 and (self._folder / "scheduler.bin").exists():
+            self.notes.append(
+                f"schedules have counted the steps of {len(ranks)} ranks, unless split_batches was"
+                " set; Headway counts optimizer steps"
+            )
+        return [_generators(states, rank) for rank, states in enumerate(ranks)]
+
+    def note_what_is_left(self) -> None:
+        """Note what Accelerate has not saved, and the files that are not read."""
+        self.notes.append("positions in data loaders are not there: their epochs begin anew")
+        left = {*files_below(self._folder)} - {*self.taken}
+        self.notes += [f"{name} is not read" for name in sorted(left)]
+
+    def _numbered(self, stem: str, suffix: str, first: str = "") -> Iterator[Any]:
+        """Yield the contents of STEM.SUFFIX, STEM_1.SUFFIX and so on."""
+        number = 0
+        while True:
+            ending = f"_{number}" if number else first
+            content = self._read(f"{stem}{ending}.{suffix}")
+            if content is None:
+                return
+            yield content
+            number += 1
+
+    def _read(self, name: str) -> Any:
+        """Return what a file holds; None if it is not there."""
+        path = self._folder / name
+        if not path.exists():
+            return None
+        try:
+            with torch.serialization.safe_globals(_numpy_globals()):
+                content = (
+                    safetensors.torch.load_file(path)
+                    if path.suffix == ".safetensors"
+                    else torch.load(path, map_location="cpu", weights_only=True)
+                )
+        except (OSError, RuntimeError, ValueError, EOFError) as error:
+            raise self._unreadable(path, str(error)) from None
+        except (pickle.UnpicklingError, safetensors.SafetensorError) as error:
+            raise self._unreadable(path, str(error).splitlines()[0]) from None
+        self.taken.append(name)
+        return content
+
+    def _unreadable(self, path: Path, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"the file cannot be read without running code in it: {why}",
+            where=str(path),
+            fix="move the file away, and go on without what it holds",
+        )
+
+
+def _numpy_globals() -> list[Any]:
+    """Return what makes an array of numpy from bytes, and nothing else; for its generator."""
+    import numpy
+
+    rebuild = numpy.random.get_state()[1].__reduce__()[0]  # type: ignore[index]
+    return [rebuild, numpy.ndarray, numpy.dtype, type(numpy.dtype(numpy.uint32)), codecs.encode]
+
+
+def _steps_of(optimizer: dict[str, Any]) -> int:
+    """Return the steps that an optimizer has made, if it counts them."""
+    counts = [one["step"] for one in optimizer.get("state", {}).values() if "step" in one]
+    return int(max(counts, default=0))
+
+
+def _generators(states: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Return the states of `headway.checkpoint.generators` from those of Accelerate."""
+    found = {
+        "python": states["random_state"],
+        "numpy": states["numpy_random_seed"],
+        "torch": states["torch_manual_seed"],
+    }
+    gpus = states.get("torch_cuda_manual_seed")
+    if gpus:
+        found["cuda"] = gpus[rank % len(gpus)]
+    return found

@@ -1,0 +1,119 @@
+"""A checkpoint is written while training goes on, as it was at the call; failures are told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from headway.accelerator import Accelerator  # noqa: E402
+from headway.checkpoint import saving  # noqa: E402
+from headway.checkpoint.folders import checkpoints_in, leftovers_in  # noqa: E402
+from headway.checkpoint.loading import load_checkpoint  # noqa: E402
+from headway.checkpoint.tensors import save_tensors  # noqa: E402
+from headway.errors import CheckpointError  # noqa: E402
+from headway.plugins.project import ProjectConfiguration  # noqa: E402
+from tests.distributed.launching import environment, script  # noqa: E402
+
+
+@pytest.fixture
+def accelerator(tmp_path: Path) -> Any:
+    project = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=1)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    yield accelerator
+    accelerator.end_training()
+
+
+def test_what_changes_after_the_call_does_not_reach_the_checkpoint(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = accelerator.prepare(torch.nn.Linear(3, 2))
+    optimizer = accelerator.prepare(torch.optim.AdamW(model.parameters()))
+    held, write = torch.nn.Parameter(torch.zeros(1)), save_tensors
+    addresses = []
+
+    def change_first(tensors: Any, *others: Any) -> Any:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(7)
+            held.fill_(7)
+        addresses.append([tensor.data_ptr() for tensor in tensors.values()])
+        return write(tensors, *others)
+
+    monkeypatch.setattr(saving, "save_tensors", change_first)
+    for step in range(2):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        before = {name: one.clone() for name, one in model.state_dict().items()}
+        folder = Path(accelerator.save_state(wait=False))
+        accelerator.wait_for_checkpoint()
+        saved = load_checkpoint(folder).shared["models"][0]
+        assert held == 7
+        assert all(torch.equal(saved[name], one) for name, one in before.items())
+        assert [one.manifest.step for one in checkpoints_in(folder.parent)] == [step + 1]
+    assert addresses[0] == addresses[1]
+
+
+@pytest.mark.parametrize("how", ["wait", "save", "load", "end"])
+def test_a_failure_is_raised_where_the_script_waits_next_and_only_there(
+    how: str, accelerator: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = accelerator.save_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "save_tensors", fail)
+        accelerator.save_state(wait=False)
+        accelerator._background._join()
+    wait = {
+        "wait": accelerator.wait_for_checkpoint,
+        "save": accelerator.save_state,
+        "load": accelerator.load_state,
+        "end": accelerator.end_training,
+    }[how]
+    with pytest.raises(CheckpointError) as caught:
+        wait()
+    assert caught.value.problems[0].where == "there"
+    assert [str(one.path) for one in checkpoints_in(Path(first).parent)] == [first]
+    assert leftovers_in(Path(first).parent) == []
+    wait()
+
+
+def fail(*_: object) -> None:
+    raise CheckpointError("the disk is full", where="there", fix="make space")
+
+
+SCRIPT = """
+import atexit, sys
+from headway import Accelerator
+from headway.checkpoint import saving
+from headway.errors import CheckpointError
+def fail(*_):
+    raise CheckpointError("the disk is full", where="there", fix="make space")
+atexit.register(print, "another exit handler")
+accelerator = Accelerator(cpu=True)
+accelerator.save_state("one", wait=False)
+accelerator.wait_for_checkpoint()
+saving.save_tensors = fail
+accelerator.save_state("two", wait=False)
+"""
+
+
+@pytest.mark.processes
+def test_a_failure_that_nobody_has_waited_for_ends_the_script_with_its_error() -> None:
+    done = subprocess.run(
+        [sys.executable, script(SCRIPT)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == CheckpointError.exit_code
+    assert "error:" in done.stderr
+    assert "there" in done.stderr
+    assert done.stdout == "another exit handler\n"
+    assert Path("one").exists()
+    assert not Path("two").exists()

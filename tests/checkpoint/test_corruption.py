@@ -1,0 +1,243 @@
+"""What is not as it was saved is refused, whichever file it is in, and live objects stay."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+resource = pytest.importorskip("resource")
+
+from headway import Accelerator  # noqa: E402
+from headway.checkpoint import saving  # noqa: E402
+from headway.checkpoint.folders import leftovers_in  # noqa: E402
+from headway.checkpoint.manifest import NAME, files_below, verify  # noqa: E402
+from headway.errors import CheckpointError  # noqa: E402
+from tests.checkpoint.saved import rewrite  # noqa: E402
+
+
+class Trained:
+    """A model that has been trained for some steps, with all that belongs to it."""
+
+    def __init__(self, steps: int) -> None:
+        torch.manual_seed(steps)
+        model = torch.nn.Linear(40, 30)
+        self.accelerator = Accelerator(cpu=True)
+        self.model, self.optimizer = self.accelerator.prepare(
+            model, torch.optim.AdamW(model.parameters())
+        )
+        self.average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 1))
+        self.accelerator.register_for_checkpointing(self.average)
+        for _ in range(steps):
+            self.model(torch.rand(5, 40)).sum().backward()
+            self.optimizer.step()
+
+    def bits(self) -> str:
+        """Return all that a checkpoint could change."""
+        states = [self.model.state_dict(), self.optimizer.state_dict(), self.average.state_dict()]
+        with torch._tensor_str.printoptions(threshold=2**30, precision=17):
+            return f"{states} {torch.get_rng_state()} {random.getstate()}"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of two checkpoints of one training."""
+    folder = tmp_path_factory.mktemp("saved")
+    for steps in (1, 2):
+        trained = Trained(steps)
+        trained.accelerator.register_save_state_pre_hook(
+            lambda models, weights, path: (Path(path) / "hook.txt").write_text(f"mine {path}")
+        )
+        trained.accelerator.save_state(folder / str(steps))
+    return folder
+
+
+def corrupt(folder: Path, other: Path, draw: random.Random) -> str:
+    """Change one file of a checkpoint, and return how."""
+    name = draw.choice([NAME, *(one.path for one in verify(folder).files)])
+    path, change = folder / name, draw.choice(list(CHANGES))
+    data = bytearray(path.read_bytes())
+    if change == "swap" and data == (other / name).read_bytes():  # the same in both
+        change = "flip"
+    if change == "swap":
+        shutil.copy(other / name, path)
+    elif change == "delete":
+        path.unlink()
+    else:
+        CHANGES[change](data, draw)
+        path.write_bytes(data)
+    return f"{change} in {name}"
+
+
+def flip(data: bytearray, draw: random.Random) -> None:
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+
+
+def truncate(data: bytearray, draw: random.Random) -> None:
+    del data[draw.randrange(len(data)) :]
+
+
+def zero(data: bytearray, draw: random.Random) -> None:
+    at = draw.choice([index for index, byte in enumerate(data) if byte])
+    data[at : at + 4096] = bytes(len(data[at : at + 4096]))
+
+
+def append(data: bytearray, draw: random.Random) -> None:
+    data += draw.randbytes(draw.randrange(1, 100))
+
+
+CHANGES: dict[str, Callable[[bytearray, random.Random], None]] = {
+    "flip": flip,
+    "truncate": truncate,
+    "zero": zero,
+    "append": append,
+    **dict.fromkeys(("swap", "delete"), flip),
+}
+
+
+def test_300_corruptions_are_refused_and_change_nothing(saved: Path, tmp_path: Path) -> None:
+    live = Trained(3)
+    before = live.bits()
+    accepted = []
+    for seed in range(300):
+        draw, folder = random.Random(seed), tmp_path / str(seed)
+        shutil.copytree(saved / "1", folder)
+        how = corrupt(folder, saved / "2", draw)
+        try:
+            live.accelerator.load_state(folder)
+        except CheckpointError as error:
+            problem = error.problems[0]
+            assert problem.what
+            assert problem.fix
+            assert str(folder) in problem.where
+        else:
+            accepted.append(how)
+        shutil.rmtree(folder)
+    assert accepted == []
+    assert live.bits() == before
+    live.accelerator.load_state(saved / "1")
+    assert live.bits() != before
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("dump", [pickle.dump, torch.save], ids=["pickle", "torch.save"])
+def test_a_bomb_in_any_file_does_not_run_though_all_checksums_are_right(
+    dump: Callable[[object, Any], None], saved: Path, tmp_path: Path
+) -> None:
+    live = Trained(3)
+    before = live.bits()
+    names = [one.path for one in verify(saved / "1").files]
+    for name in [NAME, *names]:
+        folder = tmp_path / "bombed"
+        shutil.copytree(saved / "1", folder)
+        with open(folder / name, "wb") as file:
+            dump(Bomb(), file)
+        if name != NAME:
+            rewrite(folder)
+        if name == "hook.txt":  # only the script's own hook would read it
+            live.accelerator.register_load_state_pre_hook(lambda models, path: models.clear())
+        with pytest.raises(CheckpointError):
+            live.accelerator.load_state(folder)
+        assert not Path("exploded").exists()
+        shutil.rmtree(folder)
+    assert live.bits() == before
+
+
+# ---------------------------------------------------------------------- disks that are full
+
+
+@pytest.fixture
+def without_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not ask for space in advance, as if it had been taken since."""
+    monkeypatch.setattr(saving, "require_space", lambda *_: None)
+
+
+def refused(folder: Path) -> CheckpointError:
+    """Return the error of a save to a checkpoint that is there already, and stays."""
+    before = verify(folder)
+    with pytest.raises(CheckpointError) as caught:
+        Trained(2).accelerator.save_state(folder)
+    assert verify(folder) == before
+    assert leftovers_in(folder.parent) == []
+    return caught.value
+
+
+@pytest.mark.usefixtures("without_question")
+def test_where_files_can_grow_to_a_certain_size_only_the_error_names_file_and_cause(
+    tmp_path: Path,
+) -> None:
+    Trained(1).accelerator.save_state(tmp_path / "a")
+    largest = max(one.size for one in verify(tmp_path / "a").files)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for part in range(20):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest * part // 20, limits[1]))
+        try:
+            problem = refused(tmp_path / "a").problems[0]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert os.strerror(27) in problem.what  # EFBIG
+        assert ".tmp-a-" in problem.where
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Any:
+    """A disk of 4 MiB; only root may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.system(f"mount -t tmpfs -o size=4m tmpfs '{folder}' 2> /dev/null"):
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    os.system(f"umount '{folder}'")
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("without_question")
+def test_a_disk_that_is_full_at_20_points_of_a_save_keeps_the_checkpoint(small_disk: Path) -> None:
+    Trained(1).accelerator.save_state(small_disk / "a")
+    size = sum((small_disk / "a" / path).stat().st_size for path in files_below(small_disk / "a"))
+    for part in range(20):
+        free = shutil.disk_usage(small_disk).free
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(bytes(free - size * part // 20))
+        problem = refused(small_disk / "a").problems[0]
+        assert os.strerror(28) in problem.what  # ENOSPC
+        assert ".tmp-a-" in problem.where
+        ballast.unlink()
+    Trained(2).accelerator.save_state(small_disk / "a")
+    assert verify(small_disk / "a").step == 2
+
+
+@pytest.mark.processes
+def test_space_is_asked_for_before_anything_is_written(small_disk: Path) -> None:
+    Trained(1).accelerator.save_state(small_disk / "a")
+    (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free - 2**19))
+    assert "MiB" in refused(small_disk / "a").problems[0].what
+
+
+# ---------------------------------------------------------------------- other users
+
+
+def test_a_checkpoint_of_another_user_is_loaded_if_it_may_be_read(
+    saved: Path, tmp_path: Path, ordinary_user: None
+) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(saved / "1", folder)
+    live = Trained(3)
+    live.accelerator.load_state(folder)
+    before = live.bits()
+    (folder / "values.json").chmod(0)
+    with pytest.raises(CheckpointError) as caught:
+        live.accelerator.load_state(folder)
+    assert caught.value.problems[0].where == str(folder / "values.json")
+    assert live.bits() == before
