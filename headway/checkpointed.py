@@ -241,6 +241,7 @@ class Checkpointed(Preparing):
             self._token_mean,
             self.device,
             self._skips_itself,
+            self._global_batch_size,
         )
 
     def _inner(self, models: list[torch.nn.Module]) -> list[torch.nn.Module]:
