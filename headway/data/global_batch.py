@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, IterableDataset
 
 from headway.data.samplers import changed
-from headway.data.sharding import batch_size_of, is_plain
+from headway.data.sharding import batch_size_of, is_plain, rebuilt
 from headway.errors import UsageError
 
 _CALL = "the script's Accelerator(global_batch_size=...)"
@@ -48,7 +48,7 @@ def with_micro_batch(loader: Any, size: int) -> Any:
         return loader
     batches = getattr(loader, "batch_sampler", None)
     if is_plain(loader) and isinstance(loader.dataset, IterableDataset) and loader.batch_size:
-        return changed(loader, batch_size=size)
+        return rebuilt(loader, batch_size=size, drop_last=loader.drop_last)
     if is_plain(loader) and type(batches) is BatchSampler:
         batches = BatchSampler(batches.sampler, size, batches.drop_last)
         return changed(loader, batch_sampler=batches, batch_size=loader.batch_size and size)

@@ -2,10 +2,10 @@
 
 python tests/distributed/killed_training.py FOLDER RANKS WORKERS ACCUMULATION KILLS SEED
 
-Every rank is forked from this process, so that each attempt imports nothing. In each attempt but the
-last, one of them kills itself (SIGKILL) at a random place of a random step; this process then kills
-the others. It prints the number of kills, and ends with an error where the loss of any step of any
-rank, or a final weight, differs from that of the run without a kill in a single bit.
+Every rank is forked from this process, so that each attempt imports nothing. In each attempt but
+the last, one of them kills itself (SIGKILL) at a random place of a random step; this process then
+kills the others. It prints the number of kills, and ends with an error where the loss of any step
+of any rank, or a final weight, differs from that of the run without a kill in a single bit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +131,12 @@ def attempt(
 
 
 def run_and_exit(folder: Path, workers: int, accumulation: int, steps: Steps) -> None:
-    code = 1
     try:
         train(folder, workers, accumulation, steps)
-        code = 0
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    finally:
-        os._exit(code)
+    except Exception:  # noqa: BLE001 - a forked rank must not go on as this process
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 def seen(folder: Path, ranks: int) -> list[Any]:

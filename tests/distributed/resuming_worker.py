@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -39,8 +41,7 @@ class Case(NamedTuple):
     size: int = 41
     workers: int = 0
     dropout: float = 0.3
-    loader: dict[str, Any] = {}
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 GLOBAL = {"seed": 7, "global_batch_size": 12}
@@ -94,7 +95,7 @@ def train(case: Case, *, save: Path | None = None, load: Path | None = None) -> 
     )
     set_seed(7 if load is None else 99, device_specific=True)
     samples = Samples(case.size, is_random=case.workers == 0 or "seed" in options)
-    loader: Any = DataLoader(samples, 4, shuffle=True, num_workers=case.workers, **case.loader)
+    loader: Any = DataLoader(samples, 4, shuffle=True, num_workers=case.workers)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler: Any = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)

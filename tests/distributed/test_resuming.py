@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -10,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import environment, run_ranks
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.distributed
 WORKER = Path(__file__).with_name("resuming_worker.py")
+KILLED = Path(__file__).with_name("killed_training.py")
 LONG = pytest.mark.long
 Trained = dict[str, Any]
 
@@ -70,6 +73,37 @@ def test_two_ranks_go_on_bit_for_bit_and_others_see_each_sample_once(tmp_path: P
         for rank in whole:
             require_the_same(rank[name][1], rank[name][0])
     require_that_each_goes_on_from_the_others([(2, 1), (2, 3)], {2: whole}, tmp_path)
+
+
+def run_with_kills(folder: Path, kills: int, *words: int) -> None:
+    """Run `killed_training.py` with these ranks, workers, accumulation steps and seed."""
+    ranks, workers, accumulation, seed = words
+    numbers = map(str, (ranks, workers, accumulation, kills, seed))
+    ended = subprocess.run(
+        [sys.executable, str(KILLED), str(folder), *numbers],
+        env=environment(0, 1, 0),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.split() == [str(kills)]
+
+
+@pytest.mark.parametrize("words", [(1, 0, 1, 1), (2, 2, 3, 2)], ids=str)
+def test_a_run_under_kills_ends_as_one_without(words: tuple[int, ...], tmp_path: Path) -> None:
+    run_with_kills(tmp_path, 5, *words)
+
+
+@LONG
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_run_under_many_kills_ends_as_one_without(
+    ranks: int, workers: int, accumulation: int, tmp_path: Path
+) -> None:
+    for seed in (1, 2, 3):
+        run_with_kills(tmp_path / str(seed), 6, ranks, workers, accumulation, seed)
 
 
 @LONG
