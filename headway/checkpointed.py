@@ -32,6 +32,7 @@ class Checkpointed(Preparing):
 
     project_configuration: ProjectConfiguration
     _skips_itself = False
+    _equal_at: int | None = None  # optimizer steps, while ranks train on their own
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -130,7 +131,7 @@ class Checkpointed(Preparing):
             The folder.
 
         Raises:
-            UsageError: there is no folder to save to.
+            UsageError: there is no folder to save to, or `LocalSGD` has not averaged the weights.
             CheckpointError: a rank could not save; raised on all, and older checkpoints stand.
 
         Examples:
@@ -142,6 +143,7 @@ class Checkpointed(Preparing):
         from headway.checkpoint.folders import prune
         from headway.checkpoint.saving import Progress, on_rank_0, save_checkpoint
 
+        self._refuse_unequal_weights()
         target = self._next_folder(output_dir)
         step = max((one.step_count for one in self._all(PreparedOptimizer)), default=0)
         epoch = max((one.epoch for one in self._all(PreparedDataLoader)), default=0)
@@ -209,6 +211,24 @@ class Checkpointed(Preparing):
             checkpoints = self._checkpoints_folder("load_state")
             following = on_rank_0(lambda: _next_number(checkpoints))
             project.iteration = max(project.iteration, following)
+
+    def _note_equal_weights(self) -> None:
+        """Note that ranks which train on their own have equal weights at this moment."""
+        self._equal_at = self._optimizer_steps()
+
+    def _refuse_unequal_weights(self) -> None:
+        steps = self._optimizer_steps()
+        if self._equal_at not in (None, steps):
+            raise UsageError(
+                "each rank has weights of its own until LocalSGD averages them, and a checkpoint"
+                " has those of rank 0 for all",
+                where="the script's save_state()",
+                fix="save when local_sgd.num_steps is a multiple of local_sgd_steps, after"
+                " local_sgd.step(); or after the context",
+            )
+
+    def _optimizer_steps(self) -> int:
+        return sum(one.step_count for one in self._all(PreparedOptimizer))
 
     def _state_to_save(self, folder: Path, allow_pickle: bool) -> Any:
         from headway.checkpoint.saving import agree

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from headway.accumulation import Accumulation
-from headway.checkpoint.generators import generator_states, set_generator_states
+from headway.checkpoint.generators import generator_states
 from headway.checkpoint.loading import Loaded
 from headway.checkpoint.saving import State
 from headway.checkpoint.values import encode
@@ -18,6 +18,7 @@ from headway.collectives import (
     broadcast_object_list,
 )
 from headway.data.loader import PreparedDataLoader
+from headway.data.position import Interrupted
 from headway.errors import CheckpointError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.precision.precision import Precision
@@ -251,15 +252,10 @@ class Restoring:
             parameters, own.get("gradients", [None] * len(parameters)), strict=True
         ):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
-        generators = own.get("generators")
-
-        def restore_generators() -> None:
-            if generators is not None:
-                set_generator_states(generators, training.device)
-
+        generators = Interrupted(own.get("generators"), training.device)
         for loader, state in zip(training.loaders, self._loaders(), strict=True):
-            loader.go_on_at(state, restore_generators, only_skipped=training.skips_itself)
-        restore_generators()
+            loader.go_on_at(state, generators, only_skipped=training.skips_itself)
+        generators.restore()
 
     def _loaders(self) -> Iterable[Any]:
         """Return the states of this rank's loaders; with another number of ranks, of rank 0's."""

@@ -21,6 +21,7 @@ from headway.data.active_loader import LoaderLoop
 from headway.data.choice import share_of
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.position import (
+    Interrupted,
     Pass,
     Passes,
     Pending,
@@ -175,7 +176,8 @@ class PreparedDataLoader(DataLoader[Any]):
         start, first_item = None, 0
         if pending is not None and (self._skipped or not pending.only_skipped):
             state = pending.state
-            start = Start(Taken(*state["taken"]), pending.restore_generators)
+            pending.generators.begin_pass()
+            start = Start(Taken(*state["taken"]), pending.generators.restore)
             if self._skipped:
                 start = start._replace(taken=Taken())
             if state["stream"] is not None and self._stream is not None:
@@ -261,7 +263,7 @@ class PreparedDataLoader(DataLoader[Any]):
     def go_on_at(
         self,
         position: dict[str, Any],
-        restore_generators: Callable[[], None],
+        generators: Interrupted,
         *,
         only_skipped: bool = False,
     ) -> None:
@@ -269,7 +271,7 @@ class PreparedDataLoader(DataLoader[Any]):
 
         Args:
             position: what `position()` returned; `require_position` has accepted it.
-            restore_generators: puts this rank's generators where they were then.
+            generators: those of this rank, for all loaders that go on.
             only_skipped: do so only if that pass is one over `without_first(...)`.
         """
         passes, state = self._passes, position["pass"]
@@ -280,7 +282,7 @@ class PreparedDataLoader(DataLoader[Any]):
         passes.following = position["following"] if state is None else state["epoch"]
         passes.pending = None
         if state is not None:
-            passes.pending = Pending(state, restore_generators, only_skipped)
+            passes.pending = Pending(state, generators, only_skipped)
             reads_again = not (self._is_map or only_skipped or state["stream"] is not None)
             if reads_again and self._of_rank[0] == 0:
                 print(_STREAM_NOTE, file=sys.stderr, flush=True)
@@ -364,6 +366,7 @@ def _each_once(objects: list[Any]) -> list[Any]:
 
 _END = object()
 _STREAM_NOTE = (
-    "headway: the data set is a stream without state_dict(), so the batches before the checkpoint"
-    " are read and dropped; the others are the same only if it gives the same samples again"
+    "headway: the data set is a stream without state_dict(), or is read by workers, so the batches"
+    " before the checkpoint are read and dropped; the others are the same only if it gives the same"
+    " samples again"
 )

@@ -37,6 +37,32 @@ class Start(NamedTuple):
     ready: Callable[[], None]
 
 
+class Interrupted:
+    """The global generators of a rank that goes on, which the passes that go on leave as they are.
+
+    The first of these passes begins where the generators were when the run was saved, whatever the
+    script has drawn since. Others may have advanced them by the time that a later one begins.
+
+    Args:
+        states: those that were saved; None leaves the generators where the script has put them.
+        device: whose generators are among them.
+    """
+
+    def __init__(self, states: dict[str, Any] | None, device: torch.device) -> None:
+        self._states, self._device = states, device
+        self._is_next = states is not None
+
+    def begin_pass(self) -> None:
+        """To be called before a pass draws its order anew."""
+        if not self._is_next:
+            self._states = generator_states(self._device)
+        self._is_next = False
+
+    def restore(self) -> None:
+        if self._states is not None:
+            set_generator_states(self._states, self._device)
+
+
 class Pass:
     """One pass over a loader.
 
@@ -68,12 +94,12 @@ class Pending(NamedTuple):
 
     Args:
         state: of that pass, and what it has taken.
-        restore_generators: puts this rank's generators where they were then.
+        generators: those of this rank.
         only_skipped: it goes on only where the script itself leaves its first batches out.
     """
 
     state: dict[str, Any]
-    restore_generators: Callable[[], None]
+    generators: Interrupted
     only_skipped: bool
 
 
