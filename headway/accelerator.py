@@ -13,6 +13,7 @@ import torch
 from headway.accumulation import Accumulation
 from headway.arguments import (
     EffectiveSettings,
+    check_seed,
     merge_accumulation,
     merge_arguments,
     merge_compilation,
@@ -21,6 +22,7 @@ from headway.arguments import (
 from headway.contract.records import channel
 from headway.contract.run import read_ranks, read_run
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration
+from headway.data.global_batch import micro_batch_of
 from headway.generators import RNGType
 from headway.in_effect import InEffect
 from headway.micro_batches import MicroBatches
@@ -42,6 +44,7 @@ from headway.precision.precision import PrecisionSettings
 from headway.profiling import profiled
 from headway.resuming import Resuming, tell_if_unused
 from headway.saving import save
+from headway.seeding import set_seed
 from headway.state import GradientState, share, shared_precision, shared_world
 from headway.strategies.choice import strategy_for
 from headway.strategies.strategy import StrategySettings
@@ -79,6 +82,12 @@ class Accelerator(InEffect, Resuming):
         project_dir: the folder of the trackers' files and of checkpoints.
         project_config: a ProjectConfiguration, which names checkpoints and says how many stay.
         resume_from: the checkpoint that `resume()` goes on from: "latest", or the path of one.
+        seed: from 0 to 2**32 - 1, for a run that can be repeated: `set_seed(seed)` is called here,
+            prepared loaders shuffle by it and the epoch (or by `data_seed`), and the random
+            augmentation of a sample follows from it, the epoch and the sample's index alone,
+            whatever rank, worker or restart loads it; see the page on checkpoints.
+        global_batch_size: samples in an optimizer step. Prepared loaders get the batch size that
+            this means for the ranks and `gradient_accumulation_steps` of the run.
         auto_micro_batch: let `micro_batches` split batches that do not fit into memory.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
@@ -133,9 +142,12 @@ class Accelerator(InEffect, Resuming):
         rng_types: Sequence[str | RNGType] | None = None,
         auto_micro_batch: bool = False,
         resume_from: Folder = None,
+        seed: int | None = None,
+        global_batch_size: int | None = None,
         **unsupported: NoReturn,
     ) -> None:
         reject_unsupported(unsupported)
+        check_seed(seed)
         self._handlers = handlers = Handlers(kwargs_handlers, HANDLERS)
         dynamo = merge_compilation(dynamo_backend, dynamo_plugin)
         accumulation = merge_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
@@ -169,10 +181,16 @@ class Accelerator(InEffect, Resuming):
             ),
             Accumulation(agreed.gradient_accumulation_steps, accumulation),
             device_placement=device_placement,
-            data=merged_configuration(dataloader_config, split_batches),
+            data=merged_configuration(dataloader_config, split_batches, global_batch_size),
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
             rng_types=rng_types,
+            seed=seed,
+            global_batch_size=global_batch_size,
         )
+        if global_batch_size is not None:
+            micro_batch_of(global_batch_size, self._strategy.data_size, self._accumulation.steps)
+        if seed is not None:
+            set_seed(seed)
         if auto_micro_batch:
             self._micro_batches = MicroBatches(
                 self._accumulation, self._strategy, self._token_mean, self._trained_parameters

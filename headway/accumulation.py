@@ -48,7 +48,11 @@ class Accumulation:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where in an optimizer step training stands."""
-        return {"micro_batches": self._micro_batches, "sync_gradients": self.sync_gradients}
+        return {
+            "micro_batches": self._micro_batches,
+            "sync_gradients": self.sync_gradients,
+            "steps": self.steps,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called."""

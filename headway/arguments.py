@@ -36,6 +36,8 @@ SUPPORTED = (
     "rng_types",
     "auto_micro_batch",
     "resume_from",
+    "seed",
+    "global_batch_size",
 )
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "even_batches": "pass dataloader_config=DataLoaderConfiguration(even_batches=...)",
@@ -188,6 +190,17 @@ def check_precision(name: str | None, where: str = CALL) -> None:
             f"mixed_precision is {name!r}, not one of {', '.join(PRECISIONS)}",
             where=where,
             fix=f"pass mixed_precision={_MEANT.get(name, 'bf16')!r}",
+        )
+
+
+def check_seed(seed: int | None) -> None:
+    """Raise UsageError unless `seed` is one that all generators take, or None."""
+    is_number = isinstance(seed, int) and not isinstance(seed, bool)
+    if seed is not None and not (is_number and 0 <= seed < 2**32):
+        raise UsageError(
+            f"seed is {seed!r}, not a whole number from 0 to 2**32 - 1",
+            where=CALL,
+            fix="pass such as seed=42",
         )
 
 

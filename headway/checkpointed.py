@@ -36,6 +36,7 @@ class Checkpointed(Preparing):
 
     project_configuration: ProjectConfiguration
     _skips_itself = False
+    _equal_at: int | None = None  # optimizer steps, while ranks train on their own
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -140,7 +141,7 @@ class Checkpointed(Preparing):
             The folder.
 
         Raises:
-            UsageError: there is no folder to save to.
+            UsageError: there is no folder to save to, or `LocalSGD` has not averaged the weights.
             CheckpointError: a rank could not save; raised on all, and older checkpoints stand. Or
                 the one before, which was not waited for, could not be saved; then this one is not.
 
@@ -263,6 +264,7 @@ class Checkpointed(Preparing):
         """Save to `target`; rank 0 calls `then` once the checkpoint is there."""
         from headway.checkpoint.saving import Progress, prepare_checkpoint, write_prepared
 
+        self._refuse_unequal_weights()
         loader = self._training_loader()
         prepared = prepare_checkpoint(
             target,
@@ -282,6 +284,24 @@ class Checkpointed(Preparing):
         """Return the loader in whose passes optimizers have stepped; before that the first one."""
         loaders = self._all(PreparedDataLoader)
         return next((one for one in loaders if one.has_trained), loaders[0] if loaders else None)
+
+    def _note_equal_weights(self) -> None:
+        """Note that ranks which train on their own have equal weights at this moment."""
+        self._equal_at = self._optimizer_steps()
+
+    def _refuse_unequal_weights(self) -> None:
+        steps = self._optimizer_steps()
+        if self._equal_at not in (None, steps):
+            raise UsageError(
+                "each rank has weights of its own until LocalSGD averages them, and a checkpoint"
+                " has those of rank 0 for all",
+                where="the script's save_state()",
+                fix="save when local_sgd.num_steps is a multiple of local_sgd_steps, after"
+                " local_sgd.step(); or after the context",
+            )
+
+    def _optimizer_steps(self) -> int:
+        return sum(one.step_count for one in self._all(PreparedOptimizer))
 
     def _state_to_save(self, folder: Path, allow_pickle: bool) -> Any:
         from headway.checkpoint.saving import agree
@@ -314,6 +334,7 @@ class Checkpointed(Preparing):
             self._token_mean,
             self.device,
             self._skips_itself,
+            self._global_batch_size,
         )
 
     def _inner(self, models: list[torch.nn.Module]) -> list[torch.nn.Module]:

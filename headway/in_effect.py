@@ -70,6 +70,13 @@ class InEffect(Stepping):
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
         check_steps("gradient_accumulation_steps", steps, CALL)
+        if self._global_batch_size is not None and steps != self._accumulation.steps:
+            raise UsageError(
+                f"gradient_accumulation_steps is set to {steps}, but the batches of loaders follow"
+                f" from {self._accumulation.steps} and global_batch_size={self._global_batch_size}",
+                where="the script's assignment to .gradient_accumulation_steps",
+                fix=f"pass Accelerator(gradient_accumulation_steps={steps}, global_batch_size=...)",
+            )
         self._accumulation.steps = steps
 
     @property

@@ -17,8 +17,10 @@ from headway.errors import WrongValue
 class LocalSGD:
     """A context in which ranks exchange weights every few steps, in place of gradients each step.
 
-    Leaving the context averages once more, unless by an error. Source: Stich, Local SGD Converges
-    Fast and Communicates Little, ICLR 2019.
+    Leaving the context averages once more, unless by an error. `save_state` needs equal weights: in
+    the context it is refused between two averagings. A run that goes on has rank 0's optimizer on
+    all ranks, and counts its steps anew. Source: Stich, Local SGD Converges Fast and Communicates
+    Little, ICLR 2019.
 
     Args:
         accelerator: the one that prepared `model`.
@@ -64,6 +66,7 @@ class LocalSGD:
     def __enter__(self) -> LocalSGD:
         if self.enabled:
             self._no_sync.enter_context(self._accelerator._training_alone(self._model))
+            self._accelerator._note_equal_weights()
         return self
 
     def __exit__(
@@ -75,6 +78,7 @@ class LocalSGD:
         self._no_sync.close()
         if self.enabled and error is None:
             self._average()
+            self._accelerator._equal_at = None
 
     def step(self) -> None:
         """Count one step of training; average the weights if enough have been made."""
@@ -87,3 +91,4 @@ class LocalSGD:
         for parameter in self._model.parameters():
             if parameter.requires_grad:
                 parameter.copy_(reduce(parameter, "mean"))
+        self._accelerator._note_equal_weights()

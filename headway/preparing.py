@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from headway.accumulation import Accumulation
 from headway.data.configuration import DataLoaderConfiguration
+from headway.data.global_batch import micro_batch_of, with_micro_batch
 from headway.data.loader import PreparedDataLoader
 from headway.device_memory import clear_device_cache
 from headway.errors import UsageError
@@ -34,6 +35,8 @@ class Preparing(Group):
         data: how prepared loaders share their data out.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         rng_types: the random generators that all ranks get from rank 0 at each pass over a loader.
+        seed: of the samples of prepared loaders; None leaves generators alone.
+        global_batch_size: samples in an optimizer step; None leaves loaders their batch sizes.
     """
 
     def __init__(
@@ -47,12 +50,16 @@ class Preparing(Group):
         data: DataLoaderConfiguration,
         step_scheduler_with_optimizer: bool,
         rng_types: Sequence[str | RNGType] | None,
+        seed: int | None = None,
+        global_batch_size: int | None = None,
     ) -> None:
         super().__init__(world)
         self.device_placement = device_placement
         self._data = data
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = agreed_types(rng_types)
+        self._seed = seed
+        self._global_batch_size = global_batch_size
         self._precision = precision
         self._strategy = strategy
         self._accumulation = accumulation
@@ -271,14 +278,22 @@ class Preparing(Group):
     def _prepare_loader(self, loader: Any, device: torch.device | None) -> None:
         if isinstance(loader, DataLoader):
             prepared = PreparedDataLoader(
-                loader,
+                self._with_its_batch_size(loader),
                 self._strategy.data_rank,
                 self._strategy.data_size,
                 config=self._data,
                 device=device,
                 before_pass=self._before_pass(),
+                seed=self._seed,
             )
             self._prepared.append((loader, prepared))
+
+    def _with_its_batch_size(self, loader: DataLoader[Any]) -> Any:
+        size = self._global_batch_size
+        if size is None:
+            return loader
+        steps = self._accumulation.steps
+        return with_micro_batch(loader, micro_batch_of(size, self._strategy.data_size, steps))
 
     def _before_pass(self) -> Callable[[], None] | None:
         """Return what gives all ranks equal generators; None: loaders see to their own samplers."""

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from headway.accumulation import Accumulation
-from headway.checkpoint.generators import generator_states, set_generator_states
+from headway.checkpoint.generators import generator_states
 from headway.checkpoint.loading import Loaded
 from headway.checkpoint.saving import State
 from headway.checkpoint.values import encode
@@ -20,6 +20,7 @@ from headway.collectives import (
     broadcast_object_list,
 )
 from headway.data.loader import PreparedDataLoader
+from headway.data.position import Interrupted
 from headway.errors import CheckpointError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.precision.precision import Precision
@@ -36,6 +37,7 @@ class Training(NamedTuple):
         models: as they were before `prepare`.
         objects: those that the script has registered.
         skips_itself: the script leaves out what its loaders have read; see `go_on_at`.
+        global_batch_size: samples in an optimizer step, if all numbers of ranks must have as many.
     """
 
     models: Sequence[torch.nn.Module]
@@ -48,6 +50,7 @@ class Training(NamedTuple):
     token_mean: TokenMean
     device: torch.device
     skips_itself: bool = False
+    global_batch_size: int | None = None
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -76,6 +79,7 @@ def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bo
         "loaders": loaders,
         "precision": {"name": training.precision.name, "state": training.precision.state_dict()},
         "accumulation": training.accumulation.state_dict(),
+        "global_batch_size": training.global_batch_size,
     }
     own: dict[str, Any] = {
         "generators": generator_states(training.device),
@@ -187,14 +191,8 @@ class Restoring:
             self._require_equal(f"sizes of the parameter groups of optimizer {number}", sizes, live)
         if (precision := shared["precision"]["name"]) is not None:
             self._require_equal("mixed_precision", precision, training.precision.name)
-        if shared["accumulation"]["micro_batches"] and self._own is None:
-            raise CheckpointError(
-                f"the checkpoint was saved by {self._saved_by} ranks between two optimizer steps,"
-                f" and this run has {rank_and_size()[1]}",
-                where=str(self._folder),
-                fix=f"load it with --num-processes {self._saved_by}, or one that was saved after an"
-                " optimizer step",
-            )
+        if shared["accumulation"]["micro_batches"]:
+            self._check_open_step()
         if self._own is not None and "gradients" in self._own:
             shapes = [_shape(one) for one in self._own["gradients"]]
             live_shapes = [_shape(_own_part(one)) for one in training.parameters]
@@ -206,7 +204,43 @@ class Restoring:
             if training.skips_itself:
                 break
             loader.require_position(state, str(self._folder))
+            self._check_global_batch(state, loader)
         self._objects = [self._state_of_object(saved) for saved in shared["objects"]]
+
+    def _check_open_step(self) -> None:
+        """Require that this run can go on between two optimizer steps."""
+        steps, live_steps = self._shared["accumulation"]["steps"], self._training.accumulation.steps
+        for what, saved, live, fix in (
+            ("by {} ranks", self._saved_by, rank_and_size()[1], "--num-processes {}"),
+            (
+                "with gradient_accumulation_steps={}",
+                steps,
+                live_steps,
+                "gradient_accumulation_steps={}",
+            ),
+        ):
+            if saved != live:
+                raise CheckpointError(
+                    f"the checkpoint was saved {what.format(saved)} between two optimizer steps,"
+                    f" and this run has {live}",
+                    where=str(self._folder),
+                    fix=f"load it with {fix.format(saved)}, or one that was saved after an"
+                    " optimizer step",
+                )
+
+    def _check_global_batch(self, position: dict[str, Any], loader: PreparedDataLoader) -> None:
+        """Require as many samples in an optimizer step, where either run says how many."""
+        promised = self._shared["global_batch_size"], self._training.global_batch_size
+        saved = position["total"] * self._shared["accumulation"]["steps"]
+        live = loader.total_batch_size * self._training.accumulation.steps
+        if promised != (None, None) and position["pass"] is not None and saved != live:
+            raise CheckpointError(
+                f"an optimizer step has {live} samples in this run, and {saved} in the epoch that"
+                " the checkpoint is in",
+                where=str(self._folder),
+                fix=f"pass Accelerator(global_batch_size={saved}), or load a checkpoint from the"
+                " end of an epoch",
+            )
 
     def check_models(self, models: Sequence[torch.nn.Module]) -> None:
         """Compare the weights in the checkpoint with those of these models, which stay as they are.
@@ -254,15 +288,10 @@ class Restoring:
             parameters, own.get("gradients", [None] * len(parameters)), strict=True
         ):
             parameter.grad = None if gradient is None else _as_gradient(gradient, parameter)
-        generators = own.get("generators")
-
-        def restore_generators() -> None:
-            if generators is not None:
-                set_generator_states(generators, training.device)
-
+        generators = Interrupted(own.get("generators"), training.device)
         for loader, state in self._loaders():
-            loader.go_on_at(state, restore_generators, only_skipped=training.skips_itself)
-        restore_generators()
+            loader.go_on_at(state, generators, only_skipped=training.skips_itself)
+        generators.restore()
 
     def _loaders(self) -> Iterable[tuple[PreparedDataLoader, Any]]:
         """Return the loaders with their states; with another number of ranks, those of rank 0's."""

@@ -13,6 +13,7 @@ from headway.compat.data_loader import prepare_data_loader
 from headway.compat.forwarding import forward
 from headway.compat.scheduler import AcceleratedScheduler
 from headway.data.sharding import is_plain
+from headway.errors import UsageError
 from headway.optimizer import PreparedOptimizer
 
 __getattr__, __dir__ = forward(__name__)
@@ -33,6 +34,16 @@ class Accelerator(native.Accelerator):
     """
 
     _skips_itself = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        for name in ("seed", "global_batch_size"):
+            if kwargs.get(name) is not None:
+                raise UsageError(
+                    f"loaders that behave as Accelerate's do not obey {name}",
+                    where="the script's Accelerator(...) of headway.compat",
+                    fix=f"use `from headway import Accelerator`, or remove {name}",
+                )
+        super().__init__(*args, **kwargs)
 
     def _prepare_loader(self, loader: Any, device: torch.device | None) -> None:
         if not is_plain(loader):

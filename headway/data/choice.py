@@ -10,31 +10,49 @@ from torch.utils.data.distributed import DistributedSampler
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.dispatch import DispatchedShare
 from headway.data.rounds import Division
-from headway.data.sharding import MapShare, Share, StreamShare, batch_size_of, is_plain
+from headway.data.seeds import SampleSeeds
+from headway.data.sharding import (
+    PLAIN,
+    MapShare,
+    Share,
+    StreamShare,
+    batch_size_of,
+    is_plain,
+)
 from headway.errors import UsageError
 
 
 def share_of(
-    loader: Any, rank: int, num_ranks: int, config: DataLoaderConfiguration, skip: int = 0
+    loader: Any,
+    rank: int,
+    num_ranks: int,
+    config: DataLoaderConfiguration,
+    skip: int = 0,
+    seeds: SampleSeeds | None = None,
 ) -> Share:
     """Return the share of `loader` that this rank reads.
 
     Args:
         loader: a DataLoader, or any object that iterates over batches.
         skip: batches to leave out at the beginning of each pass.
+        seeds: of the samples; None leaves all generators alone.
 
     Raises:
         UsageError: the loader cannot be shared out.
     """
     _refuse_distributed_sampler(loader, num_ranks)
+    if num_ranks > 1:
+        _refuse_what_cannot_be_shared(loader, config, num_ranks)
+    indices = PLAIN
+    if seeds is not None and is_plain(loader):
+        loader, indices = seeds.seed_loader(loader), seeds.indices(loader)
     if num_ranks == 1:
-        return Share(loader, skip)
+        return Share(loader, skip, indices)
     division = Division(num_ranks, config.split_batches, config.even_batches)
-    _refuse_what_cannot_be_shared(loader, config, num_ranks)
     if config.dispatch_batches or not is_plain(loader):
-        return DispatchedShare(loader, rank, division, skip)
+        return DispatchedShare(loader, rank, division, skip, indices)
     kind = StreamShare if isinstance(loader.dataset, IterableDataset) else MapShare
-    return kind(loader, rank, division, skip)
+    return kind(loader, rank, division, skip, indices)
 
 
 def _refuse_distributed_sampler(loader: Any, num_ranks: int) -> None:

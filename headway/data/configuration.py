@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.errors import UsageError
 
@@ -20,7 +20,8 @@ class DataLoaderConfiguration:
             last round ranks may get fewer samples than others, or no batch.
         use_seedable_sampler: shuffle by a seed and the number of the epoch alone, whatever else
             has drawn random numbers before.
-        data_seed: that seed; None takes the one of torch (`set_seed`), that of rank 0.
+        data_seed: that seed, also beside `Accelerator(seed=...)`; None takes the one of torch
+            (`set_seed`), that of rank 0.
         non_blocking: on CUDA, copy each batch to the GPU while the batch before it is computed on.
             Loaders with `pin_memory=True` do so in any case.
         use_stateful_dataloader: refused if True.
@@ -60,12 +61,15 @@ class DataLoaderConfiguration:
 
 
 def merged_configuration(
-    config: DataLoaderConfiguration | None, split_batches: bool
+    config: DataLoaderConfiguration | None, split_batches: bool, global_batch_size: int | None
 ) -> DataLoaderConfiguration:
     """Return `config`, or that of `Accelerator(split_batches=...)`.
 
+    Args:
+        global_batch_size: given, the batches of loaders are those of all ranks together.
+
     Raises:
-        UsageError: the script gave both.
+        UsageError: the script gave both, or `global_batch_size` and one of them.
     """
     if config is not None and split_batches and not config.split_batches:
         raise UsageError(
@@ -73,4 +77,24 @@ def merged_configuration(
             where="the script's Accelerator(...)",
             fix="set split_batches in dataloader_config only",
         )
-    return config or DataLoaderConfiguration(split_batches=split_batches)
+    config = config or DataLoaderConfiguration(split_batches=split_batches)
+    if global_batch_size is None:
+        return config
+    _check_global_batch_size(global_batch_size, config)
+    return replace(config, split_batches=True)
+
+
+def _check_global_batch_size(size: int, config: DataLoaderConfiguration) -> None:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise UsageError(
+            f"global_batch_size is {size!r}, not a whole number of at least 1",
+            where="the script's Accelerator(...)",
+            fix="pass how many samples all ranks together have in an optimizer step",
+        )
+    if config.split_batches:
+        raise UsageError(
+            f"both global_batch_size={size} and split_batches=True say what a loader's batch size"
+            " is",
+            where="the script's Accelerator(...)",
+            fix="pass global_batch_size alone",
+        )

@@ -15,9 +15,10 @@ from headway.containers import (
     is_on,
 )
 from headway.data.active_loader import GlobalBatch
-from headway.data.position import Start, Taken
+from headway.data.position import Indices, Start, Taken
 from headway.data.rounds import Division, Round, of_ready_batches, samples_in
 from headway.data.sharding import (
+    PLAIN,
     MapRounds,
     NoBatch,
     Share,
@@ -36,7 +37,9 @@ _CPU = torch.device("cpu")
 class DispatchedShare(Share):
     """The rank's part of what rank 0 reads; the others read nothing."""
 
-    def __init__(self, loader: Any, rank: int, division: Division, skip: int) -> None:
+    def __init__(
+        self, loader: Any, rank: int, division: Division, skip: int, indices: Indices = PLAIN
+    ) -> None:
         self._rank, self._num_ranks = rank, division.num_ranks
         self._division = division
         self._rounds: Any = None
@@ -49,11 +52,11 @@ class DispatchedShare(Share):
             changes: dict[str, Any] = {"dataset": self._rounds, "collate_fn": collate}
             super().__init__(rebuilt(loader, batch_size=None, **changes), skip)
         else:
-            self._rounds = MapRounds(loader, division, rank, all_read=False)
+            self._rounds = MapRounds(loader, division, rank, indices, all_read=False)
             collate = _CollateEach(collate_of(loader, self._rounds.is_batched))
             changes = {"dataset": _Rounds(loader.dataset), "collate_fn": collate}
             changes["sampler"] = self._rounds
-            super().__init__(rebuilt(loader, batch_size=None, **changes), skip)
+            super().__init__(rebuilt(loader, batch_size=None, **changes), skip, _OfRounds(indices))
 
     @property
     def has_more(self) -> bool:
@@ -101,6 +104,16 @@ class DispatchedShare(Share):
         return self._division.num_rounds(
             len(self._loader), num_batches, self._rank, drop_last=False
         )
+
+
+class _OfRounds(Indices):
+    """The form that the indices in rounds have."""
+
+    def __init__(self, indices: Indices) -> None:
+        self._indices = indices
+
+    def to_load(self, given: Iterator[Any]) -> Iterator[Any]:
+        return self._indices.rounds_to_load(given)
 
 
 def _for_each_rank(round_: Parts | None, num_ranks: int) -> list[tuple[Any, GlobalBatch] | None]:

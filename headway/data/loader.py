@@ -21,6 +21,7 @@ from headway.data.active_loader import LoaderLoop
 from headway.data.choice import share_of
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.position import (
+    Interrupted,
     Pass,
     Passes,
     Pending,
@@ -31,6 +32,7 @@ from headway.data.position import (
     set_generators_to_begin,
 )
 from headway.data.samplers import with_seedable_sampler
+from headway.data.seeds import SampleSeeds, give_generators
 from headway.data.sharding import NoBatch, batch_size_of, is_plain, source_of
 from headway.data.transfer import copied_ahead
 from headway.errors import CheckpointError, UsageError
@@ -80,6 +82,7 @@ class PreparedDataLoader(DataLoader[Any]):
         config: DataLoaderConfiguration | None = None,
         device: torch.device | None = None,
         before_pass: Callable[[], None] | None = None,
+        seed: int | None = None,
     ) -> None:
         # no super().__init__: the attributes are those of `loader`, the batches those of `_share`
         config = config or DataLoaderConfiguration()
@@ -90,7 +93,10 @@ class PreparedDataLoader(DataLoader[Any]):
         pinned = config.non_blocking or getattr(loader, "pin_memory", False)
         self._original = loader
         self._of_rank = (rank, num_ranks, config)
-        self._share = share_of(loader, rank, num_ranks, config)
+        self._seeds = seeds = None if seed is None else SampleSeeds(seed)
+        if seeds is not None:
+            give_generators(self._samplers())
+        self._share = share_of(loader, rank, num_ranks, config, seeds=seeds)
         self._device = device
         self._copies_to = device if pinned and device and device.type == "cuda" else None
         self._before_pass = before_pass
@@ -157,7 +163,7 @@ class PreparedDataLoader(DataLoader[Any]):
         rank, num_ranks, config = self._of_rank
         share = self._share
         config = replace(config, even_batches=even_batches)
-        self._share = share_of(self._original, rank, num_ranks, config)
+        self._share = share_of(self._original, rank, num_ranks, config, self._skipped, self._seeds)
         try:
             yield
         finally:
@@ -167,20 +173,24 @@ class PreparedDataLoader(DataLoader[Any]):
         """Return where the next pass begins, None for its beginning; and that pass."""
         passes, owners = self._passes, self._sources()
         pending, passes.pending = passes.pending, None
-        start = None
+        start, first_item = None, 0
         if pending is not None and (self._skipped or not pending.only_skipped):
             state = pending.state
-            start = Start(Taken(*state["taken"]), pending.restore_generators)
+            pending.generators.begin_pass()
+            start = Start(Taken(*state["taken"]), pending.generators.restore)
             if self._skipped:
                 start = start._replace(taken=Taken())
             if state["stream"] is not None and self._stream is not None:
                 self._stream.load_state_dict(state["stream"])
+                first_item = start.taken.samples or start.taken.batches
                 start = start._replace(taken=Taken())
             else:
                 set_generators_to_begin(state, owners)
         before = self._taken(self._skipped) if start is None or self._skipped else start.taken
         passes.current = current = Pass(passes.following, owners, before)
         self.set_epoch(passes.following)
+        if self._seeds is not None:
+            self._seeds.begin_pass(passes.following, self._samplers(), first_item)
         passes.following += 1
         return start, current
 
@@ -216,6 +226,8 @@ class PreparedDataLoader(DataLoader[Any]):
         position: dict[str, Any] = {
             "following": self._passes.following,
             "size": batch_size_of(self._original),
+            "total": self.total_batch_size,
+            "seed": None if self._seeds is None else self._seeds.seed,
             "generators": [one.get_state() for one in generators_of(self._sources())],
             "pass": None,
             "samples": self.samples,
@@ -234,7 +246,18 @@ class PreparedDataLoader(DataLoader[Any]):
             CheckpointError: its data or its batches are others.
         """
         state, size = position["pass"], batch_size_of(self._original)
-        if state is None or state["stream"] is not None:
+        if state is None:
+            return
+        seed = None if self._seeds is None else self._seeds.seed
+        if position["seed"] != seed:
+            raise CheckpointError(
+                f"a loader cannot go on in the middle of an epoch: seed is {seed} in this run, and"
+                f" {position['seed']} in the checkpoint",
+                where=where,
+                fix=f"pass Accelerator(seed={position['seed']}), or load a checkpoint from the end"
+                " of an epoch",
+            )
+        if state["stream"] is not None:
             return
         per_round = max(self._taken(1).batches, 1)
         facts = {"number of samples": (state["length"], self._length())}
@@ -257,7 +280,7 @@ class PreparedDataLoader(DataLoader[Any]):
     def go_on_at(
         self,
         position: dict[str, Any],
-        restore_generators: Callable[[], None],
+        generators: Interrupted,
         *,
         only_skipped: bool = False,
     ) -> None:
@@ -265,7 +288,7 @@ class PreparedDataLoader(DataLoader[Any]):
 
         Args:
             position: what `position()` returned; `require_position` has accepted it.
-            restore_generators: puts this rank's generators where they were then.
+            generators: those of this rank, for all loaders that go on.
             only_skipped: do so only if that pass is one over `without_first(...)`.
         """
         passes, state = self._passes, position["pass"]
@@ -277,7 +300,7 @@ class PreparedDataLoader(DataLoader[Any]):
         passes.following = position["following"] if state is None else state["epoch"]
         passes.pending = None
         if state is not None:
-            passes.pending = Pending(state, restore_generators, only_skipped)
+            passes.pending = Pending(state, generators, only_skipped)
             reads_again = not (self._is_map or only_skipped or state["stream"] is not None)
             if reads_again and self._of_rank[0] == 0:
                 print(_STREAM_NOTE, file=sys.stderr, flush=True)
@@ -290,16 +313,18 @@ class PreparedDataLoader(DataLoader[Any]):
 
     def _sources(self) -> list[Any]:
         """Return the loader, its samplers and its data set, each once."""
-        loader = self._original
-        sources = [loader, *(getattr(loader, one, None) for one in ("sampler", "batch_sampler"))]
-        sources += [getattr(source, "sampler", None) for source in sources[1:]]
-        sources.append(getattr(loader, "dataset", None))
-        return list({id(one): one for one in sources if one is not None}.values())
+        dataset = getattr(self._original, "dataset", None)
+        return _each_once([self._original, *self._samplers(), dataset])
+
+    def _samplers(self) -> list[Any]:
+        """Return what draws samples and batches, each once."""
+        samplers = [getattr(self._original, one, None) for one in ("sampler", "batch_sampler")]
+        return _each_once(samplers + [getattr(one, "sampler", None) for one in samplers])
 
     def without_first(self, batches: int) -> PreparedDataLoader:
         """Return this loader without the first batches of each pass; see `skip_first_batches`."""
         other = copy.copy(self)
-        other._share = share_of(self._original, *self._of_rank, skip=batches)
+        other._share = share_of(self._original, *self._of_rank, skip=batches, seeds=self._seeds)
         other._skipped = batches
         return other
 
@@ -353,8 +378,13 @@ class PreparedDataLoader(DataLoader[Any]):
         super().__setattr__(name, value)
 
 
+def _each_once(objects: list[Any]) -> list[Any]:
+    return list({id(one): one for one in objects if one is not None}.values())
+
+
 _END = object()
 _STREAM_NOTE = (
-    "headway: the data set is a stream without state_dict(), so the batches before the checkpoint"
-    " are read and dropped; the others are the same only if it gives the same samples again"
+    "headway: the data set is a stream without state_dict(), or is read by workers, so the batches"
+    " before the checkpoint are read and dropped; the others are the same only if it gives the same"
+    " samples again"
 )

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler
 
 from headway.checkpoint.generators import generator_states, set_generator_states
 from headway.contract.records import channel
+from headway.data.rounds import Round
 
 _CPU = torch.device("cpu")
 
@@ -20,6 +21,9 @@ class Taken(NamedTuple):
 
     batches: int = 0
     samples: int = 0  # 0 if the batches have sizes of their own
+
+    def plus(self, other: Taken) -> Taken:
+        return Taken(self.batches + other.batches, self.samples + other.samples)
 
 
 class Start(NamedTuple):
@@ -32,6 +36,32 @@ class Start(NamedTuple):
 
     taken: Taken
     ready: Callable[[], None]
+
+
+class Interrupted:
+    """The global generators of a rank that goes on, which the passes that go on leave as they are.
+
+    The first of these passes begins where the generators were when the run was saved, whatever the
+    script has drawn since. Others may have advanced them by the time that a later one begins.
+
+    Args:
+        states: those that were saved; None leaves the generators where the script has put them.
+        device: whose generators are among them.
+    """
+
+    def __init__(self, states: dict[str, Any] | None, device: torch.device) -> None:
+        self._states, self._device = states, device
+        self._is_next = states is not None
+
+    def begin_pass(self) -> None:
+        """To be called before a pass draws its order anew."""
+        if not self._is_next:
+            self._states = generator_states(self._device)
+        self._is_next = False
+
+    def restore(self) -> None:
+        if self._states is not None:
+            set_generator_states(self._states, self._device)
 
 
 class Pass:
@@ -67,12 +97,12 @@ class Pending(NamedTuple):
 
     Args:
         state: of that pass, and what it has taken.
-        restore_generators: puts this rank's generators where they were then.
+        generators: those of this rank.
         only_skipped: it goes on only where the script itself leaves its first batches out.
     """
 
     state: dict[str, Any]
-    restore_generators: Callable[[], None]
+    generators: Interrupted
     only_skipped: bool
 
 
@@ -114,22 +144,44 @@ def counts_samples(source: Any) -> bool:
     return type(source) is BatchSampler
 
 
-def after(source: Any, taken: Taken, size: int = 0) -> tuple[Iterator[Any], list[Any]]:
+def after(
+    source: Any,
+    taken: Taken,
+    size: int = 0,
+    counted: Callable[[Iterator[Any]], Iterator[Any]] = iter,
+) -> tuple[Iterator[Any], list[Any]]:
     """Return the batches of a batch sampler (or of a sampler) without those that were taken.
 
     Args:
         size: how many of the epoch's first samples to return as well; as many as were taken at
             most.
+        counted: sees all that is drawn, also what is left out, and returns it.
     """
     if counts_samples(source):
-        samples = iter(source.sampler)
+        samples = counted(iter(source.sampler))
         first = list(islice(samples, min(size, taken.samples)))
         rest = islice(samples, taken.samples - len(first), None)
         return iter(BatchSampler(rest, source.batch_size, source.drop_last)), first
-    batches = iter(source)
+    batches = counted(iter(source))
     first = list(islice(batches, taken.batches))
     flat = chain.from_iterable(one if isinstance(one, list) else [one] for one in first)
     return batches, list(islice(flat, size)) if size else [*flat]
+
+
+class Indices:
+    """The indices that samplers and batch samplers draw, as they are."""
+
+    def after(self, source: Any, taken: Taken, size: int = 0) -> tuple[Iterator[Any], list[Any]]:
+        """Return what a source draws after what was taken; see `after`."""
+        return after(source, taken, size)
+
+    def to_load(self, given: Iterator[Any]) -> Iterator[Any]:
+        """Return what a loader is given, in a form for its data set."""
+        return given
+
+    def rounds_to_load(self, rounds: Iterator[Round]) -> Iterator[Round]:
+        """Return rounds, in a form for a data set of rounds."""
+        return rounds
 
 
 class Ahead:
@@ -139,21 +191,22 @@ class Ahead:
         has_more: whether another follows the one that was given last.
     """
 
-    def __init__(self, source: Any) -> None:
-        self._source = source
+    def __init__(self, source: Any, indices: Indices, skip: Taken) -> None:
+        self._source, self._indices, self._skip = source, indices, skip
         self.has_more = False
         self.start: Start | None = (
             None  # of the pass; torch begins it twice where there are workers
         )
 
     def __len__(self) -> int:
-        return len(self._source)
+        return max(0, len(self._source) - self._skip.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._one_ahead(self.start)
+        return self._indices.to_load(self._one_ahead(self.start))
 
     def _one_ahead(self, start: Start | None) -> Iterator[Any]:
-        source = iter(self._source) if start is None else after(self._source, start.taken)[0]
+        taken = self._skip if start is None else self._skip.plus(start.taken)
+        source, _ = self._indices.after(self._source, taken)
         following = next(source, _END)
         if start is not None:
             start.ready()

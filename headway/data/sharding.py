@@ -14,7 +14,7 @@ from headway.collectives import (
     broadcast_object_list,
 )
 from headway.data.active_loader import GlobalBatch
-from headway.data.position import Ahead, Start, after
+from headway.data.position import Ahead, Indices, Start, Taken
 from headway.data.rounds import Division, Round, samples_in
 from headway.data.samplers import SkipBatchSampler, changed
 from headway.data.streams import mark, require_one_stream
@@ -27,6 +27,7 @@ MADE_OF = (  # the arguments of a DataLoader that every share keeps
 
 
 Unpack = Callable[[Any], tuple[Any, GlobalBatch]]
+PLAIN = Indices()
 
 
 class NoBatch:
@@ -38,14 +39,15 @@ class Share:
 
     Args:
         skip: batches to leave out at the beginning of each pass.
+        indices: the form that indices have for the loader's data set.
     """
 
     _ahead: Ahead | _BatchShard | None = None  # what draws the indices, if this rank does
 
-    def __init__(self, loader: Any, skip: int = 0) -> None:
+    def __init__(self, loader: Any, skip: int = 0, indices: Indices = PLAIN) -> None:
         if is_plain(loader) and not isinstance(loader.dataset, IterableDataset):
-            loader, skip = without_first(loader, skip) if skip else loader, 0
-            self._ahead = Ahead(source_of(loader))
+            left_out, skip = Taken(skip, skip * batch_size_of(loader)), 0
+            self._ahead = Ahead(source_of(loader), indices, left_out)
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
             loader = changed(loader, **{name: self._ahead})
         self._loader, self._skip = loader, skip
@@ -88,8 +90,16 @@ class Share:
 class MapShare(Share):
     """Every rank draws the same samples, and loads its own."""
 
-    def __init__(self, loader: DataLoader[Any], rank: int, division: Division, skip: int) -> None:
-        self._shard = self._ahead = _BatchShard(MapRounds(loader, division, rank), rank, skip)
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        rank: int,
+        division: Division,
+        skip: int,
+        indices: Indices = PLAIN,
+    ) -> None:
+        rounds = MapRounds(loader, division, rank, indices)
+        self._shard = self._ahead = _BatchShard(rounds, rank, skip, indices)
         if loader.batch_sampler is None:
             self._loader = rebuilt(loader, batch_size=None, sampler=self._shard)
         else:
@@ -112,7 +122,14 @@ def _left(global_batches: deque[GlobalBatch]) -> Iterator[type[NoBatch]]:
 class StreamShare(Share):
     """Every rank reads the whole stream, and collates its own samples."""
 
-    def __init__(self, loader: DataLoader[Any], rank: int, division: Division, skip: int) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        rank: int,
+        division: Division,
+        skip: int,
+        indices: Indices = PLAIN,
+    ) -> None:
         self._stream = StreamRounds(loader, division, rank)
         self._num_batches = division.num_batches
         parts = _StreamParts(self._stream, rank)
@@ -142,9 +159,15 @@ class MapRounds:
     """
 
     def __init__(
-        self, loader: DataLoader[Any], division: Division, rank: int, *, all_read: bool = True
+        self,
+        loader: DataLoader[Any],
+        division: Division,
+        rank: int,
+        indices: Indices = PLAIN,
+        *,
+        all_read: bool = True,
     ) -> None:
-        self._division, self._rank = division, rank
+        self._division, self._rank, self._indices = division, rank, indices
         # without a batch sampler each of the sampler's items is a batch
         self.is_batched = loader.batch_sampler is not None or isinstance(
             loader.sampler, BatchSampler
@@ -174,10 +197,8 @@ class MapRounds:
 
     def _rounds(self, start: Start | None) -> Iterator[Round]:
         num_batches = self._division.num_batches
-        first: list[Any] = []
-        source = iter(self._source)
-        if start is not None:
-            source, first = after(self._source, start.taken, num_batches * self._size)
+        taken = Taken() if start is None else start.taken
+        source, first = self._indices.after(self._source, taken, num_batches * self._size)
         if not self.is_batched:
             source = ([one] for one in source)
         while batches := list(islice(source, num_batches)):
@@ -190,8 +211,8 @@ class MapRounds:
 class _BatchShard:
     """A batch sampler that gives one rank its share of each round."""
 
-    def __init__(self, rounds: MapRounds, rank: int, skip: int) -> None:
-        self._rounds, self._rank, self._skip = rounds, rank, skip
+    def __init__(self, rounds: MapRounds, rank: int, skip: int, indices: Indices) -> None:
+        self._rounds, self._rank, self._skip, self._indices = rounds, rank, skip, indices
         self.global_batches: deque[GlobalBatch] = deque()
         self.has_more = False  # whether a round follows the one that was given last
         self.start: Start | None = None  # of the pass
@@ -201,7 +222,7 @@ class _BatchShard:
 
     def __iter__(self) -> Iterator[Any]:
         self.global_batches = deque()
-        return self._shares(self.global_batches, self.start)
+        return self._indices.to_load(self._shares(self.global_batches, self.start))
 
     def _shares(self, global_batches: deque[GlobalBatch], start: Start | None) -> Iterator[Any]:
         self._rounds.start = start

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from headway import Accelerator
+from headway.errors import UsageError
 from headway.local_sgd import LocalSGD
 from headway.utils import gather
-from tests.distributed.this_rank import RANK
+from tests.distributed.this_rank import FOLDER, RANK
 
 
 def local_sgd() -> dict[str, Any]:
@@ -32,6 +33,29 @@ def local_sgd() -> dict[str, Any]:
                 agree.append(len(gather(plain.weight.detach()).unique()) == 1)
         result[str(enabled)] = [agree, plain.weight.item()]
     return result
+
+
+def local_sgd_checkpoints() -> list[bool]:
+    """Whether a checkpoint can be saved after each of four steps, and after the context."""
+    accelerator = Accelerator()
+    plain = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=1.0))
+    with LocalSGD(accelerator, model, 3) as averaging:
+        can_be_saved = []
+        for _ in range(4):
+            accelerator.backward(-(RANK + 1) * model(torch.ones(1, 1)).sum())
+            optimizer.step()
+            averaging.step()
+            can_be_saved.append(_can_be_saved(accelerator))
+    return [*can_be_saved, _can_be_saved(accelerator)]
+
+
+def _can_be_saved(accelerator: Accelerator) -> bool:
+    try:
+        accelerator.save_state(FOLDER / "local_sgd")
+    except UsageError:
+        return False
+    return True
 
 
 def local_sgd_gradients_of_tokens() -> list[float]:

@@ -1,85 +1,141 @@
-"""Trains for two epochs with random samples and dropout; saves after a step, or goes on there.
+"""Trains with random samples in several configurations, saves in the middle of epochs, and goes on.
 
-Each rank writes to FOLDER/WORLD_SIZE-RANK.json what it saw: for each step its number, the loss,
-the rank's samples, and those of all ranks; and last its weights.
+python tests/distributed/resuming_worker.py FOLDER whole|again|from WORLD ...
+
+`whole` trains to the end and saves on the way; `again` also goes on from there, in the same
+processes; `from 2 3` goes on from what 2 ranks and 3 ranks have saved. Each rank writes what it saw
+to FOLDER/WORLD-RANK.json: for each configuration its steps (the loss, and the samples of all ranks)
+and its weights.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from headway import Accelerator
+from headway.state import AcceleratorState
 from headway.utils import DataLoaderConfiguration, set_seed
+from tests.distributed.this_rank import FOLDER, RANK, WORLD
+
+EPOCHS = 2
+
+
+class Case(NamedTuple):
+    """A configuration.
+
+    Args:
+        at: the step after which it is saved.
+        size: samples in the data set.
+    """
+
+    at: int
+    size: int = 41
+    workers: int = 0
+    dropout: float = 0.3
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+GLOBAL = {"seed": 7, "global_batch_size": 12}
+SAME_RANKS = {
+    "plain": Case(4),
+    "between two optimizer steps": Case(8, options={"gradient_accumulation_steps": 3}),
+    "workers": Case(3, workers=2),
+    "workers and seed": Case(4, workers=2, options={"seed": 7}),
+    "seed": Case(2, options={"seed": 7, "gradient_accumulation_steps": 2}),
+    "dispatch": Case(4, options={"dataloader_config": {"dispatch_batches": True}}),
+    "dispatch and seed": Case(
+        3, workers=1, options={"seed": 7, "dataloader_config": {"dispatch_batches": True}}
+    ),
+    "split": Case(9, options={"dataloader_config": {"split_batches": True}}),
+    "nothing repeated": Case(2, size=45, options={"dataloader_config": {"even_batches": False}}),
+}
+ANY_RANKS = {
+    f"{name}, {workers} workers": Case(2, size, workers, 0, options={**GLOBAL, **options})
+    for workers in (0, 2)
+    for name, size, options in (
+        ("even", 48, {"gradient_accumulation_steps": 1}),
+        ("uneven", 41, {"dataloader_config": {"dispatch_batches": workers == 2 or None}}),
+    )
+}
 
 
 class Samples(Dataset[torch.Tensor]):
-    def __init__(self, is_random: bool) -> None:
-        self._is_random = is_random
+    def __init__(self, size: int, is_random: bool) -> None:
+        self._size, self._is_random = size, is_random
 
     def __len__(self) -> int:
-        return 41
+        return self._size
 
     def __getitem__(self, index: int) -> torch.Tensor:
         noise = torch.rand(2) + random.random() if self._is_random else torch.zeros(2)
         return torch.cat([torch.tensor([float(index), index % 3]), noise])
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("folder", type=Path)
-parser.add_argument("--load")
-parser.add_argument("--save")
-parser.add_argument("--at", type=int, default=0)
-parser.add_argument("--split", action="store_true")
-parser.add_argument("--dispatch", action="store_true")
-parser.add_argument("--workers", type=int, default=0)
-parser.add_argument("--batch-size", type=int, default=4)
-parser.add_argument("--accumulation", type=int, default=1)
-args = parser.parse_args()
+def train(case: Case, *, save: Path | None = None, load: Path | None = None) -> dict[str, Any]:
+    """Train to the end, from the beginning or from a checkpoint; return what this rank saw."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    options = dict(case.options)
+    data = DataLoaderConfiguration(**options.pop("dataloader_config", {}))
+    accelerator = Accelerator(cpu=True, dataloader_config=data, **options)
+    torch.manual_seed(7 if load is None else 99)
+    model: Any = torch.nn.Sequential(
+        torch.nn.Linear(4, 8),
+        torch.nn.LayerNorm(8),
+        torch.nn.Dropout(case.dropout),
+        torch.nn.Linear(8, 1),
+    )
+    set_seed(7 if load is None else 99, device_specific=True)
+    samples = Samples(case.size, is_random=case.workers == 0 or "seed" in options)
+    loader: Any = DataLoader(samples, 4, shuffle=True, num_workers=case.workers)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler: Any = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    if load is not None:
+        accelerator.load_state(load)
+    steps: list[Any] = []
+    for _ in range(loader.epoch, EPOCHS):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss = model(batch).square().mean()
+                accelerator.backward(loss)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            indices = batch[:, 0].tolist()
+            of_all = accelerator.gather_for_metrics(indices, use_gather_object=True)
+            steps.append([loss.item().hex(), indices, of_all])
+            if len(steps) == case.at and save is not None:
+                accelerator.save_state(save)
+    weights = [one.flatten().tolist() for one in model.state_dict().values()]
+    return {"steps": steps, "weights": weights}
 
-set_seed(7 if args.load is None else 99, device_specific=True)
-accelerator = Accelerator(
-    cpu=True,
-    gradient_accumulation_steps=args.accumulation,
-    dataloader_config=DataLoaderConfiguration(
-        split_batches=args.split, dispatch_batches=args.dispatch or None
-    ),
-)
-torch.manual_seed(7 if args.load is None else 99)
-model = torch.nn.Sequential(
-    torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1)
-)
-set_seed(7, device_specific=True)
-loader = DataLoader(
-    Samples(args.workers == 0), args.batch_size, shuffle=True, num_workers=args.workers
-)
-model, optimizer, loader = accelerator.prepare(
-    model, torch.optim.AdamW(model.parameters(), lr=0.01), loader
-)
-step = 0
-if args.load:
-    accelerator.load_state(args.load)
-    step = args.at
-rank, size = accelerator.process_index, accelerator.num_processes
-seen: list[object] = []
-for _ in range(loader.epoch, 2):
-    for batch in loader:
-        with accelerator.accumulate(model):
-            loss = model(batch).square().mean()
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        step += 1
-        samples = batch[:, 0].tolist()
-        of_all = accelerator.gather_for_metrics(samples, use_gather_object=True)
-        seen.append([step, loss.item().hex(), samples, of_all])
-        if step == args.at and args.save:
-            accelerator.save_state(args.save)
-seen.append([repr(one.tolist()) for one in model.state_dict().values()])
-(args.folder / f"{size}-{rank}.json").write_text(json.dumps(seen))
-accelerator.end_training()
+
+def main(mode: str, *worlds: str) -> dict[str, Any]:
+    folder = FOLDER / "saved"
+    seen: dict[str, Any] = {}
+    if mode == "again":
+        for name, case in SAME_RANKS.items():
+            whole = train(case, save=folder / name)
+            seen[name] = whole, train(case, load=folder / name)
+    for name, case in ANY_RANKS.items():
+        if mode != "from":
+            seen[name] = train(case, save=folder / f"{WORLD} {name}")
+        for world in worlds:
+            seen[f"{world} {name}"] = train(case, load=folder / f"{world} {name}")
+    return seen
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = main(*sys.argv[2:])
+    (FOLDER / f"{WORLD}-{RANK}.json").write_text(json.dumps(found))
+    Accelerator().end_training()

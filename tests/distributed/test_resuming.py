@@ -1,82 +1,114 @@
-"""Several ranks go on in the middle of an epoch, as many as before or more or fewer."""
+"""Ranks go on in the middle of an epoch, as many as before or more or fewer."""
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import environment, run_ranks
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.distributed
 WORKER = Path(__file__).with_name("resuming_worker.py")
+KILLED = Path(__file__).with_name("killed_training.py")
+LONG = pytest.mark.long
+Trained = dict[str, Any]
 
 
 def run(world: int, folder: Path, *words: str) -> list[Any]:
-    folder.mkdir()
-    seen = run_ranks(world, folder, WORKER, *words)
+    seen = run_ranks(world, folder, WORKER, *words, limit_s=400)
     assert not isinstance(seen, str), seen
     return seen
 
 
-LONG = pytest.mark.long
+def require_the_same(resumed: Trained, whole: Trained) -> None:
+    steps = resumed["steps"]
+    assert len(steps) > 1
+    assert steps == whole["steps"][-len(steps) :]
+    assert resumed["weights"] == whole["weights"]
 
 
-@pytest.mark.parametrize(
-    ("at", "words"),
-    [
-        (8, ("--accumulation", "3")),  # between two optimizer steps
-        (3, ("--workers", "2")),
-        pytest.param(4, (), marks=LONG),
-        pytest.param(4, ("--dispatch",), marks=LONG),
-        pytest.param(9, ("--split",), marks=LONG),
-    ],
-    ids=str,
-)
-def test_two_ranks_go_on_bit_for_bit(at: int, words: tuple[str, ...], tmp_path: Path) -> None:
-    saved = str(tmp_path / "saved")
-    common = ("--at", str(at), *words)
-    whole = run(2, tmp_path / "whole", "--save", saved, *common)
-    resumed = run(2, tmp_path / "resumed", "--load", saved, *common)
-    for one, other in zip(resumed, whole, strict=True):
-        assert len(one) > 1
-        assert one == other[at:]
+def require_every_sample_once(resumed: Trained, begun: Trained, case: Any) -> None:
+    seen = [of_all for _, _, of_all in begun["steps"][: case.at] + resumed["steps"]]
+    samples = list(chain.from_iterable(seen))
+    for epoch in (samples[: case.size], samples[case.size :]):
+        assert Counter(epoch) == Counter(map(float, range(case.size)))
 
 
-PAIRS = [(2, 1), (2, 3)]
-ALL_PAIRS = [(one, other) for one in (1, 2, 3, 4) for other in (1, 2, 3, 4) if one != other]
+def require_nearly_equal_weights(resumed: Trained, whole: Trained) -> None:
+    for one, other in zip(resumed["weights"], whole["weights"], strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6)
 
 
-def require_every_sample_once(before: int, after: int, tmp_path: Path, *words: str) -> None:
-    saved = str(tmp_path / "saved")
-    whole = run(before, tmp_path / "whole", "--save", saved, "--at", "2", *words)
-    resumed = run(after, tmp_path / "resumed", "--load", saved, "--at", "2", *words)
-    ledger: Counter[float] = Counter()
-    for _, _, _, of_all in whole[0][:2] + resumed[0][:-1]:
-        ledger.update(of_all)
-    assert ledger == Counter({float(index): 2 for index in range(41)})
-    first = whole[0][:2]
-    seen = [index for _, _, _, of_all in first for index in of_all]
-    for step in resumed[0][:-1]:
-        if len(seen) < 41:
-            seen += step[-1]
-    assert sorted(seen) == list(range(41))  # of the first epoch
-
-
-@pytest.mark.parametrize(("before", "after"), PAIRS)
-def test_another_number_of_ranks_sees_every_sample_once(
-    before: int, after: int, tmp_path: Path
+def require_that_each_goes_on_from_the_others(
+    pairs: list[tuple[int, int]], whole: dict[int, list[Any]], folder: Path
 ) -> None:
-    require_every_sample_once(before, after, tmp_path)
+    """Let the second number of ranks of each pair go on from the checkpoints of the first."""
+    from tests.distributed.resuming_worker import ANY_RANKS
+
+    for after in sorted({after for _, after in pairs}):
+        befores = sorted(before for before, to in pairs if to == after)
+        resumed = run(after, folder, "from", *map(str, befores))
+        for before in befores:
+            for name, case in ANY_RANKS.items():
+                found, begun = resumed[0][f"{before} {name}"], whole[before][0][name]
+                require_every_sample_once(found, begun, case)
+                if case.size % 12 == 0:
+                    require_nearly_equal_weights(found, begun)
+
+
+def test_two_ranks_go_on_bit_for_bit_and_others_see_each_sample_once(tmp_path: Path) -> None:
+    from tests.distributed.resuming_worker import SAME_RANKS
+
+    whole = run(2, tmp_path, "again")
+    for name in SAME_RANKS:
+        for rank in whole:
+            require_the_same(rank[name][1], rank[name][0])
+    require_that_each_goes_on_from_the_others([(2, 1), (2, 3)], {2: whole}, tmp_path)
+
+
+def run_with_kills(folder: Path, kills: int, *words: int) -> None:
+    """Run `killed_training.py` with these ranks, workers, accumulation steps and seed."""
+    ranks, workers, accumulation, seed = words
+    numbers = map(str, (ranks, workers, accumulation, kills, seed))
+    ended = subprocess.run(
+        [sys.executable, str(KILLED), str(folder), *numbers],
+        env=environment(0, 1, 0),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.split() == [str(kills)]
+
+
+@pytest.mark.parametrize("words", [(1, 0, 1, 1), (2, 2, 3, 2)], ids=str)
+def test_a_run_under_kills_ends_as_one_without(words: tuple[int, ...], tmp_path: Path) -> None:
+    run_with_kills(tmp_path, 5, *words)
 
 
 @LONG
-@pytest.mark.parametrize("words", [(), ("--workers", "2"), ("--dispatch",)], ids=str)
-@pytest.mark.parametrize(("before", "after"), ALL_PAIRS)
-def test_any_number_of_ranks_sees_every_sample_once(
-    before: int, after: int, words: tuple[str, ...], tmp_path: Path
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_run_under_many_kills_ends_as_one_without(
+    ranks: int, workers: int, accumulation: int, tmp_path: Path
 ) -> None:
-    require_every_sample_once(before, after, tmp_path, *words)
+    for seed in (1, 2, 3):
+        run_with_kills(tmp_path / str(seed), 6, ranks, workers, accumulation, seed)
+
+
+@LONG
+def test_any_number_of_ranks_goes_on_from_any_other(tmp_path: Path) -> None:
+    worlds = (1, 2, 3, 4)
+    whole = {world: run(world, tmp_path, "whole") for world in worlds}
+    pairs = [(before, after) for before in worlds for after in worlds if before != after]
+    require_that_each_goes_on_from_the_others(pairs, whole, tmp_path)

@@ -348,6 +348,14 @@ def test_local_sgd_averages_weights_every_few_steps_and_at_the_end(
 
 
 @several_ranks
+def test_a_checkpoint_in_local_sgd_needs_averaged_weights(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        assert rank["local_sgd_checkpoints"] == [False, False, True, False, True]
+
+
+@several_ranks
 def test_local_sgd_takes_the_mean_over_the_tokens_of_each_rank_alone(
     seen_with: Callable[[int], Seen], world: int
 ) -> None:
