@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -26,13 +27,34 @@ class Accelerator(native.Accelerator):
     - A schedule steps once for each rank: see `AcceleratedScheduler`.
     - A schedule whose optimizer has not been prepared follows all prepared optimizers.
     - Gradients are clipped in every micro-batch, also while they accumulate.
-    - Loaders fill the last round up to whole batches, see `headway.compat.data_loader`; only those
-      with an `__iter__` of their own are shared out as by `headway.Accelerator`.
+    - Loaders fill the last round up to whole batches, and read the next batch before they give
+      one, see `headway.compat.data_loader`; only those with an `__iter__` of their own are shared
+      out as by `headway.Accelerator`.
     - `reduce` adds up also with `reduction="none"`, and its `scale` has no effect.
     - After `load_state` a loader begins its epoch anew; `skip_first_batches` goes on in it.
     """
 
     _skips_itself = True
+    step = 0
+    """The micro-batches since training began, or since a loader ended."""
+
+    @property
+    def flag_tensor(self) -> torch.Tensor:
+        """Whether this rank has called `set_trigger()`: 0 or 1, of shape []."""
+        return torch.tensor(int(self._is_triggered), device=self.device)
+
+    def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Begin a micro-batch, and count it in `step`."""
+        ends = self.gradient_state.sync_with_dataloader and self.gradient_state.end_of_dataloader
+        self.step = 0 if ends else self.step + 1
+        return super().accumulate(*models)
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forget all prepared objects, and count from 0 again."""
+        self.step = 0
+        return super().free_memory(*objects)
+
+    clear = free_memory
 
     def _prepare_loader(self, loader: Any, device: torch.device | None) -> None:
         if not is_plain(loader):
