@@ -74,7 +74,7 @@ def test_an_optimizer_that_a_script_makes_itself_follows_the_gradient_state() ->
 
 def test_compat_counts_micro_batches_until_a_loader_ends() -> None:
     accelerator = CompatAccelerator(cpu=True, gradient_accumulation_steps=2)
-    loader = accelerator.prepare(DataLoader(torch.ones(5, 1)))
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.ones(5, 1))))
     steps = []
     for _ in loader:
         with accelerator.accumulate():
