@@ -27,9 +27,8 @@ class Accelerator(native.Accelerator):
     - A schedule steps once for each rank: see `AcceleratedScheduler`.
     - A schedule whose optimizer has not been prepared follows all prepared optimizers.
     - Gradients are clipped in every micro-batch, also while they accumulate.
-    - Loaders fill the last round up to whole batches, and read the next batch before they give
-      one, see `headway.compat.data_loader`; only those with an `__iter__` of their own are shared
-      out as by `headway.Accelerator`.
+    - Loaders fill the last round up to whole batches, see `headway.compat.data_loader`; only those
+      with an `__iter__` of their own are shared out as by `headway.Accelerator`.
     - `reduce` adds up also with `reduction="none"`, and its `scale` has no effect.
     - After `load_state` a loader begins its epoch anew; `skip_first_batches` goes on in it.
     """

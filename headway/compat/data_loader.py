@@ -6,7 +6,6 @@ ones out.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from headway.compat.dispatching import DataLoaderDispatcher
-from headway.compat.loader import AcceleratedDataLoader, ReadAhead, get_sampler, refuse_mesh
+from headway.compat.loader import AcceleratedDataLoader, get_sampler, refuse_mesh
 from headway.compat.shards import (
     BatchSamplerShard,
     InvalidValueError,
@@ -82,7 +81,7 @@ class DataLoaderShard(AcceleratedDataLoader):
             non_blocking=_non_blocking, use_stateful_dataloader=use_stateful_dataloader
         )
         super().__init__(DataLoader(dataset, **kwargs), config=config, device=device)
-        self._share = ReadAhead(self._original, skip_batches)
+        self._share = Share(self._original, skip_batches)
         self._drop_last = _drop_last
         self.device = device
         self.rng_types = rng_types
@@ -102,12 +101,6 @@ class DataLoaderShard(AcceleratedDataLoader):
                 total = self.total_batch_size
                 current_loop().batch = GlobalBatch(self.remainder, total, total)
             yield batch
-
-    def without_first(self, batches: int) -> DataLoaderShard:
-        """Return this loader without the first batches of each pass."""
-        other = copy.copy(self)
-        other._share, other._skipped = ReadAhead(self._original, batches), batches
-        return other
 
     @contextmanager
     def sharing_evenly(self, even_batches: bool) -> Iterator[None]:

@@ -8,7 +8,6 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from headway.data.loader import PreparedDataLoader
-from headway.data.sharding import Share
 from headway.errors import UsageError
 
 
@@ -38,14 +37,6 @@ class AcceleratedDataLoader(PreparedDataLoader):
             yield batch
         is_counted = self.end_of_dataloader and not self._skipped  # not one without any batch
         self._passes.following = epoch + is_counted
-
-
-class ReadAhead(Share):
-    """All of a loader, whose next batch is read before one is given: both draw random numbers."""
-
-    @property
-    def knows_last(self) -> bool:
-        return False
 
 
 def get_sampler(dataloader: Any) -> Any:

@@ -78,16 +78,10 @@ LOADING = """
 import json, os, sys, warnings
 from importlib import import_module
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 warnings.simplefilter("ignore")
 rank = int(os.environ["RANK"])
-
-class Noisy(Dataset):
-    def __len__(self):
-        return 11
-    def __getitem__(self, index):
-        return index + torch.rand(()).item()
 
 class Stream(IterableDataset):
     epoch = 0
@@ -98,7 +92,6 @@ class Stream(IterableDataset):
 
 KINDS = {
     "generator": lambda: DataLoader(range(11), 2, True, generator=torch.Generator().manual_seed(5)),
-    "noisy": lambda: DataLoader(Noisy(), 2, shuffle=True),
     "dropped": lambda: DataLoader(range(11), 2, drop_last=True),
     "stream": lambda: DataLoader(Stream(), 2),
 }
