@@ -48,6 +48,8 @@ WHY = {
     "k_fold": _ORDER,
     "language_model": _ORDER,
     "linear_regression": _ORDER,
+    "logger_and_state": "a PartialState() made first joins the other ranks; Accelerate's needs"
+    " cpu=True for that on CPUs, else each rank trains alone",
     "resumed_epoch": _ORDER,
     "transformers_classifier": f"{_ORDER}; the schedule is in optimizer steps",
     "uneven_metric": _ORDER,
@@ -55,6 +57,8 @@ WHY = {
     "warmup_schedule": f"{_ORDER}; the schedule is in optimizer steps",
 }
 """Script -> why `headway.Accelerator` gives other numbers."""
+ALSO_WITH_COMPAT = {"logger_and_state"}
+"""Scripts for which `headway.compat` gives other numbers for the same reason."""
 TOLERANCE = 1e-6
 LIMIT_S = 120
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -129,8 +130,15 @@ def _connections() -> Iterator[tuple[socket.socket, str, str]]:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     store_port = getattr(store, "port", None)
-    for name in os.listdir("/dev/fd"):
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+    for number in filter(_is_socket, map(int, os.listdir("/dev/fd"))):
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             local, remote = connection.getsockname(), connection.getpeername()
             if connection.family in _TCP and store_port not in (local[1], remote[1]):
                 yield connection, f"{local[0]}:{local[1]}", f"{remote[0]}:{remote[1]}"
+
+
+def _is_socket(number: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(number).st_mode)
+    except OSError:  # closed since it was listed
+        return False

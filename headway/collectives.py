@@ -5,6 +5,7 @@ Without a process group every function is complete for one rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from headway.containers import for_each_tensor
 from headway.errors import UsageError
 from headway.world import barrier, rank_and_size
+
+_BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
 
 
 def gather(tensor: Any) -> Any:
@@ -140,6 +143,38 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         return result if scale == 1.0 else result * scale
 
     return for_each_tensor(reduce_one, tensor, strict="reduce")
+
+
+def average_in_place(tensors: Iterable[torch.Tensor]) -> None:
+    """Overwrite each tensor by its mean over ranks; one all-reduce for many small tensors.
+
+    Args:
+        tensors: of floating point, and of the same shapes and dtypes, in the same order, on every
+            rank.
+    """
+    for bucket in _buckets(tensors):
+        flat = torch.cat([one.reshape(-1) for one in bucket])
+        dist.all_reduce(flat)
+        flat.div_(rank_and_size()[1])
+        parts = torch.split(flat, [one.numel() for one in bucket])
+        means = [part.view(one.shape) for part, one in zip(parts, bucket, strict=True)]
+        torch._foreach_copy_(bucket, means)
+
+
+def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield consecutive tensors of one dtype and device, as many as fit into a bucket."""
+    bucket: list[torch.Tensor] = []
+    room, kind = 0, None
+    for tensor in map(torch.Tensor.detach, tensors):
+        if bucket and (tensor.nbytes > room or kind != (tensor.dtype, tensor.device)):
+            yield bucket
+            bucket = []
+        if not bucket:
+            room, kind = _BUCKET_BYTES, (tensor.dtype, tensor.device)
+        bucket.append(tensor)
+        room -= tensor.nbytes
+    if bucket:
+        yield bucket
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:

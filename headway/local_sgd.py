@@ -8,9 +8,7 @@ from types import TracebackType
 import torch
 
 from headway.accelerator import Accelerator
-from headway.collectives import (
-    reduce,
-)
+from headway.collectives import average_in_place
 from headway.errors import WrongValue
 
 
@@ -88,7 +86,5 @@ class LocalSGD:
 
     @torch.no_grad()
     def _average(self) -> None:
-        for parameter in self._model.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(reduce(parameter, "mean"))
+        average_in_place(one for one in self._model.parameters() if one.requires_grad)
         self._accelerator._note_equal_weights()

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from headway import saving
 from headway.errors import UsageError, WrongValue
-from headway.saving import save_whole, without_shared_memory
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 WEIGHTS_NAME = "pytorch_model.bin"
@@ -47,17 +47,23 @@ def save_weights(
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
     _check(state_dict, folder)
-    state = without_shared_memory(state_dict)
+    state = saving.without_shared_memory(state_dict)
     name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     shards = _shards(state, limit)
     names = [name] if len(shards) == 1 else _numbered(name, len(shards))
+    index = [f"{name}.index.json"] if len(shards) > 1 else []
     folder.mkdir(parents=True, exist_ok=True)
-    for shard, file in zip(shards, names, strict=True):
-        save_whole({key: state[key] for key in shard}, folder / file, safe=safe_serialization)
-    index = folder / f"{name}.index.json"
-    if len(shards) > 1:
-        _write_index(index, dict(zip(names, shards, strict=True)), state)
-    _remove_others(folder, name, {*names, index.name if len(shards) > 1 else ""})
+    with saving.replacing([folder / one for one in (*names, *index)]) as partials:
+        for shard, partial in zip(shards, partials, strict=False):
+            tensors = {key: state[key] for key in shard}
+            saving.write_synced(tensors, partial, safe=safe_serialization)
+        if index:
+            partials[-1].write_text(
+                _index(dict(zip(names, shards, strict=True)), state), encoding="utf-8"
+            )
+            saving.wait_for_disk(partials[-1])
+            (folder / index[0]).unlink(missing_ok=True)  # no index before all its files are there
+    _remove_others(folder, name, {*names, *index})
 
 
 def convert_file_size_to_int(size: int | str) -> int:
@@ -117,14 +123,12 @@ def _numbered(name: str, count: int) -> list[str]:
     return [f"{stem}-{number:05}-of-{count:05}.{suffix}" for number in range(1, count + 1)]
 
 
-def _write_index(path: Path, shards: Mapping[str, list[str]], state: Mapping[str, Any]) -> None:
+def _index(shards: Mapping[str, list[str]], state: Mapping[str, Any]) -> str:
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
         "weight_map": {name: file for file, names in shards.items() for name in names},
     }
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    partial.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    partial.replace(path)
+    return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 
 def _remove_others(folder: Path, name: str, kept: set[str]) -> None:

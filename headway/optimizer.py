@@ -10,7 +10,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from headway.accumulation import Accumulation
 from headway.contract.records import beat, channel
+from headway.errors import UsageError
 from headway.precision.precision import Precision
+from headway.state import AcceleratorState, GradientState
 from headway.token_mean import TokenMean
 
 
@@ -19,23 +21,57 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     While gradients accumulate, `step()` and `zero_grad()` do nothing. All else is the optimizer's
     own, found under `.optimizer`.
+
+    One that `prepare` has not made follows the `GradientState` of the process, in fp32.
+
+    Args:
+        optimizer: the script's own.
+        device_placement: without effect: an optimizer's state is where its weights are.
+        scaler: fp16's loss scale, which only `prepare` can give it.
+        accumulation, precision, token_mean: those of the Accelerator that prepares it.
+
+    Raises:
+        UsageError: a scaler without an Accelerator.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        accumulation: Accumulation,
-        precision: Precision,
-        token_mean: TokenMean,
+        device_placement: bool = True,
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        accumulation: Accumulation | None = None,
+        precision: Precision | None = None,
+        token_mean: TokenMean | None = None,
     ) -> None:
+        if scaler is not None and precision is None:
+            raise UsageError(
+                f"{type(self).__name__}() got a scaler without an Accelerator",
+                where=f"the script's {type(self).__name__}(...)",
+                fix="pass the optimizer to the prepare() of Accelerator(mixed_precision='fp16')",
+            )
         self.optimizer = optimizer  # super().__init__ would make a second set of parameter groups
-        self._accumulation = accumulation
-        self._precision = precision
-        self._token_mean = token_mean
+        self.device_placement = device_placement
+        self._accumulation = accumulation or self.gradient_state._accumulation
+        self._precision = precision or Precision(self.accelerator_state.device)
+        self._token_mean = token_mean or TokenMean()
         self.step_count = 0  # steps that changed the weights
         self.step_was_skipped = False  # the last one, for an overflow in fp16
         if optimizer.state:  # loaded before the model moved to its device
             optimizer.load_state_dict(optimizer.state_dict())
+
+    @property
+    def accelerator_state(self) -> AcceleratorState:
+        return AcceleratorState()
+
+    @property
+    def gradient_state(self) -> GradientState:
+        return GradientState()
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What adapts fp16's loss scale; None in other precisions."""
+        return self._precision.scaler
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Change the weights, unless gradients accumulate or overflowed (fp16)."""
@@ -79,6 +115,14 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def state(self, state: Any) -> None:
         self.optimizer.state = state
 
+    def train(self) -> None:
+        """Let an optimizer that has modes, such as a schedule-free one, train."""
+        getattr(self.optimizer, "train", _no_mode)()
+
+    def eval(self) -> None:
+        """Let an optimizer that has modes use the weights for evaluation."""
+        getattr(self.optimizer, "eval", _no_mode)()
+
     def state_dict(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
 
@@ -100,6 +144,10 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def __getattr__(self, name: str) -> Any:
         return _delegate(self, "optimizer", name)
+
+
+def _no_mode() -> None:
+    """Stands for `train` and `eval` of an optimizer that has no modes."""
 
 
 class PreparedScheduler:

@@ -253,11 +253,15 @@ class Preparing(Group):
             for one in self._all(PreparedOptimizer):  # of an earlier prepare()
                 self._strategy.rebind(one.optimizer)
 
-    def _prepare_optimizer(self, optimizer: Any, _: torch.device | None) -> None:
+    def _prepare_optimizer(self, optimizer: Any, device: torch.device | None) -> None:
         if isinstance(optimizer, torch.optim.Optimizer):
             self._strategy.rebind(optimizer)
             prepared = PreparedOptimizer(
-                optimizer, self._accumulation, self._precision, self._token_mean
+                optimizer,
+                device is not None,
+                accumulation=self._accumulation,
+                precision=self._precision,
+                token_mean=self._token_mean,
             )
             self._prepared.append((optimizer, prepared))
 

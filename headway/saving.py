@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,19 +96,39 @@ def save_whole(obj: Any, path: str | os.PathLike[str], *, safe: bool = False) ->
         safe: write a state dict with safetensors instead of torch.save.
     """
     target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    with replacing([target]) as [partial]:
+        write_synced(obj, partial, safe=safe)
+
+
+@contextmanager
+def replacing(targets: Sequence[Path]) -> Iterator[list[Path]]:
+    """Give a file to write in place of each of these; at the end they replace them, in order.
+
+    After an error the targets stay as they are.
+    """
+    partials = [one.with_name(f".{one.name}.{os.getpid()}.tmp") for one in targets]
     try:
-        if safe:
-            safetensors.torch.save_file(
-                without_shared_memory(obj), partial, metadata={"format": "pt"}
-            )
-        else:
-            torch.save(obj, partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(target)
+        yield partials
+        for partial, target in zip(partials, targets, strict=True):
+            partial.replace(target)
     finally:
-        partial.unlink(missing_ok=True)
+        for partial in partials:
+            partial.unlink(missing_ok=True)
+
+
+def write_synced(obj: Any, path: Path, *, safe: bool = False) -> None:
+    """Write `obj` to a file, as `save_whole` does, and wait until the disk has it."""
+    if safe:
+        safetensors.torch.save_file(without_shared_memory(obj), path, metadata={"format": "pt"})
+    else:
+        torch.save(obj, path)
+    wait_for_disk(path)
+
+
+def wait_for_disk(path: Path) -> None:
+    """Wait until the disk has what was written to a file."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def save_into(obj: Any, file: IO[bytes], *, safe: bool = False) -> None:

@@ -35,6 +35,8 @@ from headway.world import (
 class _SharedProcess(Process):
     """A rank whose attributes all instances of a class share."""
 
+    debug = fork_launched = False  # what scripts written for Accelerate look at
+
     _shared_state: ClassVar[dict[str, Any]]
 
     @property
@@ -236,6 +238,8 @@ class GradientState:
         >>> GradientState(GradientAccumulationPlugin(num_steps=2)).num_steps
         2
     """
+
+    is_xla_gradients_synced = False  # what scripts written for Accelerate look at
 
     _shared_state: ClassVar[dict[str, Any]] = {}
     _accumulation: Accumulation

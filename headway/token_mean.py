@@ -129,9 +129,12 @@ class TokenMean:
         unit: torch.Tensor,
     ) -> torch.Tensor:
         weight = self._weight(tokens)
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
         for parameter in parameters:
             if parameter.grad is not None:
-                parameter.grad.mul_((weight * unit).to(parameter.grad.device))
+                by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
+        for device, gradients in by_device.items():
+            torch._foreach_mul_(gradients, (weight * unit).to(device))
         self.pending = None
         return weight
 

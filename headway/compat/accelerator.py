@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -34,6 +35,26 @@ class Accelerator(native.Accelerator):
     """
 
     _skips_itself = True
+    step = 0
+    """The micro-batches since training began, or since a loader ended."""
+
+    @property
+    def flag_tensor(self) -> torch.Tensor:
+        """Whether this rank has called `set_trigger()`: 0 or 1, of shape []."""
+        return torch.tensor(int(self._is_triggered), device=self.device)
+
+    def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Begin a micro-batch, and count it in `step`."""
+        ends = self.gradient_state.sync_with_dataloader and self.gradient_state.end_of_dataloader
+        self.step = 0 if ends else self.step + 1
+        return super().accumulate(*models)
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forget all prepared objects, and count from 0 again."""
+        self.step = 0
+        return super().free_memory(*objects)
+
+    clear = free_memory
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         for name in ("seed", "global_batch_size"):

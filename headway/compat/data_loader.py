@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from headway.compat.dispatching import DataLoaderDispatcher
+from headway.compat.loader import AcceleratedDataLoader, get_sampler, refuse_mesh
 from headway.compat.shards import (
     BatchSamplerShard,
     InvalidValueError,
@@ -43,7 +45,7 @@ __all__ = [
 ]
 
 
-class DataLoaderShard(PreparedDataLoader):
+class DataLoaderShard(AcceleratedDataLoader):
     """A DataLoader that moves batches to a device, and notices the last one.
 
     Its data set or batch sampler is a shard already, where there are several ranks.
@@ -60,9 +62,6 @@ class DataLoaderShard(PreparedDataLoader):
         iteration: the number of the first pass.
     """
 
-    remainder = -1
-    """The samples of the last global batch, if it is not full, in a pass."""
-
     def __init__(
         self,
         dataset: Any,
@@ -77,7 +76,7 @@ class DataLoaderShard(PreparedDataLoader):
         iteration: int = 0,
         **kwargs: Any,
     ) -> None:
-        _refuse_mesh(torch_device_mesh)
+        refuse_mesh(torch_device_mesh)
         config = DataLoaderConfiguration(
             non_blocking=_non_blocking, use_stateful_dataloader=use_stateful_dataloader
         )
@@ -94,22 +93,14 @@ class DataLoaderShard(PreparedDataLoader):
     def base_dataloader(self) -> Any:
         return self._original
 
-    @property
-    def iteration(self) -> int:
-        """The number of the pass: the current one, or the next one between passes."""
-        return self._passes.following
-
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         _synchronize(self.rng_types or (), self.synchronized_generator)
-        epoch, state = self.iteration, vars(self)
-        state["remainder"] = self._samples_left_over()
-        for batch in super().__iter__():
-            self._passes.following = epoch
+        vars(self)["remainder"] = self._samples_left_over()
+        for batch in self._one_pass():
             if self.end_of_dataloader and self.remainder > 0:
                 total = self.total_batch_size
                 current_loop().batch = GlobalBatch(self.remainder, total, total)
             yield batch
-        self._passes.following = epoch + self.end_of_dataloader  # a pass without batches is none
 
     @contextmanager
     def sharing_evenly(self, even_batches: bool) -> Iterator[None]:
@@ -154,69 +145,6 @@ class DataLoaderShard(PreparedDataLoader):
         length = getattr(self.dataset, "total_length", None)
         return super().total_dataset_length if length is None else length
 
-    def get_sampler(self) -> Any:
-        """See `get_sampler`."""
-        return get_sampler(self)
-
-
-class DataLoaderDispatcher(PreparedDataLoader):
-    """A DataLoader that rank 0 alone reads; it sends each rank its part of every batch.
-
-    Args:
-        dataset: as for `torch.utils.data.DataLoader`, which also takes `kwargs`.
-        split_batches: divide each batch among the ranks, instead of as many batches as ranks.
-        skip_batches: batches to leave out at the beginning of each pass.
-        use_stateful_dataloader: refused if True.
-        slice_fn: refused: batches are divided before samples are collated.
-        torch_device_mesh: refused.
-        iteration: the number of the first pass.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        split_batches: bool = False,
-        skip_batches: int = 0,
-        use_stateful_dataloader: bool = False,
-        _drop_last: bool = False,
-        _non_blocking: bool = False,
-        slice_fn: Callable[..., Any] | None = None,
-        torch_device_mesh: Any = None,
-        iteration: int = 0,
-        device: torch.device | None = None,
-        **kwargs: Any,
-    ) -> None:
-        _refuse_mesh(torch_device_mesh)
-        if slice_fn is not None:
-            raise UsageError(
-                "a slice function for dispatched batches is not supported",
-                where="the script's slice_fn_for_dispatch",
-                fix="remove it: each rank's samples are collated by themselves",
-            )
-        config = DataLoaderConfiguration(
-            split_batches=split_batches,
-            dispatch_batches=True,
-            non_blocking=_non_blocking,
-            use_stateful_dataloader=use_stateful_dataloader,
-        )
-        loader = DataLoader(dataset, **kwargs)
-        super().__init__(loader, *rank_and_size(), config=config, device=device)
-        self.split_batches = split_batches
-        self.skip_batches = skip_batches
-        self._drop_last = _drop_last
-        self._passes.following = iteration
-        if skip_batches:
-            self._share = self.without_first(skip_batches)._share
-
-    @property
-    def iteration(self) -> int:
-        """The number of the next pass."""
-        return self._passes.following
-
-    def get_sampler(self) -> Any:
-        """See `get_sampler`."""
-        return get_sampler(self)
-
 
 class SkipDataLoader(PreparedDataLoader):
     """A DataLoader that leaves out the first batches of each pass.
@@ -238,13 +166,6 @@ class SkipDataLoader(PreparedDataLoader):
         super().__init__(DataLoader(dataset, **kwargs), config=config)
         self._share = Share(self._original, skip_batches)
         self.skip_batches = skip_batches
-
-
-def get_sampler(dataloader: Any) -> Any:
-    """Return the sampler of a loader's samples; None if it has none."""
-    is_nested = isinstance(dataloader.sampler, BatchSampler)
-    batches = dataloader.sampler if is_nested else dataloader.batch_sampler
-    return getattr(batches, "sampler", None)
 
 
 def prepare_data_loader(
@@ -274,7 +195,8 @@ def prepare_data_loader(
         dispatch_batches: see `DataLoaderDispatcher`; needs `put_on_device`. None: for a stream
             whose batches are put on the device.
         use_seedable_sampler, data_seed, non_blocking: see `DataLoaderConfiguration`.
-        slice_fn_for_dispatch, use_stateful_dataloader, torch_device_mesh: refused.
+        slice_fn_for_dispatch: see `DataLoaderDispatcher`.
+        use_stateful_dataloader, torch_device_mesh: refused.
 
     Raises:
         InvalidValueError: a batch cannot be split into equal parts, or batches are to be dispatched
@@ -309,7 +231,7 @@ def prepare_data_loader(
     }
     options |= _source_of(dataloader)
     if dispatch_batches:
-        options["slice_fn"] = slice_fn_for_dispatch
+        options |= {"slice_fn": slice_fn_for_dispatch, "generator": None}  # so there
         return DataLoaderDispatcher(split_batches=split_batches, **options)
     generator = None
     if num_ranks > 1 and is_stream:
@@ -327,6 +249,12 @@ def prepare_data_loader(
     elif num_ranks > 1:
         generator = None if use_seedable_sampler else _generator_of(get_sampler(dataloader))
         name = "sampler" if isinstance(dataloader.sampler, BatchSampler) else "batch_sampler"
+        if name not in options:
+            raise UsageError(
+                "batch_size=None gives single samples, which are not shared out in batches",
+                where="the script's data loader",
+                fix="give it a batch_size, or a BatchSampler as its sampler",
+            )
         shard = (options[name], num_ranks, rank, split_batches, even_batches)
         options[name] = BatchSamplerShard(*shard)
     kinds = [one for one in rng_types or () if one != "generator" or generator is not None]
@@ -357,12 +285,3 @@ def _synchronize(rng_types: Sequence[str], generator: torch.Generator | None) ->
     """Set random generators to the state that they have on rank 0; a loader may have none."""
     has_one = generator is not None
     synchronize_rng_states([one for one in rng_types if has_one or one != "generator"], generator)
-
-
-def _refuse_mesh(mesh: Any) -> None:
-    if mesh is not None:
-        raise UsageError(
-            "torch_device_mesh is not supported",
-            where="the script's data loader",
-            fix="remove it: every rank reads its own share of the data",
-        )

@@ -75,9 +75,7 @@ class DispatchedShare(Share):
             if rounds is not None:
                 parts = _for_each_rank(next(rounds, None), self._num_ranks)
                 sent = [(part, super(DispatchedShare, self).has_more) for part in parts]
-            received: list[Any] = [None]
-            dist.scatter_object_list(received, sent)
-            part, self._has_more = received[0]
+            part, self._has_more = _scattered(sent)
             if part is None:
                 return
             yield part
@@ -114,6 +112,15 @@ class _OfRounds(Indices):
 
     def to_load(self, given: Iterator[Any]) -> Iterator[Any]:
         return self._indices.rounds_to_load(given)
+
+
+def _scattered(objects: list[Any] | None) -> Any:
+    """Return this rank's of the objects that rank 0 has for all."""
+    if objects is not None and len(objects) == 1:
+        return objects[0]
+    received: list[Any] = [None]
+    dist.scatter_object_list(received, objects)
+    return received[0]
 
 
 def _for_each_rank(round_: Parts | None, num_ranks: int) -> list[tuple[Any, GlobalBatch] | None]:

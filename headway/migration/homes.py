@@ -118,6 +118,17 @@ def is_module(module: str) -> bool:
     return module not in HIDDEN_MODULES and module_exists(joined(COMPAT, module))
 
 
+def compat_module(module: str) -> str:
+    """Return the module of `headway.compat` for a path below `accelerate`.
+
+    Where there is none of that name it is the nearest package above it, whose error says what to
+    use instead.
+    """
+    while module and not module_exists(joined(COMPAT, module)):
+        module = module.rpartition(".")[0]
+    return joined(COMPAT, module)
+
+
 def joined(package: str, module: str) -> str:
     """Return the full name of a module below a package; `` is the package itself."""
     return f"{package}.{module}" if module else package

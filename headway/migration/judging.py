@@ -11,7 +11,14 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from headway.migration.differences import DIFFERENCES
-from headway.migration.homes import COMPAT, NATIVE, joined, module_exists, offered
+from headway.migration.homes import (
+    COMPAT,
+    NATIVE,
+    compat_module,
+    joined,
+    module_exists,
+    offered,
+)
 from headway.migration.reading import ACCELERATOR, STATES, Kind, Need, Script, inside
 from headway.migration.topics import Topic, topic_of_member, topic_of_module, topic_of_name
 
@@ -80,7 +87,7 @@ def module_for(module: str, names: list[str], *, compat: bool = False) -> str:
         names: all that one statement imports; those that Headway has nowhere do not matter.
         compat: never another than one of `headway.compat`.
     """
-    native, like_original = joined(NATIVE, module), joined(COMPAT, module)
+    native, like_original = joined(NATIVE, module), compat_module(module)
     missing = [name for name in names if not _has(native, name)]
     if compat or len(missing) == len(names) or any(_has(like_original, name) for name in missing):
         return like_original

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
-from headway.migration.homes import COMPAT, ORIGINAL, joined
+from headway.migration.homes import COMPAT, ORIGINAL, compat_module
 from headway.migration.judging import module_for
 from headway.migration.reading import Script, imports_original, inside
 
@@ -113,5 +113,5 @@ def _name_edits(node: ast.Import, positions: _Positions) -> Iterator[_Edit]:
             start = positions.of(alias.lineno, alias.col_offset)
             # `import accelerate.utils` binds `accelerate`, whose modules are attributes
             whole = f"{COMPAT} as {ORIGINAL}"
-            new = joined(COMPAT, inside(alias.name)) if alias.asname else whole
+            new = compat_module(inside(alias.name)) if alias.asname else whole
             yield _Edit(start, start + len(alias.name), new)

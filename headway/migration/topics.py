@@ -43,7 +43,10 @@ REFUSED = (
             get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed
         """),
         modules=("utils.deepspeed",),
-        members=_names("deepspeed_plugins deepspeed_ulysses_dl_adapter get_deepspeed_plugin"),
+        members=_names("""
+            deepspeed_plugins deepspeed_ulysses_dl_adapter get_deepspeed_plugin
+            select_deepspeed_plugin deepspeed_engine_wrapped
+        """),
     ),
     Topic(
         "training with Megatron-LM",

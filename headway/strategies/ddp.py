@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from headway.collectives import average_in_place
 from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import Strategy, StrategySettings
 from headway.world import World
@@ -71,12 +71,13 @@ class DDP(Strategy):
             model.require_backward_grad_sync = was_synced
 
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        gradients = []
         for parameter in parameters:
             if parameter.requires_grad:
                 if parameter.grad is None:  # another rank may have one
                     parameter.grad = torch.zeros_like(parameter)
-                dist.all_reduce(parameter.grad)
-                parameter.grad.div_(self.data_size)
+                gradients.append(parameter.grad)
+        average_in_place(gradients)
 
 
 def _prepare_exchange(model: DistributedDataParallel) -> None:

@@ -78,10 +78,46 @@ LOADING = """
 import json, os, sys, warnings
 from importlib import import_module
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 warnings.simplefilter("ignore")
 rank = int(os.environ["RANK"])
+
+class Stream(IterableDataset):
+    epoch = 0
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+    def __iter__(self):
+        return iter(range(10 * self.epoch, 10 * self.epoch + 11))
+
+KINDS = {
+    "generator": lambda: DataLoader(range(11), 2, True, generator=torch.Generator().manual_seed(5)),
+    "dropped": lambda: DataLoader(range(11), 2, drop_last=True),
+    "stream": lambda: DataLoader(Stream(), 2),
+}
+CHOICES = (
+    {"use_seedable_sampler": True},
+    {"dispatch_batches": True},
+    {"dispatch_batches": True, "split_batches": True},
+    {"dispatch_batches": False},
+)
+
+def passes(module, make, choice):
+    # two passes, one without its first batch, one more; and what is drawn between them
+    configuration = import_module(module + ".utils").DataLoaderConfiguration
+    accelerator = import_module(module).Accelerator(
+        cpu=True, dataloader_config=configuration(**choice)
+    )
+    torch.manual_seed(3)
+    loader, seen = accelerator.prepare(make()), []
+    for turn in range(4):
+        source = accelerator.skip_first_batches(loader, 1) if turn == 2 else loader
+        for batch in source:
+            state = accelerator.gradient_state
+            seen.append([batch.tolist(), state.end_of_dataloader])
+            seen += [state.remainder] if source is loader else []
+            seen.append(torch.rand(1).item())
+    return seen
 
 def batches(accelerator, **arguments):
     return [one.tolist() for one in accelerator.prepare(DataLoader(range(9), 2, **arguments))]
@@ -119,6 +155,11 @@ for module in sys.argv[1:]:
         "dropped": batches(accelerator, drop_last=True),
         "none": accelerator.reduce(torch.tensor(rank + 1.0), "none").item(),
         "joined": joined(accelerator),
+        "passes": {
+            f"{kind} {choice}": passes(module, make, choice)
+            for kind, make in KINDS.items()
+            for choice in CHOICES
+        } if module != "headway" else {},
     }
     accelerator.free_memory()
 print("seen", json.dumps(seen), flush=True)
@@ -136,6 +177,8 @@ def test_loaders_are_those_of_accelerate_in_compat_and_joins_and_generators_in_b
         del original["joined"]  # Accelerate ignores it on the CPU
         assert native["joined"] == compat.pop("joined")
         assert native["joined"]["weight"] == pytest.approx(_weight_after_joining(), abs=1e-6)
+        orders = compat.pop("passes"), original.pop("passes")
+        assert [name for name in orders[1] if orders[0][name] != orders[1][name]] == []
         assert compat == original
         assert native["none"] != original["none"]
     assert any(one["headway"]["uneven"] != one["accelerate"]["uneven"] for one in ranks)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pkgutil import walk_packages
+
 import pytest
 
 from headway.migration.reading import Script
@@ -84,3 +87,15 @@ def test_the_encoding_stays(content: bytes) -> None:
     source = Source.read(content)
     changed = rewritten(source, Script(source.text)).content
     assert changed == content.replace(b"accelerate", b"headway.compat as accelerate")
+
+
+@pytest.mark.parametrize("form", ["from {} import a_name", "import {} as a_module"])
+def test_the_modules_in_rewritten_imports_exist(form: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    modules = [
+        one.name for one in walk_packages(accelerate.__path__, "accelerate.", lambda _: None)
+    ]
+    assert len(modules) > 50
+    for module in modules:
+        written = after(form.format(module)).split()[1]
+        assert find_spec(written) is not None, (module, written)

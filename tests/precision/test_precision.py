@@ -25,9 +25,9 @@ class Training:
         self.optimizers = [
             PreparedOptimizer(
                 torch.optim.SGD([weight], lr=1.0, fused=fused),
-                Accumulation(1),
-                self.precision,
-                TokenMean(),
+                accumulation=Accumulation(1),
+                precision=self.precision,
+                token_mean=TokenMean(),
             )
             for weight in self.weights
         ]

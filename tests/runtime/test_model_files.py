@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from headway import Accelerator
+from headway import Accelerator, saving
 from headway.errors import UsageError, WrongValue
 from headway.utils import convert_file_size_to_int
 
@@ -69,6 +70,30 @@ def test_an_index_names_the_file_of_each_weight_and_the_next_save_removes_old_fi
     assert {*index["weight_map"].values()} == files
     accelerator.save_model(Tied(), folder)
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "model-notes.txt"}
+
+
+@pytest.mark.parametrize("interrupted", ["write", "replace"])
+def test_a_save_that_is_cut_off_leaves_no_mixture_of_two_models(
+    interrupted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator, folder = Accelerator(cpu=True), tmp_path / "model"
+    accelerator.save_model(Tied(), folder, "0.3KB")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    owner, name = {"write": (saving, "write_synced"), "replace": (Path, "replace")}[interrupted]
+    function, calls = getattr(owner, name), []
+
+    def third_call_fails(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, third_call_fails)
+    with pytest.raises(OSError, match="No space"):
+        accelerator.save_model(Tied(), folder, "0.3KB")
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert after == before if interrupted == "write" else not list(folder.glob("*.index.json"))
+    assert not list(folder.glob(".*"))
 
 
 def test_sizes_are_those_of_accelerate_and_others_are_refused() -> None:

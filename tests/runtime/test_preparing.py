@@ -10,6 +10,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator
+from headway.compat import Accelerator as CompatAccelerator
+from headway.compat.optimizer import AcceleratedOptimizer
 from headway.errors import UsageError
 
 
@@ -51,3 +53,35 @@ def test_a_model_spread_by_a_device_map_is_refused() -> None:
     assert accelerator.verify_device_map(model)
     with pytest.raises(UsageError, match="device_map"):
         accelerator.prepare(model)
+
+
+def test_an_optimizer_that_a_script_makes_itself_follows_the_gradient_state() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([weight], lr=1.0), device_placement=False)
+    optimizer.train()
+    for _ in range(2):
+        with accelerator.accumulate():
+            accelerator.backward(weight.sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    assert weight.item() == 0.0
+    assert optimizer.accelerator_state.device == accelerator.device
+    assert optimizer.gradient_state.num_steps == 2
+    with pytest.raises(UsageError):
+        AcceleratedOptimizer(torch.optim.SGD([weight]), scaler=torch.amp.GradScaler("cpu"))
+
+
+def test_compat_counts_micro_batches_until_a_loader_ends() -> None:
+    accelerator = CompatAccelerator(cpu=True, gradient_accumulation_steps=2)
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.ones(5, 1))))
+    steps = []
+    for _ in loader:
+        with accelerator.accumulate():
+            steps.append(accelerator.step)
+    assert steps == [1, 2, 3, 4, 0]
+    accelerator.set_trigger()
+    assert accelerator.flag_tensor.item() == 1
+    assert accelerator.check_trigger()
+    assert accelerator.flag_tensor.item() == 0
+    assert [accelerator.state.debug, accelerator.state.fork_launched] == [False, False]
