@@ -194,8 +194,10 @@ class Resuming(Checkpointed, Tracked):
         super().end_training()
 
     def _state_to_save(self, folder: Path, allow_pickle: bool) -> Any:
+        from headway.checkpoint.manifest import write_json
+
         if self.is_main_process:
-            (folder / _TRACKERS).write_text(json.dumps(self._run_ids()))
+            write_json(folder / _TRACKERS, self._run_ids())
         return super()._state_to_save(folder, allow_pickle)
 
     def _arm(self) -> None:
