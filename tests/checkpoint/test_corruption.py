@@ -239,5 +239,5 @@ def test_a_checkpoint_of_another_user_is_loaded_if_it_may_be_read(
     (folder / "values.json").chmod(0)
     with pytest.raises(CheckpointError) as caught:
         live.accelerator.load_state(folder)
-    assert caught.value.problems[0].where == str(folder / "values.json")
+    assert str(folder / "values.json") in caught.value.problems[0].where
     assert live.bits() == before

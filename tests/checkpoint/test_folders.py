@@ -70,7 +70,7 @@ def test_where_a_checkpoint_cannot_take_its_place_the_save_is_refused(
         monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(CheckpointError) as caught:
         save(target, step=2)
-    assert caught.value.problems[0].where == str(target)
+    assert str(target) in caught.value.problems[0].where
     if kind == "file":
         assert target.read_text() == "mine"
     if kind == "read-only folder":

@@ -82,7 +82,7 @@ def test_a_damaged_file_is_refused_and_named(damage: Callable[[Path], object], s
     damage(saved / "tensors" / "a.bin")
     with pytest.raises(CheckpointError) as caught:
         verify(saved)
-    assert caught.value.problems[0].where == str(saved / "tensors" / "a.bin")
+    assert str(saved / "tensors" / "a.bin") in caught.value.problems[0].where
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -134,7 +134,7 @@ def test_a_hostile_manifest_is_refused(change: Callable[[Any], object], saved: P
     rewrite(saved, change)
     with pytest.raises(CheckpointError) as caught:
         read_manifest(saved)
-    assert caught.value.problems[0].where == str(saved / NAME)
+    assert str(saved / NAME) in caught.value.problems[0].where
 
 
 def test_a_manifest_that_says_something_twice_is_refused(saved: Path) -> None:
