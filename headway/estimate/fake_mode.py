@@ -52,6 +52,8 @@ class ScriptMode(FakeTensorMode):
         kwargs = kwargs or {}
         if func is _aten._local_scalar_dense.default:
             return self.scalar(args[0])
+        if func is _aten._pack_padded_sequence.default:
+            return self._packed(*args)
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
@@ -106,6 +108,19 @@ class ScriptMode(FakeTensorMode):
         self._note(f"{func.overloadpacket.__name__}: its result is taken to be as large as can be")
         with self:
             return bound(*args, **kwargs)
+
+    def _packed(
+        self, x: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return packed sequences, with real batch sizes: torch reads them in C++."""
+        batch, longest = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
+        known = self.values.get(lengths)
+        if known is None:
+            self._note("pack_padded_sequence: all sequences are taken to be as long as the longest")
+            known = torch.full((batch,), longest)
+        each = (known.unsqueeze(0) > torch.arange(int(known.max())).unsqueeze(1)).sum(1)
+        with self:
+            return x.new_empty(int(each.sum()), *x.shape[2:]), each
 
     def _on(self, fake: Any, device: torch.device) -> torch.Tensor:
         fake.fake_device = device
@@ -171,13 +186,6 @@ def _repeated(x: torch.Tensor, *, output_size: int | None = None) -> torch.Tenso
     return x.new_empty(output_size or x.numel())
 
 
-def _packed(
-    x: torch.Tensor, _: torch.Tensor, batch_first: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, length = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
-    return x.new_empty(batch * length, *x.shape[2:]), torch.full((length,), batch)
-
-
 def _ctc_loss(
     log_probs: torch.Tensor, targets: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,7 +200,6 @@ _LARGEST: dict[Any, Callable[..., Any]] = {
     _aten._unique2: _unique,
     _aten.bincount: _bincount,
     _aten.repeat_interleave: _repeated,
-    _aten._pack_padded_sequence: _packed,
     _aten._ctc_loss: _ctc_loss,
 }
 """The results with the largest shapes that there can be, by operator."""

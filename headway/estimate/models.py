@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim.optimizer import (
@@ -14,6 +14,9 @@ from torch.optim.optimizer import (
 from torch.utils._pytree import tree_iter
 
 from headway.estimate.ledger import ACTIVATIONS, Ledger
+
+T = TypeVar("T")
+Alive = weakref.WeakValueDictionary[int, T]
 
 
 class Models:
@@ -34,12 +37,12 @@ class Models:
         self._ledger = ledger
         self._before_first_call = before_first_call
         self._after_step = after_step
-        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        # by id: a class of the script's may have a hash of its own
+        self._modules: Alive[torch.nn.Module] = weakref.WeakValueDictionary()
+        self._called: Alive[torch.nn.Module] = weakref.WeakValueDictionary()
+        self._optimizers: Alive[torch.optim.Optimizer] = weakref.WeakValueDictionary()
+        self._steps: dict[int, int] = {}
         self.ends_steps = True  # whether `after_step` is called
-        self.steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int]
-        self.steps = weakref.WeakKeyDictionary()
 
     def follow(self) -> None:
         """Begin; to be called once in a process."""
@@ -47,7 +50,8 @@ class Models:
         made = torch.optim.Optimizer.__init__
 
         def init(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-            self._optimizers.add(optimizer)
+            self._optimizers[id(optimizer)] = optimizer
+            self._steps[id(optimizer)] = 0
             made(optimizer, *args, **kwargs)
 
         torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign]
@@ -56,12 +60,16 @@ class Models:
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return those that are alive."""
-        return [*self._optimizers]
+        return [*self._optimizers.values()]
+
+    def steps(self) -> list[int]:
+        """Return how many steps each optimizer that is alive has made."""
+        return [self._steps[number] for number in [*self._optimizers.keys()]]
 
     def roots(self) -> Iterator[torch.nn.Module]:
         """Yield the modules that are part of no other and have parameters."""
-        inner = {id(child) for module in self._modules for child in module.children()}
-        for module in [*self._modules]:
+        inner = {id(child) for module in [*self._modules.values()] for child in module.children()}
+        for module in [*self._modules.values()]:
             if id(module) not in inner and any(True for _ in module.parameters()):
                 yield module
 
@@ -78,7 +86,7 @@ class Models:
 
     def classify(self) -> None:
         """Say what the tensors of all modules and optimizers are for."""
-        for module in [*self._modules]:
+        for module in [*self._modules.values()]:
             owner = weakref.ref(module)
             for parameter in module._parameters.values():
                 if parameter is not None:
@@ -98,11 +106,11 @@ class Models:
 
         def init(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
             made(module, *args, **kwargs)
-            self._modules.add(module)
+            self._modules[id(module)] = module
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not running and module not in self._called:
-                self._called.add(module)
+            if not running and id(module) not in self._called:
+                self._called[id(module)] = module
                 self._before_first_call(module)
             running.append(weakref.ref(module))
             try:
@@ -125,7 +133,7 @@ class Models:
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._ledger.default_category = ACTIVATIONS
         self._classify_states(optimizer)
-        self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
+        self._steps[id(optimizer)] += 1
         if self.ends_steps:
             self._after_step()
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from headway.estimate.attempt import (
     FAKE,
     REAL,
-    STATES,
     Attempt,
     Outcome,
     decode_outcome,
@@ -167,16 +166,13 @@ class Planner:
         fake = self._attempt(attempt)
         if fake.rung == FAKE:
             return fake
-        free = _free_bytes()
-        if fake.rung == STATES and fake.peak_bytes < _PART_OF_MEMORY * free:
-            limit = int(_PART_OF_MEMORY * free)
-            real = self._attempt(attempt._replace(rung=REAL, memory_limit_bytes=limit))
-            if real.rung == REAL:
-                return real._replace(failed_at=fake.failed_at)
-            return fake._replace(
-                notes=(*fake.notes, f"real steps here failed, too: {real.failed_at}")
-            )
-        return fake
+        limit = int(_PART_OF_MEMORY * _free_bytes())
+        if fake.peak_bytes >= limit:  # of the states, or 0 where not even they are known
+            return fake
+        real = self._attempt(attempt._replace(rung=REAL, memory_limit_bytes=limit))
+        if real.rung == REAL:
+            return real._replace(failed_at=fake.failed_at)
+        return fake._replace(notes=(*fake.notes, f"real steps here failed, too: {real.failed_at}"))
 
     def _largest(self, attempt: Attempt, devices: Devices, batches: BatchSizes) -> int | None:
         """Return the largest size that fits, by halving: more samples never take less memory."""

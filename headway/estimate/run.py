@@ -5,6 +5,7 @@ The process is changed for good, and ended with the outcome; `server.py` forks o
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -98,6 +99,7 @@ class Run:
         null = os.open(os.devnull, os.O_RDONLY)
         for one, number in ((null, 0), (fd, 1), (fd, 2)):
             os.dup2(one, number)
+        faulthandler.enable()
 
     def _prepare(self) -> None:
         """Make what has to be made before there are fake tensors."""
@@ -159,7 +161,7 @@ class Run:
             self._units += blocks
 
     def _after_step(self) -> None:
-        steps = [self._models.steps.get(one, 0) for one in self._models.optimizers()]
+        steps = self._models.steps()
         if min(steps) >= self._attempt.steps or max(steps) >= _MOST_STEPS:
             self._models.classify()
             self._finish(self._outcome(self._attempt.rung))
@@ -175,7 +177,7 @@ class Run:
         self._ledger.modules.clear()
         failed_at = "" if error is None else _said(error)
         if error is None or isinstance(error, SystemExit):
-            if any(self._models.steps.values()):
+            if any(self._models.steps()):
                 self.note("the script ended before its second optimizer step")
                 self._models.classify()
                 self._finish(self._outcome(self._attempt.rung))
@@ -217,7 +219,7 @@ class Run:
             categories=totals(at_peak),
             modules=largest_parts(at_peak, names),
             units=tuple(names.get(id(one), type(one).__name__) for one in self._units),
-            steps=max(self._models.steps.values(), default=0),
+            steps=max(self._models.steps(), default=0),
             seconds=time.monotonic() - self._began,
             notes=tuple(notes),
         )

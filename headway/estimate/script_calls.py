@@ -64,7 +64,15 @@ def replace_reading(mode: ScriptMode) -> None:
         array = mode.array(self)
         return array if dtype is None else array.astype(dtype)
 
+    def deepcopy(self: FakeTensor, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            copied: Any = self.detach().clone().requires_grad_(self.requires_grad)
+            is_parameter = isinstance(self, torch.nn.Parameter)
+            memo[id(self)] = torch.nn.Parameter(copied, self.requires_grad) if is_parameter else copied
+        return memo[id(self)]
+
     torch.randperm = randperm
+    FakeTensor.__deepcopy__ = deepcopy  # type: ignore[method-assign]
     FakeTensor.numpy = lambda self, **_: mode.array(self)  # type: ignore[method-assign, assignment]
     FakeTensor.__array__ = as_array  # type: ignore[method-assign, assignment]
     FakeTensor.tolist = lambda self: mode.array(self).tolist()  # type: ignore[method-assign]

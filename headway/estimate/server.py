@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from headway.estimate.attempt import Attempt, Outcome, decode_attempt, encode
 from headway.estimate.run import Run
+from headway.estimate.script_lines import line_in
 
 _MARGIN_S = 20.0  # for a script that holds up its own alarm
 
@@ -49,8 +50,10 @@ def encode_answer(attempt: Attempt) -> str:
     if text.endswith("\n"):
         return text.rstrip("\n")
     code = os.waitstatus_to_exitcode(status)
-    ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return encode(Outcome(failed_at=f"the process ended with {ended}", output=_output(attempt)))
+    ended = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+    output = _output(attempt)
+    line = line_in(output)
+    return encode(Outcome(failed_at=f"{line}: {ended}" if line else ended, output=output))
 
 
 def _output(attempt: Attempt) -> str:
@@ -76,6 +79,7 @@ def _read(fd: int, deadline: float) -> str:
 
 def _import_for_all() -> None:
     """Import what most scripts do, before the first fork, and keep it out of the collector's way."""
+    import torch._dynamo  # noqa: F401  the first step of any optimizer imports it
     import torch.distributed.fsdp  # noqa: F401
     import torch.distributed.nn.functional  # noqa: F401
     import torch.utils.checkpoint  # noqa: F401
