@@ -102,7 +102,12 @@ class Ledger(TorchDispatchMode):
             entry = self._entries[storage]
             if entry.category == ACTIVATIONS:
                 entry.category = category
+            if entry.category == category:
                 entry.owner = owner or entry.owner
+
+    def owner_of(self, tensor: torch.Tensor) -> Any:
+        """Return the module that a tensor belongs to, or that made it."""
+        return next((self._entries[storage].owner for storage in _storages(tensor)), None)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a known storage has another size now."""

@@ -139,6 +139,7 @@ class Models:
 
     def _classify_states(self, optimizer: torch.optim.Optimizer) -> None:
         for parameter, state in optimizer.state.items():
+            owner = self._ledger.owner_of(parameter)
             for one in tree_iter(state):
                 if isinstance(one, torch.Tensor) and one is not parameter:
-                    self._ledger.classify(one, "optimizer")
+                    self._ledger.classify(one, "optimizer", owner)

@@ -85,6 +85,7 @@ def _row_data(report: Report, judged: Judged) -> dict[str, Any]:
         "rung": outcome.rung,
         "fits": judged.fits,
         "needed_bytes": judged.needed_bytes,
+        "modules": [part._asdict() for part in outcome.modules],
         "units": outcome.units,
         "notes": outcome.notes,
         "failed_at": outcome.failed_at,
@@ -94,7 +95,6 @@ def _row_data(report: Report, judged: Judged) -> dict[str, Any]:
                 "rank": rank,
                 "peak_bytes": outcome.peak_bytes,
                 "parts": outcome.categories,
-                "modules": [part._asdict() for part in outcome.modules],
             }
             for rank in range(report.devices.world_size)
         ],
@@ -153,16 +153,15 @@ def _show_peak(console: Console, devices: Devices, judged: Judged) -> None:
     )
     width = max(20, min(console.width, 100) - 2)
     bar = Text("[")
-    whole = max(devices.bytes_per_rank, judged.needed_bytes, 1)
-    used = 0
-    cells = 0
+    whole = max(sum(outcome.categories.values()), 1)
+    used = cells = 0
     for name in CATEGORIES:
         used += outcome.categories[name]
         end = round(width * used / whole)
         letter = "█" if _has_colours(console) else _LETTERS[name]
         bar.append(letter * (end - cells), _COLOURS[name])
         cells = end
-    bar.append("·" * (width - cells), "dim").append("]")
+    bar.append("]")
     console.print(bar, soft_wrap=True)
     for name in CATEGORIES:
         key = "█" if _has_colours(console) else _LETTERS[name]

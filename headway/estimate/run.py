@@ -122,6 +122,7 @@ class Run:
         if self._mode is not None:
             stand_in.replace_moves(ledger.see)
             script_calls.replace_reading(self._mode)
+            script_calls.replace_padding(self._mode)
             script_calls.replace_skipped_steps()
             script_calls.replace_resizing(ledger.resized)
         script_calls.replace_loaders(self._mode, ledger.see)
