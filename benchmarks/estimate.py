@@ -8,7 +8,7 @@ The truth of one process is the peak of torch's own allocator over two real step
 torch.profiler's allocation events: the workspaces of kernels count. That of two ranks, where the
 profiler misses what other threads free, is the peak of live storages of rank 0. The formulas are
 that of `accelerate estimate-memory` for Adam (four times the weights) and DeepSpeed's for ZeRO-2 on
-one device (20 bytes for each parameter), and for ZeRO-3 on two (18 / 2 bytes, and the largest layer).
+one device (20 bytes for each parameter), and for ZeRO-3 on two (12).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
 BYTES_PER_PARAMETER = {1: 20.0, 2: 4.0 + 16.0 / 2}
-"""Of model states, by ranks. Source: DeepSpeed's documentation, `estimate_zero2_model_states_mem_needs`
-and `estimate_zero3_model_states_mem_needs`, all on the device."""
+"""Of model states on the device, by ranks. Source: DeepSpeed's documentation of memory,
+`estimate_zero2_model_states_mem_needs` and `estimate_zero3_model_states_mem_needs`."""
 
 _MLP = """
 import torch
@@ -68,7 +68,8 @@ net = BertForSequenceClassification(config).train()
 optimizer = torch.optim.AdamW(net.parameters())
 for _ in range(2):
     tokens = torch.randint(0, 30000, (8, 128))
-    net(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=torch.zeros(8).long()).loss.backward()
+    mask, labels = torch.ones_like(tokens), torch.zeros(8).long()
+    net(input_ids=tokens, attention_mask=mask, labels=labels).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -146,7 +147,14 @@ def cases(size: str) -> list[Case]:
     """Return the cases; those of a convolution have a workspace that no tensor holds."""
     sizes = _SIZES[size]
     mlp_width = 1536 if size == "full" else 256
-    gpt2 = {**sizes, "attention": "sdpa", "after": "", "optimizer": _ADAMW, "batch": 2, "bf16": False}
+    gpt2 = {
+        **sizes,
+        "attention": "sdpa",
+        "after": "",
+        "optimizer": _ADAMW,
+        "batch": 2,
+        "bf16": False,
+    }
 
     def gpt(name: str, **changes: Any) -> Case:
         return Case(name, _GPT2.format(**{**gpt2, **changes}))
@@ -349,7 +357,8 @@ def main() -> None:
         print(json.dumps(found._asdict()), flush=True)
         os._exit(0)
     rows = []
-    print(f"{'case':<28}{'true MiB':>10}{'headway':>9}{'accel. x4':>11}{'DeepSpeed':>11}   seconds: estimate, real")
+    heads = f"{'true MiB':>10}{'headway':>9}{'accel. x4':>11}{'DeepSpeed':>11}"
+    print(f"{'case':<28}{heads}   seconds: estimate, real")
     for case in cases(options.size):
         if options.only.lower() not in case.name.lower():
             continue

@@ -1,4 +1,4 @@
-"""`headway estimate script.py [args]`: how much memory each rank will take, before anything is run."""
+"""`headway estimate script.py [args]`: how much memory each rank will take, before it is run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         device_name=devices.name,
         device_bytes=devices.memory_bytes,
         world_size=devices.world_size,
-        local_world_size=devices.count,
+        local_world_size=devices.per_machine,
         time_limit_s=_time_limit(parsed.time_limit),
     )
     rows = _rows(parsed.strategy, devices)

@@ -1,1 +1,1 @@
-"""How much memory a training script will take: it is run without memory, and its tensors counted."""
+"""How much memory a training script takes: it is run without memory, its tensors counted."""

@@ -9,12 +9,12 @@ import json
 from typing import Any, NamedTuple
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
-"""What a byte is for. Activations are all that is none of the others: batches and temporaries too."""
+"""What a byte is for. Activations are all that is none of the others, such as batches."""
 
 FAKE, REAL, STATES = "fake tensors", "real steps", "states alone"
 RUNGS = (FAKE, REAL, STATES)
-"""How far a script was followed, best first: its steps without memory; real steps on this CPU; no
-step, but exactly what parameters, gradients and optimizer take."""
+"""How far a script was followed, best first: all its steps without memory; real steps on this CPU;
+no step, but what parameters, gradients and optimizer take."""
 
 
 class Attempt(NamedTuple):

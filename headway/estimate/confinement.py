@@ -31,7 +31,7 @@ _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.symlink": ((1, 2),),
     "shutil.move": ((0, None), (1, None)),
 }
-"""Audit events of changes: which arguments are paths, and which the folders they are relative to."""
+"""Audit events of changes: which arguments are paths, and which the folders that these are in."""
 
 _PROGRAMS = {
     *("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn"),
@@ -89,9 +89,7 @@ class Confinement:
 
     def _is_free(self, path: Any) -> bool:
         absolute = self._absolute(path)
-        return absolute == self._scratch or absolute.startswith(
-            (self._scratch + os.sep, *_DEVICES)
-        )
+        return absolute == self._scratch or absolute.startswith((self._scratch + os.sep, *_DEVICES))
 
     def _absolute(self, path: Any) -> str:
         return os.path.realpath(os.fsdecode(path))
@@ -117,7 +115,9 @@ class Confinement:
                 file = self._for_writing(file) if is_written else self._seen(file)
             return open_file(file, mode, *args, **kwargs)
 
-        def opened_fd(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        def opened_fd(
+            path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
+        ) -> int:
             if dir_fd is None:
                 path = self._for_writing(path) if flags & _WRITING else self._seen(path)
             return open_fd(path, flags, mode, dir_fd=dir_fd)

@@ -41,29 +41,29 @@ class Devices(NamedTuple):
         kind: `cuda` or `cpu`.
         name: as it is printed, and for a GPU what `torch.cuda.get_device_name()` gives.
         memory_bytes: of each; for CPUs of each machine.
-        count: of each machine: as many ranks.
+        per_machine: how many each machine has: as many ranks.
         machines: how many there are.
     """
 
     kind: str
     name: str
     memory_bytes: int
-    count: int = 1
+    per_machine: int = 1
     machines: int = 1
 
     @property
     def world_size(self) -> int:
-        return self.count * self.machines
+        return self.per_machine * self.machines
 
     @property
     def bytes_per_rank(self) -> int:
         """What one rank may take: a device, or its part of a machine."""
-        return self.memory_bytes // (self.count if self.kind == "cpu" else 1)
+        return self.memory_bytes // (self.per_machine if self.kind == "cpu" else 1)
 
     def __str__(self) -> str:
         machines = f"{self.machines} x " if self.machines > 1 else ""
         size = self.memory_bytes / 2**30
-        return f"{machines}{self.count} x {self.name} ({size:.1f} GiB)"
+        return f"{machines}{self.per_machine} x {self.name} ({size:.1f} GiB)"
 
 
 def parse_devices(text: str, this_machine: Machine) -> Devices:
@@ -128,7 +128,8 @@ def _known_bytes(name: str) -> int:
     if sizes is None:
         close = did_you_mean(name.upper(), KNOWN)
         raise ConfigError(
-            f"the memory of {name!r} is not known" + (f"; did you mean {close!r}?" if close else ""),
+            f"the memory of {name!r} is not known"
+            + (f"; did you mean {close!r}?" if close else ""),
             where="--devices",
             fix=f"write it after the name: {name}-24GB",
         )

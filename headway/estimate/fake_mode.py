@@ -46,9 +46,7 @@ class ScriptMode(FakeTensorMode):
         self._note = note
         self.values = Values()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _aten._local_scalar_dense.default:
             return self.scalar(args[0])

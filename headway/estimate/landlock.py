@@ -53,8 +53,9 @@ def confine(writable: Iterable[str]) -> bool:
         for path in writable:
             with suppress(FileNotFoundError):
                 _allow(libc, ruleset, path, changes)
-        is_bound = libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0
-        return is_bound and libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0
+        refused: int = libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        refused = refused or libc.syscall(_RESTRICT_SELF, ruleset, 0)
+        return refused == 0
     finally:
         os.close(ruleset)
 

@@ -190,7 +190,8 @@ class Planner:
         self._count += 1
         scratch = os.path.join(self._scratch, str(self._count))
         os.mkdir(scratch)
-        assert self._server.stdin is not None and self._server.stdout is not None
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
         print(encode(attempt._replace(scratch=scratch)), file=self._server.stdin, flush=True)
         return decode_outcome(self._server.stdout.readline())
 

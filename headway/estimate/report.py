@@ -53,8 +53,8 @@ class Report(NamedTuple):
             words.append("--cpu")
         if devices.machines > 1:
             words += ["--num-machines", str(devices.machines)]
-        if devices.count > 1:
-            words += ["--num-processes", str(devices.count)]
+        if devices.per_machine > 1:
+            words += ["--num-processes", str(devices.per_machine)]
         words += judged.row.flags or ()
         words += ["-m"] * attempt.is_module
         return shlex.join([*words, attempt.program, *attempt.args])
@@ -70,7 +70,7 @@ def as_data(report: Report) -> dict[str, Any]:
             "name": devices.name,
             "memory_bytes": devices.memory_bytes,
             "machines": devices.machines,
-            "count": devices.count,
+            "per_machine": devices.per_machine,
         },
         "margin": {"bytes": MARGIN_BYTES[devices.kind], "share_of_peak": MARGIN_SHARE},
         "checked": CHECKED,
@@ -214,7 +214,9 @@ def _show_launch(console: Console, report: Report) -> None:
     if chosen is None:
         _say(console, "no strategy is known to fit; take smaller batches, or more devices")
     elif chosen.row.flags is None:
-        _say(console, f"{chosen.row.name} fits; `headway launch` does not do it: {chosen.row.change}")
+        _say(
+            console, f"{chosen.row.name} fits; `headway launch` does not do it: {chosen.row.change}"
+        )
     else:
         _say(console, report.launch_line(chosen))
 

@@ -257,5 +257,3 @@ def _said(error: BaseException) -> str:
     message = str(error).strip().splitlines() or [""]
     text = f"{type(error).__name__}: {message[0]}" if message[0] else type(error).__name__
     return f"{line}: {text}" if line else text
-
-

@@ -68,7 +68,9 @@ def replace_reading(mode: ScriptMode) -> None:
         if id(self) not in memo:
             copied: Any = self.detach().clone().requires_grad_(self.requires_grad)
             is_parameter = isinstance(self, torch.nn.Parameter)
-            memo[id(self)] = torch.nn.Parameter(copied, self.requires_grad) if is_parameter else copied
+            memo[id(self)] = (
+                torch.nn.Parameter(copied, self.requires_grad) if is_parameter else copied
+            )
         return memo[id(self)]
 
     torch.randperm = randperm

@@ -1,4 +1,4 @@
-"""Which line of the user's own code is being run; torch's, Python's and installed ones are not it."""
+"""Which line of the user's own code is being run: not torch's, Python's or a package's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 def is_of_user(file: str) -> bool:
     """Return whether a file of code is the user's own."""
-    if file.startswith("<") or file.startswith(_PACKAGE) or any(one in file for one in _INSTALLED):
+    if file.startswith(("<", _PACKAGE)) or any(one in file for one in _INSTALLED):
         return False
     return not os.path.realpath(file).startswith(_OTHERS)
 

@@ -78,10 +78,10 @@ def _read(fd: int, deadline: float) -> str:
 
 
 def _import_for_all() -> None:
-    """Import what most scripts do, before the first fork, and keep it out of the collector's way."""
-    import torch._dynamo  # noqa: F401  the first step of any optimizer imports it
-    import torch.distributed.fsdp  # noqa: F401
-    import torch.distributed.nn.functional  # noqa: F401
+    """Import what most scripts need, and keep it out of the garbage collector's way."""
+    import torch._dynamo  # the first step of any optimizer imports it
+    import torch.distributed.fsdp
+    import torch.distributed.nn.functional
     import torch.utils.checkpoint  # noqa: F401
     from torch.testing._internal.distributed import fake_pg  # noqa: F401
 

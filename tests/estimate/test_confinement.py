@@ -101,7 +101,12 @@ def test_what_goes_other_ways_is_refused_with_its_line(server: Server, results: 
     path = results / "old" / "model.txt"
     lines = ["import os, posix, socket, subprocess, sys; path = sys.argv[1]"]
     for call in REFUSED:
-        lines += ["try:", f"    {call}", "except PermissionError: pass", "else: raise SystemExit(1)"]
+        lines += [
+            "try:",
+            f"    {call}",
+            "except PermissionError: pass",
+            "else: raise SystemExit(1)",
+        ]
     outcome = server.follow(written("\n".join(lines) + "\n"), str(path))
     assert outcome.steps == 2, outcome
     for number in range(len(REFUSED)):
@@ -135,5 +140,7 @@ def test_native_code_is_held_back_by_the_kernel_or_a_note_says_that_it_is_not(
 
 def test_the_script_s_own_working_folder_stays_empty(server: Server) -> None:
     before = {*Path().rglob("*")}
-    server.follow(written("import torch\ntorch.save({}, 'model.pt')\nopen('log', 'w').write('x')\n"))
+    server.follow(
+        written("import torch\ntorch.save({}, 'model.pt')\nopen('log', 'w').write('x')\n")
+    )
     assert {*Path().rglob("*")} - before == {Path("script.py")}

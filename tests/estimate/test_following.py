@@ -100,16 +100,20 @@ def test_recomputed_activations_take_less(server: Server) -> None:
     path = Path("wide.py")
     wide = f"nn.Linear({WIDTH}, {4 * WIDTH}), nn.GELU(), nn.Linear({4 * WIDTH}, {WIDTH})"
     text = TRAINING.replace(f"nn.Linear({WIDTH}, {WIDTH})", wide)
-    path.write_text(text.replace(f"randn({BATCH},", "randn(4096,").replace(f"({BATCH},)", "(4096,)"))
+    path.write_text(
+        text.replace(f"randn({BATCH},", "randn(4096,").replace(f"({BATCH},)", "(4096,)")
+    )
     plain = server.follow(path)
     assert server.follow(path, checkpointed=True).peak_bytes < plain.peak_bytes - 64 * MIB
 
 
 def test_half_precision_and_accumulation_are_the_script_s_own(server: Server) -> None:
     path = Path("halved.py")
-    path.write_text(TRAINING.replace("Net().to(device)", "Net().to(device).bfloat16()").replace(
-        ".to(device)\n    y", ".to(device).bfloat16()\n    y"
-    ))
+    path.write_text(
+        TRAINING.replace("Net().to(device)", "Net().to(device).bfloat16()").replace(
+            ".to(device)\n    y", ".to(device).bfloat16()\n    y"
+        )
+    )
     found = server.follow(path, device="cuda")
     assert found.rung == "fake tensors", found
     assert found.categories["parameters"] == WEIGHTS // 2
@@ -117,8 +121,11 @@ def test_half_precision_and_accumulation_are_the_script_s_own(server: Server) ->
 
 def test_a_model_far_larger_than_this_machine_is_followed(server: Server) -> None:
     path = Path("large.py")
-    path.write_text(TRAINING.replace(f"Linear({WIDTH}, {WIDTH})", f"Linear({WIDTH}, {WIDTH} * 10**6)")
-                    .replace("nn.ReLU())", f"nn.ReLU(), nn.Linear({WIDTH} * 10**6, {WIDTH}))"))
+    path.write_text(
+        TRAINING.replace(f"Linear({WIDTH}, {WIDTH})", f"Linear({WIDTH}, {WIDTH} * 10**6)").replace(
+            "nn.ReLU())", f"nn.ReLU(), nn.Linear({WIDTH} * 10**6, {WIDTH}))"
+        )
+    )
     found = server.follow(path, device="cuda")
     assert found.rung == "fake tensors", found
     assert found.categories["parameters"] > 2**41
@@ -126,7 +133,9 @@ def test_a_model_far_larger_than_this_machine_is_followed(server: Server) -> Non
 
 def test_a_script_that_fails_has_its_states_alone_and_its_line(server: Server) -> None:
     path = Path("fails.py")
-    path.write_text(TRAINING.replace("for _ in range(3):", "for _ in range(3):\n    raise KeyError('x')"))
+    path.write_text(
+        TRAINING.replace("for _ in range(3):", "for _ in range(3):\n    raise KeyError('x')")
+    )
     found = server.follow(path, device="cuda")
     assert found.rung == "states alone"
     line = 1 + path.read_text().splitlines().index("    raise KeyError('x')")
@@ -163,6 +172,8 @@ def test_a_script_that_crashes_in_native_code_names_its_line(server: Server) -> 
 
 def test_the_examples_are_followed(server: Server) -> None:
     world = {"device": "cuda", "world_size": 2, "local_world_size": 2}
-    found = server.follow(ROOT / "examples" / "char_gpt.py", "--size", "124m", "--batch-size", "8", **world)
+    found = server.follow(
+        ROOT / "examples" / "char_gpt.py", "--size", "124m", "--batch-size", "8", **world
+    )
     assert (found.rung, found.steps) == ("fake tensors", 2), found
     assert 4 * 124e6 < found.categories["parameters"] < 4 * 126e6

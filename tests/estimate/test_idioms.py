@@ -1,4 +1,4 @@
-"""Idioms of ordinary scripts: nearly all are followed to their second step, the others say where not."""
+"""Idioms of ordinary scripts: nearly all are followed, and the others say where they were not."""
 
 from __future__ import annotations
 

@@ -97,6 +97,7 @@ parser.add_argument("--epochs", type=int, default=3)
 for _ in range(parser.parse_args().epochs):
     step()
 
+
 # %% a main function behind the usual guard
 def main():
     for _ in range(3):

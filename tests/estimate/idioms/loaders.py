@@ -107,6 +107,7 @@ def collate(samples):
 for x, y in DataLoader(data, 8, collate_fn=collate):
     step(x, y)
 
+
 # %% collate through numpy
 def as_numpy(samples):
     xs, ys = zip(*samples)

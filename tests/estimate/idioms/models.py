@@ -38,6 +38,7 @@ net = nn.Sequential(
 )
 train(net, torch.randn(8, 1, 4, 4))
 
+
 # %% lstm
 class Reader(nn.Module):
     def __init__(self):
@@ -51,6 +52,7 @@ class Reader(nn.Module):
 
 
 train(Reader(), torch.randint(0, 10, (8, 6)))
+
 
 # %% gru cell in a loop
 class Loop(nn.Module):
@@ -68,6 +70,7 @@ class Loop(nn.Module):
 
 train(Loop())
 
+
 # %% packed sequences
 class Packed(nn.Module):
     def __init__(self):
@@ -84,6 +87,7 @@ class Packed(nn.Module):
 
 train(Packed())
 
+
 # %% transformer encoder
 class Encoder(nn.Module):
     def __init__(self):
@@ -94,7 +98,9 @@ class Encoder(nn.Module):
 
     def forward(self, x):
         padding = torch.zeros(len(x), 5, dtype=torch.bool)
-        return self.head(self.encoder(x.unsqueeze(1).repeat(1, 5, 1), src_key_padding_mask=padding)[:, 0])
+        return self.head(
+            self.encoder(x.unsqueeze(1).repeat(1, 5, 1), src_key_padding_mask=padding)[:, 0]
+        )
 
 
 train(Encoder())
@@ -107,6 +113,7 @@ for _ in range(2):
         print(F.cross_entropy(net(x), y).item())
     net.train()
     train(net)
+
 
 # %% causal attention by hand
 class Attention(nn.Module):
@@ -123,6 +130,7 @@ class Attention(nn.Module):
 
 train(Attention())
 
+
 # %% attention by torch
 class Scaled(nn.Module):
     def __init__(self):
@@ -135,6 +143,7 @@ class Scaled(nn.Module):
 
 
 train(Scaled())
+
 
 # %% checkpointed block
 class Checkpointed(nn.Module):
@@ -151,11 +160,14 @@ class Checkpointed(nn.Module):
 
 train(Checkpointed())
 
+
 # %% checkpointed sequence
 class Sequence(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)])
+        self.blocks = nn.Sequential(
+            *[nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)]
+        )
         self.head = nn.Linear(16, 4)
 
     def forward(self, x):
@@ -163,6 +175,7 @@ class Sequence(nn.Module):
 
 
 train(Sequence())
+
 
 # %% tied weights
 class Tied(nn.Module):
@@ -198,6 +211,7 @@ teacher = copy.deepcopy(net).eval()
 for p in teacher.parameters():
     p.requires_grad = False
 train(net, lossed=lambda out, y: F.mse_loss(out, teacher(x)))
+
 
 # %% a custom autograd function
 class Double(torch.autograd.Function):
@@ -238,6 +252,7 @@ net = nn.Sequential(
     nn.utils.parametrizations.spectral_norm(nn.Linear(16, 4)),
 )
 train(net)
+
 
 # %% mixture of experts
 class Experts(nn.Module):

@@ -121,6 +121,7 @@ for _ in range(4):
     F.softplus(-judge(fake)).mean().backward()
     first.step()
 
+
 # %% an optimizer of one's own
 class Signs(torch.optim.Optimizer):
     def __init__(self, params, lr=0.01):
