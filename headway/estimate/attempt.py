@@ -36,7 +36,6 @@ class Attempt(NamedTuple):
         time_limit_s: seconds.
         memory_limit_bytes: for REAL: what tensors may take here.
         scratch: the only folder in which files change.
-        is_confined: nothing outside `scratch` can be changed. Only tests of other things go without.
     """
 
     program: str
@@ -54,7 +53,6 @@ class Attempt(NamedTuple):
     steps: int = 2
     time_limit_s: float = 300.0
     memory_limit_bytes: int | None = None
-    is_confined: bool = True
 
 
 class Part(NamedTuple):

@@ -136,8 +136,6 @@ class Run:
         self._ledger.classify(bucket, "gradients")
 
     def _confine(self) -> None:
-        if not self._attempt.is_confined:
-            return
         scratch = os.path.realpath(self._attempt.scratch)
         Confinement(scratch, self.note).begin()
         if not landlock.confine((scratch, "/dev/null", "/dev/shm")):
