@@ -195,8 +195,8 @@ def measure_one(script: str) -> Measured:
         with suppress(_Enough):
             runpy.run_path(script, run_name="__main__")
         seconds = time.perf_counter() - began
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
-    events = [*_events(results.experimental_event_tree())]  # type: ignore[union-attr]
+    results = profiler.profiler.kineto_results
+    events = [*_events(results.experimental_event_tree())]
     allocations = sorted(
         (event.start_time_ns, event.extra_fields.alloc_size)
         for event in events

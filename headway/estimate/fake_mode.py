@@ -34,7 +34,7 @@ _AS_BEFORE = {
 }
 
 
-class ScriptMode(FakeTensorMode):
+class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A FakeTensorMode in which a training script runs through.
 
     Args:

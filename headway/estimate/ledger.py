@@ -40,7 +40,7 @@ class Entry:
         self.gone: Any = None
 
 
-class Ledger(TorchDispatchMode):
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows all tensors that operators return, by their storages.
 
     Storages are counted only where `is_counted` says so of their tensor's device. What a storage is
@@ -59,11 +59,11 @@ class Ledger(TorchDispatchMode):
         fake_mode: Any = None,
         limit_bytes: int | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._fake_mode = fake_mode
         self._is_counted = is_counted
         self._limit = limit_bytes
-        self._entries = WeakIdKeyDictionary()
+        self._entries: Any = WeakIdKeyDictionary()
         self._all: list[Entry] = []
         self._changes: list[tuple[int, int]] = []  # an entry's number, and bytes more
         self._current = 0

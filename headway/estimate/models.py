@@ -14,6 +14,7 @@ from torch.optim.optimizer import (
 from torch.utils._pytree import tree_iter
 
 from headway.estimate.ledger import ACTIVATIONS, Ledger
+from headway.estimate.replacing import replace
 
 T = TypeVar("T")
 Alive = weakref.WeakValueDictionary[int, T]
@@ -54,7 +55,7 @@ class Models:
             self._steps[id(optimizer)] = 0
             made(optimizer, *args, **kwargs)
 
-        torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign]
+        replace(torch.optim.Optimizer, "__init__", init)
         register_optimizer_step_pre_hook(self._begin_step)
         register_optimizer_step_post_hook(self._end_step)
 
@@ -118,8 +119,8 @@ class Models:
             finally:
                 running.pop()
 
-        torch.nn.Module.__init__ = init  # type: ignore[method-assign]
-        torch.nn.Module.__call__ = call
+        replace(torch.nn.Module, "__init__", init)
+        replace(torch.nn.Module, "__call__", call)
 
     def _begin_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.classify()

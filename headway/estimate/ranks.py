@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from headway.estimate.replacing import replace
+
 _FIRST_RANK = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
     "MASTER_ADDR": "127.0.0.1",
@@ -28,7 +30,7 @@ def join_as_first(world_size: int, local_world_size: int) -> None:
     sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(local_world_size)}
     os.environ.update(_FIRST_RANK | sizes)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
-    dist.init_process_group = _nothing  # type: ignore[assignment]
+    replace(dist, "init_process_group", _nothing)
     _replace_object_collectives(world_size)
 
 
@@ -41,7 +43,7 @@ def join_alone() -> None:
     def init_process_group(*_: Any, **__: Any) -> None:
         start("fake", store=FakeStore(), rank=0, world_size=1)
 
-    dist.init_process_group = init_process_group  # type: ignore[assignment]
+    replace(dist, "init_process_group", init_process_group)
     _replace_object_collectives(1)
 
 
@@ -62,10 +64,10 @@ def _replace_object_collectives(world_size: int) -> None:
     def scatter_object_list(output: list[Any], given: Any = None, *_: Any, **__: Any) -> None:
         output[0] = given[0]
 
-    dist.all_gather_object = all_gather_object  # type: ignore[assignment]
-    dist.gather_object = gather_object  # type: ignore[assignment]
-    dist.scatter_object_list = scatter_object_list  # type: ignore[assignment]
-    dist.broadcast_object_list = _nothing  # type: ignore[assignment]
+    replace(dist, "all_gather_object", all_gather_object)
+    replace(dist, "gather_object", gather_object)
+    replace(dist, "scatter_object_list", scatter_object_list)
+    replace(dist, "broadcast_object_list", _nothing)
 
 
 def replace_data_parallel(keep_bucket: Callable[[torch.Tensor], None] | None) -> None:

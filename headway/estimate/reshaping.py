@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from headway.estimate.replacing import replace_wherever_imported
 from headway.strategies.compilation import repeated_blocks
 
 
@@ -62,11 +63,8 @@ def _shard_where_parameters_are(device: torch.device) -> None:
 
     Relies on `_get_device_from_mesh`, which FSDP's modules import by this name.
     """
-    import sys
 
     def from_mesh(_: Any) -> torch.device:
         return device
 
-    for module in [*sys.modules.values()]:
-        if hasattr(module, "_get_device_from_mesh"):
-            module._get_device_from_mesh = from_mesh
+    replace_wherever_imported("_get_device_from_mesh", from_mesh)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import dataloader
 
 from headway.estimate.fake_mode import ScriptMode
+from headway.estimate.replacing import replace
 
 Note = Callable[[str], None]
 
@@ -44,7 +45,7 @@ def replace_loaders(mode: ScriptMode | None, see: Callable[[torch.Tensor], None]
         vars(self).update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0)
         return Iterator(self)
 
-    torch.utils.data.DataLoader._get_iterator = get_iterator  # type: ignore[method-assign]
+    replace(torch.utils.data.DataLoader, "_get_iterator", get_iterator)
 
 
 def replace_reading(mode: ScriptMode) -> None:
@@ -73,12 +74,12 @@ def replace_reading(mode: ScriptMode) -> None:
             )
         return memo[id(self)]
 
-    torch.randperm = randperm
-    FakeTensor.__deepcopy__ = deepcopy  # type: ignore[method-assign]
-    FakeTensor.numpy = lambda self, **_: mode.array(self)  # type: ignore[method-assign, assignment]
-    FakeTensor.__array__ = as_array  # type: ignore[method-assign, assignment]
-    FakeTensor.tolist = lambda self: mode.array(self).tolist()  # type: ignore[method-assign]
-    FakeTensor.__format__ = as_format  # type: ignore[method-assign, assignment]
+    replace(torch, "randperm", randperm)
+    replace(FakeTensor, "__deepcopy__", deepcopy)
+    replace(FakeTensor, "numpy", lambda self, **_: mode.array(self))
+    replace(FakeTensor, "__array__", as_array)
+    replace(FakeTensor, "tolist", lambda self: mode.array(self).tolist())
+    replace(FakeTensor, "__format__", as_format)
 
 
 def replace_padding(mode: ScriptMode) -> None:
@@ -92,10 +93,10 @@ def replace_padding(mode: ScriptMode) -> None:
             is_there = batch_sizes.unsqueeze(1) > torch.arange(batch)  # [longest, batch]
             rows, lengths = is_there.flatten().nonzero().squeeze(1), is_there.sum(0)
         padded = data.new_full((longest * batch, *data.shape[1:]), value)
-        padded = padded.index_copy(0, rows, data).unflatten(0, (longest, batch))
+        padded = padded.index_copy(0, rows, data).view(longest, batch, *data.shape[1:])
         return padded.transpose(0, 1) if batch_first else padded, mode.faked(lengths)
 
-    torch._VF._pad_packed_sequence = pad  # type: ignore[attr-defined]
+    replace(torch._VF, "_pad_packed_sequence", pad)
 
 
 def replace_saving(note: Note) -> None:
@@ -104,7 +105,7 @@ def replace_saving(note: Note) -> None:
     def skip(*_: Any, **__: Any) -> None:
         note("saving is skipped")
 
-    torch.save = skip
+    replace(torch, "save", skip)
     try:
         import safetensors.torch
     except ImportError:
@@ -122,8 +123,8 @@ def replace_compilation(note: Note) -> None:
     def compile_module(self: torch.nn.Module, *_: Any, **__: Any) -> None:
         compile(self)
 
-    torch.compile = compile
-    torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
+    replace(torch, "compile", compile)
+    replace(torch.nn.Module, "compile", compile_module)
 
 
 def replace_skipped_steps() -> None:
@@ -132,7 +133,7 @@ def replace_skipped_steps() -> None:
     def step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
 
-    torch.amp.GradScaler._maybe_opt_step = step  # type: ignore[method-assign]
+    replace(torch.amp.GradScaler, "_maybe_opt_step", step)
 
 
 def replace_fast_paths() -> None:
@@ -148,4 +149,4 @@ def replace_resizing(resized: Callable[[torch.UntypedStorage], None]) -> None:
         resize(storage, size)
         resized(storage)
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+    replace(torch.UntypedStorage, "resize_", resize_)

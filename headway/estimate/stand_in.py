@@ -16,6 +16,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from headway.estimate.replacing import replace, replace_wherever_imported
+
 FAKE_GPU = torch.device("cpu", 1)
 _CAPABILITY = (9, 0)
 _GPUS = ("cuda", "mps")
@@ -69,7 +71,7 @@ def replace_moves(see: Callable[[torch.Tensor], None]) -> None:
     ) -> torch.nn.Module:
         if recurse:
             for child in self.children():
-                child._apply(fn)
+                child._apply(fn)  # type: ignore[no-untyped-call]
         for parameter in self._parameters.values():
             if parameter is not None:
                 _change(parameter, fn, see)
@@ -80,7 +82,7 @@ def replace_moves(see: Callable[[torch.Tensor], None]) -> None:
                 self._buffers[name] = fn(buffer)
         return self
 
-    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+    replace(torch.nn.Module, "_apply", apply)
 
 
 def _change(
@@ -133,15 +135,16 @@ def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
     }
     for function, answer in answers.items():
         setattr(torch.cuda, function, _answering(answer))
-    torch.cuda.Event = _Event  # type: ignore[assignment, misc]
-    torch.cuda.Stream = _Stream  # type: ignore[assignment, misc]
-    torch.cuda.stream = lambda _: nullcontext()  # type: ignore[assignment, misc]
-    torch.cuda.device = lambda _: nullcontext()  # type: ignore[assignment, misc]
-    torch.cuda.current_stream = torch.cuda.default_stream = _Stream  # type: ignore[assignment]
-    torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
-    torch.cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
+    replace(torch.cuda, "Event", _Event)
+    replace(torch.cuda, "Stream", _Stream)
+    replace(torch.cuda, "stream", lambda _: nullcontext())
+    replace(torch.cuda, "device", lambda _: nullcontext())
+    replace(torch.cuda, "current_stream", _Stream)
+    replace(torch.cuda, "default_stream", _Stream)
+    replace(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())
+    replace(torch.cuda, "get_rng_state_all", lambda: [torch.get_rng_state()])
     torch.cuda.set_rng_state = torch.cuda.set_rng_state_all = _answering(None)
-    torch.version.cuda = torch.version.cuda or "12.8"
+    replace(torch.version, "cuda", torch.version.cuda or "12.8")
 
 
 def _answering(answer: Any) -> Callable[..., Any]:
@@ -176,7 +179,7 @@ def replace_autocast() -> None:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         made(self, device_type, dtype, **options)
 
-    torch.autocast.__init__ = init  # type: ignore[method-assign]
+    replace(torch.autocast, "__init__", init)
 
 
 def replace_choice_of_optimizers() -> None:
@@ -184,11 +187,8 @@ def replace_choice_of_optimizers() -> None:
 
     Relies on `_default_to_fused_or_foreach`, which torch's optimizers import by this name.
     """
-    import sys
 
     def choose(params: Any, differentiable: bool, use_fused: bool = False) -> tuple[bool, bool]:
         return False, not differentiable
 
-    for module in [*sys.modules.values()]:
-        if hasattr(module, "_default_to_fused_or_foreach"):
-            module._default_to_fused_or_foreach = choose
+    replace_wherever_imported("_default_to_fused_or_foreach", choose)

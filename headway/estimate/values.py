@@ -31,8 +31,8 @@ class Values:
     """
 
     def __init__(self) -> None:
-        self._values = WeakIdKeyDictionary()
-        self._stale = WeakIdKeyDictionary()
+        self._values: Any = WeakIdKeyDictionary()
+        self._stale: Any = WeakIdKeyDictionary()
 
     def keep(self, fake: torch.Tensor, value: torch.Tensor) -> None:
         """Remember the value of a fake tensor, unless it is large."""
@@ -46,7 +46,8 @@ class Values:
         value = self._values.get(tensor)
         if value is None or value.untyped_storage() in self._stale:
             return None
-        return value
+        known: torch.Tensor = value
+        return known
 
     def follow(self, func: Any, args: Any, kwargs: Any, results: Any) -> None:
         """Compute the values of an operator's results, where they can be known and are small."""
