@@ -48,6 +48,7 @@ class Run:
         self._answer = answer
         self._notes: dict[str, None] = {}
         self._units: list[torch.nn.Module] = []
+        self._reshaped: list[torch.nn.Module] = []
         self._is_fake = attempt.rung == FAKE
         self._mode = ScriptMode(self.note) if self._is_fake else None
         limit = attempt.memory_limit_bytes
@@ -147,8 +148,9 @@ class Run:
         """Shard a model, or let it recompute activations, before its first forward pass."""
         model = getattr(model, "module", model)  # of DistributedDataParallel
         attempt = self._attempt
-        if not any(one.requires_grad for one in model.parameters()):
+        if model in self._reshaped or not any(one.requires_grad for one in model.parameters()):
             return
+        self._reshaped.append(model)
         blocks = reshaping.units_of(model)
         if attempt.checkpointed:
             reshaping.recompute_activations(blocks)
