@@ -40,7 +40,7 @@ def shard(
 ) -> None:
     """Shard a model over the ranks with torch's `fully_shard`, block by block.
 
-    Its optimizers update the shards; the whole parameters are freed.
+    Its optimizers update the shards; the whole parameters are freed unless the script keeps them.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -54,8 +54,6 @@ def shard(
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [replaced.get(id(one), one) for one in group["params"]]
-    for parameter in whole.values():
-        parameter.data = parameter.data.new_empty(0)
 
 
 def _shard_where_parameters_are(device: torch.device) -> None:
