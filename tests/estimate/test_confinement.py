@@ -138,9 +138,16 @@ def test_native_code_is_held_back_by_the_kernel_or_a_note_says_that_it_is_not(
         assert listing(results) == {str(path): "weights"}
 
 
-def test_the_script_s_own_working_folder_stays_empty(server: Server) -> None:
+def test_the_script_s_own_folder_is_left_as_it_is(server: Server) -> None:
     before = {*Path().rglob("*")}
-    server.follow(
-        written("import torch\ntorch.save({}, 'model.pt')\nopen('log', 'w').write('x')\n")
-    )
+    text = """
+import os
+import torch
+os.chdir(os.path.dirname(__file__))
+torch.save({}, "model.pt")
+open("log.txt", "w").write("x")
+os.makedirs("runs/1")
+"""
+    outcome = server.follow(written(text))
+    assert outcome.steps == 2, outcome
     assert {*Path().rglob("*")} - before == {Path("script.py")}
