@@ -172,7 +172,6 @@ def cases(size: str) -> list[Case]:
         Case("ResNet", _RESNET.format(**{**sizes, "width": 512}, bf16=False), 0.05),
         Case("ResNet bf16", _RESNET.format(**{**sizes, "width": 512}, bf16=True), 0.05),
         Case("MLP FSDP, 2 ranks", mlp, ranks=2),
-        Case("MLP FSDP, checkpointing", mlp, ranks=2, checkpointed=True),
     ]
 
 

@@ -53,13 +53,6 @@ ROWS = (
     Row("ddp"),
     Row("ddp+checkpointing", checkpointed=True, flags=None, change=_RECOMPUTE),
     Row("fsdp", sharded=True, flags=None, change=_SHARD),
-    Row(
-        "fsdp+checkpointing",
-        sharded=True,
-        checkpointed=True,
-        flags=None,
-        change=f"{_SHARD}, and {_RECOMPUTE}",
-    ),
 )
 """The strategies, cheapest first. For one rank, `ddp` is plain training."""
 

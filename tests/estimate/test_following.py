@@ -105,9 +105,6 @@ def test_recomputed_activations_take_less(server: Server) -> None:
     )
     plain = server.follow(path)
     assert server.follow(path, checkpointed=True).peak_bytes < plain.peak_bytes - 64 * MIB
-    sharded = server.follow(path, checkpointed=True, sharded=True, world_size=2)
-    assert (sharded.rung, sharded.failed_at) == ("fake tensors", ""), sharded
-    assert sharded.peak_bytes < plain.peak_bytes - 64 * MIB
 
 
 def test_half_precision_and_accumulation_are_the_script_s_own(server: Server) -> None:
