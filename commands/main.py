@@ -28,6 +28,7 @@ COMMANDS = {
     "config": "ask about this machine and write its profile; show, change and check profiles",
     "doctor": "report what is wrong with this machine, and how to fix it",
     "env": "print the facts about this machine, ready to paste into an issue",
+    "estimate": "say how much memory a script will take, and which settings fit, without a GPU",
     "launch": "run a training script in one or many processes",
     "plot": "draw the metrics of runs that the jsonl tracker wrote",
     "ps": "list your running launches on this machine",

@@ -37,6 +37,8 @@ def make_stage(folder: Path) -> None:
     """Write the files that the commands of the pages need into `folder`."""
     (folder / "train.py").write_text("print('trained')\n")
     (folder / "train_with_accelerate.py").write_text(WITH_ACCELERATE)
+    (folder / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "char_gpt.py", folder / "examples")
     for recorded in (ROOT / "tests" / "machines").glob("*.json"):
         shutil.copy(recorded, folder)
 

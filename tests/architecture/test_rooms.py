@@ -37,6 +37,7 @@ RUNTIME = (
     "trackers",
     "accelerator",
     "compat",
+    "estimate.child",
 )
 TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
 """The rooms that may import torch."""
@@ -52,6 +53,9 @@ READ_ENVIRON = {
     *("launcher.starting.server", "launcher.run"),
     "trackers.mlflow",  # variables that stand for its arguments
     "launcher.starting.left_behind",  # those of other processes
+    "commands.estimate",  # the script's own, for its attempts
+    "estimate.ranks",  # those of a rank, in an attempt's process
+    "estimate.confinement",  # where temporary files go there
     "variables",  # what the script asks for, or sets for a while
     "launcher.inside.preloaded",  # what the script changes in its own
 }

@@ -1,0 +1,113 @@
+"""What one attempt at a script is asked for, and what it found: between the planner and its child.
+
+Both travel as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
+"""What a byte is for. Activations are all that is none of the others, such as batches."""
+
+FAKE, REAL, STATES = "fake tensors", "real steps", "states alone"
+RUNGS = (FAKE, REAL, STATES)
+"""How far a script was followed, best first: all its steps without memory; real steps on this CPU;
+no step, but what parameters, gradients and optimizer take."""
+
+
+class Attempt(NamedTuple):
+    """One run of the script in a process of its own.
+
+    Args:
+        program: the script's path, or the name of a module.
+        args: its own arguments.
+        is_module: run `program` as `python -m` does.
+        rung: FAKE or REAL.
+        device: `cuda` or `cpu`: what the script is told that it has.
+        device_name: of a GPU, as `torch.cuda.get_device_name()` gives it.
+        device_bytes: the memory of one device.
+        world_size: ranks in all.
+        local_world_size: ranks on each machine.
+        sharded: `fully_shard` the model over the ranks.
+        checkpointed: recompute the activations of its repeated blocks.
+        steps: optimizer steps, after which the script is stopped.
+        time_limit_s: seconds.
+        memory_limit_bytes: for REAL: what tensors may take here.
+        scratch: the only folder in which files change.
+    """
+
+    program: str
+    args: tuple[str, ...]
+    scratch: str
+    is_module: bool = False
+    rung: str = FAKE
+    device: str = "cpu"
+    device_name: str = ""
+    device_bytes: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    sharded: bool = False
+    checkpointed: bool = False
+    steps: int = 2
+    time_limit_s: float = 300.0
+    memory_limit_bytes: int | None = None
+
+
+class Part(NamedTuple):
+    """The bytes of one module at the peak, by category; several of one kind are one part."""
+
+    module: str
+    bytes: dict[str, int]
+
+
+class Outcome(NamedTuple):
+    """What an attempt found, for one rank.
+
+    Attributes:
+        rung: a name in RUNGS; empty where nothing could be said.
+        peak_bytes: at the highest point of the steps; for STATES the sum of the states.
+        categories: the bytes of the peak by CATEGORIES.
+        modules: those that take most at the peak, largest first.
+        units: the modules that are sharded or recomputed, by their names.
+        steps: optimizer steps that the script made.
+        seconds: from its first line to its last.
+        notes: what was skipped, bounded or refused, each with its line.
+        failed_at: the line of the script that did not work, and why; empty where all did.
+        output: the last lines that the script printed.
+    """
+
+    rung: str = ""
+    peak_bytes: int = 0
+    categories: dict[str, int] = {}  # noqa: RUF012  never changed
+    modules: tuple[Part, ...] = ()
+    units: tuple[str, ...] = ()
+    steps: int = 0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    failed_at: str = ""
+    output: str = ""
+
+
+def encode(one: Attempt | Outcome) -> str:
+    """Return the line that `decode_attempt` or `decode_outcome` reads."""
+    fields = one._asdict()
+    if isinstance(one, Outcome):
+        fields["modules"] = [part._asdict() for part in one.modules]
+    return json.dumps(fields)
+
+
+def decode_attempt(line: str) -> Attempt:
+    """Return the attempt in a line."""
+    fields: dict[str, Any] = json.loads(line)
+    return Attempt(**{**fields, "args": tuple(fields["args"])})
+
+
+def decode_outcome(line: str) -> Outcome:
+    """Return the outcome in a line."""
+    fields: dict[str, Any] = json.loads(line)
+    for name in ("notes", "units"):
+        fields[name] = tuple(fields[name])
+    fields["modules"] = tuple(Part(**part) for part in fields["modules"])
+    return Outcome(**fields)

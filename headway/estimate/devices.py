@@ -1,0 +1,141 @@
+"""The devices that a script is to be trained on: how many, of which kind, with how much memory."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from headway.errors import ConfigError, did_you_mean
+from headway.machine.facts import Machine
+
+GB = 10**9
+_UNITS = {"GB": GB, "GIB": 2**30}
+
+KNOWN = {
+    **dict.fromkeys(("T4", "P100"), (16,)),
+    **dict.fromkeys(("L4", "A10", "A10G", "RTX3090", "RTX4090"), (24,)),
+    **dict.fromkeys(("A40", "A6000", "L40", "L40S"), (48,)),
+    "RTX5090": (32,),
+    "V100": (16, 32),
+    "A100": (40, 80),
+    "H100": (80,),
+    "GH200": (96, 144),
+    "H200": (141,),
+    "B200": (180,),
+    "MI250X": (64,),
+    "MI300X": (192,),
+}
+"""Memory in GB of the variants of a GPU, by the vendors' data sheets (of MI250X: each half)."""
+
+_FORM = re.compile(
+    r"(?:(?:(?P<machines>\d+)x)?(?P<count>\d+)x)?(?P<name>[a-z][a-z0-9]*)?"
+    r"-?(?P<memory>\d+(?:\.\d+)?(?:GB|GiB))?",
+    re.IGNORECASE,
+)
+
+
+class Devices(NamedTuple):
+    """Equal devices on one machine or more.
+
+    Args:
+        kind: `cuda` or `cpu`.
+        name: as it is printed, and for a GPU what `torch.cuda.get_device_name()` gives.
+        memory_bytes: of each; for CPUs of each machine.
+        per_machine: how many each machine has: as many ranks.
+        machines: how many there are.
+    """
+
+    kind: str
+    name: str
+    memory_bytes: int
+    per_machine: int = 1
+    machines: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.per_machine * self.machines
+
+    @property
+    def bytes_per_rank(self) -> int:
+        """What one rank may take: a device, or its part of a machine."""
+        return self.memory_bytes // (self.per_machine if self.kind == "cpu" else 1)
+
+    def __str__(self) -> str:
+        machines = f"{self.machines} x " if self.machines > 1 else ""
+        size = self.memory_bytes / 2**30
+        return f"{machines}{self.per_machine} x {self.name} ({size:.1f} GiB)"
+
+
+def parse_devices(text: str, this_machine: Machine) -> Devices:
+    """Return the devices that `--devices` means: 8xH100-80GB, 2x8xA100-40GB, RTX4090, 4xcpu.
+
+    Args:
+        text: the value of the flag.
+        this_machine: whose memory counts for `cpu` where none is given.
+
+    Raises:
+        ConfigError: it has another form, or the memory of the device is not known.
+    """
+    found = _FORM.fullmatch(text.strip().replace(" ", ""))
+    if found is None or not (found["name"] or found["memory"]):
+        raise ConfigError(
+            f"devices are {text!r}, which is not of the form [MACHINESx][COUNTx]NAME[-MEMORY]",
+            where="--devices",
+            fix="pass such as --devices 8xH100-80GB, 2x8xA100-40GB, 24GB or 4xcpu",
+        )
+    count, machines = int(found["count"] or 1), int(found["machines"] or 1)
+    if not count * machines:
+        raise ConfigError(
+            f"devices are {text!r}, which is none", where="--devices", fix="pass a count above 0"
+        )
+    memory = _bytes(found["memory"]) if found["memory"] else None
+    name = found["name"] or "GPU"
+    if name.lower() == "cpu":
+        return Devices("cpu", "CPU", memory or _host_bytes(this_machine), count, machines)
+    shown = f"{name}-{found['memory']}" if found["memory"] else name
+    return Devices("cuda", shown, memory or _known_bytes(name), count, machines)
+
+
+def devices_of(machine: Machine) -> Devices:
+    """Return the devices of a machine: its GPUs, the smallest memory of them, or its CPU."""
+    gpus = machine.visible_gpus
+    if gpus:
+        smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
+        return Devices("cuda", smallest.name, smallest.memory_bytes, len(gpus))
+    return Devices("cpu", "CPU", _host_bytes(machine))
+
+
+def _bytes(text: str) -> int:
+    number, unit = re.fullmatch(r"([\d.]+)([a-zA-Z]+)", text).groups()  # type: ignore[union-attr]
+    return int(float(number) * _UNITS[unit.upper()])
+
+
+def _host_bytes(machine: Machine) -> int:
+    host = machine.host
+    limits = [] if host is None else [host.memory_bytes, host.memory_limit_bytes]
+    known = [one for one in limits if one]
+    if not known:
+        raise ConfigError(
+            "the memory of this machine is not known",
+            where="the machine's snapshot",
+            fix="say it with the devices: --devices cpu-64GB",
+        )
+    return min(known)
+
+
+def _known_bytes(name: str) -> int:
+    sizes = {known.lower(): sizes for known, sizes in KNOWN.items()}.get(name.lower())
+    if sizes is None:
+        close = did_you_mean(name.upper(), KNOWN)
+        raise ConfigError(
+            f"the memory of {name!r} is not known"
+            + (f"; did you mean {close!r}?" if close else ""),
+            where="--devices",
+            fix=f"write it after the name: {name}-24GB",
+        )
+    if len(sizes) > 1:
+        variants = " or ".join(f"{name}-{size}GB" for size in sizes)
+        raise ConfigError(
+            f"{name} comes with different memories", where="--devices", fix=f"write {variants}"
+        )
+    return sizes[0] * GB

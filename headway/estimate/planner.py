@@ -1,0 +1,214 @@
+"""Asks the child about a script under every strategy, and judges what fits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from headway.estimate.attempt import (
+    FAKE,
+    REAL,
+    Attempt,
+    Outcome,
+    decode_outcome,
+    encode,
+)
+from headway.estimate.devices import Devices
+
+MARGIN_BYTES = {"cuda": 5 * 2**28, "cpu": 2**29}
+"""For what torch does not count: of a GPU its context, the workspaces of cuBLAS, cuDNN and NCCL; of
+a CPU Python and its libraries."""
+MARGIN_SHARE = 0.05  # of the peak: rounding and gaps of the allocator, workspaces of kernels
+
+_PART_OF_MEMORY = 0.7  # of what is free here, for real steps
+
+
+class Row(NamedTuple):
+    """One way to train a script's model.
+
+    Args:
+        name: as it is printed, and for `--strategy`.
+        sharded: parameters, gradients and optimizer are shared out among the ranks.
+        checkpointed: activations of repeated blocks are recomputed.
+        flags: of `headway launch`; None where the script has to be changed.
+        change: what to change in the script.
+    """
+
+    name: str
+    sharded: bool = False
+    checkpointed: bool = False
+    flags: tuple[str, ...] | None = ()
+    change: str = ""
+
+
+_RECOMPUTE = "call its blocks through torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+_SHARD = "shard the model with torch's fully_shard()"
+
+ROWS = (
+    Row("ddp"),
+    Row("ddp+checkpointing", checkpointed=True, flags=None, change=_RECOMPUTE),
+    Row("fsdp", sharded=True, flags=None, change=_SHARD),
+)
+"""The strategies, cheapest first. For one rank, `ddp` is plain training."""
+
+
+def rows_for(world_size: int) -> tuple[Row, ...]:
+    """Return the rows that make sense for so many ranks."""
+    return tuple(row for row in ROWS if world_size > 1 or not row.sharded)
+
+
+def with_margin(peak_bytes: int, kind: str) -> int:
+    """Return a peak with what torch does not count, for a device of this kind."""
+    return peak_bytes + int(MARGIN_SHARE * peak_bytes) + MARGIN_BYTES[kind]
+
+
+class BatchSizes(NamedTuple):
+    """The script's own flag for its batch size, and the sizes to try, smallest first."""
+
+    flag: str
+    sizes: tuple[int, ...]
+
+    def put_into(self, args: Sequence[str], size: int) -> tuple[str, ...]:
+        """Return the script's arguments with this batch size."""
+        kept = []
+        words = iter(args)
+        for word in words:
+            if word == self.flag:
+                next(words, None)
+            elif not word.startswith(f"{self.flag}="):
+                kept.append(word)
+        if self.flag.startswith("-"):
+            return (*kept, self.flag, str(size))
+        return (*kept, f"{self.flag}={size}")
+
+
+class Judged(NamedTuple):
+    """What was found about one strategy.
+
+    Attributes:
+        row: the strategy.
+        outcome: for the script's own arguments.
+        needed_bytes: the peak with its margin.
+        fits: whether a device has as much; None where activations were not counted, and the rest
+            fits.
+        largest_batch: of the sizes that were asked for, the largest that fits; None if none does.
+        batches: whether sizes were asked for.
+    """
+
+    row: Row
+    outcome: Outcome
+    needed_bytes: int
+    fits: bool | None
+    largest_batch: int | None = None
+    batches: bool = False
+
+
+class Planner:
+    """Makes attempts in a child that has imported torch. A context.
+
+    Args:
+        python: the interpreter, with its flags.
+        environ: the script's environment.
+    """
+
+    def __init__(self, python: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._python = python
+        self._environ = {**environ, **_WITHOUT_DEVICES_AND_NETWORK}
+
+    def __enter__(self) -> Planner:
+        self._scratch = tempfile.mkdtemp(prefix="headway-estimate-")
+        self._server = subprocess.Popen(
+            [*self._python, "-m", "headway.estimate.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environ,
+        )
+        self._count = 0
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._server:
+            if error is not None:
+                self._server.terminate()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def judge(
+        self, row: Row, attempt: Attempt, devices: Devices, batches: BatchSizes | None
+    ) -> Judged:
+        """Return what a strategy takes, and the largest batch size with which it fits."""
+        asked = attempt._replace(sharded=row.sharded, checkpointed=row.checkpointed)
+        outcome = self.climb_down(asked)
+        needed, fits = judged(outcome, devices)
+        if batches is None:
+            return Judged(row, outcome, needed, fits)
+        return Judged(row, outcome, needed, fits, self._largest(asked, devices, batches), True)
+
+    def climb_down(self, attempt: Attempt) -> Outcome:
+        """Return the outcome of the best rung that the script can be followed on."""
+        fake = self._attempt(attempt)
+        if fake.rung == FAKE:
+            return fake
+        limit = int(_PART_OF_MEMORY * _free_bytes())
+        if fake.peak_bytes >= limit:  # of the states, or 0 where not even they are known
+            return fake
+        real = self._attempt(attempt._replace(rung=REAL, memory_limit_bytes=limit))
+        if real.rung == REAL:
+            return real._replace(failed_at=fake.failed_at)
+        return fake._replace(notes=(*fake.notes, f"real steps here failed, too: {real.failed_at}"))
+
+    def _largest(self, attempt: Attempt, devices: Devices, batches: BatchSizes) -> int | None:
+        """Return the largest size that fits, by halving: more samples never take less memory."""
+        low, high = 0, len(batches.sizes)  # sizes below `low` fit, those from `high` on do not
+        while low < high:
+            middle = (low + high) // 2
+            args = batches.put_into(attempt.args, batches.sizes[middle])
+            if judged(self.climb_down(attempt._replace(args=args)), devices)[1]:
+                low = middle + 1
+            else:
+                high = middle
+        return batches.sizes[low - 1] if low else None
+
+    def _attempt(self, attempt: Attempt) -> Outcome:
+        self._count += 1
+        scratch = os.path.join(self._scratch, str(self._count))
+        os.mkdir(scratch)
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        print(encode(attempt._replace(scratch=scratch)), file=self._server.stdin, flush=True)
+        return decode_outcome(self._server.stdout.readline())
+
+
+def judged(outcome: Outcome, devices: Devices) -> tuple[int, bool | None]:
+    """Return the bytes that are needed with the margin, and whether a device has them."""
+    needed = with_margin(outcome.peak_bytes, devices.kind)
+    if outcome.rung not in (FAKE, REAL):
+        is_too_large = bool(outcome.rung) and needed > devices.bytes_per_rank
+        return needed, False if is_too_large else None
+    return needed, needed <= devices.bytes_per_rank
+
+
+def _free_bytes() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+_WITHOUT_DEVICES_AND_NETWORK = {
+    "CUDA_VISIBLE_DEVICES": "",
+    **dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1"),
+    "WANDB_MODE": "disabled",
+    "TQDM_DISABLE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+"""Variables by which libraries are known to leave GPUs, the network and the disk alone."""

@@ -1,0 +1,227 @@
+"""Shows what a script takes: the peak and its parts, what fits, and the line to launch."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headway.estimate.attempt import CATEGORIES, FAKE, REAL, STATES, Attempt, Outcome
+from headway.estimate.devices import Devices
+from headway.estimate.planner import MARGIN_BYTES, MARGIN_SHARE, BatchSizes, Judged
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CHECKED = "checked against CPU runs only"
+
+_COLOURS = dict(zip(CATEGORIES, ("blue", "magenta", "yellow", "green", "cyan"), strict=True))
+_LETTERS = dict(zip(CATEGORIES, "pgoab", strict=True))  # of the bar, where there are no colours
+_RUNGS = {
+    FAKE: "the script's own steps, on fake tensors",
+    REAL: "the script's own steps, for real on this CPU: tensors of the host are counted, too",
+    STATES: "the states alone: activations not counted",
+}
+
+
+class Report(NamedTuple):
+    """All that was found.
+
+    Args:
+        attempt: the script and its arguments.
+        devices: what it is to be trained on.
+        rows: by strategy, cheapest first.
+        batches: the batch sizes that were tried.
+    """
+
+    attempt: Attempt
+    devices: Devices
+    rows: Sequence[Judged]
+    batches: BatchSizes | None = None
+
+    @property
+    def chosen(self) -> Judged | None:
+        """The cheapest strategy that fits."""
+        return next((one for one in self.rows if one.fits), None)
+
+    def launch_line(self, judged: Judged) -> str:
+        """Return the command that starts the training."""
+        devices, attempt = self.devices, self.attempt
+        words = ["headway", "launch"]
+        if devices.kind == "cpu":
+            words.append("--cpu")
+        if devices.machines > 1:
+            words += ["--num-machines", str(devices.machines)]
+        if devices.per_machine > 1:
+            words += ["--num-processes", str(devices.per_machine)]
+        words += judged.row.flags or ()
+        words += ["-m"] * attempt.is_module
+        return shlex.join([*words, attempt.program, *attempt.args])
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """Return the report for `--json`; all sizes are in bytes."""
+    devices = report.devices
+    return {
+        "program": report.attempt.program,
+        "devices": {
+            "kind": devices.kind,
+            "name": devices.name,
+            "memory_bytes": devices.memory_bytes,
+            "machines": devices.machines,
+            "per_machine": devices.per_machine,
+        },
+        "margin": {"bytes": MARGIN_BYTES[devices.kind], "share_of_peak": MARGIN_SHARE},
+        "checked": CHECKED,
+        "strategies": [_row_data(report, one) for one in report.rows],
+    }
+
+
+def _row_data(report: Report, judged: Judged) -> dict[str, Any]:
+    outcome = judged.outcome
+    data = {
+        "strategy": judged.row.name,
+        "rung": outcome.rung,
+        "fits": judged.fits,
+        "needed_bytes": judged.needed_bytes,
+        "modules": [part._asdict() for part in outcome.modules],
+        "units": outcome.units,
+        "notes": outcome.notes,
+        "failed_at": outcome.failed_at,
+        "launch": None if judged.row.flags is None else report.launch_line(judged),
+        "ranks": [
+            {
+                "rank": rank,
+                "peak_bytes": outcome.peak_bytes,
+                "parts": outcome.categories,
+            }
+            for rank in range(report.devices.world_size)
+        ],
+    }
+    if judged.batches:
+        data["largest_batch"] = judged.largest_batch
+    return data
+
+
+def show(report: Report) -> None:
+    """Print the report to standard output; with colours on a terminal."""
+    from rich.console import Console
+
+    is_terminal = sys.stdout.isatty()
+    console = Console(highlight=False, width=None if is_terminal else 100)
+    first = report.rows[0]
+    program = shlex.join([report.attempt.program, *report.attempt.args])
+    _say(console, f"{program} on {report.devices}, {first.row.name}")
+    _say(console, f"followed by: {_RUNGS[first.outcome.rung]}")
+    if first.outcome.failed_at:
+        _say(console, f"failed at:   {first.outcome.failed_at}")
+    _show_peak(console, report.devices, first)
+    _show_modules(console, first.outcome)
+    _show_rows(console, report)
+    _show_launch(console, report)
+    for note in dict.fromkeys(note for one in report.rows for note in one.outcome.notes):
+        _say(console, f"note: {note}")
+    _say(console, CHECKED)
+
+
+def size(nbytes: int) -> str:
+    """Return bytes for people: 31.4 GiB."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.1f} {unit}" if unit != "B" else f"{nbytes} B"
+        value /= 1024
+    return f"{value:.2f} GiB"
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def _show_peak(console: Console, devices: Devices, judged: Judged) -> None:
+    from rich.text import Text
+
+    outcome = judged.outcome
+    console.print()
+    what = "states" if outcome.rung == STATES else "peak"
+    share = f"{size(MARGIN_BYTES[devices.kind])} + {MARGIN_SHARE:.0%}"
+    _say(
+        console,
+        f"{what} of each rank {size(outcome.peak_bytes)}; with a margin of {share} "
+        f"{size(judged.needed_bytes)} of {size(devices.bytes_per_rank)}: {_verdict(judged.fits)}",
+    )
+    width = max(20, min(console.width, 100) - 2)
+    bar = Text("[")
+    whole = max(sum(outcome.categories.values()), 1)
+    used = cells = 0
+    for name in CATEGORIES:
+        used += outcome.categories[name]
+        end = round(width * used / whole)
+        letter = "█" if _has_colours(console) else _LETTERS[name]
+        bar.append(letter * (end - cells), _COLOURS[name])
+        cells = end
+    bar.append("]")
+    console.print(bar, soft_wrap=True)
+    for name in CATEGORIES:
+        key = "█" if _has_colours(console) else _LETTERS[name]
+        line = Text("  ").append(key, _COLOURS[name])
+        line.append(f" {name:<13}{size(outcome.categories[name]):>12}")
+        console.print(line)
+
+
+def _has_colours(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color
+
+
+def _show_modules(console: Console, outcome: Outcome) -> None:
+    console.print()
+    _say(console, "the modules that take most:")
+    for part in outcome.modules:
+        parts = ", ".join(f"{name} {size(count)}" for name, count in part.bytes.items() if count)
+        _say(console, f"  {size(sum(part.bytes.values())):>12}  {part.module}: {parts}")
+
+
+def _show_rows(console: Console, report: Report) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    heads = ["strategy", "peak", "with margin", "fits"]
+    if report.batches is not None:
+        heads.append(f"largest {report.batches.flag}")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "strategy" else "right")
+    for one in report.rows:
+        peak = size(one.outcome.peak_bytes) + ("" if one.outcome.rung == FAKE else " *")
+        cells = [one.row.name, peak, size(one.needed_bytes), _verdict(one.fits)]
+        if report.batches is not None:
+            cells.append("none" if one.largest_batch is None else str(one.largest_batch))
+        table.add_row(*cells)
+    console.print()
+    console.print(table)
+    for name, rung in sorted({(one.row.name, one.outcome.rung) for one in report.rows}):
+        if rung != FAKE:
+            _say(console, f"* {name}: {_RUNGS[rung]}")
+
+
+def _verdict(fits: bool | None) -> str:
+    return "unknown" if fits is None else "fits" if fits else "does not fit"
+
+
+def _show_launch(console: Console, report: Report) -> None:
+    chosen = report.chosen
+    console.print()
+    if chosen is None:
+        _say(console, "no strategy is known to fit; take smaller batches, or more devices")
+    elif chosen.row.flags is None:
+        _say(
+            console, f"{chosen.row.name} fits; `headway launch` does not do it: {chosen.row.change}"
+        )
+    else:
+        _say(console, report.launch_line(chosen))
+
+
+def failure(outcomes: Iterable[Outcome]) -> str:
+    """Return the last lines that a script printed before it could not be followed."""
+    text = next((one.output for one in outcomes if one.output), "")
+    return "\n".join(text.splitlines()[-10:])

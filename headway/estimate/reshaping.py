@@ -1,0 +1,68 @@
+"""Other ways to train a script's model: sharded over the ranks, or with activations recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from headway.estimate.replacing import replace_wherever_imported
+from headway.strategies.compilation import repeated_blocks
+
+
+def units_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the blocks that are sharded or recomputed one by one: those that a model repeats."""
+    return [block for block in repeated_blocks(model) if any(True for _ in block.parameters())]
+
+
+def recompute_activations(blocks: Iterable[torch.nn.Module]) -> None:
+    """Let blocks keep their inputs alone, and compute their activations again when needed."""
+    from torch.utils.checkpoint import checkpoint
+
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def mesh_of_all() -> DeviceMesh:
+    """Return the mesh of all ranks; to be called before there are fake tensors."""
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def shard(
+    model: torch.nn.Module,
+    blocks: Iterable[torch.nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer],
+    mesh: DeviceMesh,
+) -> None:
+    """Shard a model over the ranks with torch's `fully_shard`, block by block.
+
+    Its optimizers update the shards; the whole parameters are freed unless the script keeps them.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    whole = dict(model.named_parameters(remove_duplicate=False))
+    _shard_where_parameters_are(next(iter(whole.values())).device)
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    shards = dict(model.named_parameters(remove_duplicate=False))
+    replaced = {id(whole[name]): shards[name] for name in whole}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [replaced.get(id(one), one) for one in group["params"]]
+
+
+def _shard_where_parameters_are(device: torch.device) -> None:
+    """Let FSDP take `device`, which it would work out of the mesh: a CPU has an index only here.
+
+    Relies on `_get_device_from_mesh`, which FSDP's modules import by this name.
+    """
+
+    def from_mesh(_: Any) -> torch.device:
+        return device
+
+    replace_wherever_imported("_get_device_from_mesh", from_mesh)

@@ -1,0 +1,259 @@
+"""One attempt: runs the user's own script in this process until its second optimizer step.
+
+The process is changed for good, and ended with the outcome; `server.py` forks one for each attempt.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+
+from headway.estimate import landlock, ranks, reshaping, script_calls, stand_in
+from headway.estimate.attempt import FAKE, REAL, STATES, Attempt, Outcome, encode
+from headway.estimate.confinement import Confinement
+from headway.estimate.fake_mode import ScriptMode
+from headway.estimate.ledger import Entry, Ledger, largest_parts, totals
+from headway.estimate.models import Models
+from headway.estimate.script_lines import line_now, line_of
+
+_MOST_STEPS = 12  # of one optimizer, while another has not made its second
+_MOST_NOTES = 20
+_OUTPUT_BYTES = 4000
+
+
+class TimeUp(BaseException):
+    """The time limit is over; not an Exception, which scripts catch."""
+
+
+class Run:
+    """An attempt that is being made.
+
+    Args:
+        attempt: what is asked for.
+        answer: a descriptor that the outcome is written to.
+    """
+
+    def __init__(self, attempt: Attempt, answer: int) -> None:
+        self._attempt = attempt
+        self._answer = answer
+        self._notes: dict[str, None] = {}
+        self._units: list[torch.nn.Module] = []
+        self._reshaped: list[torch.nn.Module] = []
+        self._is_fake = attempt.rung == FAKE
+        self._mode = ScriptMode(self.note) if self._is_fake else None
+        limit = attempt.memory_limit_bytes
+        self._ledger = Ledger(self._counter(), self._mode, limit)
+        self._models = Models(self._ledger, self._reshape, self._after_step)
+        self._mesh: Any = None
+        self._output = os.path.join(attempt.scratch, "output")
+        self._began = time.monotonic()
+
+    def note(self, what: str) -> None:
+        """Remember what was done otherwise than in a real run, and at which line."""
+        line = line_now()
+        self._notes[f"{what} ({line})" if line else what] = None
+
+    def to_the_end(self) -> NoReturn:
+        """Run the script, and end this process with the outcome."""
+        self._redirect_output()
+        self._prepare()
+        stack = ExitStack()  # never closed: the process ends inside
+        self._replace_calls()
+        self._models.follow()
+        stack.enter_context(stand_in.GpuNames(self._device()))
+        if self._mode is not None:
+            stack.enter_context(self._mode)
+        stack.enter_context(self._ledger)
+        self._confine()
+        signal.signal(signal.SIGALRM, self._on_alarm)
+        signal.setitimer(signal.ITIMER_REAL, self._attempt.time_limit_s)
+        self._began = time.monotonic()
+        try:
+            _run_program(self._attempt)
+        except BaseException as error:  # noqa: BLE001  it is part of the outcome
+            self._end_early(error)
+        self._end_early(None)
+
+    # ------------------------------------------------------------------ before
+
+    def _counter(self) -> Callable[[torch.Tensor], bool]:
+        if self._is_fake and self._attempt.device != "cpu":
+            return lambda tensor: tensor.device == stand_in.FAKE_GPU
+        return lambda tensor: tensor.device.type == "cpu"
+
+    def _device(self) -> torch.device:
+        is_gpu = self._is_fake and self._attempt.device != "cpu"
+        return stand_in.FAKE_GPU if is_gpu else torch.device("cpu")
+
+    def _redirect_output(self) -> None:
+        fd = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for one, number in ((null, 0), (fd, 1), (fd, 2)):
+            os.dup2(one, number)
+        faulthandler.enable()
+
+    def _prepare(self) -> None:
+        """Make what has to be made before there are fake tensors."""
+        attempt = self._attempt
+        if attempt.world_size > 1:
+            ranks.join_as_first(attempt.world_size, attempt.local_world_size)
+            if attempt.sharded:
+                self._mesh = reshaping.mesh_of_all()
+        else:
+            ranks.join_alone()
+
+    def _replace_calls(self) -> None:
+        warnings.simplefilter("ignore")
+        attempt, ledger = self._attempt, self._ledger
+        if attempt.device != "cpu":
+            count = attempt.local_world_size
+            stand_in.replace_cuda(attempt.device_name, attempt.device_bytes, count)
+            stand_in.replace_autocast()
+            stand_in.replace_choice_of_optimizers()
+        if self._mode is not None:
+            stand_in.replace_moves(ledger.see)
+            script_calls.replace_reading(self._mode)
+            script_calls.replace_padding(self._mode)
+            script_calls.replace_skipped_steps()
+            script_calls.replace_resizing(ledger.resized)
+        script_calls.replace_loaders(self._mode, ledger.see)
+        script_calls.replace_saving(self.note)
+        script_calls.replace_compilation(self.note)
+        script_calls.replace_fast_paths()
+        keep = None if attempt.sharded else self._keep_bucket
+        ranks.replace_data_parallel(keep)
+
+    def _keep_bucket(self, bucket: torch.Tensor) -> None:
+        self._ledger.classify(bucket, "gradients")
+
+    def _confine(self) -> None:
+        scratch = os.path.realpath(self._attempt.scratch)
+        Confinement(scratch, self.note).begin()
+        if not landlock.confine((scratch, "/dev/null", "/dev/shm")):
+            self.note("this kernel has no Landlock: native code of the script is not held back")
+
+    # ------------------------------------------------------------------ on the way
+
+    def _reshape(self, model: torch.nn.Module) -> None:
+        """Shard a model, or let it recompute activations, before its first forward pass."""
+        model = getattr(model, "module", model)  # of DistributedDataParallel
+        attempt = self._attempt
+        if model in self._reshaped or not any(one.requires_grad for one in model.parameters()):
+            return
+        self._reshaped.append(model)
+        blocks = reshaping.units_of(model)
+        if attempt.checkpointed:
+            reshaping.recompute_activations(blocks)
+        if attempt.sharded and self._mesh is not None:
+            self._models.classify()
+            reshaping.shard(model, blocks, self._models.optimizers(), self._mesh)
+            self._ledger.start_anew()
+        if attempt.checkpointed or attempt.sharded:
+            self._units += blocks
+
+    def _after_step(self) -> None:
+        steps = self._models.steps()
+        if min(steps) >= self._attempt.steps or max(steps) >= _MOST_STEPS:
+            self._models.classify()
+            self._finish(self._outcome(self._attempt.rung))
+
+    def _on_alarm(self, _: int, __: FrameType | None) -> NoReturn:
+        raise TimeUp(f"no second optimizer step within {self._attempt.time_limit_s:g} s")
+
+    # ------------------------------------------------------------------ the end
+
+    def _end_early(self, error: BaseException | None) -> NoReturn:
+        """Answer for a script that has ended, or failed, before its second step."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._ledger.modules.clear()
+        failed_at = "" if error is None else _said(error)
+        if error is None or isinstance(error, SystemExit):
+            if any(self._models.steps()):
+                self.note("the script ended before its second optimizer step")
+                self._models.classify()
+                self._finish(self._outcome(self._attempt.rung))
+            failed_at = failed_at or "the script ended without an optimizer step"
+        if self._attempt.rung == REAL:
+            self._finish(self._outcome("")._replace(failed_at=failed_at))
+        try:
+            self._complete_states()
+        except Exception as second:  # noqa: BLE001  it is part of the outcome
+            self.note(f"the optimizer could not step alone: {_said(second)}")
+        self._models.classify()
+        states = [one for one in self._ledger.live() if one.category != "activations"]
+        outcome = self._outcome(STATES if states else "", states)
+        peak = sum(one.nbytes for one in states)
+        self._finish(outcome._replace(peak_bytes=peak, failed_at=failed_at))
+
+    def _complete_states(self) -> None:
+        """Let each optimizer step once with gradients for all that it trains."""
+        for model in self._models.roots():
+            if self._attempt.sharded or self._attempt.checkpointed:
+                self._reshape(model)
+        self._models.ends_steps = False
+        for optimizer in self._models.optimizers():
+            for group in optimizer.param_groups:
+                for one in group["params"]:
+                    if one.grad is None and one.requires_grad:
+                        one.grad = torch.empty_like(one)
+            optimizer.step()
+
+    def _outcome(self, rung: str, entries: list[Entry] | None = None) -> Outcome:
+        at_peak = self._ledger.at_peak() if entries is None else entries
+        names = self._models.names()
+        notes = [*self._notes]
+        if len(notes) > _MOST_NOTES:
+            notes[_MOST_NOTES:] = [f"and {len(notes) - _MOST_NOTES} more"]
+        return Outcome(
+            rung=rung,
+            peak_bytes=self._ledger.peak_bytes,
+            categories=totals(at_peak),
+            modules=largest_parts(at_peak, names),
+            units=tuple(names.get(id(one), type(one).__name__) for one in self._units),
+            steps=max(self._models.steps(), default=0),
+            seconds=time.monotonic() - self._began,
+            notes=tuple(notes),
+        )
+
+    def _finish(self, outcome: Outcome) -> NoReturn:
+        """Write the outcome and end this process at once: no handler of the script's runs."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with open(self._output, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _OUTPUT_BYTES))
+            text = file.read().decode(errors="replace")
+        line = f"{encode(outcome._replace(output=text))}\n".encode()
+        while line:
+            line = line[os.write(self._answer, line) :]
+        os._exit(0)
+
+
+def _run_program(attempt: Attempt) -> None:
+    import runpy
+
+    sys.argv = [attempt.program, *attempt.args]
+    if attempt.is_module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(attempt.program, run_name="__main__", alter_sys=True)
+    else:
+        if not os.path.isdir(attempt.program):
+            sys.path.insert(0, os.path.dirname(os.path.realpath(attempt.program)))
+        runpy.run_path(attempt.program, run_name="__main__")
+
+
+def _said(error: BaseException) -> str:
+    line = line_of(error)
+    message = str(error).strip().splitlines() or [""]
+    text = f"{type(error).__name__}: {message[0]}" if message[0] else type(error).__name__
+    return f"{line}: {text}" if line else text

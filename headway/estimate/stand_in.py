@@ -1,0 +1,194 @@
+"""Stands in for the GPU that is not there: `cpu:1`, wherever a script says `cuda`.
+
+torch without CUDA cannot run a backward pass over fake tensors on `cuda`; on a second CPU device it
+can, and what lies there is counted apart from the host's. torch.cuda's questions about the GPU are
+answered, its functions without a result of interest do nothing.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from headway.estimate.replacing import replace, replace_wherever_imported
+
+FAKE_GPU = torch.device("cpu", 1)
+_CAPABILITY = (9, 0)
+_GPUS = ("cuda", "mps")
+
+
+class GpuNames(TorchFunctionMode):
+    """Replaces `cuda` by another device in the arguments of torch's functions.
+
+    Args:
+        device: the one to use.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0].to(self._device)
+        if func is torch.Tensor.pin_memory:
+            return args[0]
+        if "device" in kwargs:
+            kwargs["device"] = self.replaced(kwargs["device"])
+        elif func is torch.Tensor.to and len(args) > 1:
+            args = (args[0], self.replaced(args[1]), *args[2:])
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        return func(*args, **kwargs)
+
+    def replaced(self, device: Any) -> Any:
+        """Return the device for one that may be a GPU, in any of the ways that it can be given."""
+        if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
+            return device
+        if isinstance(device, int) or torch.device(device).type in _GPUS:
+            return self._device
+        return device
+
+
+def replace_moves(see: Callable[[torch.Tensor], None]) -> None:
+    """Let `Module.to()` and its like change fake parameters in place.
+
+    torch swaps the tensors of fake parameters, which it cannot while somebody has a weak reference
+    to one, as the count of live tensors has.
+    """
+
+    def apply(
+        self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> torch.nn.Module:
+        if recurse:
+            for child in self.children():
+                child._apply(fn)  # type: ignore[no-untyped-call]
+        for parameter in self._parameters.values():
+            if parameter is not None:
+                _change(parameter, fn, see)
+                if parameter.grad is not None:
+                    _change(parameter.grad, fn, see)
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = fn(buffer)
+        return self
+
+    replace(torch.nn.Module, "_apply", apply)
+
+
+def _change(
+    tensor: Any, fn: Callable[[torch.Tensor], torch.Tensor], see: Callable[[torch.Tensor], None]
+) -> None:
+    with torch.no_grad():
+        changed = fn(tensor)
+        device = changed.device
+        if changed.dtype is not tensor.dtype:
+            if isinstance(changed, FakeTensor):
+                changed.fake_device = tensor.device
+            tensor.data = changed
+        if isinstance(tensor, FakeTensor):
+            tensor.fake_device = device
+        elif changed is not tensor:
+            tensor.data = changed
+    see(tensor)
+
+
+def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
+    """Let torch.cuda say that there are GPUs, and its calls without consequence do nothing.
+
+    Args:
+        name: of the GPUs.
+        memory_bytes: of each.
+        count: of this machine.
+    """
+    properties = types.SimpleNamespace(
+        name=name,
+        total_memory=memory_bytes,
+        major=_CAPABILITY[0],
+        minor=_CAPABILITY[1],
+        multi_processor_count=132,
+    )
+    answers: dict[str, Any] = {
+        **dict.fromkeys(("is_available", "is_bf16_supported", "is_initialized"), True),
+        "device_count": count,
+        **dict.fromkeys(("current_device", "memory_allocated", "max_memory_allocated"), 0),
+        **dict.fromkeys(("memory_reserved", "max_memory_reserved", "utilization"), 0),
+        **dict.fromkeys(("set_device", "synchronize", "empty_cache", "init", "_lazy_init")),
+        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect")),
+        **dict.fromkeys(("manual_seed", "manual_seed_all", "set_per_process_memory_fraction")),
+        "memory_summary": "",
+        "memory_stats": {},
+        "mem_get_info": (memory_bytes, memory_bytes),
+        "get_device_name": name,
+        "get_device_capability": _CAPABILITY,
+        "get_device_properties": properties,
+        "get_arch_list": [f"sm_{_CAPABILITY[0]}{_CAPABILITY[1]}"],
+    }
+    for function, answer in answers.items():
+        setattr(torch.cuda, function, _answering(answer))
+    replace(torch.cuda, "Event", _Event)
+    replace(torch.cuda, "Stream", _Stream)
+    replace(torch.cuda, "stream", lambda _: nullcontext())
+    replace(torch.cuda, "device", lambda _: nullcontext())
+    replace(torch.cuda, "current_stream", _Stream)
+    replace(torch.cuda, "default_stream", _Stream)
+    replace(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())
+    replace(torch.cuda, "get_rng_state_all", lambda: [torch.get_rng_state()])
+    torch.cuda.set_rng_state = torch.cuda.set_rng_state_all = _answering(None)
+    replace(torch.version, "cuda", torch.version.cuda or "12.8")
+
+
+def _answering(answer: Any) -> Callable[..., Any]:
+    return lambda *_, **__: answer
+
+
+class _Stream:
+    """A stream on which everything is done at once."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.wait_stream = self.synchronize = self.wait_event = _answering(None)
+        self.record_event = _Event
+
+
+class _Event:
+    """An event that has happened."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.record = self.synchronize = self.wait = _answering(None)
+        self.query = _answering(True)
+        self.elapsed_time = _answering(1.0)
+
+
+def replace_autocast() -> None:
+    """Let `torch.autocast("cuda")` cast on the device that stands in."""
+    made = torch.autocast.__init__
+
+    def init(
+        self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, **options: Any
+    ) -> None:
+        if device_type in _GPUS:
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        made(self, device_type, dtype, **options)
+
+    replace(torch.autocast, "__init__", init)
+
+
+def replace_choice_of_optimizers() -> None:
+    """Let optimizers choose the implementation that they choose for CUDA: foreach.
+
+    Relies on `_default_to_fused_or_foreach`, which torch's optimizers import by this name.
+    """
+
+    def choose(params: Any, differentiable: bool, use_fused: bool = False) -> tuple[bool, bool]:
+        return False, not differentiable
+
+    replace_wherever_imported("_default_to_fused_or_foreach", choose)

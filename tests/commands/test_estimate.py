@@ -1,0 +1,204 @@
+"""`headway estimate`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.estimate.attempt import FAKE, STATES, Attempt, Outcome, Part, decode_outcome, encode
+from headway.estimate.devices import Devices, devices_of, parse_devices
+from headway.estimate.planner import ROWS, BatchSizes, judged, rows_for
+from headway.estimate.report import Report, as_data, size
+from headway.machine.facts import Machine
+from headway.machine.snapshot import load_machine
+from tests.commands.running import run
+from tests.docs.test_screens import ROOT
+
+MACHINES = ROOT / "tests" / "machines"
+TRAINING = """
+import argparse
+import torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--bs", type=int, default=4)
+size = parser.parse_args().bs
+net = torch.nn.Linear(1000, 1000)
+if torch.cuda.is_available():
+    net.cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(2):
+    net(torch.ones(size, 1000, device=net.weight.device)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8xH100-80GB", (8, 1, 80 * 10**9)),
+        ("2x8xA100-40GB", (8, 2, 40 * 10**9)),
+        ("rtx4090", (1, 1, 24 * 10**9)),
+        ("24GiB", (1, 1, 24 * 2**30)),
+        ("4xMyGPU-1.5GB", (4, 1, 1_500_000_000)),
+    ],
+)
+def test_devices_are_read(text: str, expected: tuple[int, int, int]) -> None:
+    found = parse_devices(text, Machine())
+    assert (found.per_machine, found.machines, found.memory_bytes) == expected
+    assert found.kind == "cuda"
+
+
+@pytest.mark.parametrize("text", ["", "8", "0xH100", "H1000", "A100", "8xx80GB", "cpu"])
+def test_devices_that_say_too_little_are_refused_with_what_to_write(text: str) -> None:
+    code, printed = run("estimate", "--machine", "none.json", "script.py")
+    assert (code, "error:" in printed) == (2, True)
+    from headway.errors import ConfigError
+
+    with pytest.raises(ConfigError) as refused:
+        parse_devices(text, Machine())  # whose own memory is not known
+    assert refused.value.problems[0].fix
+
+
+def test_cpu_ranks_share_the_memory_of_their_machine() -> None:
+    found = parse_devices("4xcpu-64GB", Machine())
+    assert (found.kind, found.world_size, found.bytes_per_rank) == ("cpu", 4, 16 * 10**9)
+
+
+def test_the_devices_of_a_recorded_machine_are_its_gpus() -> None:
+    found = devices_of(load_machine(str(MACHINES / "gpu_8_h100.json")))
+    assert (found.kind, found.per_machine, found.memory_bytes) == ("cuda", 8, 85_899_345_920)
+
+
+@pytest.mark.parametrize(
+    ("flag", "args", "expected"),
+    [
+        ("--bs", ["--bs", "8", "--lr", "1"], ("--lr", "1", "--bs", "3")),
+        ("--bs", ["--bs=8", "x"], ("x", "--bs", "3")),
+        ("data.batch", ["data.batch=8"], ("data.batch=3",)),
+    ],
+)
+def test_a_batch_size_takes_the_place_of_the_script_s_own(
+    flag: str, args: list[str], expected: tuple[str, ...]
+) -> None:
+    assert BatchSizes(flag, (3,)).put_into(args, 3) == expected
+
+
+def test_a_peak_without_activations_is_never_said_to_fit() -> None:
+    devices = Devices("cuda", "GPU", 10 * 2**30)
+    assert judged(Outcome(FAKE, 8 * 2**30), devices)[1] is True
+    assert judged(Outcome(FAKE, 9 * 2**30), devices)[1] is False
+    assert judged(Outcome(STATES, 2**30), devices)[1] is None
+    assert judged(Outcome(STATES, 9 * 2**30), devices)[1] is False
+    assert judged(Outcome(), devices)[1] is None
+
+
+def test_one_rank_has_nothing_to_shard() -> None:
+    assert not any(row.sharded for row in rows_for(1))
+    assert rows_for(2) == ROWS
+
+
+def test_outcomes_travel_as_one_line() -> None:
+    outcome = Outcome(FAKE, 3, {"parameters": 3}, (Part("net", {"parameters": 3}),), ("a",))
+    assert decode_outcome(encode(outcome)) == outcome
+    assert "\n" not in encode(outcome._replace(failed_at="a\nb"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--devices", "8xH100", "--machine", "x.json", "script.py"],
+        ["--devices", "H100", "--batch-size", "8,16", "script.py"],
+        ["--devices", "H100", "--batch-size", "--bs=8,x", "script.py"],
+        ["--devices", "H100", "--strategy", "ddpp", "script.py"],
+        ["--devices", "H100", "--strategy", "fsdp", "script.py"],
+        ["--devices", "H100", "--time-limit", "soon", "script.py"],
+        ["--devices", "H100", "missing.py"],
+        ["--devices", "H100"],
+    ],
+)
+def test_a_wrong_command_line_is_refused_before_anything_is_run(words: list[str]) -> None:
+    Path("script.py").write_text("raise SystemExit('was run')")
+    code, printed = run("estimate", *words)
+    assert code == 2
+    assert "error:" in printed
+    assert "fix:" in printed
+    assert "was run" not in printed
+
+
+def test_the_command_needs_no_torch_to_be_imported_or_to_print_its_help() -> None:
+    code = (
+        "import sys; from headway.commands.main import main\n"
+        "try: main(['estimate', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'rich' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+
+
+test_the_command_needs_no_torch_to_be_imported_or_to_print_its_help = pytest.mark.processes(
+    test_the_command_needs_no_torch_to_be_imported_or_to_print_its_help
+)
+
+
+def estimated(*words: str) -> Any:
+    code, printed = run("estimate", *words)
+    assert code == 0, printed
+    return json.JSONDecoder().raw_decode(printed)[0]
+
+
+@pytest.mark.processes
+def test_the_report_has_the_peak_its_parts_what_fits_and_the_line_to_launch() -> None:
+    pytest.importorskip("torch")
+    Path("script.py").write_text(TRAINING)
+    weights = 4 * 1_001_000
+    found = estimated(
+        *("--devices", "2xGPU-2GB", "--batch-size", "--bs=8,1000,200000", "--json"),
+        *("script.py", "--bs", "4"),
+    )
+    first, *others = found["strategies"]
+    assert [one["strategy"] for one in found["strategies"]] == [row.name for row in ROWS]
+    assert (first["rung"], first["fits"], first["largest_batch"]) == (FAKE, True, 1000)
+    assert [one["rank"] for one in first["ranks"]] == [0, 1]
+    assert first["ranks"][1]["parts"]["parameters"] == weights
+    assert sum(first["ranks"][0]["parts"].values()) == first["ranks"][0]["peak_bytes"]
+    assert first["launch"] == "headway launch --num-processes 2 script.py --bs 4"
+    assert all(one["launch"] is None for one in others)
+    assert found["checked"]
+
+
+@pytest.mark.processes
+def test_what_is_printed_says_rung_peak_and_line_and_a_script_that_trains_nothing_is_refused() -> (
+    None
+):
+    pytest.importorskip("torch")
+    Path("script.py").write_text(TRAINING)
+    code, printed = run("estimate", "--devices", "RTX4090", "--strategy", "ddp", "script.py")
+    assert code == 0, printed
+    assert "headway launch script.py" in printed
+    assert "checked against CPU runs only" in printed
+    assert size(4 * 1_001_000) in printed
+    Path("none.py").write_text("print('nothing here')")
+    code, printed = run("estimate", "--devices", "RTX4090", "none.py")
+    assert (code, "error:" in printed) == (2, True), printed
+    assert "nothing here" in printed
+
+
+def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
+    from headway.estimate.planner import Judged
+
+    rows = [
+        Judged(ROWS[0], Outcome(FAKE, 9), 9, False),
+        Judged(ROWS[1], Outcome(FAKE, 5), 5, True),
+        Judged(ROWS[2], Outcome(FAKE, 3), 3, True),
+    ]
+    devices = Devices("cuda", "GPU", 8, 4, 2)
+    report = Report(Attempt("train.py", ("--x", "a b"), ""), devices, rows)
+    assert report.chosen is rows[1]
+    assert report.launch_line(rows[0]) == (
+        "headway launch --num-machines 2 --num-processes 4 train.py --x 'a b'"
+    )
+    assert [one["fits"] for one in as_data(report)["strategies"]] == [False, True, True]

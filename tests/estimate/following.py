@@ -1,0 +1,42 @@
+"""A child that follows scripts, shared by the tests of a file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from headway.estimate.attempt import Attempt, Outcome, decode_outcome, encode
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Server:
+    """The process that forks one for each attempt; a context."""
+
+    def __enter__(self) -> Server:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "headway.estimate.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**environ, "HF_HUB_OFFLINE": "1"},
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            pass
+
+    def follow(self, script: Path, *args: str, **options: Any) -> Outcome:
+        """Return what an attempt at a script found."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with tempfile.TemporaryDirectory(prefix="headway-estimate-") as scratch:
+            attempt = Attempt(str(script.resolve()), args, scratch, **options)
+            print(encode(attempt), file=self._process.stdin, flush=True)
+            return decode_outcome(self._process.stdout.readline())

@@ -1,0 +1,66 @@
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
+optimizer = torch.optim.AdamW(net.parameters())
+x, y = torch.randn(8, 16, device=device), torch.randint(0, 4, (8,)).cuda()
+
+
+def step():
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+# %% device by name
+assert torch.cuda.is_available() and device.type == "cuda"
+for _ in range(3):
+    step()
+
+# %% measured by events and memory
+start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+for _ in range(3):
+    start.record()
+    step()
+    end.record()
+    torch.cuda.synchronize()
+    print(start.elapsed_time(end), torch.cuda.max_memory_allocated() / 2**20)
+
+# %% autocast and a scaler for cuda
+scaler = torch.cuda.amp.GradScaler()
+for _ in range(3):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = F.cross_entropy(net(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+# %% the default device
+with torch.device("cuda"):
+    net = nn.Linear(16, 4)
+    x = torch.randn(8, 16)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    step()
+
+# %% bf16 on cuda, if it has it
+if torch.cuda.is_bf16_supported():
+    net, x = net.bfloat16(), x.bfloat16()
+for _ in range(3):
+    step()
+
+# %% a rank of nccl
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+net = nn.parallel.DistributedDataParallel(net, device_ids=[0])
+for _ in range(3):
+    step()
+    total = torch.ones(1, device="cuda")
+    dist.all_reduce(total)
+dist.barrier()

@@ -1,0 +1,108 @@
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+optimizer = torch.optim.AdamW(net.parameters())
+data = TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
+loader = DataLoader(data, batch_size=8, shuffle=True)
+
+# %% headway
+from headway import Accelerator
+
+accelerator = Accelerator(gradient_accumulation_steps=2)
+net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+for x, y in loader:
+    with accelerator.accumulate(net):
+        loss = F.cross_entropy(net(x), y)
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.print(accelerator.gather_for_metrics(loss.repeat(8)).mean().item())
+
+# %% headway in bf16, with evaluation first
+from headway import Accelerator
+from headway.utils import set_seed
+
+set_seed(1)
+accelerator = Accelerator(mixed_precision="bf16")
+net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+net.eval()
+right = 0
+for x, y in loader:
+    with torch.no_grad():
+        found, wanted = accelerator.gather_for_metrics((net(x).argmax(-1), y))
+    right += (found == wanted).sum().item()
+net.train()
+for x, y in loader:
+    accelerator.backward(F.cross_entropy(net(x), y))
+    optimizer.step()
+    optimizer.zero_grad()
+
+# %% headway by token
+from headway import Accelerator
+
+accelerator = Accelerator(gradient_accumulation_steps=2)
+net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+for x, y in loader:
+    with accelerator.accumulate(net):
+        loss = F.cross_entropy(net(x), y, reduction="sum")
+        accelerator.backward(loss, num_tokens=len(y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+# %% accelerate
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+for x, y in loader:
+    with accelerator.accumulate(net):
+        accelerator.backward(F.cross_entropy(net(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+# %% a small GPT-2 of transformers
+from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup
+
+model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=32))
+optimizer = torch.optim.AdamW(model.parameters())
+schedule = get_cosine_schedule_with_warmup(optimizer, 2, 10)
+for _ in range(3):
+    tokens = torch.randint(0, 100, (2, 32))
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+
+# %% a small BERT of transformers, with a mask and checkpointing
+from transformers import BertConfig, BertForSequenceClassification
+
+config = BertConfig(
+    num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=100
+)
+model = BertForSequenceClassification(config)
+model.gradient_checkpointing_enable()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    tokens, mask = torch.randint(0, 100, (2, 16)), torch.ones(2, 16, dtype=torch.long)
+    model(input_ids=tokens, attention_mask=mask, labels=torch.tensor([0, 1])).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+# %% a small Llama of transformers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+config = LlamaConfig(
+    num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=100
+)
+model = LlamaForCausalLM(config)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    tokens = torch.randint(0, 100, (2, 16))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,156 @@
+import random
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+inputs, targets = torch.randn(64, 16), torch.randint(0, 4, (64,))
+data = TensorDataset(inputs, targets)
+
+
+def step(x, y):
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+# %% plain loader
+for x, y in DataLoader(data, batch_size=8):
+    step(x, y)
+
+# %% shuffled loader
+for x, y in DataLoader(data, batch_size=8, shuffle=True):
+    step(x, y)
+
+# %% loader with workers
+for x, y in DataLoader(data, 8, num_workers=2, persistent_workers=True, prefetch_factor=4):
+    step(x, y)
+
+# %% loader with a generator and a worker's seed
+generator = torch.Generator().manual_seed(3)
+for x, y in DataLoader(data, 8, True, generator=generator, worker_init_fn=lambda i: None):
+    step(x, y)
+
+# %% pinned memory and non-blocking copies
+for x, y in DataLoader(data, 8, pin_memory=True, drop_last=True):
+    step(x.to("cpu", non_blocking=True), y.to("cpu", non_blocking=True))
+
+# %% random split
+train, held_out = torch.utils.data.random_split(data, [48, 16])
+for x, y in DataLoader(train, 8, shuffle=True):
+    step(x, y)
+
+# %% subset by random permutation
+chosen = torch.randperm(len(data))[:32]
+for x, y in DataLoader(torch.utils.data.Subset(data, chosen.tolist()), 8):
+    step(x, y)
+
+# %% weighted sampler
+weights = 1.0 / torch.bincount(targets, minlength=4).float().clamp(min=1)
+sampler = torch.utils.data.WeightedRandomSampler(weights[targets], 64)
+for x, y in DataLoader(data, 8, sampler=sampler):
+    step(x, y)
+
+
+# %% a data set of numpy arrays
+class Arrays(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return np.ones(16, dtype=np.float32) * index, np.int64(index % 4)
+
+
+for x, y in DataLoader(Arrays(), 8, shuffle=True):
+    step(x, y)
+
+
+# %% a data set of dicts
+class Dicts(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"x": torch.randn(16), "y": index % 4}
+
+
+for batch in DataLoader(Dicts(), 8):
+    batch = {key: value.to("cpu") for key, value in batch.items()}
+    step(batch["x"], batch["y"])
+
+
+# %% a stream
+class Stream(IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.randn(16), random.randrange(4)
+
+
+for x, y in DataLoader(Stream(), 8):
+    step(x, y)
+
+
+# %% collate by hand with padding
+def collate(samples):
+    xs = [x[: random.randint(4, 16)] for x, _ in samples]
+    padded = nn.utils.rnn.pad_sequence(xs, batch_first=True)
+    padded = F.pad(padded, (0, 16 - padded.shape[1]))
+    return padded, torch.stack([y for _, y in samples])
+
+
+for x, y in DataLoader(data, 8, collate_fn=collate):
+    step(x, y)
+
+
+# %% collate through numpy
+def as_numpy(samples):
+    xs, ys = zip(*samples)
+    return torch.from_numpy(np.stack([x.numpy() for x in xs])), torch.tensor([int(y) for y in ys])
+
+
+for x, y in DataLoader(data, 8, collate_fn=as_numpy):
+    step(x, y)
+
+# %% next of an iterator, again and again
+batches = iter(DataLoader(data, 8, shuffle=True))
+for i in range(4):
+    step(*next(batches))
+
+# %% random batches without a loader
+while True:
+    rows = torch.randint(0, len(inputs), (8,))
+    step(inputs[rows], targets[rows])
+
+# %% windows of a text
+text = torch.from_numpy(np.frombuffer(b"abcdefgh" * 64, dtype=np.uint8).astype(np.int64)) % 4
+for i in range(4):
+    starts = torch.randint(len(text) - 17, (8,))
+    x = torch.stack([text[i : i + 16] for i in starts]).float()
+    y = torch.stack([text[i + 16] for i in starts])
+    step(x, y)
+
+# %% distributed sampler
+torch.distributed.init_process_group("gloo")
+sampler = torch.utils.data.DistributedSampler(data, shuffle=True)
+net = nn.parallel.DistributedDataParallel(net)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for x, y in DataLoader(data, 8, sampler=sampler):
+        step(x, y)
+
+# %% a permutation as batches
+for rows in torch.randperm(64).split(8):
+    step(inputs[rows], targets[rows])
+
+# %% tqdm
+from tqdm import tqdm
+
+bar = tqdm(DataLoader(data, 8))
+for x, y in bar:
+    bar.set_postfix(loss=step(x, y).item())

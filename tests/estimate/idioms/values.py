@@ -1,0 +1,175 @@
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
+x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
+
+
+def step(loss):
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+# %% item, float, int
+for _ in range(3):
+    loss = F.cross_entropy(net(x), y)
+    total = loss.item() + float(loss) + int(loss)
+    step(loss)
+
+# %% formatted losses
+for i in range(3):
+    loss = F.cross_entropy(net(x), y)
+    print(f"step {i} loss {loss:.4f} {loss.item():8.3f}", "%.3f" % loss, "{:.2e}".format(loss))
+    step(loss)
+
+# %% stops at a loss that is not a number
+for _ in range(3):
+    loss = F.cross_entropy(net(x), y)
+    if torch.isnan(loss) or not torch.isfinite(loss) or math.isnan(loss.item()):
+        raise SystemExit("loss is not finite")
+    step(loss)
+
+# %% skips a step with infinite gradients
+for _ in range(3):
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    if not torch.isinf(norm) and not torch.isnan(norm):
+        optimizer.step()
+    optimizer.zero_grad()
+
+# %% accuracy
+for _ in range(3):
+    logits = net(x)
+    accuracy = (logits.argmax(-1) == y).float().mean().item()
+    correct = (logits.argmax(-1) == y).sum().item() / len(y)
+    step(F.cross_entropy(logits, y))
+
+# %% predictions as numpy
+for _ in range(3):
+    logits = net(x)
+    found = logits.argmax(1).cpu().numpy()
+    probabilities = logits.detach().softmax(-1).numpy()
+    assert found.shape == (8,) and probabilities.shape == (8, 4)
+    step(F.cross_entropy(logits, y))
+
+# %% lists of values
+for _ in range(3):
+    logits = net(x)
+    values = logits.argmax(1).tolist()
+    assert len(values) == 8
+    step(F.cross_entropy(logits, y))
+
+# %% best loss so far
+best = float("inf")
+for _ in range(3):
+    loss = F.cross_entropy(net(x), y)
+    if loss < best:
+        best = loss.item()
+    step(loss)
+
+# %% a mask chooses rows
+for _ in range(3):
+    mask = y != 3
+    step(F.cross_entropy(net(x)[mask], y[mask]))
+
+# %% a mask of predictions
+for _ in range(3):
+    logits = net(x)
+    sure = logits.softmax(-1).max(-1).values > 0.2
+    step(F.cross_entropy(logits[sure], y[sure]))
+
+# %% nonzero and unique
+for _ in range(3):
+    rows = (y >= 0).nonzero(as_tuple=True)[0]
+    classes = torch.unique(y)
+    assert len(classes) <= 4
+    step(F.cross_entropy(net(x[rows]), y[rows]))
+
+# %% where
+for _ in range(3):
+    rows = torch.where(net(x)[:, 0] > 0)[0]
+    step(F.cross_entropy(net(x), y) + net(x[rows]).sum())
+
+# %% masked select and masked fill
+for _ in range(3):
+    logits = net(x)
+    some = logits.masked_select(logits > 0)
+    step(F.cross_entropy(logits.masked_fill(logits > 9, 0.0), y) + some.sum())
+
+# %% checks of the data
+assert torch.all(y >= 0) and (y < 4).all()
+assert not torch.isnan(x).any()
+for _ in range(3):
+    step(F.cross_entropy(net(x), y))
+
+# %% allclose and equal
+assert torch.allclose(x, x.clone())
+assert torch.equal(y, y)
+for _ in range(3):
+    step(F.cross_entropy(net(x), y))
+
+# %% statistics of the data
+mean, spread = x.mean().item(), x.std().item()
+x = (x - mean) / (spread + 1e-6)
+for _ in range(3):
+    step(F.cross_entropy(net(x), y))
+
+# %% one hot and scatter
+for _ in range(3):
+    wanted = F.one_hot(y, 4).float()
+    other = torch.zeros(8, 4).scatter_(1, y.unsqueeze(1), 1.0)
+    step(F.mse_loss(net(x), wanted) + F.mse_loss(net(x), other))
+
+# %% topk and sort
+for _ in range(3):
+    logits = net(x)
+    hit = (logits.topk(2).indices == y.unsqueeze(1)).any(-1).float().mean()
+    order = logits[:, 0].argsort(descending=True)
+    step(F.cross_entropy(logits[order], y[order]))
+
+# %% a confusion matrix
+for _ in range(3):
+    logits = net(x)
+    counts = torch.bincount(y * 4 + logits.argmax(1), minlength=16).reshape(4, 4)
+    step(F.cross_entropy(logits, y))
+
+# %% random choices
+for _ in range(3):
+    if torch.rand(1) < 0.5:
+        x = x.flip(0)
+    if torch.rand(()).item() > 0.5:
+        x = x + 0.1
+    step(F.cross_entropy(net(x), y))
+
+# %% mixup
+for _ in range(3):
+    share = np.random.beta(0.4, 0.4)
+    order = torch.randperm(8)
+    mixed = share * x + (1 - share) * x[order]
+    logits = net(mixed)
+    step(share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order]))
+
+# %% history of losses
+history = []
+for _ in range(3):
+    loss = F.cross_entropy(net(x), y)
+    history.append(loss.detach())
+    print(torch.stack(history).mean().item(), sum(history) / len(history), max(history))
+    step(loss)
+
+# %% torchmetrics
+from torchmetrics.classification import MulticlassAccuracy
+
+metric = MulticlassAccuracy(4)
+for _ in range(3):
+    logits = net(x)
+    metric.update(logits, y)
+    print(metric.compute().item())
+    step(F.cross_entropy(logits, y))
