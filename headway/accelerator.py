@@ -16,6 +16,7 @@ from headway.arguments import (
     merge_accumulation,
     merge_arguments,
     merge_compilation,
+    merge_sharing,
     reject_unsupported,
 )
 from headway.checkpointed import Checkpointed
@@ -37,6 +38,7 @@ from headway.plugins.handlers import (
     InitProcessGroupKwargs,
 )
 from headway.plugins.profiling import ProfileKwargs
+from headway.plugins.sharding import FullyShardedDataParallelPlugin
 from headway.plugins.project import Folder, ProjectConfiguration, merged_project
 from headway.precision.choice import precision_for
 from headway.precision.precision import PrecisionSettings
@@ -89,6 +91,16 @@ class Accelerator(InEffect, Checkpointed, Tracked):
             ProfileKwargs. One for a part that this run does not use has nothing to do.
         dynamo_backend: compile models with this backend of torch.compile, such as "inductor".
         dynamo_plugin: in place of `dynamo_backend`.
+        strategy: how several ranks share a model: `ddp`, a copy each; `fsdp`, a part of each
+            parameter; `hsdp`, parts on `shard_size` ranks, and copies of those; `auto` is ddp.
+        shard_size: ranks that hold the parts of one copy, with `hsdp`.
+        wrap: the units that are gathered at a time: `auto` for the blocks that the model repeats,
+            class names, or the smallest number of parameters.
+        activation_checkpointing: compute activations of each unit again in the backward pass.
+        cpu_offload: keep the parts of parameters, gradients and optimizer states on the CPU.
+        forward_methods: names of methods that use weights of a sharded model and do not call its
+            `forward()` alone; `generate` needs no mention.
+        fsdp_plugin: a FullyShardedDataParallelPlugin, in place of the five before.
         unsupported: Accelerate's other arguments are refused, unless they are None.
 
     Raises:
@@ -131,6 +143,13 @@ class Accelerator(InEffect, Checkpointed, Tracked):
         dynamo_plugin: TorchDynamoPlugin | None = None,
         rng_types: Sequence[str | RNGType] | None = None,
         auto_micro_batch: bool = False,
+        strategy: str | None = None,
+        shard_size: int | None = None,
+        wrap: str | Sequence[str] | int | None = None,
+        activation_checkpointing: bool | None = None,
+        cpu_offload: bool | None = None,
+        forward_methods: Sequence[str] = (),
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         **unsupported: NoReturn,
     ) -> None:
         reject_unsupported(unsupported)
@@ -143,6 +162,9 @@ class Accelerator(InEffect, Checkpointed, Tracked):
             gradient_accumulation_steps=accumulation.num_steps,
             cpu=cpu,
             device=device,
+            sharing=merge_sharing(
+                strategy, shard_size, wrap, activation_checkpointing, cpu_offload, fsdp_plugin
+            ),
         )
         is_device_named = cpu or device is not None or devices is not None
         group = _group_settings(handlers.or_default(InitProcessGroupKwargs))
@@ -161,7 +183,10 @@ class Accelerator(InEffect, Checkpointed, Tracked):
             strategy_for(
                 world,
                 StrategySettings(
-                    ddp=handlers.or_default(DistributedDataParallelKwargs), dynamo=dynamo
+                    ddp=handlers.or_default(DistributedDataParallelKwargs),
+                    dynamo=dynamo,
+                    forward_methods=tuple(forward_methods),
+                    **agreed.sharing._asdict(),
                 ),
             ),
             Accumulation(agreed.gradient_accumulation_steps, accumulation),
@@ -171,6 +196,7 @@ class Accelerator(InEffect, Checkpointed, Tracked):
             rng_types=rng_types,
         )
         if auto_micro_batch:
+            self._strategy.require_whole_models("auto_micro_batch=True")
             self._micro_batches = MicroBatches(
                 self._accumulation, self._strategy, self._token_mean, self._trained_parameters
             )
@@ -186,7 +212,7 @@ class Accelerator(InEffect, Checkpointed, Tracked):
     deepspeed_plugins = torch_tp_plugin = parallelism_config = torch_device_mesh = fp8_backend = (
         None
     )
-    fp8_enabled = has_lomo_optimizer = is_fsdp2 = is_composable_parallelism_enabled = False
+    fp8_enabled = has_lomo_optimizer = is_composable_parallelism_enabled = False
 
     # ------------------------------------------------------------------ profile
 
@@ -281,9 +307,15 @@ class Accelerator(InEffect, Checkpointed, Tracked):
             >>> [path.name for path in Path("weights").iterdir()]
             ['model.safetensors']
         """
-        state = self.get_state_dict(model)
-        if self.is_main_process:
-            save_weights(state, save_directory, max_shard_size, safe_serialization)
+        model = self.unwrap_model(model, keep_torch_compile=False)
+        save_weights(
+            self._strategy.weights_to_save(model),
+            save_directory,
+            max_shard_size,
+            safe_serialization,
+            read_whole=self._strategy.read_whole,
+            writes=self.is_main_process,
+        )
 
     if not TYPE_CHECKING:  # a type checker knows every member that there is
 

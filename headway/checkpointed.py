@@ -188,12 +188,14 @@ class Checkpointed(Preparing):
         _refuse_others(load_model_func_kwargs, "load_state")
         from headway.checkpoint.loading import load_checkpoint
         from headway.checkpoint.saving import agree, on_rank_0
-        from headway.training_state import Restoring
+        from headway.training_state import Live, Restoring
 
         folder = self._folder_to_load(input_dir)
-        loaded = load_checkpoint(folder)
+        training = self._training()
+        live = Live(training, training.models) if self._strategy.shards else None
+        loaded = load_checkpoint(folder, live)
         restoring = Restoring(
-            loaded, self._training(), folder, strict=strict, allow_pickle=allow_pickle
+            loaded, training, folder, strict=strict, allow_pickle=allow_pickle
         )
         agree(restoring.check)
         models = self._all(torch.nn.Module)
@@ -215,7 +217,7 @@ class Checkpointed(Preparing):
         from headway.training_state import chosen_by_rank_0, state_of
 
         models = self._all(torch.nn.Module)
-        before = [self._strategy.state_dict(one) for one in self._inner(models)]
+        before = [self._strategy.own_state_dict(one) for one in self._inner(models)]
         weights = [*before]
 
         def call_hooks() -> None:
@@ -241,6 +243,7 @@ class Checkpointed(Preparing):
             self._token_mean,
             self.device,
             self._skips_itself,
+            self._strategy.sharded_as,
         )
 
     def _inner(self, models: list[torch.nn.Module]) -> list[torch.nn.Module]:

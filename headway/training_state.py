@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import torch
 from headway.accumulation import Accumulation
 from headway.checkpoint.generators import generator_states, set_generator_states
 from headway.checkpoint.loading import Loaded
-from headway.checkpoint.saving import State
+from headway.checkpoint.saving import State, prefix_of
 from headway.checkpoint.values import encode
 from headway.collectives import (
     broadcast_object_list,
@@ -34,6 +34,7 @@ class Training(NamedTuple):
         models: as they were before `prepare`.
         objects: those that the script has registered.
         skips_itself: the script leaves out what its loaders have read; see `go_on_at`.
+        sharded_as: returns a value of a state as this rank holds it for a parameter.
     """
 
     models: Sequence[torch.nn.Module]
@@ -46,6 +47,7 @@ class Training(NamedTuple):
     token_mean: TokenMean
     device: torch.device
     skips_itself: bool = False
+    sharded_as: Callable[[torch.Tensor, Any], Any] = lambda parameter, value: value
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -81,8 +83,57 @@ def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bo
         "tokens": training.token_mean.pending,
     }
     if training.accumulation.is_open:
-        own["gradients"] = [parameter.grad for parameter in training.parameters]
+        gradients = [parameter.grad for parameter in training.parameters]
+        # where parameters are sharded, so are the gradients, which no rank has in full
+        holder = shared if any(map(is_sharded, training.parameters)) else own
+        holder["gradients"] = gradients
     return State(shared, own)
+
+
+class Live(Mapping[str, torch.Tensor]):
+    """The sharded parameters of a training, by the names of what a checkpoint has for them.
+
+    `get(name, saved)` returns one of the shape and placements to load with, for weights and
+    gradients and for states of an optimizer, which may be in the checkpoint alone.
+    """
+
+    def __init__(self, training: Training, models: Sequence[torch.nn.Module]) -> None:
+        self._exact: dict[str, torch.Tensor] = {}
+        self._below: dict[str, torch.Tensor] = {}
+        shared = prefix_of()
+        for number, model in enumerate(models):
+            for name, one in model.state_dict().items():
+                self._exact[f"{shared}.models.{number}.{name}"] = one
+        for number, one in enumerate(training.parameters):
+            self._exact[f"{shared}.gradients.{number}"] = one
+        for number, optimizer in enumerate(training.optimizers):
+            for index, one in enumerate(_parameters_of(optimizer)):
+                self._below[f"{shared}.optimizers.{number}.state.state.{index}"] = one
+
+    def get(self, name: str, default: Any = None) -> Any:
+        live = self._exact.get(name)
+        if live is None:
+            live = self._below.get(name.rpartition(".")[0])
+        fits = is_sharded(live) and (live.shape, live.dtype) == (default.shape, default.dtype)
+        return live if fits else default
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._exact[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._exact)
+
+    def __len__(self) -> int:
+        return len(self._exact)
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Return whether this is a DTensor, of which a rank holds a part."""
+    return hasattr(tensor, "full_tensor")
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:
@@ -160,13 +211,16 @@ class Restoring:
                 fix=f"load it with --num-processes {self._saved_by}, or one that was saved after an"
                 " optimizer step",
             )
-        if self._own is not None and "gradients" in self._own:
-            shapes = [_shape(one) for one in self._own["gradients"]]
+        gradients = self._gradients()
+        if gradients is not None:
+            shapes = [_shape(one) for one in gradients]
             live_shapes = [_shape(one) for one in training.parameters]
             if len(shapes) != len(live_shapes) or any(
                 shape not in (None, live) for shape, live in zip(shapes, live_shapes, strict=True)
             ):
                 raise self._misfit("the gradients are those of other models")
+            if ("gradients" in shared) != any(map(is_sharded, training.parameters)):
+                raise self._misfit("saved between two optimizer steps, with another strategy")
         for loader, state in zip(training.loaders, self._loaders(), strict=True):
             if training.skips_itself:
                 break
@@ -197,9 +251,14 @@ class Restoring:
         """Give the training the state of the checkpoint, and these models their weights."""
         training, shared = self._training, self._shared
         for model, weights in zip(models, shared["models"], strict=True):
-            model.load_state_dict(weights, strict=self._strict)
+            live = model.state_dict()
+            fitted = {
+                name: training.sharded_as(live[name], one) if name in live else one
+                for name, one in weights.items()
+            }
+            model.load_state_dict(fitted, strict=self._strict)
         for optimizer, saved in zip(training.optimizers, shared["optimizers"], strict=True):
-            optimizer.load_state_dict(saved["state"])
+            optimizer.load_state_dict(self._fitted(optimizer, saved["state"]))
             optimizer.step_count, optimizer.step_was_skipped = saved["steps"], saved["skipped"]
         for scheduler, saved in zip(training.schedulers, shared["schedulers"], strict=True):
             scheduler.scheduler.load_state_dict(saved["state"])
@@ -210,14 +269,37 @@ class Restoring:
         training.accumulation.load_state_dict(shared["accumulation"])
         self._apply_own()
 
+    def _fitted(self, optimizer: PreparedOptimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """Return an optimizer's state with its tensors sharded as the parameters are."""
+        parameters = _parameters_of(optimizer)
+        states = state.get("state")
+        if not any(map(is_sharded, parameters)) or not isinstance(states, dict):
+            return state
+        fitted = {
+            index: {
+                name: self._training.sharded_as(parameters[index], value)
+                for name, value in values.items()
+            }
+            for index, values in states.items()
+        }
+        return {**state, "state": fitted}
+
+    def _gradients(self) -> list[Any] | None:
+        """Return the gradients in the checkpoint, in the order of the parameters."""
+        held = self._shared if "gradients" in self._shared else self._own or {}
+        return held.get("gradients")
+
     def _apply_own(self) -> None:
         training, own = self._training, self._own or {}
         training.token_mean.pending = own.get("tokens")
         parameters = training.parameters
-        for parameter, gradient in zip(
-            parameters, own.get("gradients", [None] * len(parameters)), strict=True
-        ):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+        gradients = self._gradients() or [None] * len(parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = (
+                None
+                if gradient is None
+                else training.sharded_as(parameter, gradient.to(parameter.device))
+            )
         generators = own.get("generators")
 
         def restore_generators() -> None:

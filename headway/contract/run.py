@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.precisions import PRECISIONS
+from headway.contract.strategies import AUTO, STRATEGIES, read_wrap
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
@@ -56,6 +57,11 @@ class RunContract(NamedTuple):
     gradient_accumulation_steps: int
     origins: Mapping[str, Origin]
     timeouts_suspended: bool = False  # a rank may wait at a debugger's prompt
+    strategy: str = AUTO  # or a name in STRATEGIES
+    shard_size: int | None = None  # ranks that hold one copy of the model, for hsdp
+    wrap: str = AUTO  # as `read_wrap` returns it
+    activation_checkpointing: bool = False
+    cpu_offload: bool = False
 
 
 class Ranks(NamedTuple):
@@ -118,6 +124,12 @@ def _is_valid(run: RunContract) -> bool:
         and type(run.gradient_accumulation_steps) is int
         and run.gradient_accumulation_steps > 0
         and type(run.timeouts_suspended) is bool
+        and run.strategy in (AUTO, *STRATEGIES)
+        and (run.shard_size is None or (type(run.shard_size) is int and run.shard_size > 0))
+        and type(run.wrap) is str
+        and read_wrap(run.wrap) == run.wrap
+        and type(run.activation_checkpointing) is bool
+        and type(run.cpu_offload) is bool
         and all(type(text) is str for text in texts)
         and all(number is None or type(number) is int for number in numbers)
     )
