@@ -38,8 +38,8 @@ from headway.plugins.handlers import (
     InitProcessGroupKwargs,
 )
 from headway.plugins.profiling import ProfileKwargs
-from headway.plugins.sharding import FullyShardedDataParallelPlugin
 from headway.plugins.project import Folder, ProjectConfiguration, merged_project
+from headway.plugins.sharding import FullyShardedDataParallelPlugin
 from headway.precision.choice import precision_for
 from headway.precision.precision import PrecisionSettings
 from headway.profiling import profiled

@@ -54,6 +54,7 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
     "deepspeed_plugin": "remove it: models are trained with DistributedDataParallel",
     "deepspeed_plugins": "remove it: models are trained with DistributedDataParallel",
+    "fsdp_plugin": "pass it to Accelerator(...)",
     "torch_tp_plugin": "remove it: models are trained with DistributedDataParallel",
     "megatron_lm_plugin": "remove it: models are trained with DistributedDataParallel",
     "parallelism_config": "remove it: models are trained with DistributedDataParallel",
@@ -70,6 +71,9 @@ class Sharing(NamedTuple):
     cpu_offload: bool | None = None
 
 
+UNSAID = Sharing()
+
+
 class EffectiveSettings(NamedTuple):
     """The settings of this process, and notes on the values that were overridden."""
 
@@ -78,7 +82,7 @@ class EffectiveSettings(NamedTuple):
     gradient_accumulation_steps: int
     precision_from: str
     notes: tuple[str, ...] = ()
-    sharing: Sharing = Sharing()
+    sharing: Sharing = UNSAID
 
 
 def merge_arguments(
@@ -88,7 +92,7 @@ def merge_arguments(
     gradient_accumulation_steps: int | None = None,
     cpu: bool = False,
     device: str | None = None,
-    sharing: Sharing = Sharing(),
+    sharing: Sharing = UNSAID,
 ) -> EffectiveSettings:
     """Override `run` by the constructor's arguments; None (False for `cpu`) means not passed.
 

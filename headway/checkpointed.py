@@ -194,9 +194,7 @@ class Checkpointed(Preparing):
         training = self._training()
         live = Live(training, training.models) if self._strategy.shards else None
         loaded = load_checkpoint(folder, live)
-        restoring = Restoring(
-            loaded, training, folder, strict=strict, allow_pickle=allow_pickle
-        )
+        restoring = Restoring(loaded, training, folder, strict=strict, allow_pickle=allow_pickle)
         agree(restoring.check)
         models = self._all(torch.nn.Module)
         if not self._load_hooks:

@@ -86,7 +86,11 @@ class Stepping(Preparing):
         if num_tokens is not None:
             refuse_gradient(kwargs)
             kwargs["gradient"] = self._token_mean.start_of_backward(
-                loss, num_tokens, self.sync_gradients, self._trained_parameters
+                loss,
+                num_tokens,
+                self.sync_gradients,
+                self._trained_parameters,
+                is_exchanged=self._strategy.shards or self._accumulation.exchanges_each_batch,
             )
         elif self._accumulation.steps > 1:
             given = kwargs.get("gradient")

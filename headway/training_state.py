@@ -62,7 +62,7 @@ def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bo
         allow_pickle: pickle the state of registered objects that has no other form.
     """
     loaders = [one.position() for one in training.loaders]
-    shared = {
+    shared: dict[str, Any] = {
         "models": list(weights),
         "optimizers": [
             {"state": one.state_dict(), "steps": one.step_count, "skipped": one.step_was_skipped}
@@ -84,9 +84,10 @@ def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bo
     }
     if training.accumulation.is_open:
         gradients = [parameter.grad for parameter in training.parameters]
-        # where parameters are sharded, so are the gradients, which no rank has in full
-        holder = shared if any(map(is_sharded, training.parameters)) else own
-        holder["gradients"] = gradients
+        if any(map(is_sharded, training.parameters)):
+            shared["gradients"] = gradients  # no rank has them in full
+        else:
+            own["gradients"] = gradients
     return State(shared, own)
 
 
@@ -114,8 +115,9 @@ class Live(Mapping[str, torch.Tensor]):
         live = self._exact.get(name)
         if live is None:
             live = self._below.get(name.rpartition(".")[0])
-        fits = is_sharded(live) and (live.shape, live.dtype) == (default.shape, default.dtype)
-        return live if fits else default
+        if live is None or not is_sharded(live):
+            return default
+        return live if (live.shape, live.dtype) == (default.shape, default.dtype) else default
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._exact[name]

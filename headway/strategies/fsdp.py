@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -102,11 +102,13 @@ class FSDP(Strategy):
             for module, name, old in before:
                 succeeds(old, getattr(module, name))
             for one in group:
-                _gather_once(one)
                 type(one).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
+        units = [one for one in model.modules() if isinstance(one, FSDPModule)]
+        model.register_forward_pre_hook(partial(_gather_first, units), prepend=True)
         for name in ("generate", *self._settings.forward_methods):
             if callable(getattr(model, name, None)):
                 register_fsdp_forward_method(model, name)
+                setattr(model, name, _gathering_first(getattr(model, name), units))
         buffers = _saved_buffers(model) if self._settings.ddp.broadcast_buffers else []
         if buffers:
             model.register_forward_pre_hook(partial(_broadcast_buffers, buffers), prepend=True)
@@ -269,10 +271,26 @@ def _unsharded(group: Sequence[torch.nn.Module]) -> Iterator[torch.nn.Module]:
         yield from visit(one)
 
 
-def _gather_once(unit: Any) -> None:
-    """Make the unit's buffers now: made under inference_mode(), they could not be trained with."""
-    unit.unshard()
-    unit.reshard()
+def _gather_first(units: list[Any], *_: Any) -> None:
+    """Let units make their buffers before a first pass under inference_mode().
+
+    Made in that mode, they could not be trained with later.
+    """
+    if units and torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            while units:
+                unit = units.pop()
+                unit.unshard()
+                unit.reshard()
+
+
+def _gathering_first(method: Callable[..., Any], units: list[Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _gather_first(units)
+        return method(*args, **kwargs)
+
+    return call
 
 
 def _broadcast_buffers(names: Sequence[tuple[torch.nn.Module, str]], *_: Any) -> None:

@@ -130,9 +130,10 @@ class Strategy:
         """Raise UsageError if ranks hold parts of models, which `what` cannot work with."""
         if self.shards:
             raise UsageError(
-                f"{what} with strategy {self._settings.strategy!r}, where ranks hold parts of models",
-                where="the script",
-                fix=f"use strategy ddp, or leave {what} out",
+                f"{what} needs whole models, and with strategy {self._settings.strategy!r} each"
+                " rank has parts of them",
+                where=f"the script's {what}",
+                fix="use strategy ddp, or do without it",
             )
 
     def own_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:

@@ -10,15 +10,13 @@ from headway.commands.config.check import with_idle_gpus
 from headway.commands.config.facts import problems_of
 from headway.config_wizard.interview import Defaults, interview
 from headway.config_wizard.questions import (
-    FINISH,
-    MORE,
-    PLACE,
     UNCONFIRMED,
     Facts,
     Question,
     next_question,
     profile_after,
 )
+from headway.config_wizard.texts import FINISH, MORE, PLACE
 from headway.errors import ConfigError, Problem
 from headway.machine.facts import Machine
 from headway.settings.setting import Raw
