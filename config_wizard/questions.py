@@ -37,8 +37,9 @@ _ALWAYS = ("device", "num_processes", "mixed_precision")
 
 _MORE = (
     *("gradient_accumulation_steps", "threads_per_process", "max_restarts", "log_dir", "env"),
-    *("num_machines", "strategy", "activation_checkpointing"),
+    "num_machines",
 )
+_SHARING = ("strategy", "activation_checkpointing")
 _MULTI_MACHINE = ("main_address", "machine_rank", "main_port")
 
 _REQUIRED = ("main_address",)
@@ -53,7 +54,7 @@ _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
 
 _HELP = {
     PLACE: "A project's headway.yaml is read in every folder below it, and overrules yours.",
-    MORE: f"Asks for {', '.join(_MORE)}; all of them can also be set later.",
+    MORE: f"Asks for {', '.join((*_MORE, *_SHARING))}; all of them can also be set later.",
     FINISH: "Nothing has been written yet.",
 }
 
@@ -122,19 +123,22 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
     if len(facts.profiles) > 1:
         yield PLACE
     yield MORE
-    if (answers.get(MORE) or facts.given.get(MORE)) == YES:
+    asks_more = (answers.get(MORE) or facts.given.get(MORE)) == YES
+    if asks_more:
         if device == "cuda":
             yield "devices"
         if device == "cpu":
             yield "mixed_precision"
         yield from _MORE
-        yield from _names_of_sharding(facts, answers, device)
     if "num_machines" in {**facts.given, **answers} and _is_several(facts, answers):
         yield from _MULTI_MACHINE
+    if asks_more:
+        yield from _names_of_sharing(facts, answers, device)
     yield FINISH
 
 
-def _names_of_sharding(facts: Facts, answers: Answers, device: str) -> Iterator[str]:
+def _names_of_sharing(facts: Facts, answers: Answers, device: str) -> Iterator[str]:
+    yield from _SHARING
     strategy = {**facts.given, **answers}.get("strategy")
     if strategy == HSDP:
         yield "shard_size"

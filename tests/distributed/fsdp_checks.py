@@ -177,13 +177,14 @@ def ways_to_train() -> dict[str, Any]:
     train(accelerator, model, optimizer)
     expected = weights(accelerator, model)
     found: dict[str, Any] = {}
-    for name, settings in {
+    cases: dict[str, dict[str, Any]] = {
         "ddp": {"strategy": "ddp"},
         "hsdp": {"strategy": "hsdp", "shard_size": 2},
         "activation checkpointing": {"activation_checkpointing": True},
         "one unit": {"wrap": 10**6},
         "named units": {"wrap": ["Block", "Embedding"]},
-    }.items():
+    }
+    for name, settings in cases.items():
         if name == "hsdp" and accelerator.num_processes % 2:
             continue
         other = fsdp(**settings)
@@ -254,7 +255,8 @@ def metrics() -> dict[str, Any]:
     is_even = torch.distributed.get_world_size() % 2 == 0
     for strategy in ("fsdp", "hsdp") if is_even else ("fsdp",):
         accelerator = fsdp(strategy=strategy, shard_size=2 if strategy == "hsdp" else None)
-        loader = accelerator.prepare(DataLoader(range(11), batch_size=2))
+        data: Any = torch.arange(11)
+        loader = accelerator.prepare(DataLoader(data, batch_size=2))
         gathered = [accelerator.gather_for_metrics(batch) for batch in loader]
         found[strategy] = torch.cat(gathered).tolist()
     return found

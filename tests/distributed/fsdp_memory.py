@@ -16,11 +16,11 @@ from tests.distributed.fsdp_models import GPT
 WIDTH, LAYERS = 96, 6
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps the most bytes that the storages of tensors have had at a time."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._live: dict[int, StorageWeakRef] = {}
         self._add(tensors)
         self.peak = self.now()
@@ -28,10 +28,10 @@ class LiveBytes(TorchDispatchMode):
     def now(self) -> int:
         found = 0
         for key, reference in list(self._live.items()):
-            if reference.expired():
+            if reference.expired():  # type: ignore[no-untyped-call]
                 del self._live[key]
                 continue
-            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # type: ignore[attr-defined]
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
             found += 0 if storage is None else storage.nbytes()
         return found
 
@@ -40,7 +40,7 @@ class LiveBytes(TorchDispatchMode):
             value = value.to_local() if hasattr(value, "to_local") else value
             if isinstance(value, torch.Tensor) and not value.is_meta:
                 storage = value.untyped_storage()
-                self._live[storage._cdata] = StorageWeakRef(storage)
+                self._live[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None

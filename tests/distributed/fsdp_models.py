@@ -59,7 +59,7 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 7), nn.Tanh())
         self.layers[2].requires_grad_(False)
         self.again = nn.Linear(7, 5)
-        self.again.weight = self.layers[0].weight
+        self.again.weight = self.layers[0].weight  # type: ignore[assignment]
 
     def forward(self, batch: Tensor) -> Tensor:
         rows = batch[:, :7].float() / VOCABULARY

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.distributed import fsdp_checks, fsdp_memory, fsdp_parity  # noqa: E402
+from tests.distributed import fsdp_checks, fsdp_memory, fsdp_parity
 
 
 def main() -> None:

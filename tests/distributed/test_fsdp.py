@@ -29,7 +29,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     accelerator.save_state(folder / "of one rank")
     cases = FEW if request.param == 2 else CASES
     worker = Path(__file__).with_name("fsdp_worker.py")
-    found = run_ranks(request.param, folder, worker, *cases, limit_s=400)
+    found = run_ranks(request.param, folder, worker, *cases, limit_s=600)
     assert not isinstance(found, str), found
     sum_of_one = sum(float(one.detach().double().sum()) for one in model.parameters())
     return found, folder, sum_of_one

@@ -156,6 +156,18 @@ def test_a_model_of_transformers_learns_to_tell_the_classes_apart(
     assert int(num_correct) >= 0.95 * 211
 
 
+@pytest.mark.distributed
+def test_a_sharded_model_learns_goes_on_from_its_checkpoint_and_is_saved(tmp_path: Path) -> None:
+    stdout, stderr = run([*HEADWAY, "--strategy", "fsdp"], "fsdp.py", tmp_path)
+
+    [(own, total)] = re.findall(r"([\d,]+) of ([\d,]+) parameters", stdout)
+    assert int(own.replace(",", "")) <= 0.51 * int(total.replace(",", ""))
+    before, after = (float(loss) for loss in re.findall(r"loss (\S+),", stdout))
+    assert after < before < 1.5
+    assert "4 of Block" in stderr
+    assert len(list((tmp_path / "fsdp-model").glob("*.safetensors"))) > 3
+
+
 def run(launcher: list[str], example: str, folder: Path, *options: str) -> tuple[str, str]:
     """Run an example to its end in `folder`, and return its stdout and stderr."""
     scratch = folder / "scratch"  # torchrun leaves a folder behind

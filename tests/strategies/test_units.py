@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from torch import nn
 
@@ -61,20 +63,21 @@ def test_a_number_is_the_smallest_unit() -> None:
 
 def test_modules_that_share_a_parameter_are_one_unit() -> None:
     model = Model()
-    model.blocks[2].perceptron[0].weight = model.blocks[0].perceptron[0].weight  # type: ignore[union-attr,index]
+    blocks: Any = model.blocks
+    blocks[2].perceptron[0].weight = blocks[0].perceptron[0].weight
     assert sorted(map(sorted, names(model))) == [["blocks.0", "blocks.2"], ["blocks.1"]]
 
 
 def test_a_block_that_shares_a_parameter_with_the_rest_of_the_model_is_no_unit() -> None:
     model = Model()
-    model.blocks[1].extra = model.token  # type: ignore[union-attr]
+    model.blocks[1].extra = model.token
     assert sorted(names(model)) == [["blocks.0"], ["blocks.2"]]
 
 
 def test_an_inner_unit_that_shares_a_parameter_with_its_outer_one_belongs_to_that() -> None:
     model = Model()
-    block = model.blocks[0]
-    block.weight = block.perceptron[0].weight  # type: ignore[union-attr,index]
+    block: Any = model.blocks[0]
+    block.weight = block.perceptron[0].weight
     found = names(model, "Block,Linear")
     assert ["blocks.0"] in found
     assert ["blocks.0.perceptron.0"] not in found
