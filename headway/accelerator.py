@@ -22,6 +22,7 @@ from headway.arguments import (
 from headway.checkpointed import Checkpointed
 from headway.contract.records import channel
 from headway.contract.run import read_ranks, read_run
+from headway.contract.strategies import SHARDED
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration
 from headway.generators import RNGType
 from headway.in_effect import InEffect
@@ -204,8 +205,11 @@ class Accelerator(InEffect, Checkpointed, Tracked):
         self.state = share(world, precision.name, dynamo)
         self.gradient_state = GradientState._of(self._accumulation)
         channel.has_made_accelerator = True
-        if self.is_main_process and agreed.notes:
-            print(*agreed.notes, sep="\n", file=sys.stderr, flush=True)
+        notes = agreed.notes
+        if strategy in SHARDED and not self.use_distributed:
+            notes = (*notes, f"headway: strategy {strategy!r} has no effect with one process")
+        if self.is_main_process and notes:
+            print(*notes, sep="\n", file=sys.stderr, flush=True)
 
     deepspeed_plugin = None  # what scripts written for Accelerate look at
 

@@ -92,7 +92,7 @@ class FullyShardedDataParallelPlugin:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.name in _REFUSED and value not in (None, False):
+            if one.name in _REFUSED and value is not None and value is not False:
                 raise _wrong(one.name, value, _REFUSED[one.name])
         if self.fsdp_version not in (None, 1, 2):
             raise _wrong("fsdp_version", self.fsdp_version, "pass 2, or leave it out")
