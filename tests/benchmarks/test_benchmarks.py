@@ -49,6 +49,6 @@ def test_the_benchmark_of_imports_compares_with_torch() -> None:
 @pytest.mark.long
 def test_the_benchmark_of_sharding_compares_with_sharding_by_hand() -> None:
     sizes = ["--ranks", "2", "--rounds", "2", "--steps", "1", "--width", "16", "--layers", "2"]
-    done = run("fsdp.py", *sizes)
+    done = run("sharding.py", *sizes)
     assert done.returncode in (0, 1), done.stderr
     assert "2 ranks: " in done.stdout

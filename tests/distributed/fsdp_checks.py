@@ -170,6 +170,27 @@ def saving(folder: Path) -> dict[str, Any]:
     return found
 
 
+def saved_between_steps(folder: Path) -> float:
+    """Return by how much a training differs that went on from the middle of an accumulation."""
+
+    def micro_batch(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(own_rows(accelerator)))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    one, other = (fsdp(gradient_accumulation_steps=2) for _ in range(2))
+    model, optimizer = prepared(one)
+    for _ in range(3):
+        micro_batch(one, model, optimizer)
+    one.save_state(folder / "between")
+    micro_batch(one, model, optimizer)
+    again, another = prepared(other, seed=8)
+    other.load_state(folder / "between")
+    micro_batch(other, again, another)
+    return float((weights(other, again) - weights(one, model)).abs().max())
+
+
 def ways_to_train() -> dict[str, Any]:
     """Return by how much ways that should come to the same differ from plain sharded training."""
     accelerator = fsdp()
@@ -276,7 +297,7 @@ def checked(folder: Path) -> dict[str, Any]:
         "refusals": refusals(),
         "evaluation": evaluation(),
         "saving": saving(folder),
-        "ways": ways_to_train(),
+        "ways": {**ways_to_train(), "saved between steps": saved_between_steps(folder)},
         "averages": [averaged(strategy) for strategy in ("ddp", "fsdp")],
         "two models": two_models(),
         "metrics": metrics(),

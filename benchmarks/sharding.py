@@ -1,7 +1,7 @@
 """Step time of sharded training beside hand-written `fully_shard`, on gloo ranks of this machine.
 
-    python benchmarks/fsdp.py                     2 and 4 ranks
-    python benchmarks/fsdp.py --ranks 2 --rounds 40
+    python benchmarks/sharding.py                     2 and 4 ranks
+    python benchmarks/sharding.py --ranks 2 --rounds 40
 
 Both train the same model in the same processes, in turns of a few steps, so that whatever else the
 machine does meets both alike. The figure is the ratio of the times of neighbouring turns: its
