@@ -69,18 +69,23 @@ _RENDEZVOUS = (
     "is not needed: machines meet at an address and a port of machine 0",
     "with several machines pass --main-address HOST, and --machine-rank R on each",
 )
-_DDP_ALONE = ("has no counterpart here: Headway has DDP, with the whole model on every device",)
+_NO_SUCH_STRATEGY = ("has no counterpart here: the strategies are ddp, fsdp and hsdp",)
+_SHARDING = (
+    "is among the settings of sharding here",
+    "pass --strategy fsdp, and --wrap, --activation-checkpointing, --cpu-offload as needed",
+)
 _PLAIN = ("has no counterpart here",)
 _FAMILIES = {  # prefixes of flags: what they are here, and the fix unless it is to remove them
     **dict.fromkeys(("--rdzv-", "--local-addr"), _RENDEZVOUS),
     **dict.fromkeys(
         (
-            *("--use-fsdp", "--fsdp-", "--use-deepspeed", "--deepspeed-", "--use-megatron-lm"),
-            *("--megatron-lm-", "--use-parallelism-config", "--parallelism-config-", "--zero"),
+            *("--use-deepspeed", "--deepspeed-", "--use-megatron-lm", "--zero"),
+            *("--megatron-lm-", "--use-parallelism-config", "--parallelism-config-"),
             *("--offload-", "--gradient-clipping"),
         ),
-        _DDP_ALONE,
+        _NO_SUCH_STRATEGY,
     ),
+    **dict.fromkeys(("--use-fsdp", "--fsdp-"), _SHARDING),
     "--fp8-": ("has no counterpart here: --mixed-precision is no, fp16 or bf16",),
     "--dynamo-": ("has no counterpart here: call torch.compile in the script",),
     **dict.fromkeys(("--tpu", "--no-tpu", "--vm", "--downcast-bf16"), ("is for TPUs",)),

@@ -10,7 +10,6 @@ from typing import Protocol
 from headway.config_wizard.questions import (
     BACK,
     CANCEL,
-    FINISH,
     NO,
     NONE,
     UNCONFIRMED,
@@ -22,6 +21,7 @@ from headway.config_wizard.questions import (
     next_question,
     problems_so_far,
 )
+from headway.config_wizard.texts import FINISH
 from headway.errors import ConfigError, Problem
 from headway.settings.table import TABLE
 

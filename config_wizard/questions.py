@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from headway.config_wizard.texts import FINISH, MORE, PLACE, TEXTS
 from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.secrets import masked_value
+from headway.contract.strategies import HSDP, SHARDED
 from headway.errors import Problem
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from headway.settings.setting import AUTO, Raw, Shape, as_words
 from headway.settings.table import TABLE, Settings
-
-PLACE, MORE, FINISH = "place", "more", "finish"
-"""The questions that are not settings: which profile to write, ask more?, what to do with it."""
 
 USER, PROJECT = "user", "project"
 LAYER_OF = {USER: Layer.USER_PROFILE, PROJECT: Layer.PROJECT_PROFILE}
@@ -40,6 +39,7 @@ _MORE = (
     *("gradient_accumulation_steps", "threads_per_process", "max_restarts", "log_dir", "env"),
     "num_machines",
 )
+_SHARING = ("strategy", "activation_checkpointing")
 _MULTI_MACHINE = ("main_address", "machine_rank", "main_port")
 
 _REQUIRED = ("main_address",)
@@ -52,28 +52,9 @@ _PROCESSES = ("device", "num_processes", "num_machines")
 _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
 """Settings that are valid only for some numbers of processes."""
 
-_TEXTS = {
-    "device": "Where should scripts run?",
-    "num_processes": "How many processes on this machine?",
-    "mixed_precision": "Which precision?",
-    PLACE: "Where to keep the profile?",
-    MORE: "More settings?",
-    "devices": "Which GPUs?",
-    "gradient_accumulation_steps": "How many micro-batches for each optimizer step?",
-    "threads_per_process": "How many CPU threads for each process?",
-    "max_restarts": "How many restarts after a failure?",
-    "log_dir": "A folder for log files?",
-    "env": "Extra environment variables? (A=1 B=2)",
-    "num_machines": "How many machines in a run?",
-    "main_address": "The name or IP address of machine 0?",
-    "machine_rank": "Which of them is this one, from 0?",
-    "main_port": "Which port on machine 0?",
-    FINISH: "What now?",
-}
-
 _HELP = {
     PLACE: "A project's headway.yaml is read in every folder below it, and overrules yours.",
-    MORE: f"Asks for {', '.join(_MORE)}; all of them can also be set later.",
+    MORE: f"Asks for {', '.join((*_MORE, *_SHARING))}; all of them can also be set later.",
     FINISH: "Nothing has been written yet.",
 }
 
@@ -142,7 +123,8 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
     if len(facts.profiles) > 1:
         yield PLACE
     yield MORE
-    if (answers.get(MORE) or facts.given.get(MORE)) == YES:
+    asks_more = (answers.get(MORE) or facts.given.get(MORE)) == YES
+    if asks_more:
         if device == "cuda":
             yield "devices"
         if device == "cpu":
@@ -150,7 +132,20 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
         yield from _MORE
     if "num_machines" in {**facts.given, **answers} and _is_several(facts, answers):
         yield from _MULTI_MACHINE
+    if asks_more:
+        yield from _names_of_sharing(facts, answers, device)
     yield FINISH
+
+
+def _names_of_sharing(facts: Facts, answers: Answers, device: str) -> Iterator[str]:
+    yield from _SHARING
+    strategy = {**facts.given, **answers}.get("strategy")
+    if strategy == HSDP:
+        yield "shard_size"
+    if strategy in SHARDED:
+        yield "wrap"
+        if device == "cuda":
+            yield "cpu_offload"
 
 
 def _is_several(facts: Facts, answers: Answers) -> bool:
@@ -165,7 +160,7 @@ def _question(name: str, facts: Facts, answers: Answers) -> Question:
     choices = _choices(name, facts, answers)
     help_text = _HELP.get(name) or _help(name)
     default, reason = _default(name, facts, answers, choices)
-    return Question(name, _TEXTS[name], default, help_text, choices, reason)
+    return Question(name, TEXTS[name], default, help_text, choices, reason)
 
 
 def _help(name: str) -> str:
@@ -395,4 +390,6 @@ def problems_so_far(facts: Facts, answers: Answers) -> Sequence[Problem]:
     values = profile_after(facts, answers)
     if FINISH not in answers and "main_address" not in answers:
         values = {**_PLACEHOLDER, **values}
+    if values.get("strategy") == HSDP and "shard_size" not in answers:  # it is asked next
+        values = {name: raw for name, raw in values.items() if name != "strategy"}
     return facts.problems(values)

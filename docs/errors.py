@@ -120,6 +120,19 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "The terminal of one machine cannot be given to a rank while others wait elsewhere.",
             "--num-machines 2 --machine-rank 0 --main-address node0 --debug-rank 0",
         ),
+        Code.NO_SHARD_SIZE: Example(
+            "hsdp shards a model over the ranks of a machine, and repeats that on each machine. On "
+            "one machine, `shard_size` says how many ranks share a copy.",
+            "--cpu --num-processes 4 --strategy hsdp",
+        ),
+        Code.SHARD_SIZE: Example(
+            "The ranks cannot be divided into groups of `shard_size`.",
+            "--cpu --num-processes 4 --strategy hsdp --shard-size 3",
+        ),
+        Code.OFFLOAD_WITHOUT_GPU: Example(
+            "`cpu_offload` moves what a GPU holds to the memory of the CPU.",
+            "--cpu --num-processes 2 --strategy fsdp --cpu-offload",
+        ),
     },
     "Between settings and the machine": {
         Code.NO_MPS: Example(

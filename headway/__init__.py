@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headway.plugins import AutocastKwargs as AutocastKwargs
     from headway.plugins import DDPCommunicationHookType as DDPCommunicationHookType
     from headway.plugins import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from headway.plugins import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from headway.plugins import GradScalerKwargs as GradScalerKwargs
     from headway.plugins import InitProcessGroupKwargs as InitProcessGroupKwargs
     from headway.plugins import ProfileKwargs as ProfileKwargs
@@ -36,6 +37,7 @@ _HOMES = {
     "DataLoaderConfiguration": "headway.data.configuration",
     "DistributedDataParallelKwargs": "headway.plugins",
     "DistributedType": "headway.world",
+    "FullyShardedDataParallelPlugin": "headway.plugins",
     "GradScalerKwargs": "headway.plugins",
     "HeadwayError": "headway.errors",
     "InitProcessGroupKwargs": "headway.plugins",
@@ -55,6 +57,7 @@ __all__ = [
     "DataLoaderConfiguration",
     "DistributedDataParallelKwargs",
     "DistributedType",
+    "FullyShardedDataParallelPlugin",
     "GradScalerKwargs",
     "HeadwayError",
     "InitProcessGroupKwargs",

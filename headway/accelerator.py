@@ -17,10 +17,12 @@ from headway.arguments import (
     merge_accumulation,
     merge_arguments,
     merge_compilation,
+    merge_sharing,
     reject_unsupported,
 )
 from headway.contract.records import channel
 from headway.contract.run import read_ranks, read_run
+from headway.contract.strategies import SHARDED
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration
 from headway.data.global_batch import micro_batch_of
 from headway.generators import RNGType
@@ -39,6 +41,7 @@ from headway.plugins.handlers import (
 )
 from headway.plugins.profiling import ProfileKwargs
 from headway.plugins.project import Folder, ProjectConfiguration, merged_project
+from headway.plugins.sharding import FullyShardedDataParallelPlugin
 from headway.precision.choice import precision_for
 from headway.precision.precision import PrecisionSettings
 from headway.profiling import profiled
@@ -99,6 +102,16 @@ class Accelerator(InEffect, Resuming):
             ProfileKwargs. One for a part that this run does not use has nothing to do.
         dynamo_backend: compile models with this backend of torch.compile, such as "inductor".
         dynamo_plugin: in place of `dynamo_backend`.
+        strategy: how several ranks share a model: `ddp`, a copy each; `fsdp`, a part of each
+            parameter; `hsdp`, parts on `shard_size` ranks, and copies of those; `auto` is ddp.
+        shard_size: ranks that hold the parts of one copy, with `hsdp`.
+        wrap: the units that are gathered at a time: `auto` for the blocks that the model repeats,
+            class names, or the smallest number of parameters.
+        activation_checkpointing: compute activations of each unit again in the backward pass.
+        cpu_offload: keep the parts of parameters, gradients and optimizer states on the CPU.
+        forward_methods: names of methods that use weights of a sharded model and do not call its
+            `forward()` alone; `generate` needs no mention.
+        fsdp_plugin: a FullyShardedDataParallelPlugin, in place of the five before.
         unsupported: Accelerate's other arguments are refused, unless they are None.
 
     Raises:
@@ -144,6 +157,13 @@ class Accelerator(InEffect, Resuming):
         resume_from: Folder = None,
         seed: int | None = None,
         global_batch_size: int | None = None,
+        strategy: str | None = None,
+        shard_size: int | None = None,
+        wrap: str | Sequence[str] | int | None = None,
+        activation_checkpointing: bool | None = None,
+        cpu_offload: bool | None = None,
+        forward_methods: Sequence[str] = (),
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         **unsupported: NoReturn,
     ) -> None:
         reject_unsupported(unsupported)
@@ -158,6 +178,9 @@ class Accelerator(InEffect, Resuming):
             cpu=cpu,
             device=device,
             resume=None if resume_from is None else os.fspath(resume_from),
+            sharing=merge_sharing(
+                strategy, shard_size, wrap, activation_checkpointing, cpu_offload, fsdp_plugin
+            ),
         )
         is_device_named = cpu or device is not None or devices is not None
         group = _group_settings(handlers.or_default(InitProcessGroupKwargs))
@@ -176,7 +199,10 @@ class Accelerator(InEffect, Resuming):
             strategy_for(
                 world,
                 StrategySettings(
-                    ddp=handlers.or_default(DistributedDataParallelKwargs), dynamo=dynamo
+                    ddp=handlers.or_default(DistributedDataParallelKwargs),
+                    dynamo=dynamo,
+                    forward_methods=tuple(forward_methods),
+                    **agreed.sharing._asdict(),
                 ),
             ),
             Accumulation(agreed.gradient_accumulation_steps, accumulation),
@@ -192,6 +218,7 @@ class Accelerator(InEffect, Resuming):
         if seed is not None:
             set_seed(seed)
         if auto_micro_batch:
+            self._strategy.require_whole_models("auto_micro_batch=True")
             self._micro_batches = MicroBatches(
                 self._accumulation, self._strategy, self._token_mean, self._trained_parameters
             )
@@ -202,15 +229,18 @@ class Accelerator(InEffect, Resuming):
         self.state = share(world, precision.name, dynamo)
         self.gradient_state = GradientState._of(self._accumulation)
         channel.has_made_accelerator = True
-        if self.is_main_process and agreed.notes:
-            print(*agreed.notes, sep="\n", file=sys.stderr, flush=True)
+        notes = agreed.notes
+        if strategy in SHARDED and not self.use_distributed:
+            notes = (*notes, f"headway: strategy {strategy!r} has no effect with one process")
+        if self.is_main_process and notes:
+            print(*notes, sep="\n", file=sys.stderr, flush=True)
 
     deepspeed_plugin = None  # what scripts written for Accelerate look at
 
     deepspeed_plugins = torch_tp_plugin = parallelism_config = torch_device_mesh = fp8_backend = (
         None
     )
-    fp8_enabled = has_lomo_optimizer = is_fsdp2 = is_composable_parallelism_enabled = False
+    fp8_enabled = has_lomo_optimizer = is_composable_parallelism_enabled = False
 
     # ------------------------------------------------------------------ profile
 
@@ -305,9 +335,15 @@ class Accelerator(InEffect, Resuming):
             >>> [path.name for path in Path("weights").iterdir()]
             ['model.safetensors']
         """
-        state = self.get_state_dict(model)
-        if self.is_main_process:
-            save_weights(state, save_directory, max_shard_size, safe_serialization)
+        model = self.unwrap_model(model, keep_torch_compile=False)
+        save_weights(
+            self._strategy.weights_to_save(model),
+            save_directory,
+            max_shard_size,
+            safe_serialization,
+            read_whole=self._strategy.read_whole,
+            writes=self.is_main_process,
+        )
 
     if not TYPE_CHECKING:  # a type checker knows every member that there is
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES, RunContract
+from headway.contract.strategies import STRATEGIES, read_wrap
 from headway.errors import UsageError, did_you_mean
 from headway.plugins.accumulation import GradientAccumulationPlugin, check_steps
 from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
+from headway.plugins.sharding import FullyShardedDataParallelPlugin
 
 CALL = "the script's Accelerator(...)"
 STATE_CALL = "the script's AcceleratorState(...)"
@@ -38,6 +40,13 @@ SUPPORTED = (
     "resume_from",
     "seed",
     "global_batch_size",
+    "strategy",
+    "shard_size",
+    "wrap",
+    "activation_checkpointing",
+    "cpu_offload",
+    "forward_methods",
+    "fsdp_plugin",
 )
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "even_batches": "pass dataloader_config=DataLoaderConfiguration(even_batches=...)",
@@ -48,11 +57,24 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
     "deepspeed_plugin": "remove it: models are trained with DistributedDataParallel",
     "deepspeed_plugins": "remove it: models are trained with DistributedDataParallel",
-    "fsdp_plugin": "remove it: models are trained with DistributedDataParallel",
+    "fsdp_plugin": "pass it to Accelerator(...)",
     "torch_tp_plugin": "remove it: models are trained with DistributedDataParallel",
     "megatron_lm_plugin": "remove it: models are trained with DistributedDataParallel",
     "parallelism_config": "remove it: models are trained with DistributedDataParallel",
 }
+
+
+class Sharing(NamedTuple):
+    """How ranks share models, as an argument or the launcher says; None where neither does."""
+
+    strategy: str | None = None
+    shard_size: int | None = None
+    wrap: str | None = None
+    activation_checkpointing: bool | None = None
+    cpu_offload: bool | None = None
+
+
+UNSAID = Sharing()
 
 
 class EffectiveSettings(NamedTuple):
@@ -67,6 +89,7 @@ class EffectiveSettings(NamedTuple):
     began_at: float = 0.0  # when the job began, in seconds since the epoch; 0 without our launcher
     time_limit: int | None = None  # seconds from then
     notes: tuple[str, ...] = ()
+    sharing: Sharing = UNSAID
 
     @property
     def asks_to_go_on(self) -> str:
@@ -83,6 +106,7 @@ def merge_arguments(
     cpu: bool = False,
     device: str | None = None,
     resume: str | None = None,
+    sharing: Sharing = UNSAID,
 ) -> EffectiveSettings:
     """Override `run` by the constructor's arguments; None (False for `cpu`) means not passed.
 
@@ -105,6 +129,7 @@ def merge_arguments(
         "mixed_precision": mixed_precision,
         "gradient_accumulation_steps": gradient_accumulation_steps,
         "resume": resume,
+        **sharing._asdict(),
     }
     passed = {name: value for name, value in given.items() if value is not None}
     changed = {name: value for name, value in passed.items() if value != getattr(contract, name)}
@@ -128,7 +153,58 @@ def merge_arguments(
         began_at=merged.began_at,
         time_limit=merged.time_limit,
         notes=tuple(note for note in notes if note is not None),
+        sharing=Sharing(*(getattr(merged, name) for name in Sharing._fields)),
     )
+
+
+def merge_sharing(
+    strategy: str | None,
+    shard_size: int | None,
+    wrap: str | Sequence[str] | int | None,
+    activation_checkpointing: bool | None,
+    cpu_offload: bool | None,
+    plugin: FullyShardedDataParallelPlugin | None,
+) -> Sharing:
+    """Return what the constructor's arguments say about how ranks share models.
+
+    Raises:
+        UsageError: a value is impossible, or an argument and the plugin say the same thing.
+    """
+    given = Sharing(strategy, shard_size, _wrap(wrap), activation_checkpointing, cpu_offload)
+    if strategy not in (None, AUTO, *STRATEGIES):
+        raise UsageError(
+            f"strategy is {strategy!r}, not one of {', '.join((AUTO, *STRATEGIES))}",
+            where=CALL,
+            fix="pass strategy='fsdp' to shard models over the ranks",
+        )
+    if shard_size is not None and (type(shard_size) is not int or shard_size < 2):
+        raise UsageError(
+            f"shard_size is {shard_size!r}, not a whole number of at least 2",
+            where=CALL,
+            fix="pass the number of ranks that share one copy of the model",
+        )
+    if plugin is None:
+        return given
+    if twice := [name for name, value in given._asdict().items() if value is not None]:
+        raise UsageError(
+            f"both fsdp_plugin and {twice[0]}={getattr(given, twice[0])!r}",
+            where=CALL,
+            fix="pass one of the two",
+        )
+    return Sharing(**plugin.settings())
+
+
+def _wrap(wrap: str | Sequence[str] | int | None) -> str | None:
+    if wrap is None:
+        return None
+    try:
+        return read_wrap(str(wrap) if isinstance(wrap, int) else wrap)
+    except ValueError as error:
+        raise UsageError(
+            f"wrap is {wrap!r}, {error}",
+            where=CALL,
+            fix="pass 'auto', a list of class names, or a number of parameters",
+        ) from None
 
 
 def merge_accumulation(

@@ -308,7 +308,7 @@ class Checkpointed(Preparing):
         from headway.training_state import chosen_by_rank_0, state_of
 
         models = self._all(torch.nn.Module)
-        before = [self._strategy.state_dict(one) for one in self._inner(models)]
+        before = [self._strategy.own_state_dict(one) for one in self._inner(models)]
         weights = [*before]
 
         def call_hooks() -> None:

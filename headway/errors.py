@@ -44,6 +44,9 @@ class Code(Enum):
     THREADS_TWICE = auto()
     MISSING_RANK = auto()
     DEBUG_ON_MACHINES = auto()
+    NO_SHARD_SIZE = auto()
+    SHARD_SIZE = auto()
+    OFFLOAD_WITHOUT_GPU = auto()
     # between settings and the machine
     NO_MPS = auto()
     NO_GPU = auto()

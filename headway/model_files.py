@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,14 @@ def save_weights(
     save_directory: str | os.PathLike[str],
     max_shard_size: int | str = "10GB",
     safe_serialization: bool = True,
+    *,
+    read_whole: Callable[[Any], Any] = lambda tensor: tensor,
+    writes: bool = True,
 ) -> None:
     """Write a state dict into one file, or into several and an index of them.
+
+    Where tensors are sharded every rank calls this, and one of them writes; no more of them than
+    those of one file are whole at a time.
 
     Files of an earlier save into the same folder are removed.
 
@@ -40,6 +46,8 @@ def save_weights(
         max_shard_size: the size of a file's tensors, in bytes or such as "5MB" (10**6 bytes) or
             "5MiB" (2**20 bytes). A larger tensor gets a file of its own.
         safe_serialization: write `model.safetensors`, instead of `pytorch_model.bin` by torch.save.
+        read_whole: returns a tensor of the state in full; called on every rank in the same order.
+        writes: whether this rank writes.
 
     Raises:
         WrongValue: `max_shard_size` is no size.
@@ -52,10 +60,15 @@ def save_weights(
     shards = _shards(state, limit)
     names = [name] if len(shards) == 1 else _numbered(name, len(shards))
     index = [f"{name}.index.json"] if len(shards) > 1 else []
+    if not writes:
+        for shard in shards:
+            for key in shard:
+                read_whole(state[key])
+        return
     folder.mkdir(parents=True, exist_ok=True)
     with saving.replacing([folder / one for one in (*names, *index)]) as partials:
         for shard, partial in zip(shards, partials, strict=False):
-            tensors = {key: state[key] for key in shard}
+            tensors = {key: read_whole(state[key]) for key in shard}
             saving.write_synced(tensors, partial, safe=safe_serialization)
         if index:
             partials[-1].write_text(

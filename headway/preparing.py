@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from headway.process import Group
 from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import Strategy
 from headway.token_mean import TokenMean
-from headway.world import World
+from headway.world import DistributedType, World
 
 
 class Preparing(Group):
@@ -65,6 +66,16 @@ class Preparing(Group):
         self._accumulation = accumulation
         self._token_mean = TokenMean()
         self._prepared: list[tuple[Any, Any]] = []  # the script's object, and ours
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How the ranks work together."""
+        return DistributedType.FSDP if self._strategy.shards else super().distributed_type
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded, by `torch.distributed.fsdp.fully_shard`."""
+        return self._strategy.shards
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Return models, optimizers, data loaders and schedulers made ready, in the given order.
@@ -340,6 +351,38 @@ class Preparing(Group):
             restore_forward(uncompiled(model))
             restore_forward(model)
         return model
+
+    def empty_init(self) -> AbstractContextManager[Any]:
+        """Return a context in which models are made without memory for their weights.
+
+        Only where the strategy shards them: `prepare` then initialises one unit after the other by
+        the `reset_parameters()` of its modules, or takes what rank 0 has loaded since. With other
+        strategies models are made as ever.
+
+        Examples:
+            >>> with accelerator.empty_init():
+            ...     model = torch.nn.Linear(2, 1)
+            >>> accelerator.prepare(model).weight.shape
+            torch.Size([1, 2])
+        """
+        return self._strategy.empty_init()
+
+    @contextmanager
+    def whole(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        """Give the model that `prepare` was given, with weights that this rank reads in full.
+
+        Where the model is sharded, every rank has to enter the context, and what is written to
+        the weights in it is lost.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> with accelerator.whole(model) as inner:
+            ...     inner.weight.shape
+            torch.Size([1, 2])
+        """
+        inner = self.unwrap_model(model, keep_torch_compile=False)
+        with self._strategy.whole(inner):
+            yield inner
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget all prepared objects, free what they held, and begin a new accumulation.

@@ -72,7 +72,8 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     tensors, storages = set(), set()
     for name, value in state_dict.items():
-        if not isinstance(value, torch.Tensor) or value.numel() == 0:
+        is_sharded = hasattr(value, "full_tensor")  # a DTensor, which has no memory of its own
+        if not isinstance(value, torch.Tensor) or value.numel() == 0 or is_sharded:
             kept[name] = value
             continue
         storage = (value.device, value.untyped_storage().data_ptr())

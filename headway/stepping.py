@@ -86,7 +86,11 @@ class Stepping(Preparing):
         if num_tokens is not None:
             refuse_gradient(kwargs)
             kwargs["gradient"] = self._token_mean.start_of_backward(
-                loss, num_tokens, self.sync_gradients, self._trained_parameters
+                loss,
+                num_tokens,
+                self.sync_gradients,
+                self._trained_parameters,
+                is_exchanged=self._strategy.shards or self._accumulation.exchanges_each_batch,
             )
         elif self._accumulation.steps > 1:
             given = kwargs.get("gradient")
@@ -135,10 +139,10 @@ class Stepping(Preparing):
 
     def _no_sync(self, models: Sequence[torch.nn.Module]) -> AbstractContextManager[Any]:
         if len(models) == 1:
-            return self._strategy.no_sync(models[0])
+            return self._strategy.no_sync_in_micro_batch(models[0])
         stack = ExitStack()
         for model in models or self._all(torch.nn.Module):
-            stack.enter_context(self._strategy.no_sync(model))
+            stack.enter_context(self._strategy.no_sync_in_micro_batch(model))
         return stack
 
     def micro_batches(
@@ -187,6 +191,7 @@ class Stepping(Preparing):
 
     def _training_alone(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which each rank makes optimizer steps of its own."""
+        self._strategy.require_whole_models("LocalSGD")
         return self._token_mean.within(self._strategy.no_sync(model), local=True)
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -221,6 +226,7 @@ class Stepping(Preparing):
             >>> with accelerator.join_uneven_inputs([model], even_batches=False):
             ...     accelerator.backward(model(torch.ones(3, 2)).mean())
         """
+        self._strategy.require_whole_models("join_uneven_inputs()")
         even = self._data.even_batches if even_batches is None else even_batches
         with ExitStack() as stack:
             if even_batches is not None:
@@ -312,7 +318,7 @@ class Stepping(Preparing):
             tensor([0.5000, 0.5000])
         """
         if self.sync_gradients:
-            torch.nn.utils.clip_grad_value_(self._unscaled(parameters), clip_value)
+            self._strategy.clip_grad_value_(self._unscaled(parameters), clip_value)
 
     def _unscaled(self, parameters: Tensors) -> list[torch.Tensor]:
         tensors = _as_list(parameters)

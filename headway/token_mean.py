@@ -87,6 +87,8 @@ class TokenMean:
         num_tokens: int | torch.Tensor,
         is_due: bool,
         parameters: Callable[[], Iterable[torch.Tensor]],
+        *,
+        is_exchanged: bool = False,
     ) -> torch.Tensor:
         """Return the gradient with which the backward pass of `loss_sum` begins.
 
@@ -95,6 +97,7 @@ class TokenMean:
             num_tokens: how many those are, 0 or more; an int, or an integer tensor of one element.
             is_due: whether this is the last micro-batch of the step, outside of `withheld`.
             parameters: returns those whose gradients accumulate.
+            is_exchanged: ranks average the gradients of every micro-batch, not of the last alone.
 
         Raises:
             UsageError: the loss has several elements, or `num_tokens` is no such number.
@@ -108,7 +111,10 @@ class TokenMean:
         one = torch.ones_like(loss_sum, requires_grad=False)
         tokens = _counted(num_tokens).to(loss_sum.device)
         if self._is_withheld or not is_due:
-            before, unit = self.pending or (torch.zeros_like(tokens), tokens.clamp(min=1))
+            before, unit = self.pending or (
+                torch.zeros_like(tokens),
+                _most(tokens, of_all_ranks=is_exchanged),
+            )
             self.pending = before + tokens, unit
             return one / unit
         if self.pending is None:
@@ -146,6 +152,14 @@ class TokenMean:
             dist.all_reduce(tokens)
         dtype = torch.float32 if tokens.device.type == "mps" else torch.float64  # MPS has no fp64
         return size / tokens.clamp(min=1).to(dtype)
+
+
+def _most(tokens: torch.Tensor, *, of_all_ranks: bool) -> torch.Tensor:
+    """Return the number of tokens, at least 1; of all ranks, that of the one with most."""
+    most = tokens.clamp(min=1)
+    if of_all_ranks and rank_and_size()[1] > 1:
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+    return most
 
 
 def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:

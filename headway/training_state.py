@@ -65,7 +65,7 @@ def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bo
         allow_pickle: pickle the state of registered objects that has no other form.
     """
     loaders = [one.position() for one in training.loaders]
-    shared = {
+    shared: dict[str, Any] = {
         "models": list(weights),
         "optimizers": [
             {"state": one.state_dict(), "steps": one.step_count, "skipped": one.step_was_skipped}
@@ -199,7 +199,9 @@ class Restoring:
             if len(shapes) != len(live_shapes) or any(
                 shape not in (None, live) for shape, live in zip(shapes, live_shapes, strict=True)
             ):
-                raise self._misfit("the gradients are those of other models")
+                raise self._misfit(
+                    "the gradients are those of other models, or of another strategy"
+                )
         for loader, state in self._loaders():
             if training.skips_itself:
                 break

@@ -62,6 +62,13 @@ class World:
         """
         return _mesh_of(self, dist.group.WORLD)
 
+    def mesh_of_shards(self, shard_size: int) -> DeviceMesh:
+        """All ranks, along "replicas" and "shards": neighbours hold the parts of one model.
+
+        It makes a process group for each row and column, so every rank has to call it.
+        """
+        return _mesh_of_shards(self, shard_size, dist.group.WORLD)
+
     @property
     def distributed_type(self) -> DistributedType:
         if self.ranks.world_size == 1:
@@ -87,6 +94,12 @@ def _mesh_of(world: World, _: object) -> DeviceMesh:
     """Return the mesh of `world` for a default group, which `form_group_again` replaces."""
     size = world.ranks.world_size
     return init_device_mesh(world.device.type, (size,), mesh_dim_names=("data",))
+
+
+@lru_cache(maxsize=1)
+def _mesh_of_shards(world: World, shard_size: int, _: object) -> DeviceMesh:
+    shape = (world.ranks.world_size // shard_size, shard_size)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicas", "shards"))
 
 
 def join_world(device: str, gpu: int | None = None, settings: GroupSettings = USUAL_GROUP) -> World:

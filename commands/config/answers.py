@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headway.commands.config.assignments import checked_entries
-from headway.config_wizard.questions import MORE, NO, PLACE, PROJECT, USER, YES
+from headway.config_wizard.questions import NO, PROJECT, USER, YES
+from headway.config_wizard.texts import MORE, PLACE
 from headway.contract.origin import Layer
 from headway.errors import Problem
 from headway.settings.profile import Entry, parse_profile

@@ -19,14 +19,8 @@ from headway.commands.config.facts import facts_of, paths_of
 from headway.commands.config.summary import changed, introduction, summary
 from headway.commands.flags import Parsed, Parser
 from headway.config_wizard.interview import Defaults, Prompter, interview
-from headway.config_wizard.questions import (
-    CANCEL,
-    FINISH,
-    TEST,
-    UNCONFIRMED,
-    place_of,
-    profile_after,
-)
+from headway.config_wizard.questions import CANCEL, TEST, UNCONFIRMED, place_of, profile_after
+from headway.config_wizard.texts import FINISH
 from headway.errors import ConfigError
 from headway.settings.profile_files import shown, text_at
 from headway.settings.profile_masking import masked_profile

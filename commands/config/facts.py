@@ -9,7 +9,8 @@ from headway.commands.config.answers import QUESTIONS, checked_answers, read_ans
 from headway.commands.config.assignments import assignments
 from headway.commands.config.check import launch_problems, with_idle_gpus
 from headway.commands.flags import Parsed, machine_from_flags
-from headway.config_wizard.questions import LAYER_OF, PLACE, PROJECT, USER, Facts
+from headway.config_wizard.questions import LAYER_OF, PROJECT, USER, Facts
+from headway.config_wizard.texts import PLACE
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
 from headway.machine.facts import Machine

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from headway.commands.exchange.accelerate_fsdp import KEY, sharding_of, take_sharding
 from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Imported
+from headway.contract.strategies import DDP
+from headway.contract.strategies import SETTINGS as SHARING
 from headway.errors import ConfigError, Problem
 from headway.launcher.planning.plan import LaunchPlan
 from headway.machine.devices import ALL
@@ -57,7 +60,9 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
     _refuse_wrong_kinds(config, where)
     config = _without_nulls(config)
     rest = {key: text for key, text in config.items() if isinstance(text, str)}
-    nested = {key: value for key, value in config.items() if not isinstance(value, str)}
+    nested: dict[str, Any] = {
+        key: value for key, value in config.items() if not isinstance(value, str)
+    }
     if rest.pop("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         raise ConfigError(
             f"compute_environment is {config['compute_environment']!r}, "
@@ -88,6 +93,12 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
         values["gradient_accumulation_steps"] = deepspeed.pop("gradient_accumulation_steps")
         nested["deepspeed_config"] = deepspeed
     names = {ours: theirs for theirs, ours in _NAMES.items() if ours in values}
+    if kind == "FSDP":
+        rest.pop("distributed_type", None)
+        sharding = nested.get(KEY)
+        nested[KEY] = take_sharding(sharding if isinstance(sharding, dict) else {}, values)
+        nested = {key: value for key, value in nested.items() if value}
+        reset = (*reset, *SHARING)
     left = {**rest, **nested}
     lost = {key: left.pop(key) for key in _training_keys(kind, left) if key in left}
     not_imported += _lines(left)
@@ -250,6 +261,9 @@ def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
         "same_network": True,
         "debug": False,
     }
+    if processes > 1 and (sharding := sharding_of(settings)):
+        config["distributed_type"] = "FSDP"
+        config[KEY] = sharding
     if settings.device == "cuda":
         mask = plan.environment.get("CUDA_VISIBLE_DEVICES")
         config["gpu_ids"] = "all" if mask is None else mask.value
@@ -262,12 +276,17 @@ def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
 def not_in_accelerate(plan: LaunchPlan, names: Sequence[str]) -> Iterator[str]:
     """Yield those of the settings `names` that an Accelerate configuration cannot express."""
     config = to_accelerate(plan)
+    is_sharded = KEY in config
     has_gpus = config.get("gpu_ids", "all") != "all"
     held = {
-        "device": config["use_cpu"] or config["distributed_type"] == "MULTI_GPU" or has_gpus,
+        "device": config["use_cpu"]
+        or config["distributed_type"] in ("MULTI_GPU", "FSDP")
+        or has_gpus,
         "devices": plan.settings.devices == ALL or has_gpus,
         "main_address": "main_process_ip" in config,
         "main_port": "main_process_port" in config,
         **dict.fromkeys(("num_processes", "mixed_precision", "num_machines", "machine_rank"), True),
+        **dict.fromkeys(("wrap", "activation_checkpointing", "cpu_offload"), is_sharded),
+        "strategy": is_sharded or plan.settings.strategy == DDP,
     }
     yield from (name for name in names if not held.get(name))

@@ -46,8 +46,8 @@ def import_file(argv: Sequence[str]) -> int:
     parser.secrets_flag()
     parser.flag(
         "--lossy",
-        help="import the rest of a file whose training cannot be taken over as a whole (FSDP, "
-        "DeepSpeed, fp8)",
+        help="import the rest of a file whose training cannot be taken over as a whole "
+        "(DeepSpeed, Megatron-LM, fp8)",
     )
     parser.profile_flag()
     own, words = parser.split(argv)
@@ -95,8 +95,8 @@ def _would_lose(lost: Sequence[str], where: str, words: Sequence[str]) -> Config
     return ConfigError.of(
         [
             Problem(
-                "training would be different: Headway has DDP alone, with the whole model on "
-                "every GPU, in fp32, fp16 or bf16, and would lose",
+                "training would be different: Headway has DDP and FSDP, in fp32, fp16 or bf16, "
+                "and would lose",
                 where,
                 f"`{command}` imports the rest",
                 details="\n".join(lost),

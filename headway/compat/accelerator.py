@@ -109,4 +109,4 @@ class Accelerator(native.Accelerator):
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
         """Clip each gradient to [-clip_value, clip_value], also while gradients accumulate."""
-        torch.nn.utils.clip_grad_value_(self._unscaled(parameters), clip_value)
+        self._strategy.clip_grad_value_(self._unscaled(parameters), clip_value)

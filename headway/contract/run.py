@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.precisions import PRECISIONS
+from headway.contract.strategies import AUTO, STRATEGIES, read_wrap
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
@@ -61,6 +62,11 @@ class RunContract(NamedTuple):
     resume: str | None = None  # the checkpoint to go on from: a path, or LATEST
     began_at: float = 0.0  # when the job began, in seconds since the epoch; restarts keep it
     time_limit: int | None = None  # seconds from then, after which ranks save and leave
+    strategy: str = AUTO  # or a name in STRATEGIES
+    shard_size: int | None = None  # ranks that hold one copy of the model, for hsdp
+    wrap: str = AUTO  # as `read_wrap` returns it
+    activation_checkpointing: bool = False
+    cpu_offload: bool = False
 
 
 class Ranks(NamedTuple):
@@ -73,10 +79,13 @@ class Ranks(NamedTuple):
 
 
 def encode(run: RunContract) -> str:
-    """Return the value of `HEADWAY_RUN` for `run`."""
-    origins = {name: _fields(origin) for name, origin in run.origins.items()}
-    fields = {"version": VERSION, **run._asdict(), "origins": origins}
-    return json.dumps(fields, separators=(",", ":"))
+    """Return the value of `HEADWAY_RUN` for `run`; settings that have their default are left out."""
+    unset = {name for name, value in run._field_defaults.items() if getattr(run, name) == value}
+    fields = {name: value for name, value in run._asdict().items() if name not in unset}
+    fields["origins"] = {
+        name: _fields(origin) for name, origin in run.origins.items() if name not in unset
+    }
+    return json.dumps({"version": VERSION, **fields}, separators=(",", ":"))
 
 
 def _fields(origin: Origin) -> dict[str, object]:
@@ -126,6 +135,12 @@ def _is_valid(run: RunContract) -> bool:
         and type(run.resume) in (str, type(None))
         and type(run.began_at) is float
         and type(run.time_limit) in (int, type(None))
+        and run.strategy in (AUTO, *STRATEGIES)
+        and (run.shard_size is None or (type(run.shard_size) is int and run.shard_size > 0))
+        and type(run.wrap) is str
+        and read_wrap(run.wrap) == run.wrap
+        and type(run.activation_checkpointing) is bool
+        and type(run.cpu_offload) is bool
         and all(type(text) is str for text in texts)
         and all(number is None or type(number) is int for number in numbers)
     )

@@ -242,10 +242,10 @@ PLANNED = (
         modules=("checkpointing",),
     ),
     Topic(
-        "sharding a model over the ranks",
-        _DDP,
+        "the parts of Accelerate's own sharding",
+        "shard models with Accelerator(strategy='fsdp'); prepare() and save_state() do the rest",
         _names("""
-            FullyShardedDataParallelPlugin compile_regions_fsdp2 FSDP2_PYTORCH_VERSION
+            compile_regions_fsdp2 FSDP2_PYTORCH_VERSION
             FSDP2_STATE_DICT_TYPE FSDP_AUTO_WRAP_POLICY FSDP_BACKWARD_PREFETCH FSDP_MODEL_NAME
             FSDP_PYTORCH_VERSION FSDP_SHARDING_STRATEGY FSDP_STATE_DICT_TYPE
             disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading
@@ -255,8 +255,6 @@ PLANNED = (
             save_fsdp_model save_fsdp_optimizer
         """),
         modules=("utils.fsdp_utils",),
-        members=_names("fsdp_plugin"),
-        is_planned=True,
     ),
 )
 

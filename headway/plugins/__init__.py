@@ -12,12 +12,14 @@ from headway.plugins.handlers import (
 )
 from headway.plugins.profiling import ProfileKwargs
 from headway.plugins.project import ProjectConfiguration
+from headway.plugins.sharding import FullyShardedDataParallelPlugin
 
 __all__ = [
     "AutocastKwargs",
     "DDPCommunicationHookType",
     "DistributedDataParallelKwargs",
     "DynamoBackend",
+    "FullyShardedDataParallelPlugin",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
     "InitProcessGroupKwargs",

@@ -12,6 +12,7 @@ from headway.errors import Code, Problem
 from headway.machine.devices import ALL
 from headway.machine.facts import Machine
 from headway.settings.remedies import change, on_cpu, on_one_machine, removal
+from headway.settings.strategy_problems import strategy_problems
 from headway.settings.table import Settings
 
 SETTING_OF = {
@@ -35,6 +36,7 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
         *_of_devices(settings, machine),
         *_of_machines(settings),
         *_of_variables(settings),
+        *strategy_problems(settings, machine),
     ]
     # if num_processes is detected, another machine may have more ranks
     if machine is not None or settings.origin("num_processes").layer is not Layer.DETECTED:

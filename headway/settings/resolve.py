@@ -13,6 +13,7 @@ from typing import Any
 
 from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.run import VARIABLE as RUN_VARIABLE
+from headway.contract.strategies import DDP
 from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.machine.facts import Machine, is_on
 from headway.settings.profile import Entries, Entry
@@ -224,6 +225,14 @@ def _detect_mps_fallback(settings: Settings, _: Machine, environ: Mapping[str, s
     return _detected("on", "operators that MPS lacks run on the CPU")
 
 
+def _detect_strategy(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
+    return _detected(DDP, "every rank has the whole model")
+
+
+def _detect_wrap(_: Settings, __: Machine, ___: Mapping[str, str]) -> Value:
+    return _detected(AUTO, "the blocks that the model repeats")
+
+
 def _detect_threads(settings: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
     name = "OMP_NUM_THREADS"
     for source, variables in (("env", settings.env), ("environment", environ)):
@@ -270,6 +279,8 @@ _DETECT: Mapping[str, Detect] = {  # in the order in which they depend on each o
     "device": _detect_device,
     "num_processes": _detect_num_processes,
     "mps_fallback": _detect_mps_fallback,
+    "strategy": _detect_strategy,
+    "wrap": _detect_wrap,
     "threads_per_process": _detect_threads,
     "num_machines": _detect_num_machines,
     "machine_rank": _detect_machine_rank,

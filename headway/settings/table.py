@@ -14,6 +14,7 @@ from typing import Any
 from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES
+from headway.contract.strategies import DDP, FSDP, HSDP, read_wrap
 from headway.errors import Code, Do, Problem, Remedy, Step, described
 from headway.machine.devices import ALL, DeviceSpec
 from headway.settings.setting import (
@@ -32,6 +33,7 @@ from headway.settings.setting import (
 )
 
 YES, NO = "yes", "no"
+_YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
 
 LINES, RAW = "lines", "raw"
 """How the ranks' output is shown."""
@@ -71,6 +73,42 @@ class Settings:
     )
     gradient_accumulation_steps = Setting(
         Count(1), 1, "micro-batches for each optimizer step", metavar="N"
+    )
+    strategy = Setting(
+        Choice(DDP, FSDP, HSDP, or_auto=True),
+        AUTO,
+        "how ranks share a model: a copy each (ddp), a part of each parameter (fsdp), or parts on "
+        "shard_size ranks, and copies of those (hsdp); auto is ddp",
+    )
+    shard_size = Setting[int | None](
+        Count(2),
+        None,
+        "ranks that hold the parts of one copy of the model, with hsdp; by default those of one "
+        "machine",
+        metavar="N",
+        example="8",
+    )
+    wrap = Setting[str](
+        read_wrap,
+        AUTO,
+        "what is gathered at a time with fsdp and hsdp, and computed again with "
+        "activation_checkpointing: the model's repeated blocks (auto), modules of these classes "
+        "(Block,Head), or with so many parameters (1000000)",
+        metavar="auto|CLASSES|N",
+        shape=Shape.LIST,
+    )
+    activation_checkpointing = Setting(
+        Choice(YES, NO, same=_YES_OR_NO),
+        NO,
+        "compute the activations of each block again in the backward pass, instead of keeping them",
+        bare=YES,
+    )
+    cpu_offload = Setting(
+        Choice(YES, NO, same=_YES_OR_NO),
+        NO,
+        "with fsdp and hsdp: keep parameters, gradients and optimizer states in the memory of the "
+        "CPU",
+        bare=YES,
     )
     threads_per_process = Setting(
         Count(1),
@@ -126,7 +164,7 @@ class Settings:
         metavar="S",
     )
     leave_children = Setting(
-        Choice(YES, NO, same={"true": YES, "on": YES, "false": NO, "off": NO}),
+        Choice(YES, NO, same=_YES_OR_NO),
         NO,
         "after a success, let processes that the ranks have left run on (yes), instead of ending "
         "them after the grace period",

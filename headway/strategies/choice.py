@@ -6,12 +6,17 @@ from headway.strategies.ddp import DDP
 from headway.strategies.strategy import Strategy, StrategySettings
 from headway.world import World
 
-STRATEGIES = {"ddp": DDP}
-
 
 def strategy_for(world: World, settings: StrategySettings) -> Strategy:
-    """Return the strategy for a world of one rank, or of several."""
+    """Return the strategy for a world of one rank, or of several.
+
+    Raises:
+        UsageError: hsdp with a shard_size that does not divide the number of ranks.
+    """
     if world.ranks.world_size == 1:
         return Strategy(world, settings)
-    name = "ddp" if settings.strategy == "auto" else settings.strategy
-    return STRATEGIES[name](world, settings)
+    if settings.strategy in ("auto", "ddp"):
+        return DDP(world, settings)
+    from headway.strategies.fsdp import FSDP, HSDP  # its part of torch takes time to import
+
+    return {"fsdp": FSDP, "hsdp": HSDP}[settings.strategy](world, settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -23,13 +23,26 @@ def compiled(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Modu
     """
     if not plugin.compiles or uncompiled(model) is not model:
         return model
+    blocks = list(repeated_blocks(model)) if plugin.use_regional_compilation else []
+    if compile_blocks(blocks, plugin):
+        return model
     arguments = plugin.to_kwargs()
     _require_backend(arguments["backend"])
-    blocks = list(repeated_blocks(model)) if plugin.use_regional_compilation else []
-    if not blocks:
-        return cast(torch.nn.Module, torch.compile(model, **arguments))
+    return cast(torch.nn.Module, torch.compile(model, **arguments))
+
+
+def compile_blocks(blocks: Sequence[torch.nn.Module], plugin: TorchDynamoPlugin) -> bool:
+    """Compile blocks in place as `plugin` says; return whether there were any to compile.
+
+    Raises:
+        UsageError: torch has no such backend.
+    """
+    if not plugin.compiles or not blocks:
+        return False
+    arguments = plugin.to_kwargs()
+    _require_backend(arguments["backend"])
     compile_in_place(blocks, arguments)
-    return model
+    return True
 
 
 def compile_in_place(modules: Iterable[torch.nn.Module], arguments: dict[str, Any]) -> None:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headway.errors import UsageError
 from headway.plugins.compilation import TorchDynamoPlugin
 from headway.plugins.handlers import DistributedDataParallelKwargs
 from headway.precision.precision import Precision
-from headway.strategies.compilation import compiled
+from headway.strategies.compilation import compiled, uncompiled
 from headway.world import World
 
 
@@ -21,6 +22,11 @@ class StrategySettings(NamedTuple):
     strategy: str = "auto"  # or a name in STRATEGIES; auto is ddp
     ddp: DistributedDataParallelKwargs = DistributedDataParallelKwargs()
     dynamo: TorchDynamoPlugin = TorchDynamoPlugin()
+    activation_checkpointing: bool = False
+    wrap: str = "auto"  # see `units_of`
+    shard_size: int | None = None  # ranks that share one copy of the model, for hsdp
+    cpu_offload: bool = False
+    forward_methods: tuple[str, ...] = ()  # called beside forward(), where models are sharded
 
 
 class Strategy:
@@ -29,10 +35,12 @@ class Strategy:
     Attributes:
         data_rank: which share of every batch this rank reads.
         data_size: how many shares there are; ranks that hold parts of one model read the same one.
+        shards: whether a rank holds a part of each parameter only.
     """
 
     data_rank = 0
     data_size = 1
+    shards = False
 
     def __init__(self, world: World, settings: StrategySettings) -> None:
         self._world = world
@@ -52,8 +60,17 @@ class Strategy:
             device: where the weights go; None leaves them where they are.
             trains: make its gradients the same on all ranks.
         """
+        if trains and self._settings.activation_checkpointing:
+            self._checkpoint_activations(model)
         model = precision.prepare_model(model if device is None else model.to(device))
         return compiled(self._share(model) if trains else model, self._settings.dynamo)
+
+    def _checkpoint_activations(self, model: torch.nn.Module) -> None:
+        from headway.strategies.activation_checkpointing import checkpoint_activations
+        from headway.strategies.units import units_of
+
+        groups = units_of(uncompiled(model), self._settings.wrap)
+        checkpoint_activations(one for group in groups for one in group)
 
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return `model` with gradients that are the same on all ranks."""
@@ -74,6 +91,10 @@ class Strategy:
         """Return a context in which backward passes leave gradients on their rank."""
         return nullcontext()
 
+    def no_sync_in_micro_batch(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return the context of a micro-batch that is not the last one of its optimizer step."""
+        return self.no_sync(model)
+
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
         return nullcontext()
@@ -86,6 +107,10 @@ class Strategy:
     ) -> torch.Tensor:
         """Clip the norm of all gradients together, and return what it was."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: list[torch.Tensor], clip_value: float) -> None:
+        """Clip each gradient to [-clip_value, clip_value]."""
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def total_norm(self, parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
         """Return the norm of all gradients together."""
@@ -100,6 +125,32 @@ class Strategy:
         """Return the full state of `model`; every rank has to call this."""
         with self.whole(model):
             return model.state_dict()
+
+    def require_whole_models(self, what: str) -> None:
+        """Raise UsageError if ranks hold parts of models, which `what` cannot work with."""
+        if self.shards:
+            raise UsageError(
+                f"{what} needs whole models, and with strategy {self._settings.strategy!r} each"
+                " rank has parts of them",
+                where=f"the script's {what}",
+                fix="use strategy ddp, or do without it",
+            )
+
+    def own_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return the state of `model` as this rank holds it: where it is sharded, as DTensors."""
+        return self.state_dict(model)
+
+    def weights_to_save(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return what `own_state_dict` does; each tensor may be under one of its names alone."""
+        return self.own_state_dict(model)
+
+    def read_whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of a state in full; every rank has to call this."""
+        return tensor
+
+    def empty_init(self) -> AbstractContextManager[Any]:
+        """Return a context in which models are made without memory for parameters, if sharded."""
+        return nullcontext()
 
     def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:
         """Load a full state, as `state_dict` returned it, on every rank."""

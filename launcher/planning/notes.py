@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from headway.contract.origin import Layer
+from headway.contract.strategies import HSDP, SHARDED
 from headway.errors import described
 from headway.launcher.planning.program import Program
 from headway.launcher.planning.variables import counts_fastest_first
 from headway.machine.facts import Machine
-from headway.settings.table import Settings
+from headway.settings.table import NO, Settings
 
 
 def notes(
@@ -66,13 +67,31 @@ def _without_effect(settings: Settings, program: Program, supervised: str | None
         where["devices"] = f"on {settings.device}, set by {settings.origin('device')}"
     if settings.device != "mps":
         where["mps_fallback"] = f"on {settings.device}"
+    where |= _of_sharing(settings)
     if settings.debug_rank is not None and supervised is not None:
         where |= dict.fromkeys(("ranks", "output", "hang_timeout"), "with debug_rank")
     return [
         f"{name} has no effect {place} ({settings.origin(name)})"
         for name, place in where.items()
-        if settings.origin(name).is_for_this_launch or name == "devices"
+        if settings.origin(name).is_for_this_launch or name in ("devices", "strategy")
     ]
+
+
+def _of_sharing(settings: Settings) -> dict[str, str]:
+    """Return which settings about sharding have no effect, and where."""
+    is_alone = settings.num_processes * settings.num_machines == 1
+    if settings.strategy in SHARDED and is_alone:
+        where = {"strategy": "with one process: the model is not sharded"}
+    else:
+        where = {}
+    is_sharded = settings.strategy in SHARDED and not is_alone
+    if settings.strategy != HSDP or is_alone:
+        where["shard_size"] = "without strategy hsdp and several processes"
+    if not is_sharded:
+        where["cpu_offload"] = "where the model is not sharded"
+    if not is_sharded and settings.activation_checkpointing == NO:
+        where["wrap"] = "without sharding or activation_checkpointing"
+    return where
 
 
 def _about_gpus(settings: Settings, machine: Machine) -> list[str]:

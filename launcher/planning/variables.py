@@ -12,11 +12,12 @@ from headway.contract.run import (
     RunContract,
     encode,
 )
+from headway.contract.strategies import SETTINGS as SHARING
 from headway.launcher.planning.supervision import is_world_of_one
 from headway.machine.facts import Machine
 from headway.settings.resolve import threads_given_by
 from headway.settings.setting import Value
-from headway.settings.table import Settings
+from headway.settings.table import YES, Settings
 
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 
@@ -89,10 +90,15 @@ def _contract(settings: Settings, supervised: str | None, began_at: float) -> Ru
         mixed_precision=settings.mixed_precision,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
         debug_rank=None if supervised is None else settings.debug_rank,
-        origins={name: settings.origin(name) for name in (*ACCELERATE, *names)},
+        origins={name: settings.origin(name) for name in (*ACCELERATE, *SHARING, *names)},
         resume=settings.resume,
         began_at=began_at,
         time_limit=settings.time_limit,
+        strategy=settings.strategy,
+        shard_size=settings.shard_size,
+        wrap=settings.wrap,
+        activation_checkpointing=settings.activation_checkpointing == YES,
+        cpu_offload=settings.cpu_offload == YES,
     )
 
 

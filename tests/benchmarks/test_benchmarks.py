@@ -52,3 +52,12 @@ def test_the_benchmark_of_checkpoints_compares_with_dcp() -> None:
     seen = json.loads(Path("result.json").read_text())
     assert seen["save: DCP"]["ratio"] == 1
     assert {"save: headway", "save: headway, wait=False", "load: headway"} <= seen.keys()
+
+
+@pytest.mark.distributed
+@pytest.mark.long
+def test_the_benchmark_of_sharding_compares_with_sharding_by_hand() -> None:
+    sizes = ["--ranks", "2", "--rounds", "2", "--steps", "1", "--width", "16", "--layers", "2"]
+    done = run("sharding.py", *sizes)
+    assert done.returncode in (0, 1), done.stderr
+    assert "2 ranks: " in done.stdout

@@ -10,15 +10,13 @@ from headway.commands.config.check import with_idle_gpus
 from headway.commands.config.facts import problems_of
 from headway.config_wizard.interview import Defaults, interview
 from headway.config_wizard.questions import (
-    FINISH,
-    MORE,
-    PLACE,
     UNCONFIRMED,
     Facts,
     Question,
     next_question,
     profile_after,
 )
+from headway.config_wizard.texts import FINISH, MORE, PLACE
 from headway.errors import ConfigError, Problem
 from headway.machine.facts import Machine
 from headway.settings.setting import Raw
@@ -382,3 +380,20 @@ def test_write_and_test_is_offered_for_this_machine_and_for_no_recorded_one() ->
         ["write", "back", "cancel"],
         ["write", "write and test", "back", "cancel"],
     ]
+
+
+def test_what_belongs_to_sharding_is_asked_once_a_model_is_sharded() -> None:
+    first = ["", "8", "", "", "yes", *[""] * 7]  # up to num_machines
+    answers = [*first, "hsdp", "", "4", "Block", "yes", "write"]
+    script, profile = held(facts_of(EIGHT_H100), *answers)
+    asked = [question.name for question in script.asked]
+    assert asked[-6:-1] == [
+        "strategy",
+        "activation_checkpointing",
+        "shard_size",
+        "wrap",
+        "cpu_offload",
+    ]
+    assert (profile["strategy"], profile["shard_size"], profile["wrap"]) == ("hsdp", "4", "Block")
+    plain, _ = held(facts_of(EIGHT_H100), *first, "", "", "write")
+    assert "wrap" not in [question.name for question in plain.asked]

@@ -182,6 +182,18 @@ def test_a_training_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
     assert stopped.split(";")[1] == whole.split(";")[1]
 
 
+@pytest.mark.distributed
+def test_a_sharded_model_learns_goes_on_from_its_checkpoint_and_is_saved(tmp_path: Path) -> None:
+    stdout, stderr = run([*HEADWAY, "--strategy", "fsdp"], "fsdp.py", tmp_path)
+
+    [(own, total)] = re.findall(r"([\d,]+) of ([\d,]+) parameters", stdout)
+    assert int(own.replace(",", "")) <= 0.51 * int(total.replace(",", ""))
+    before, after = (float(loss) for loss in re.findall(r"loss (\S+),", stdout))
+    assert after < before < 1.5
+    assert "4 of Block" in stderr
+    assert len(list((tmp_path / "fsdp-model").glob("*.safetensors"))) > 3
+
+
 def run(
     launcher: list[str], example: str, folder: Path, *options: str, code: int = 0
 ) -> tuple[str, str]:

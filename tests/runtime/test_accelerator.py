@@ -421,8 +421,8 @@ def test_free_memory_forgets_objects_and_returns_nones() -> None:
 
 
 def test_an_unknown_argument_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="unsupported argument 'fsdp_plugin'"):
-        Accelerator(fsdp_plugin=object())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="unsupported argument 'megatron_lm_plugin'"):
+        Accelerator(megatron_lm_plugin=object())  # type: ignore[arg-type]
 
 
 def test_set_seed_repeats_every_generator(monkeypatch: pytest.MonkeyPatch) -> None:

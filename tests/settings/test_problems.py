@@ -37,6 +37,24 @@ def settings(machine: Machine, **values: Any) -> Settings:
         ("gpu_4", {"devices": "9,"}, Code.NO_SUCH_GPU, ("devices",)),
         ("gpu_mig", {"devices": "2"}, Code.SEVERAL_MIG_SLICES, ("devices", "num_processes")),
         ("mac_m2", {"num_processes": "2"}, Code.SEVERAL_ON_MPS, None),
+        (
+            "gpu_8_h100",
+            {"strategy": "hsdp"},
+            Code.NO_SHARD_SIZE,
+            ("strategy", "shard_size"),
+        ),
+        (
+            "gpu_8_h100",
+            {"shard_size": "3", "strategy": "hsdp"},
+            Code.SHARD_SIZE,
+            ("shard_size", "strategy", "num_processes"),
+        ),
+        (
+            "laptop_cpu",
+            {"cpu_offload": "yes"},
+            Code.OFFLOAD_WITHOUT_GPU,
+            ("cpu_offload", "device"),
+        ),
         ("mac_intel", {"device": "mps"}, Code.NO_MPS, ("device",)),
     ],
 )
@@ -74,3 +92,24 @@ def test_the_same_problem_is_known_again_in_another_place() -> None:
     first = unknown("devise", Layer.USER_PROFILE, "a.yaml")
     assert first.is_same_as(unknown("devise", Layer.ASSIGNMENT, "b.yaml"))
     assert not first.is_same_as(unknown("divise", Layer.USER_PROFILE, "a.yaml"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"strategy": "hsdp", "shard_size": "4"},
+        {"strategy": "hsdp", "num_machines": "2", "main_address": "node0"},
+        {"strategy": "fsdp", "cpu_offload": "yes", "wrap": "Block,Head"},
+        {"strategy": "hsdp", "num_processes": "1"},  # one process: a note, as for fsdp
+    ],
+)
+def test_sharding_that_can_be_done_is_no_problem(values: dict[str, str]) -> None:
+    there = load("gpu_8_h100")
+    assert problems(settings(there, **values), there) == []
+
+
+@pytest.mark.parametrize("wrap", ["", "a b", "1x", "-3", "0", "Block,,3"])
+def test_a_wrap_that_names_nothing_is_refused(wrap: str) -> None:
+    entry = Entry(wrap, Origin(Layer.FLAG))
+    (problem,) = try_resolve([{"wrap": entry}], Machine(), {})[1]
+    assert problem.code is Code.BAD_VALUE

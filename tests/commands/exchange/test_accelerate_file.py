@@ -136,8 +136,8 @@ def test_several_machines_without_an_address_are_refused_in_the_files_words(
     ("text", "lost"),
     [
         (
-            "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n",
-            ["distributed_type: FSDP", "fsdp_config.fsdp_version: 2"],
+            "distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: SHARD_GRAD_OP}\n",
+            ["fsdp_config.fsdp_reshard_after_forward: SHARD_GRAD_OP"],
         ),
         (
             "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n",
@@ -167,7 +167,7 @@ def test_a_file_whose_training_would_be_another_is_refused_unless_lossy(
 
 
 def test_the_command_that_imports_the_rest_can_be_typed(capsys: Capture) -> None:
-    Path("two words.yaml").write_text(f"{IS_ACCELERATE}distributed_type: FSDP\n")
+    Path("two words.yaml").write_text(f"{IS_ACCELERATE}distributed_type: DEEPSPEED\n")
     _, err = refused(capsys, "--profile", "mine", "two words.yaml")
     command = shlex.split(err.split("`")[1])
     assert main(command[1:]) == 0

@@ -64,8 +64,15 @@ MEANING: dict[str, tuple[dict[str, Raw], set[str]]] = {  # kind: the profile, an
         set(),
     ),
     "fsdp": (
-        {**GPUS, "mixed_precision": "bf16"},
-        {"distributed_type", *(f"fsdp_config.{key}" for key in KINDS["fsdp"]["fsdp_config"])},
+        {
+            **GPUS,
+            "mixed_precision": "bf16",
+            "strategy": "fsdp",
+            "wrap": "auto",
+            "activation_checkpointing": "no",
+            "cpu_offload": "no",
+        },
+        set(),
     ),
     "deepspeed": (
         {**GPUS, "mixed_precision": "fp16", "gradient_accumulation_steps": "4"},

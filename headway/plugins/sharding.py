@@ -1,0 +1,146 @@
+"""How models are sharded over the ranks, in the names that Accelerate has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from headway.contract.strategies import AUTO, DDP, FSDP, HSDP
+from headway.errors import UsageError
+
+CALL = "the script's FullyShardedDataParallelPlugin(...)"
+
+SHARDING = {"FULL_SHARD": FSDP, "HYBRID_SHARD": HSDP, "NO_SHARD": DDP}
+"""Accelerate's names of ways to shard, and the strategy that does the same."""
+
+NUMBERED = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+STATE_DICTS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
+
+ONLY_FSDP1 = (
+    *("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params"),
+    *("sync_module_states", "param_init_fn", "state_dict_config", "optim_state_dict_config"),
+)
+"""Fields that torch's newer FSDP has no counterpart of."""
+
+_REFUSED = {
+    **dict.fromkeys(
+        ONLY_FSDP1,
+        "remove it: torch's first FSDP alone has it, and models are sharded by the second",
+    ),
+    "mixed_precision_policy": "pass Accelerator(mixed_precision='bf16')",
+    "ignored_modules": "prepare the rest of the model without them",
+    "activation_checkpointing_offload": "pass activation_checkpointing=True alone",
+}
+
+
+@dataclass
+class FullyShardedDataParallelPlugin:
+    """How models are sharded with `Accelerator(fsdp_plugin=...)`; nothing with one rank.
+
+    The same can be said by the settings strategy, wrap, activation_checkpointing and cpu_offload.
+
+    Args:
+        fsdp_version: 1 or 2; models are sharded by `torch.distributed.fsdp.fully_shard` (2).
+        sharding_strategy: `FULL_SHARD` (fsdp), `HYBRID_SHARD` (hsdp) or `NO_SHARD` (ddp), or its
+            number in torch; so may be `reshard_after_forward`.
+        reshard_after_forward: True; units are always freed after their forward pass.
+        auto_wrap_policy: `TRANSFORMER_BASED_WRAP` or `SIZE_BASED_WRAP`, with the next two; None
+            and `NO_WRAP` are the blocks that the model repeats.
+        transformer_cls_names_to_wrap: names of the classes of units; None finds them.
+        min_num_params: the smallest number of parameters of a unit.
+        cpu_offload: keep the parts of parameters, gradients and optimizer states on the CPU.
+        activation_checkpointing: compute activations of units again in the backward pass.
+        state_dict_type: without effect: checkpoints are sharded, `get_state_dict` is whole.
+        cpu_ram_efficient_loading: without effect: see `Accelerator.empty_init`.
+        mixed_precision_policy: refused, like all after it.
+
+    Raises:
+        UsageError: a value is impossible, or a field belongs to torch's first FSDP alone.
+
+    Examples:
+        >>> from headway import FullyShardedDataParallelPlugin
+        >>> FullyShardedDataParallelPlugin(
+        ...     auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
+        ... ).settings()["wrap"]
+        'Block'
+    """
+
+    fsdp_version: int | None = None
+    sharding_strategy: Any = None
+    reshard_after_forward: Any = None
+    auto_wrap_policy: str | None = None
+    transformer_cls_names_to_wrap: Sequence[str] | None = None
+    min_num_params: int | None = None
+    cpu_offload: bool | None = None
+    activation_checkpointing: bool | None = None
+    state_dict_type: Any = None
+    cpu_ram_efficient_loading: bool | None = None
+    mixed_precision_policy: Any = None
+    ignored_modules: Any = None
+    activation_checkpointing_offload: bool | None = None
+    backward_prefetch: Any = None
+    forward_prefetch: bool | None = None
+    limit_all_gathers: bool | None = None
+    use_orig_params: bool | None = None
+    sync_module_states: bool | None = None
+    param_init_fn: Any = None
+    state_dict_config: Any = None
+    optim_state_dict_config: Any = None
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name in _REFUSED and value is not None and value is not False:
+                raise _wrong(one.name, value, _REFUSED[one.name])
+        if self.fsdp_version not in (None, 1, 2):
+            raise _wrong("fsdp_version", self.fsdp_version, "pass 2, or leave it out")
+        policy = self.auto_wrap_policy
+        if policy is not None and str(policy).upper() not in WRAP_POLICIES:
+            raise _wrong("auto_wrap_policy", policy, f"pass one of {', '.join(WRAP_POLICIES)}")
+        for name in ("cpu_offload", "activation_checkpointing"):
+            if getattr(self, name) not in (None, True, False):
+                raise _wrong(name, getattr(self, name), "pass True or False")
+        if self.state_dict_type is not None and _name(self.state_dict_type) not in STATE_DICTS:
+            raise _wrong("state_dict_type", self.state_dict_type, "pass 'SHARDED_STATE_DICT'")
+        self._strategy()
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that say the same, by their names."""
+        return {
+            "strategy": self._strategy(),
+            "wrap": self._wrap(),
+            "activation_checkpointing": bool(self.activation_checkpointing),
+            "cpu_offload": bool(self.cpu_offload),
+        }
+
+    def _strategy(self) -> str:
+        for name in ("sharding_strategy", "reshard_after_forward"):
+            value = getattr(self, name)
+            if value is None or value is True:
+                continue
+            if _name(value) not in SHARDING:
+                fix = "pass True, or FULL_SHARD: units are freed after their forward pass"
+                raise _wrong(name, value, fix)
+            return SHARDING[_name(value)]
+        return FSDP
+
+    def _wrap(self) -> str:
+        policy = str(self.auto_wrap_policy).upper()
+        if policy == "SIZE_BASED_WRAP" and self.min_num_params:
+            return str(self.min_num_params)
+        if policy == "TRANSFORMER_BASED_WRAP" and self.transformer_cls_names_to_wrap:
+            return ",".join(self.transformer_cls_names_to_wrap)
+        return AUTO
+
+
+def _name(value: Any) -> str:
+    """Return the name of a member of one of torch's enumerations, or of its number."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= len(NUMBERED):
+        return NUMBERED[value - 1]
+    return str(getattr(value, "name", value)).upper()
+
+
+def _wrong(name: str, value: object, fix: str) -> UsageError:
+    return UsageError(f"{name} is {value!r}", where=CALL, fix=fix)

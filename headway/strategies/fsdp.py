@@ -1,0 +1,318 @@
+"""Fully sharded data parallelism (FSDP2): each rank holds a part of every parameter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial, wraps
+from typing import Any, NoReturn
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from headway.errors import UsageError
+from headway.precision.precision import Precision
+from headway.strategies.activation_checkpointing import checkpoint_activations
+from headway.strategies.compilation import compile_blocks, compiled, uncompiled
+from headway.strategies.rebinding import follow, require_sharded, succeeds
+from headway.strategies.strategy import Strategy, StrategySettings
+from headway.strategies.units import units_of
+from headway.strategies.weights import Weights, buffers_of, parameters_of, parameters_without_data
+from headway.world import World
+
+PREPARE = "the script's prepare(...)"
+
+
+class FSDP(Strategy):
+    """Parameters, gradients and optimizer states are sharded; a unit is gathered when it is used.
+
+    Every rank reads its own share of each batch. Gradients are averaged after each backward pass:
+    those that accumulate are sharded as well.
+    """
+
+    shards = True
+
+    def __init__(self, world: World, settings: StrategySettings) -> None:
+        super().__init__(world, settings)
+        self.data_rank, self.data_size = world.ranks.rank, world.ranks.world_size
+        if settings.cpu_offload and world.device.type == "cpu":
+            raise UsageError(
+                "cpu_offload is set, but the device is the CPU: it moves what a GPU holds there",
+                where="the setting cpu_offload",
+                fix="remove cpu_offload",
+            )
+        self._mesh = world.mesh
+        self._withheld: WeakSet[torch.nn.Module] = WeakSet()  # gradients stay on their rank
+
+    def prepare_model(
+        self,
+        model: torch.nn.Module,
+        precision: Precision,
+        device: torch.device | None,
+        *,
+        trains: bool = True,
+    ) -> torch.nn.Module:
+        if not trains:
+            return super().prepare_model(model, precision, device, trains=False)
+        inner = uncompiled(model)
+        if isinstance(inner, FSDPModule):
+            return model
+        _require_shardable(inner)
+        groups = units_of(inner, self._settings.wrap)
+        units = [one for group in groups for one in group]
+        precision.prepare_model(inner)
+        if self._settings.activation_checkpointing:
+            checkpoint_activations(units)
+        dynamo = self._settings.dynamo
+        by_unit = dynamo.use_regional_compilation is not False
+        is_compiled = compile_blocks(units if by_unit else [], dynamo)
+        self._shard(inner, groups)
+        self._announce(inner, units)
+        return model if is_compiled else compiled(model, dynamo)
+
+    def _shard(self, model: torch.nn.Module, groups: Sequence[Sequence[torch.nn.Module]]) -> None:
+        weights = Weights(model, self._world.device)
+        for group in (*groups, [model]):
+            modules = list(_unsharded(group))
+            before = parameters_of(modules)
+            weights.fill(modules)
+            fully_shard(
+                group[0] if len(group) == 1 else list(group),
+                mesh=self._mesh,
+                reshard_after_forward=True,
+                offload_policy=CPUOffloadPolicy()
+                if self._settings.cpu_offload
+                else OffloadPolicy(),
+            )
+            for module, name, old in before:
+                succeeds(old, getattr(module, name))
+            for one in group:
+                type(one).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
+        units = [one for one in model.modules() if isinstance(one, FSDPModule)]
+        model.register_forward_pre_hook(partial(_gather_first, units), prepend=True)
+        for name in ("generate", *self._settings.forward_methods):
+            if callable(getattr(model, name, None)):
+                register_fsdp_forward_method(model, name)
+                setattr(model, name, _gathering_first(getattr(model, name), units))
+        buffers = _saved_buffers(model) if self._settings.ddp.broadcast_buffers else []
+        if buffers:
+            model.register_forward_pre_hook(partial(_broadcast_buffers, buffers), prepend=True)
+
+    def _announce(self, model: torch.nn.Module, units: Sequence[torch.nn.Module]) -> None:
+        if self._world.ranks.rank:
+            return
+        counts: dict[str, int] = {}
+        for one in units:
+            name = type(one).__mro__[2].__name__  # FSDPBlock, FSDPModule, Block
+            counts[name] = counts.get(name, 0) + 1
+        described = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        print(
+            f"headway: {type(model).__mro__[2].__name__} is sharded over "
+            f"{self._mesh.size(self._mesh.ndim - 1)} ranks, in units: "
+            + (f"{described}, and the rest" if described else "the whole model, one unit"),
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def rebind(self, optimizer: torch.optim.Optimizer) -> None:
+        follow(optimizer)
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        return self._synced(model, False)
+
+    def no_sync_in_micro_batch(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        return nullcontext()  # sharded gradients need less memory than whole ones
+
+    def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        return self._synced(model, True)
+
+    @contextmanager
+    def _synced(self, model: torch.nn.Module, is_synced: bool) -> Iterator[None]:
+        model = uncompiled(model)
+        if not isinstance(model, FSDPModule):
+            yield
+            return
+        was_withheld = model in self._withheld
+        self._set_withheld(model, not is_synced)
+        try:
+            yield
+        finally:
+            self._set_withheld(model, was_withheld)
+
+    def _set_withheld(self, model: Any, is_withheld: bool) -> None:
+        (self._withheld.add if is_withheld else self._withheld.discard)(model)
+        model.set_requires_gradient_sync(not is_withheld)
+
+    def clip_grad_norm_(
+        self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
+    ) -> torch.Tensor:
+        require_sharded(parameters, "clip_grad_norm_")
+        return _whole(super().clip_grad_norm_(parameters, max_norm, norm_type))
+
+    def clip_grad_value_(self, parameters: list[torch.Tensor], clip_value: float) -> None:
+        require_sharded(parameters, "clip_grad_value_")
+        super().clip_grad_value_(parameters, clip_value)
+
+    def total_norm(self, parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
+        tensors = list(parameters)
+        require_sharded(tensors, "clip_grad_norm_")
+        return _whole(super().total_norm(tensors, norm_type))
+
+    @contextmanager
+    def whole(self, model: torch.nn.Module) -> Iterator[None]:
+        units = [one for one in model.modules() if isinstance(one, FSDPModule)]
+        for one in units:
+            one.unshard()
+        try:
+            yield
+        finally:
+            for one in units:
+                one.reshard()
+
+    def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        if not isinstance(model, FSDPModule):
+            return super().state_dict(model)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_model_state_dict(model, options=options)
+
+    def own_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        return model.state_dict()
+
+    def weights_to_save(self, model: torch.nn.Module) -> dict[str, Any]:
+        once = {name for name, _ in model.named_parameters()}
+        every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        tied = every - once
+        return {name: one for name, one in model.state_dict().items() if name not in tied}
+
+    def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:
+        if not isinstance(model, FSDPModule):
+            super().load_state_dict(model, state_dict)
+            return
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(model, {**state_dict}, options=options)
+
+    def empty_init(self) -> AbstractContextManager[Any]:
+        return parameters_without_data()
+
+    def read_whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _whole(tensor.detach())
+
+
+class HSDP(FSDP):
+    """As FSDP among `shard_size` neighbours; the groups of neighbours hold equal parts."""
+
+    def __init__(self, world: World, settings: StrategySettings) -> None:
+        super().__init__(world, settings)
+        self._mesh = world.mesh_of_shards(_checked_shard_size(world, settings.shard_size))
+
+
+def _checked_shard_size(world: World, shard_size: int | None) -> int:
+    ranks, size = world.ranks, shard_size or world.ranks.local_world_size
+    if ranks.world_size % size or (shard_size is None and size == ranks.world_size):
+        raise UsageError(
+            f"shard_size is {shard_size}, and there are {ranks.world_size} ranks"
+            if shard_size
+            else "strategy is 'hsdp' on one machine, without a shard_size",
+            where="the settings strategy and shard_size",
+            fix=f"set shard_size to a divisor of {ranks.world_size}, the ranks that share one copy"
+            " of the model, or use strategy fsdp",
+        )
+    return size
+
+
+def _require_shardable(model: torch.nn.Module) -> None:
+    kind = type(model).__name__
+    if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+        raise UsageError(
+            f"a {kind} cannot be sharded as a model, for it is never called itself",
+            where=PREPARE,
+            fix="prepare a module whose forward() calls its members, or each member",
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 0:
+            raise UsageError(
+                f"the parameter {name} of {kind} is a scalar, which cannot be sharded",
+                where=PREPARE,
+                fix="give it the shape [1], or use strategy ddp",
+            )
+
+
+def _unsharded(group: Sequence[torch.nn.Module]) -> Iterator[torch.nn.Module]:
+    """Yield the modules of a unit, without those that are sharded already."""
+    seen: set[torch.nn.Module] = set()
+
+    def visit(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        if module in seen or isinstance(module, FSDPModule):
+            return
+        seen.add(module)
+        yield module
+        for child in module.children():
+            yield from visit(child)
+
+    for one in group:
+        yield from visit(one)
+
+
+def _gather_first(units: list[Any], *_: Any) -> None:
+    """Let units make their buffers before a first pass under inference_mode().
+
+    Made in that mode, they could not be trained with later.
+    """
+    if units and torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            while units:
+                unit = units.pop()
+                unit.unshard()
+                unit.reshard()
+
+
+def _gathering_first(method: Callable[..., Any], units: list[Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _gather_first(units)
+        return method(*args, **kwargs)
+
+    return call
+
+
+def _broadcast_buffers(names: Sequence[tuple[torch.nn.Module, str]], *_: Any) -> None:
+    """Give all ranks rank 0's buffers before a forward pass, as DDP does."""
+    for module, name in names:
+        dist.broadcast(getattr(module, name), src=0)
+
+
+def _saved_buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
+    """Return where the buffers are that a state dict has, such as running means."""
+    return [
+        (module, name)
+        for module, name, _ in buffers_of(model.modules())
+        if name not in module._non_persistent_buffers_set
+    ]
+
+
+def _refuse_copy(model: torch.nn.Module, _: Any) -> NoReturn:
+    raise UsageError(
+        f"{type(model).__mro__[2].__name__} is sharded, and copy.deepcopy() of it would be too",
+        where="the script's deepcopy(...) or AveragedModel(...) after prepare()",
+        fix="copy the model before prepare(); for an average of weights, keep"
+        " [p.detach().clone() for p in model.parameters()]",
+    )
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,146 @@
+"""Gives all ranks the weights of rank 0, for one unit of a model after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from headway.collectives import broadcast_object_list
+from headway.errors import UsageError
+
+
+class Owned(NamedTuple):
+    """A parameter or buffer, and a module that has it."""
+
+    module: torch.nn.Module
+    name: str
+    tensor: torch.Tensor
+
+
+def parameters_of(modules: Iterable[torch.nn.Module]) -> list[Owned]:
+    """Return the parameters of these modules themselves, each as often as it is used."""
+    return [
+        Owned(module, name, one)
+        for module in modules
+        for name, one in module._parameters.items()
+        if one is not None
+    ]
+
+
+def buffers_of(modules: Iterable[torch.nn.Module]) -> list[Owned]:
+    """Return the buffers of these modules themselves."""
+    return [
+        Owned(module, name, one)
+        for module in modules
+        for name, one in module._buffers.items()
+        if one is not None
+    ]
+
+
+class Weights:
+    """The parameters and buffers of a model, some of which may have no data (device "meta").
+
+    What rank 0 has is sent to the others. What has no data there either is initialised by
+    `reset_parameters()` of the module that owns it, and `_init_weights(module)` of the model.
+    """
+
+    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+        self._model, self._device = model, device
+        self._names = {module: name for name, module in model.named_modules()}
+        modules = list(self._names)
+        without_data = [
+            self._full_name(one)
+            for one in (*parameters_of(modules), *buffers_of(modules))
+            if one.tensor.is_meta
+        ]
+        self._without_data = {*broadcast_object_list([without_data])[0]}
+
+    @torch.no_grad()
+    def fill(self, modules: Sequence[torch.nn.Module]) -> None:
+        """Place what these modules have on the device, with rank 0's values; all ranks call this.
+
+        Raises:
+            UsageError: nothing initialises a tensor that has no data on rank 0.
+        """
+        owned = [*parameters_of(modules), *buffers_of(modules)]
+        placed = {id(one.tensor): self._placed(one) for one in owned}
+        for one in owned:
+            setattr(one.module, one.name, placed[id(one.tensor)])
+        lacking = [one for one in owned if self._full_name(one) in self._without_data]
+        for module in dict.fromkeys(one.module for one in lacking):
+            self._initialise(module)
+        for one in lacking:
+            self._require_values(one)
+        for tensor in {id(one): one for one in placed.values()}.values():
+            dist.broadcast(tensor.data, src=0)
+
+    def _full_name(self, one: Owned) -> str:
+        return ".".join(filter(None, (self._names[one.module], one.name)))
+
+    def _placed(self, one: Owned) -> torch.Tensor:
+        tensor = one.tensor
+        if not tensor.is_meta:
+            tensor.data = tensor.data.to(self._device).contiguous()
+            return tensor
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+        if empty.is_floating_point():
+            empty.fill_(torch.nan)  # to find what nothing initialises
+        if not isinstance(tensor, torch.nn.Parameter):
+            return empty
+        placed = torch.nn.Parameter(empty, tensor.requires_grad)
+        placed.__dict__.update(tensor.__dict__)
+        return placed
+
+    def _initialise(self, module: torch.nn.Module) -> None:
+        for name in ("reset_parameters", "_reset_parameters"):
+            reset: Any = getattr(module, name, None)
+            if callable(reset):
+                reset()
+                break
+        initialise: Any = getattr(self._model, "_init_weights", None)
+        if callable(initialise):
+            initialise(module)
+
+    def _require_values(self, one: Owned) -> None:
+        tensor = getattr(one.module, one.name)
+        if not (tensor.is_floating_point() and tensor.isnan().any()):
+            return
+        kind = type(one.module).__name__
+        raise UsageError(
+            f"{self._full_name(one)} has no data (device meta), and {kind} does not initialise it",
+            where="the script's prepare(...)",
+            fix=f"give {kind} a reset_parameters() that sets {one.name}, or load the weights on"
+            " rank 0 before prepare()",
+        )
+
+
+@contextmanager
+def parameters_without_data() -> Iterator[None]:
+    """Let modules that are made in the context have their parameters on the meta device.
+
+    Buffers are made as ever: most are computed, and nothing could compute them again.
+    """
+    register = torch.nn.Module.register_parameter
+
+    def register_empty(
+        module: torch.nn.Module, name: str, param: torch.nn.Parameter | None
+    ) -> None:
+        register(module, name, None if param is None else _without_data(param))
+
+    torch.nn.Module.register_parameter = register_empty  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _without_data(tensor: torch.nn.Parameter) -> torch.nn.Parameter:
+    if tensor.is_meta:
+        return tensor  # tied to one that was made before
+    empty = torch.nn.Parameter(tensor.detach().to("meta"), tensor.requires_grad)
+    empty.__dict__.update(tensor.__dict__)
+    return empty

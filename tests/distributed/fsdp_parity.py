@@ -1,0 +1,120 @@
+"""Sharded training beside plain torch, which trains on the global batches in the same process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway import Accelerator
+from tests.distributed.fsdp_models import GPT, MLP, VOCABULARY
+
+CASES = [
+    f"{model} {optimizer} {steps}"
+    for model in ("gpt", "mlp")
+    for optimizer in ("sgd", "adamw")
+    for steps in (1, 3)  # micro-batches
+]
+STEPS, BATCH, LENGTH, MAX_NORM = 20, 12, 8, 0.5
+MODELS: dict[str, Any] = {"gpt": GPT, "mlp": MLP}
+State = dict[str, Tensor]
+
+
+class Trained:
+    """What a training came to."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Tensor] = []  # of each step, all in one
+        self.norms: list[float] = []
+        self.state: State = {}
+        self.learning_rates: list[float] = []
+
+    def difference(self, other: Trained) -> dict[str, float]:
+        """Return by how much this differs from another at most; inf where states have no match."""
+        pairs = zip(self.gradients, other.gradients, strict=True)
+        names = self.state.keys() == other.state.keys()
+        return {
+            "gradients": max(float((one - two).abs().max()) for one, two in pairs),
+            "norms": max(abs(a - b) for a, b in zip(self.norms, other.norms, strict=True)),
+            "weights": max(
+                float((one - other.state[name]).abs().max()) for name, one in self.state.items()
+            )
+            if names
+            else float("inf"),
+            "learning rates": float(self.learning_rates != other.learning_rates),
+        }
+
+
+def differences(cases: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return by how much sharded training differs, for cases such as "gpt sgd 3"."""
+    found = {}
+    for case in cases:
+        name, kind, steps = case.split()
+        mine, alone = sharded(name, kind, int(steps)), plain(name, kind, int(steps))
+        mine.state = mine.state or alone.state  # rank 0 alone has the state in full
+        found[case] = mine.difference(alone)
+    return found
+
+
+def parts_of(name: str, kind: str) -> tuple[Any, Any, Any]:
+    model = MODELS[name]()
+    if kind == "sgd":
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    else:  # with the usual eps of 1e-8, gradients near zero make full steps in either direction
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
+
+
+def batches(count: int) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(count):
+        yield torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=generator)
+
+
+def sharded(name: str, kind: str, accumulation: int, **settings: Any) -> Trained:
+    settings = {"strategy": "fsdp", **settings}
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation, **settings)
+    rank, world = accelerator.process_index, accelerator.num_processes
+    torch.manual_seed(rank)  # the weights of rank 0 are those of all
+    model, optimizer, scheduler = accelerator.prepare(*parts_of(name, kind))
+    found = Trained()
+    for batch in batches(STEPS * accumulation):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch[rank * BATCH // world : (rank + 1) * BATCH // world]))
+            if accelerator.sync_gradients:
+                found.gradients.append(_gradient(model))
+                found.norms.append(float(accelerator.clip_grad_norm_(model.parameters(), MAX_NORM)))
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    found.state = accelerator.get_state_dict(model)
+    found.learning_rates = scheduler.get_last_lr()
+    return found
+
+
+def plain(name: str, kind: str, accumulation: int) -> Trained:
+    torch.manual_seed(0)
+    model, optimizer, scheduler = parts_of(name, kind)
+    found = Trained()
+    for number, batch in enumerate(batches(STEPS * accumulation), 1):
+        (model(batch) / accumulation).backward()
+        if number % accumulation == 0:
+            found.gradients.append(_gradient(model))
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+            found.norms.append(float(norm))
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    found.state = {name: one.clone() for name, one in model.state_dict().items()}
+    found.learning_rates = scheduler.get_last_lr()
+    return found
+
+
+def _gradient(model: torch.nn.Module) -> Tensor:
+    """Return all gradients of a step, in full."""
+    gradients: list[Any] = [one.grad for one in model.parameters() if one.grad is not None]
+    return torch.cat(
+        [(one.full_tensor() if hasattr(one, "full_tensor") else one).flatten() for one in gradients]
+    )

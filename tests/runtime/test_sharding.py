@@ -1,0 +1,147 @@
+"""What scripts and the launcher say about sharding, on one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from headway import Accelerator, FullyShardedDataParallelPlugin
+from headway.arguments import Sharing, merge_arguments, merge_sharing
+from headway.contract.origin import Layer, Origin
+from headway.contract.run import RunContract, decode, encode
+from headway.errors import UsageError
+from headway.state import AcceleratorState
+
+FLAG = Origin(Layer.FLAG, flag="--strategy")
+
+
+def said(**values: Any) -> Sharing:
+    names = (*Sharing._fields, "plugin")
+    return merge_sharing(**{**dict.fromkeys(names), **values})
+
+
+def test_one_process_is_not_sharded_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    accelerator = Accelerator(cpu=True, strategy="fsdp")
+    with accelerator.empty_init():
+        model = nn.Linear(2, 1)
+    assert not model.weight.is_meta
+    assert type(accelerator.prepare(model)) is nn.Linear
+    assert not accelerator.is_fsdp2
+    assert "one process" in capsys.readouterr().err
+
+
+def test_activations_are_computed_again_in_the_backward_pass_without_sharding() -> None:
+    calls = []
+
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(torch.is_grad_enabled())
+            return super().forward(x)
+
+    accelerator = Accelerator(cpu=True, activation_checkpointing=True)
+    plain = nn.Sequential(Layer(2, 2), Layer(2, 2))
+    names = list(plain.state_dict())
+    model = accelerator.prepare(plain)
+    accelerator.backward(model(torch.ones(1, 2)).sum())
+    assert len(calls) == 4
+    assert list(model.state_dict()) == names
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    assert len(calls) == 6
+
+
+def test_what_a_flag_says_may_not_be_contradicted() -> None:
+    run = RunContract("cpu", "no", 1, {"strategy": FLAG}, strategy="fsdp", wrap="Block")
+    assert decode(encode(run)) == run
+    agreed = merge_arguments(run).sharing
+    assert (agreed.strategy, agreed.wrap, agreed.cpu_offload) == ("fsdp", "Block", False)
+    with pytest.raises(UsageError):
+        merge_arguments(run, sharing=said(strategy="ddp"))
+    assert merge_arguments(run, sharing=said(wrap=["Layer", "Head"])).sharing.wrap == "Layer,Head"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"strategy": "fully"},
+        {"shard_size": 1},
+        {"wrap": "a b"},
+        {"wrap": -1},
+        {"strategy": "fsdp", "plugin": FullyShardedDataParallelPlugin()},
+    ],
+)
+def test_impossible_arguments_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        said(**values)
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings"),
+    [
+        ({}, ("fsdp", "auto", False, False)),
+        ({"sharding_strategy": "FULL_SHARD", "cpu_offload": True}, ("fsdp", "auto", False, True)),
+        ({"reshard_after_forward": True, "fsdp_version": 2}, ("fsdp", "auto", False, False)),
+        ({"sharding_strategy": 4}, ("hsdp", "auto", False, False)),
+        ({"sharding_strategy": "no_shard"}, ("ddp", "auto", False, False)),
+        (
+            {
+                "auto_wrap_policy": "transformer_based_wrap",
+                "transformer_cls_names_to_wrap": ["Block", "Head"],
+                "activation_checkpointing": True,
+            },
+            ("fsdp", "Block,Head", True, False),
+        ),
+        (
+            {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 1000},
+            ("fsdp", "1000", False, False),
+        ),
+    ],
+)
+def test_the_plugin_says_the_same_as_settings(
+    fields: dict[str, Any], settings: tuple[Any, ...]
+) -> None:
+    found = said(plugin=FullyShardedDataParallelPlugin(**fields))
+    assert (found.strategy, found.wrap, *found[3:]) == settings
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_orig_params": True},
+        {"backward_prefetch": "BACKWARD_PRE"},
+        {"sync_module_states": True},
+        {"sharding_strategy": "SHARD_GRAD_OP"},
+        {"reshard_after_forward": False},
+        {"auto_wrap_policy": "all"},
+        {"mixed_precision_policy": {}},
+        {"state_dict_type": "LOCAL_STATE_DICT"},
+        {"fsdp_version": 3},
+    ],
+)
+def test_fields_that_sharding_here_does_not_have_are_refused_by_name(
+    fields: dict[str, Any],
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        FullyShardedDataParallelPlugin(**fields)
+    assert next(iter(fields)) in refused.value.problems[0].what
+
+
+def test_the_plugin_goes_to_the_accelerator_alone() -> None:
+    with pytest.raises(UsageError):
+        AcceleratorState(fsdp_plugin=FullyShardedDataParallelPlugin())
+
+
+def test_training_without_sharding_imports_nothing_of_it() -> None:
+    code = (
+        "import sys, torch\nfrom headway import Accelerator\n"
+        "Accelerator(cpu=True).prepare(torch.nn.Linear(1, 1))\n"
+        "names = ('headway.strategies.fsdp', 'torch.distributed.fsdp._fully_shard')\n"
+        "print(*(name for name in names if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
