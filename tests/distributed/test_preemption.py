@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.families import survivors
+from tests.distributed.families import processes_of_this_test, survivors
 from tests.distributed.launching import start
 
 pytest.importorskip("torch")
@@ -75,12 +75,17 @@ def ended(process: subprocess.Popen[str]) -> Outcome:
     return process.returncode, out + errors
 
 
-@cache
-def undisturbed(factory: pytest.TempPathFactory, *flags: str) -> str:
-    job = Job(factory.mktemp("undisturbed") / "job", *flags)
-    code, text = ended(job.start("--nap", "0"))
-    assert code == 0, text
-    return str(job.done["weights"])
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Return what gives the weights of a job that nothing has interrupted."""
+
+    @cache
+    def weights(*flags: str) -> str:
+        job = Job(tmp_path_factory.mktemp("undisturbed") / "job", *flags)
+        finish(job)
+        return str(job.done["weights"])
+
+    return weights
 
 
 def require_exact(job: Job, ranks: int) -> None:
@@ -123,11 +128,11 @@ def finish(job: Job) -> None:
 
 
 def test_two_ranks_that_are_stopped_in_any_way_repeat_nothing_and_miss_nothing(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    tmp_path: Path, undisturbed: Callable[..., str]
 ) -> None:
     job, dice = Job(tmp_path / "job", *TWO), random.Random()
-    process = job.start()
-    require_saved(interrupt(job, process, process.terminate, dice))
+    process = job.start("--workers", "2")
+    require_saved(interrupt(job, process, terminate_all, dice))
     process = job.start()
     only_one = partial(one_rank, job, 1, signal.SIGUSR1)
     require_saved(interrupt(job, process, only_one, dice))
@@ -136,7 +141,13 @@ def test_two_ranks_that_are_stopped_in_any_way_repeat_nothing_and_miss_nothing(
     require_saved(outcome, 130)
     finish(job)
     require_exact(job, 2)
-    assert job.done["weights"] == undisturbed(tmp_path_factory, *TWO)
+    assert job.done["weights"] == undisturbed(*TWO)
+
+
+def terminate_all() -> None:
+    """Send SIGTERM to every process of a job, as SLURM does to those on its nodes."""
+    for one in processes_of_this_test():
+        one.terminate()
 
 
 def one_rank(job: Job, rank: int, number: signal.Signals) -> None:
@@ -145,7 +156,7 @@ def one_rank(job: Job, rank: int, number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_ranks_that_are_killed_at_random_are_restarted_and_end_with_the_same_weights(
-    count: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    count: int, tmp_path: Path, undisturbed: Callable[..., str]
 ) -> None:
     job, dice = Job(tmp_path / "job", *TWO), random.Random()
     process = job.start(flags=("--max-restarts", str(count), "--restart-delay", "0"))
@@ -162,7 +173,7 @@ def test_ranks_that_are_killed_at_random_are_restarted_and_end_with_the_same_wei
     assert code == 0, text
     assert text.count("restart ") == count
     assert job.done["steps"] == STEPS
-    assert job.done["weights"] == undisturbed(tmp_path_factory, *TWO)
+    assert job.done["weights"] == undisturbed(*TWO)
 
 
 def is_new(job: Job, rank: int, pids: set[int]) -> bool:
@@ -179,8 +190,8 @@ def test_one_process_saves_at_its_time_limit_and_on_sigterm_but_not_before_resum
     assert ended(process)[0] == -signal.SIGTERM  # 143 in a shell
     assert not job.ledger()
     require_saved(ended(job.start(flags=("--time-limit", "1s"))))
-    process = job.start()
-    require_saved(interrupt(job, process, process.terminate, random.Random()))
+    process = job.start("--workers", "2")
+    require_saved(interrupt(job, process, terminate_all, random.Random()))
     finish(job)
     require_exact(job, 1)
 
@@ -205,7 +216,7 @@ def test_a_rank_that_is_killed_while_its_job_stops_is_named_and_nothing_is_left(
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_many_signals_at_random_times_lose_nothing(
-    ranks: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    ranks: int, tmp_path: Path, undisturbed: Callable[..., str]
 ) -> None:
     flags = ("--num-processes", str(ranks)) if ranks > 1 else ()
     dice, stops = random.Random(), 0
@@ -220,4 +231,4 @@ def test_many_signals_at_random_times_lose_nothing(
             assert code in (0, 75) or (job.folder / "done.json").exists(), text
             stops += code == 75
         require_exact(job, ranks)
-        assert job.done["weights"] == undisturbed(tmp_path_factory, *flags)
+        assert job.done["weights"] == undisturbed(*flags)
