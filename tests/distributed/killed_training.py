@@ -63,6 +63,7 @@ class Steps:
 def train(folder: Path, workers: int, accumulation: int, steps: Steps) -> None:
     """Train from the newest checkpoint to the end; write each step's loss when it is known."""
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
     project = ProjectConfiguration(folder, automatic_checkpoint_naming=True, total_limit=2)
     accelerator = Accelerator(
         cpu=True, seed=3, gradient_accumulation_steps=accumulation, project_config=project
