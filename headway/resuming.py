@@ -114,7 +114,7 @@ class Resuming(Checkpointed, Tracked):
         return run
 
     def checkpoint(
-        self, every: int | str | None = None, *, allow_pickle: bool = False
+        self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str | None:
         """Save when it is due; save and leave the script when the job has to stop.
 
@@ -131,6 +131,8 @@ class Resuming(Checkpointed, Tracked):
             every: optimizer steps ("every 100th": 100), or a duration such as "10m" or "1h30m";
                 None saves now, between micro-batches as well.
             allow_pickle: as in `save_state`.
+            wait: False: as in `save_state`, a thread writes the checkpoint while training goes on.
+                When the job has to stop, the call waits all the same.
 
         Returns:
             The folder, if something was saved.
@@ -138,7 +140,8 @@ class Resuming(Checkpointed, Tracked):
         Raises:
             UsageError: there is no project folder, no optimizer has been prepared, or `every` is
                 neither a number of steps nor a duration.
-            CheckpointError: a rank could not save; raised on all, and older checkpoints stand.
+            CheckpointError: a rank could not save; raised on all, and older checkpoints stand. With
+                `wait=False` by the next call that saves. A script that is to train on catches it.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
@@ -154,7 +157,7 @@ class Resuming(Checkpointed, Tracked):
                     break
             else:
                 return None
-        return self._look_closer(every, allow_pickle)
+        return self._look_closer(every, allow_pickle, wait)
 
     @property
     def should_stop(self) -> bool:
@@ -222,7 +225,7 @@ class Resuming(Checkpointed, Tracked):
         if request is not Request.NONE:
             self._look_at = 0
 
-    def _look_closer(self, every: int | str | None, allow_pickle: bool) -> str | None:
+    def _look_closer(self, every: int | str | None, allow_pickle: bool, wait: bool) -> str | None:
         if self._exit_code is not None:  # the script has caught what it was to leave by
             raise SystemExit(self._exit_code)
         if every is not None and self._accumulation.is_open:
@@ -244,7 +247,8 @@ class Resuming(Checkpointed, Tracked):
             self._look_at = self._agree_at_step
         if not is_due and self._request is Request.NONE:
             return None
-        folder = self._save_step(project, step, allow_pickle)
+        wait = wait or self._request is not Request.NONE
+        folder = self._save_step(project, step, allow_pickle, wait)
         if self._request is not Request.NONE:
             self._leave(folder, step)
         return folder
@@ -283,7 +287,7 @@ class Resuming(Checkpointed, Tracked):
                 fix="pass a number of optimizer steps (every=100), or a duration (every='10m')",
             ) from None
 
-    def _save_step(self, project: Path, step: int, allow_pickle: bool) -> str:
+    def _save_step(self, project: Path, step: int, allow_pickle: bool, wait: bool) -> str:
         from headway.checkpoint.project import keep_newest_steps, step_folder
 
         folder = step_folder(project, step)
@@ -291,7 +295,9 @@ class Resuming(Checkpointed, Tracked):
         channel.phase = "checkpoint"
         try:
             self._wait_for_earlier()
-            self._save_to(folder, allow_pickle, then=lambda: keep_newest_steps(project, keep))
+            self._save_to(
+                folder, allow_pickle, wait=wait, then=lambda: keep_newest_steps(project, keep)
+            )
         finally:
             channel.phase = "script"
         self._saved_at_step, self._saved_at = step, time.monotonic()

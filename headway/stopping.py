@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from headway.contract.records import WillSave, is_connected, send
+from headway.contract.records import WillSave, channel, is_connected, send
 from headway.world import group_backend, rank_and_size
 
 SAVED = 75
@@ -67,6 +67,7 @@ class StopSignals:
                 self._before[number] = before
                 signal.signal(number, self._note)
         os.register_at_fork(after_in_child=self._leave_child)
+        channel.will_save = True
         send(WillSave())
 
     def release(self) -> None:
@@ -75,6 +76,7 @@ class StopSignals:
             if signal.getsignal(number) == self._note:
                 signal.signal(number, before)
         self._before = {}
+        channel.will_save = False
 
     def _leave_child(self) -> None:
         """In a forked child, let SIGTERM end it; its parent decides about the others."""

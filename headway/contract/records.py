@@ -194,7 +194,7 @@ class Channel:
 
     __slots__ = (
         *("fd", "identity", "last_sent_at", "phase", "step"),
-        *("has_joined_group", "has_made_accelerator", "has_resumed"),
+        *("has_joined_group", "has_made_accelerator", "has_resumed", "will_save"),
     )
 
     def __init__(self) -> None:
@@ -205,6 +205,7 @@ class Channel:
         self.has_joined_group = False
         self.has_made_accelerator = False
         self.has_resumed = False
+        self.will_save = False  # when it is asked to stop
 
 
 _sending = _thread.RLock()  # not a Lock: a signal handler of the script may send as well

@@ -19,6 +19,7 @@ from headway.data.sharding import (
     batch_size_of,
     is_plain,
 )
+from headway.data.workers import with_lasting_workers
 from headway.errors import UsageError
 
 
@@ -43,7 +44,7 @@ def share_of(
     _refuse_distributed_sampler(loader, num_ranks)
     if num_ranks > 1:
         _refuse_what_cannot_be_shared(loader, config, num_ranks)
-    indices = PLAIN
+    loader, indices = with_lasting_workers(loader), PLAIN
     if seeds is not None and is_plain(loader):
         loader, indices = seeds.seed_loader(loader), seeds.indices(loader)
     if num_ranks == 1:

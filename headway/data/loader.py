@@ -35,6 +35,7 @@ from headway.data.samplers import with_seedable_sampler
 from headway.data.seeds import SampleSeeds, give_generators
 from headway.data.sharding import NoBatch, batch_size_of, is_plain, source_of
 from headway.data.transfer import copied_ahead
+from headway.data.workers import starting_workers
 from headway.errors import CheckpointError, UsageError
 
 
@@ -116,7 +117,8 @@ class PreparedDataLoader(DataLoader[Any]):
         loop, device, state = LoaderLoop(self), self._device, vars(self)
         state["end_of_dataloader"] = False
         try:
-            items, unpack = share.begin(start)
+            with starting_workers():
+                items, unpack = share.begin(start)
             knows_last = share.knows_last
             if self._copies_to:  # pragma: needs a GPU
                 items, unpack = copied_ahead(items, unpack, self._copies_to)

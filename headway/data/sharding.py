@@ -138,11 +138,11 @@ class StreamShare(Share):
 
     def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
         skip = self._skip if start is None else start.taken.batches // self._num_batches
-        parts = islice(self._parts(), skip, None)
+        parts = islice(self._parts(iter(self._loader)), skip, None)
         return parts, lambda part: (part.samples, part.batch)
 
-    def _parts(self) -> Iterator[_Part]:
-        for part in self._loader:
+    def _parts(self, parts: Iterator[_Part]) -> Iterator[_Part]:
+        for part in parts:
             require_one_stream(part.mark)
             yield part
         require_one_stream(None)

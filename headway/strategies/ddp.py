@@ -40,6 +40,8 @@ class DDP(Strategy):
             process_group=self._world.mesh.get_group("data"),
             **self._settings.ddp.to_kwargs(),
         )
+        if torch.are_deterministic_algorithms_enabled():
+            _fix_buckets(shared)
         self._settings.ddp.register_comm_hook(shared)
         return shared
 
@@ -87,6 +89,31 @@ def _prepare_exchange(model: DistributedDataParallel) -> None:
     """
     model.require_backward_grad_sync = True
     model.reducer.prepare_for_backward([])
+
+
+def _fix_buckets(model: DistributedDataParallel) -> None:
+    """Let gradients be exchanged in the same buckets in every step, also after a restart.
+
+    DDP orders them anew after the first step of a process, as gradients have become ready, and
+    where a gradient lies in its bucket decides in which order three or more ranks are summed up.
+    Here a pass with gradients of zero makes them ready in the order in which DDP has begun.
+
+    Relies on names of torch's that are not documented: `reducer`, with `prepare_for_backward` and
+    `_rebuild_buckets`, and a parameter's `_post_accumulate_grad_hooks`, which must not see zeros.
+    """
+    parameters = [one for one in model.module.parameters() if one.requires_grad]
+    is_sparse = any(getattr(one, "sparse", False) for one in model.module.modules())
+    has_hooks = any(one._backward_hooks or one._post_accumulate_grad_hooks for one in parameters)
+    if model.find_unused_parameters or model.static_graph or is_sparse or has_hooks:
+        return
+    before = [one.grad for one in parameters]
+    model.reducer.prepare_for_backward([])
+    for parameter in reversed(parameters):
+        parameter.grad = None
+        torch.autograd.backward(parameter, torch.zeros_like(parameter))
+    model.reducer._rebuild_buckets()
+    for parameter, gradient in zip(parameters, before, strict=True):
+        parameter.grad = gradient
 
 
 def _exchanges_itself(model: torch.nn.Module) -> bool:

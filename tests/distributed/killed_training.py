@@ -63,6 +63,7 @@ class Steps:
 def train(folder: Path, workers: int, accumulation: int, steps: Steps) -> None:
     """Train from the newest checkpoint to the end; write each step's loss when it is known."""
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
     project = ProjectConfiguration(folder, automatic_checkpoint_naming=True, total_limit=2)
     accelerator = Accelerator(
         cpu=True, seed=3, gradient_accumulation_steps=accumulation, project_config=project
@@ -117,17 +118,17 @@ def attempt(
                 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             run_and_exit(folder, workers, accumulation, Steps(doomed.get(rank)))
         pids.append(pid)
-    is_whole = True
-    while pids:
+    codes = []
+    while pids:  # those that a killed rank was talking to may end before it, with an error
         pid, status = os.wait()
         pids.remove(pid)
-        if status:
-            is_whole = False
+        codes.append(os.waitstatus_to_exitcode(status))
+        if codes[-1] == -signal.SIGKILL:
             for other in pids:
                 os.kill(other, signal.SIGKILL)
-        if status and os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
-            sys.exit("a rank failed")
-    return is_whole
+    if any(codes) and -signal.SIGKILL not in codes:
+        sys.exit("a rank failed")
+    return not any(codes)
 
 
 def run_and_exit(folder: Path, workers: int, accumulation: int, steps: Steps) -> None:

@@ -25,6 +25,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)
 parser.add_argument("--nap", type=float, default=0.1, help="seconds, in each step")
 parser.add_argument("--every", default="4")
+parser.add_argument("--workers", type=int, default=0, help="of the loader")
 parser.add_argument("--never", action="store_true", help="wait where resume() would be called")
 args = parser.parse_args()
 
@@ -37,7 +38,7 @@ size = 4 // accelerator.num_processes
 model, optimizer, loader = accelerator.prepare(
     model,
     torch.optim.AdamW(model.parameters(), lr=0.01),
-    DataLoader(TensorDataset(inputs), size, shuffle=True),
+    DataLoader(TensorDataset(inputs), size, shuffle=True, num_workers=args.workers),
 )
 set_seed(7, device_specific=True)
 folder, rank = args.folder, accelerator.process_index

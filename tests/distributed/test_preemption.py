@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.families import survivors
+from tests.distributed.families import processes_of_this_test, survivors
 from tests.distributed.launching import start
 
 pytest.importorskip("torch")
@@ -75,12 +75,17 @@ def ended(process: subprocess.Popen[str]) -> Outcome:
     return process.returncode, out + errors
 
 
-@cache
-def undisturbed(factory: pytest.TempPathFactory, *flags: str) -> str:
-    job = Job(factory.mktemp("undisturbed") / "job", *flags)
-    code, text = ended(job.start("--nap", "0"))
-    assert code == 0, text
-    return str(job.done["weights"])
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Return what gives the weights of a job that nothing has interrupted."""
+
+    @cache
+    def weights(*flags: str) -> str:
+        job = Job(tmp_path_factory.mktemp("undisturbed") / "job", *flags)
+        finish(job)
+        return str(job.done["weights"])
+
+    return weights
 
 
 def require_exact(job: Job, ranks: int) -> None:
@@ -123,11 +128,11 @@ def finish(job: Job) -> None:
 
 
 def test_two_ranks_that_are_stopped_in_any_way_repeat_nothing_and_miss_nothing(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    tmp_path: Path, undisturbed: Callable[..., str]
 ) -> None:
     job, dice = Job(tmp_path / "job", *TWO), random.Random()
-    process = job.start()
-    require_saved(interrupt(job, process, process.terminate, dice))
+    process = job.start("--workers", "2")
+    require_saved(interrupt(job, process, terminate_all, dice))
     process = job.start()
     only_one = partial(one_rank, job, 1, signal.SIGUSR1)
     require_saved(interrupt(job, process, only_one, dice))
@@ -136,7 +141,13 @@ def test_two_ranks_that_are_stopped_in_any_way_repeat_nothing_and_miss_nothing(
     require_saved(outcome, 130)
     finish(job)
     require_exact(job, 2)
-    assert job.done["weights"] == undisturbed(tmp_path_factory, *TWO)
+    assert job.done["weights"] == undisturbed(*TWO)
+
+
+def terminate_all() -> None:
+    """Send SIGTERM to every process of a job, as SLURM does to those on its nodes."""
+    for one in processes_of_this_test():
+        one.terminate()
 
 
 def one_rank(job: Job, rank: int, number: signal.Signals) -> None:
@@ -145,24 +156,28 @@ def one_rank(job: Job, rank: int, number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_ranks_that_are_killed_at_random_are_restarted_and_end_with_the_same_weights(
-    count: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    count: int, tmp_path: Path, undisturbed: Callable[..., str]
 ) -> None:
     job, dice = Job(tmp_path / "job", *TWO), random.Random()
     process = job.start(flags=("--max-restarts", str(count), "--restart-delay", "0"))
     killed: set[int] = set()
-    for _ in range(count):
+    for step in sorted(dice.randrange(STEPS - 3) for _ in range(count)):
         job.wait(process, lambda: all((job.folder / f"pid-{rank}").exists() for rank in (0, 1)))
         victim = dice.randint(0, 1)
         job.wait(process, partial(is_new, job, victim, killed))
-        before = len(job.ledger())
-        job.wait_for_batches(process, before + dice.randint(1, 12))
+        job.wait(process, partial(has_come_to, job, step, len(job.ledger())))
         killed |= {job.pid(0), job.pid(1)}
         one_rank(job, victim, signal.SIGKILL)
     code, text = ended(process)
     assert code == 0, text
     assert text.count("restart ") == count
     assert job.done["steps"] == STEPS
-    assert job.done["weights"] == undisturbed(tmp_path_factory, *TWO)
+    assert job.done["weights"] == undisturbed(*TWO)
+
+
+def has_come_to(job: Job, step: int, before: int) -> bool:
+    """Return whether a step was reached after the first `before` batches."""
+    return any(done >= step for _, done, _ in job.ledger()[before:])
 
 
 def is_new(job: Job, rank: int, pids: set[int]) -> bool:
@@ -179,8 +194,8 @@ def test_one_process_saves_at_its_time_limit_and_on_sigterm_but_not_before_resum
     assert ended(process)[0] == -signal.SIGTERM  # 143 in a shell
     assert not job.ledger()
     require_saved(ended(job.start(flags=("--time-limit", "1s"))))
-    process = job.start()
-    require_saved(interrupt(job, process, process.terminate, random.Random()))
+    process = job.start("--workers", "2")
+    require_saved(interrupt(job, process, terminate_all, random.Random()))
     finish(job)
     require_exact(job, 1)
 
@@ -205,19 +220,22 @@ def test_a_rank_that_is_killed_while_its_job_stops_is_named_and_nothing_is_left(
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_many_signals_at_random_times_lose_nothing(
-    ranks: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    ranks: int, tmp_path: Path, undisturbed: Callable[..., str]
 ) -> None:
     flags = ("--num-processes", str(ranks)) if ranks > 1 else ()
     dice, stops = random.Random(), 0
     while stops < 25:
         job = Job(tmp_path / f"job-{stops}", *flags)
-        while not (job.folder / "done.json").exists():
+        is_done = (job.folder / "done.json").exists
+        while not is_done():
             process = job.start()
-            job.wait_for_batches(process, len(job.ledger()) + 1)
+            before = len(job.ledger())
+            # one that was stopped after its last batch has none left
+            job.wait(process, lambda: len(job.ledger()) > before or is_done())  # noqa: B023
             time.sleep(dice.uniform(0, 0.5))
             process.send_signal(dice.choice([signal.SIGTERM, signal.SIGUSR1]))
             code, text = ended(process)
             assert code in (0, 75) or (job.folder / "done.json").exists(), text
             stops += code == 75
         require_exact(job, ranks)
-        assert job.done["weights"] == undisturbed(tmp_path_factory, *flags)
+        assert job.done["weights"] == undisturbed(*flags)

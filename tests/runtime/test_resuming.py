@@ -116,6 +116,23 @@ def test_the_newest_two_stay_or_as_many_as_the_limit_says() -> None:
     limited.accelerator.end_training()
 
 
+def test_checkpoints_may_be_written_while_training_goes_on_but_for_the_last() -> None:
+    training = Training()
+    training.accelerator.resume()
+    assert len(training.train_to(4, every=1, wait=False)) == 4
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        training.train_to(1000, every=1, wait=False)
+    assert names() == ["step_00000004", "step_00000005"]
+    training = Training()
+    assert training.accelerator.resume().step == 5
+    (PROJECT / "checkpoints").rename(PROJECT / "aside")
+    (PROJECT / "checkpoints").touch()
+    with pytest.raises(CheckpointError, match="checkpoints"):
+        training.train_to(7, every=1, wait=False)
+    training.accelerator.end_training()
+
+
 def test_between_the_micro_batches_of_a_step_nothing_is_saved() -> None:
     training = Training(gradient_accumulation_steps=2)
     training.accelerator.resume()

@@ -1,0 +1,142 @@
+"""Loader workers outlive a request to stop, but not their rank."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from headway.contract.records import channel
+from headway.data.loader import PreparedDataLoader
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere they end"),
+]
+REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class BlocksTerm(Dataset[bool]):
+    """Each sample: whether a program that the worker starts has SIGTERM blocked."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> bool:
+        status = subprocess.run(
+            ["cat", "/proc/self/status"], capture_output=True, text=True, check=True
+        ).stdout
+        (blocked,) = (int(line.split()[1], 16) for line in status.splitlines() if "SigBlk" in line)
+        return bool(blocked >> (signal.SIGTERM - 1) & 1)
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(6)
+
+
+class Own(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return super().__iter__()
+
+
+@pytest.fixture
+def saving_rank() -> Iterator[None]:
+    channel.will_save = True
+    yield
+    channel.will_save = False
+
+
+def send(number: signal.Signals) -> None:
+    """Let another process send a signal to all workers of this one."""
+    pids = [str(one.pid) for one in multiprocessing.active_children()]
+    assert len(pids) == 2
+    subprocess.run(["kill", f"-{number.name}", *pids], check=True)
+
+
+@pytest.mark.usefixtures("saving_rank")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_serve_on_after_every_request_and_end_when_their_rank_ends_them(
+    method: str,
+) -> None:
+    options: dict[str, Any] = {"multiprocessing_context": method, "persistent_workers": True}
+    loader = PreparedDataLoader(DataLoader(BlocksTerm(), num_workers=2, **options))
+    for _ in range(2):
+        batches = iter(loader)
+        taken = [next(batches)]
+        for number in REQUESTS:
+            send(number)
+        taken += batches
+        assert len(taken) == 12
+        assert not any(map(bool, taken)), "programs that a worker starts can be ended"
+    workers = multiprocessing.active_children()
+    for one in workers:
+        one.terminate()
+    for one in workers:
+        one.join(30)
+    assert [one.exitcode for one in workers] == [0, 0]
+
+
+@pytest.mark.usefixtures("saving_rank")
+@pytest.mark.parametrize("kind", [DataLoader, Own])
+def test_the_workers_of_streams_and_of_loaders_with_an_own_iter_serve_on(kind: Any) -> None:
+    called = multiprocessing.get_context("fork").SimpleQueue()
+    batches = iter(PreparedDataLoader(kind(Numbers(), num_workers=2, worker_init_fn=called.put)))
+    taken = [next(batches)]
+    send(signal.SIGTERM)
+    assert len([*taken, *batches]) == 12
+    assert {called.get(), called.get()} == {0, 1}, "the script's worker_init_fn is called, too"
+
+
+def test_where_no_request_is_acted_on_workers_end_as_ever() -> None:
+    batches = iter(PreparedDataLoader(DataLoader(Numbers(), num_workers=2)))
+    next(batches)
+    workers = multiprocessing.active_children()
+    with pytest.raises(RuntimeError, match="killed by signal"):  # noqa: PT012  SIGCHLD comes anywhere
+        send(signal.SIGTERM)
+        for one in workers:
+            one.join()
+
+
+_ORPHANS = """
+import multiprocessing, os, signal, sys, time
+from torch.utils.data import DataLoader
+from headway.contract.records import channel
+from headway.data.loader import PreparedDataLoader
+
+class Slow:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        time.sleep(600 * (index > 1))
+        return index
+
+channel.will_save = True
+batches = iter(PreparedDataLoader(DataLoader(Slow(), num_workers=2)))
+next(batches)
+print(*(one.pid for one in multiprocessing.active_children()), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_end_when_their_rank_is_killed_whatever_they_are_doing(tmp_path: Path) -> None:
+    psutil = pytest.importorskip("psutil")
+    rank = subprocess.run(
+        [sys.executable, "-c", _ORPHANS],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert rank.returncode == -signal.SIGKILL
+    workers = [
+        psutil.Process(int(pid)) for pid in rank.stdout.split() if psutil.pid_exists(int(pid))
+    ]
+    assert not psutil.wait_procs(workers, timeout=120)[1]
