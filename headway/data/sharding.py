@@ -65,7 +65,7 @@ class Share:
         """Begin a pass; return its items, and the function that unpacks an item.
 
         Args:
-            start: what to leave out of it; None begins at its beginning.
+            start: what to leave out of it; None leaves out what every pass does.
         """
         if self._ahead is not None:
             self._ahead.start = start
@@ -226,7 +226,7 @@ class _BatchShard:
 
     def _shares(self, global_batches: deque[GlobalBatch], start: Start | None) -> Iterator[Any]:
         self._rounds.start = start
-        rounds = islice(self._rounds, self._skip, None)
+        rounds = islice(self._rounds, self._skip if start is None else 0, None)
         batch, following = None, next(rounds, None)
         if start is not None:
             start.ready()
