@@ -57,7 +57,7 @@ class Accelerator(native.Accelerator):
 
     clear = free_memory
 
-    @wraps(native.Accelerator.__init__)  # its arguments are what `headway adopt` reads
+    @wraps(native.Accelerator.__init__)  # type: ignore[misc]  # `headway adopt` reads its arguments
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         for name in ("seed", "global_batch_size"):
             if kwargs.get(name) is not None:
