@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +31,20 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+sys.path.append(str(ROOT))  # where Headway is not installed
 
-from char_gpt import GPT, SIZES, read_standard_library
+try:
+    from char_gpt import GPT, SIZES, read_standard_library
+except ImportError as error:
+    print(f"error: headway cannot be imported: {error}")
+    print("  from: benchmarks/gpu.py")
+    print(
+        f"  fix:  pip install {ROOT}; without a network: `pip download --dest wheels {ROOT}` where"
+        " there is one, and here `pip install --no-index --find-links wheels headway`"
+    )
+    sys.exit(3)
 
 MIB = 2**20
 Train = Callable[[int], torch.Tensor]
@@ -143,6 +155,18 @@ def installed() -> list[str]:
     return list(CONTENDERS)
 
 
+def lacking(options: argparse.Namespace, device: torch.device) -> tuple[str, str] | None:
+    """Return what this machine lacks for the figures, and what to do about it; None for nothing."""
+    if device.type == "cpu" and options.size != "tiny":
+        return (
+            f"the size {options.size} needs a CUDA GPU, and torch {torch.__version__} finds none",
+            "run it on a machine with a GPU and a torch for CUDA, or try --size tiny --no-compile",
+        )
+    if device.type == "cuda" and not options.no_compile and find_spec("triton") is None:
+        return ("torch.compile needs the package triton", "pip install triton, or --no-compile")
+    return None
+
+
 def measure(
     options: argparse.Namespace, device: torch.device, is_compiled: bool
 ) -> dict[str, Measured]:
@@ -220,12 +244,11 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
     has_gpu = torch.cuda.is_available()
-    if not has_gpu and options.size != "tiny":
-        print(f"error: the size {options.size} needs a CUDA GPU, and torch finds none here")
-        print("  from: --size")
-        print("  fix:  run it on a machine with a GPU, or try --size tiny --no-compile")
-        return 3
     device = torch.device("cuda" if has_gpu else "cpu")
+    if problem := lacking(options, device):
+        what, fix = problem
+        print(f"error: {what}\n  from: benchmarks/gpu.py\n  fix:  {fix}")
+        return 3
     name = torch.cuda.get_device_name() if has_gpu else platform.processor() or "CPU"
     print(f"torch {torch.__version__}, {name}, {options.size}, bf16", flush=True)
     rows = table("without compile", measure(options, device, is_compiled=False))

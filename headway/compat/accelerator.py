@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class Accelerator(native.Accelerator):
 
     clear = free_memory
 
+    @wraps(native.Accelerator.__init__)  # type: ignore[misc]  # `headway adopt` reads its arguments
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         for name in ("seed", "global_batch_size"):
             if kwargs.get(name) is not None:

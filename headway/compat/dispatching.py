@@ -104,6 +104,8 @@ class DataLoaderDispatcher(AcceleratedDataLoader):
 class JoinedShare(DispatchedShare):
     """The rank's part of rounds that rank 0 joins from whole batches."""
 
+    _leaves_out_itself = False  # the loader: the first batches of every pass
+
     def __init__(
         self,
         loader: DataLoader[Any],
@@ -127,7 +129,7 @@ class JoinedShare(DispatchedShare):
         if isinstance(self._loader.dataset, IterableDataset):
             other._skip = batches
         else:
-            other._loader = without_first(self._loader, batches)
+            other._loader, other._leaves_out_itself = without_first(self._loader, batches), True
         return other
 
     def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
@@ -142,7 +144,10 @@ class JoinedShare(DispatchedShare):
             next(iter(source_of(self._loader)), None)  # workers are given indices at once
 
     def _read(self, start: Start | None) -> Iterator[Parts]:
-        return islice(self._rounds_of(iter(self._loader)), self._skip, None)
+        skip = self._skip
+        if start is not None and not self._leaves_out_itself:
+            skip = start.taken.batches // self._division.num_batches
+        return islice(self._rounds_of(iter(self._loader)), skip, None)
 
     def _rounds_of(self, batches: Iterator[Any]) -> Iterator[Parts]:
         first = None

@@ -176,19 +176,20 @@ class PreparedDataLoader(DataLoader[Any]):
         passes, owners = self._passes, self._sources()
         pending, passes.pending = passes.pending, None
         start, first_item = None, 0
+        before = self._taken(self._skipped)
         if pending is not None and (self._skipped or not pending.only_skipped):
             state = pending.state
+            taken = Taken(*state["taken"])
+            is_there = not self._skipped or before == taken  # where the stream's state is
+            before = before if self._skipped else taken
             pending.generators.begin_pass()
-            start = Start(Taken(*state["taken"]), pending.generators.restore)
-            if self._skipped:
-                start = start._replace(taken=Taken())
-            if state["stream"] is not None and self._stream is not None:
+            start = Start(before, pending.generators.restore)
+            if state["stream"] is not None and self._stream is not None and is_there:
                 self._stream.load_state_dict(state["stream"])
-                first_item = start.taken.samples or start.taken.batches
+                first_item = before.samples or before.batches
                 start = start._replace(taken=Taken())
             else:
                 set_generators_to_begin(state, owners)
-        before = self._taken(self._skipped) if start is None or self._skipped else start.taken
         passes.current = current = Pass(passes.following, owners, before)
         self.set_epoch(passes.following)
         if self._seeds is not None:

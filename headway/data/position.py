@@ -22,15 +22,13 @@ class Taken(NamedTuple):
     batches: int = 0
     samples: int = 0  # 0 if the batches have sizes of their own
 
-    def plus(self, other: Taken) -> Taken:
-        return Taken(self.batches + other.batches, self.samples + other.samples)
-
 
 class Start(NamedTuple):
     """Where a pass begins that another run has begun.
 
     Args:
-        taken: what is left out; the samples of a map data set are drawn anew, not loaded.
+        taken: what is left out, with the batches that the script itself leaves out; the samples of
+            a map data set are drawn anew, not loaded.
         ready: to be called once these are drawn, and before the next samples are loaded.
     """
 
@@ -205,7 +203,7 @@ class Ahead:
         return self._indices.to_load(self._one_ahead(self.start))
 
     def _one_ahead(self, start: Start | None) -> Iterator[Any]:
-        taken = self._skip if start is None else self._skip.plus(start.taken)
+        taken = self._skip if start is None else start.taken
         source, _ = self._indices.after(self._source, taken)
         following = next(source, _END)
         if start is not None:

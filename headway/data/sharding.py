@@ -65,7 +65,7 @@ class Share:
         """Begin a pass; return its items, and the function that unpacks an item.
 
         Args:
-            start: what to leave out of it; None begins at its beginning.
+            start: what to leave out of it; None leaves out what every pass does.
         """
         if self._ahead is not None:
             self._ahead.start = start
@@ -226,7 +226,7 @@ class _BatchShard:
 
     def _shares(self, global_batches: deque[GlobalBatch], start: Start | None) -> Iterator[Any]:
         self._rounds.start = start
-        rounds = islice(self._rounds, self._skip, None)
+        rounds = islice(self._rounds, self._skip if start is None else 0, None)
         batch, following = None, next(rounds, None)
         if start is not None:
             start.ready()
@@ -266,11 +266,11 @@ class StreamRounds(IterableDataset[Round]):
 
 
 class _Part(NamedTuple):
-    """One rank's samples of a round, and the `mark` of a stream's first round."""
+    """One rank's samples of a round, and the `mark` of samples that all ranks have read."""
 
     samples: Any
     batch: GlobalBatch
-    mark: int = 0
+    mark: int
 
 
 class _StreamParts(IterableDataset[_Part]):
@@ -282,7 +282,8 @@ class _StreamParts(IterableDataset[_Part]):
     def __iter__(self) -> Iterator[_Part]:
         for index, (samples, slices, batch) in enumerate(self._rounds):
             mine = samples[slices[self._rank]] if self._rank < len(slices) else NoBatch
-            yield _Part(mine, batch, mark(samples[: batch.samples]) if index == 0 else 0)
+            marked = samples[: batch.samples if index == 0 else 1]  # of later ones the first
+            yield _Part(mine, batch, mark(marked))
 
 
 class _CollatePart:

@@ -8,12 +8,11 @@ from zlib import crc32
 
 import torch
 
-from headway.collectives import (
-    gather_object,
-)
+from headway.collectives import gather, message_device
 from headway.errors import UsageError
 
 VALUES = 64  # of each tensor that are compared
+_END = -1  # in place of a mark
 
 
 def mark(samples: Any) -> int:
@@ -28,16 +27,20 @@ def mark(samples: Any) -> int:
 def require_one_stream(mark: int | None) -> None:
     """Compare the marks of all ranks' streams; to be called by every rank for each round.
 
+    Ranks have to learn in each round that none has come to its end before the others, so to send a
+    mark along costs no further message.
+
     Args:
-        mark: that of the samples read, 0 for samples without a mark; None at the end of the stream.
+        mark: that of samples that every rank has read; None at the end of the stream.
 
     Raises:
         UsageError: on all ranks, if they differ.
     """
-    marks = set(gather_object([mark]))
+    own = torch.tensor(_END if mark is None else mark, device=message_device())
+    marks = set(gather(own).tolist())
     if len(marks) == 1:
         return
-    what = "lengths" if None in marks else "samples"
+    what = "lengths" if _END in marks else "samples"
     raise UsageError(
         f"the ranks' streams (IterableDataset) give different {what}, so they cannot be shared out",
         where="the loop over a prepared DataLoader",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 from headway.trackers.notes import note_once
 from headway.trackers.tracker import GeneralTracker, on_main_process, python_numbers
 
+_PROBE_BYTES = 4096  # more than the head of a file of events
 _HPARAMS = (bool, int, float, str)  # what TensorBoard takes as a hyperparameter
 
 
@@ -35,11 +37,15 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def start(self) -> None:
+        self._has_failed = False
+        self.writer: Any = self._new_writer()
+
+    def _new_writer(self) -> Any:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError:
             from tensorboardX import SummaryWriter  # type: ignore[no-redef]
-        self.writer: Any = SummaryWriter(self.logging_dir, **self.init_kwargs)
+        return SummaryWriter(self.logging_dir, **self.init_kwargs)
 
     @property
     def tracker(self) -> Any:
@@ -71,7 +77,19 @@ class TensorBoardTracker(GeneralTracker):
             step: the training step.
             kwargs: go to `add_scalar`, `add_text` or `add_scalars`.
         """
-        for name, value in python_numbers(values).items():
+        if self._has_failed:
+            _require_room(self.logging_dir)
+            self.writer = self._new_writer()
+            self._has_failed = False
+        try:
+            self._add(python_numbers(values), step, kwargs)
+            self.writer.flush()
+        except OSError:
+            self._has_failed = True  # a writer that could not write once never does again
+            raise
+
+    def _add(self, values: dict[str, Any], step: int | None, kwargs: dict[str, Any]) -> None:
+        for name, value in values.items():
             if isinstance(value, (int, float)):
                 self.writer.add_scalar(name, value, global_step=step, **kwargs)
             elif isinstance(value, str):
@@ -83,7 +101,6 @@ class TensorBoardTracker(GeneralTracker):
                     f"tensorboard leaves out {name!r}, which is a {type(value).__name__};"
                     " use get_tracker('tensorboard').writer for it"
                 )
-        self.writer.flush()
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -99,4 +116,11 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def finish(self) -> None:
-        self.writer.close()
+        if not self._has_failed:
+            self.writer.close()
+
+
+def _require_room(folder: str) -> None:
+    """Raise OSError if nothing can be written: a new writer's thread would print a traceback."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        file.write(bytes(_PROBE_BYTES))

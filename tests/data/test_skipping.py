@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from headway.compat.data_loader import prepare_data_loader
+from headway.data import dispatch
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader
+from headway.data.position import Interrupted
 from headway.data.skipping import skip_first_batches
 from headway.errors import UsageError
 from tests.data.test_sharding import EpochsSampler, SizedStream
@@ -35,9 +40,9 @@ def batches(loader: Any) -> list[list[int]]:
 
 
 def prepared(data: Any, world: int, **options: Any) -> list[PreparedDataLoader]:
-    loader = DataLoader(data, batch_size=2)
+    loaders = [DataLoader(copy(data), batch_size=2) for _ in range(world)]
     config = Configuration(**options)
-    return [PreparedDataLoader(loader, rank, world, config=config) for rank in range(world)]
+    return [PreparedDataLoader(one, rank, world, config=config) for rank, one in enumerate(loaders)]
 
 
 def test_a_plain_loader_without_its_first_batches_loads_none_of_them() -> None:
@@ -97,6 +102,68 @@ def test_the_rest_of_a_shuffled_epoch_is_the_one_that_was_left() -> None:
     expected = batches(whole)
     whole.set_epoch(0)
     assert batches(skip_first_batches(whole, 3)) == expected[3:]
+
+
+class Counting(SizedStream):
+    """A stream that goes on where its state says."""
+
+    start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.start < self.n:
+            self.start += 1
+            yield self.start - 1
+        self.start = 0
+
+    def state_dict(self) -> int:
+        return self.start
+
+    def load_state_dict(self, state: int) -> None:
+        self.start = state
+
+
+def own_loaders(data: Any, world: int) -> list[PreparedDataLoader]:
+    class Own(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return super().__iter__()
+
+    return [PreparedDataLoader(Own(data, batch_size=2), 0, world)]
+
+
+def dispatched(data: Any, world: int) -> list[PreparedDataLoader]:
+    return prepared(data, world, dispatch_batches=True)[:1]
+
+
+def compat(data: Any, world: int) -> list[PreparedDataLoader]:
+    loaders = [DataLoader(copy(data), batch_size=2) for _ in range(world)]
+    return [prepare_data_loader(one, None, world, rank) for rank, one in enumerate(loaders)]
+
+
+def compat_dispatched(data: Any, world: int) -> list[PreparedDataLoader]:
+    plain = DataLoader(data, batch_size=2)
+    return [prepare_data_loader(plain, torch.device("cpu"), 1, 0, False, True, None, True)]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("kind", [Loads, SizedStream, Counting])
+@pytest.mark.parametrize("make", [prepared, dispatched, own_loaders, compat, compat_dispatched])
+@pytest.mark.parametrize("skips_itself", [True, False])
+def test_a_run_that_goes_on_leaves_out_what_the_script_asks_for(
+    make: Any, kind: Any, world: int, skips_itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_scattered", lambda parts: parts[0])  # as rank 0 gets it
+    whole = [batches(one) for one in make(kind(14), world)]
+    for skip in (2, 1, 3):
+        loaders = make(kind(14), world), make(kind(14), world)
+        for expected, interrupted, other in zip(whole, *loaders, strict=True):
+            current = iter(interrupted)
+            next(current), next(current)
+            position = interrupted.position()
+            current.close()
+            generators = Interrupted(None, torch.device("cpu"))
+            other.go_on_at(position, generators, only_skipped=skips_itself)
+            assert batches(skip_first_batches(other, skip)) == expected[skip:]
+            assert batches(other) == expected, "the next pass is a whole one"
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True])

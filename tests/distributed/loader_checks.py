@@ -158,6 +158,8 @@ class Unlike(IterableDataset[Any]):
             return iter(range(RANK, 12 + RANK))
         if self.kind == "tensors":
             return iter([torch.full((3,), float(RANK))] * 12)
+        if self.kind == "later samples":
+            return iter([*range(7), *range(100 * RANK, 100 * RANK + 12)])
         return iter(range(12 if RANK else 40))
 
 
@@ -201,7 +203,7 @@ def metrics_of_uneven_rounds() -> dict[str, list[int]]:
 def unlike_streams() -> list[str]:
     """What ranks that read different streams are told; alike ones in worker processes are read."""
     said = []
-    for kind in ("samples", "tensors", "lengths"):
+    for kind in ("samples", "tensors", "later samples", "lengths"):
         try:
             for _ in Accelerator().prepare(DataLoader(Unlike(kind), batch_size=2)):
                 pass

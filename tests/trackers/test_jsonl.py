@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
-import signal
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import torch
 from headway.errors import ConfigError
 from headway.trackers.jsonl import JsonlTracker
 from headway.trackers.run_file import is_run, read_run_file
+from tests.trackers.full_disk import no_file_above
 
 
 @pytest.fixture
@@ -132,16 +131,10 @@ def test_runs_of_one_second_have_files_of_their_own(tmp_path: Path) -> None:
 def test_after_a_disk_was_full_lines_are_whole_again(tracker: JsonlTracker) -> None:
     tracker.log({"loss": 1}, step=1)
     size = tracker.path.stat().st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:  # the next line fits in part, the one after it not at all
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+    with no_file_above(size + 20):  # the next line fits in part, the one after it not at all
         for step in (2, 3):
             with pytest.raises(OSError, match=r"File too large|No space"):
                 tracker.log({"loss": step}, step=step)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
     tracker.log({"loss": 4}, step=4)
     run = read_run_file(tracker.path)
     assert run.metrics["loss"].steps == [1, 4]
