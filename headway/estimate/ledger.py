@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._all: list[Entry] = []
         self._changes: list[tuple[int, int]] = []  # an entry's number, and bytes more
         self._current = 0
-        self._peak_at = 0
+        self._peak_at = self._began_at = 0
         self.peak_bytes = 0
         self.modules: list[Any] = []  # weak references to those whose forward is being run
         self.default_category = ACTIVATIONS
@@ -118,6 +118,23 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def start_anew(self) -> None:
         """Forget the peak so far: what was done until now is done otherwise in a real run."""
         self.peak_bytes, self._peak_at = self._current, len(self._changes)
+        self._began_at = self._peak_at
+
+    def leave_out(self, categories: Collection[str]) -> None:
+        """Count storages of these categories no more, as if they lay elsewhere from the start."""
+        before = self._changes[: self._began_at]
+        self._changes = [
+            (number, change)
+            for number, change in self._changes
+            if self._all[number].category not in categories
+        ]
+        self._began_at = sum(self._all[number].category not in categories for number, _ in before)
+        self.peak_bytes = self._peak_at = current = 0
+        for at, (_, change) in enumerate(self._changes, 1):
+            current += change
+            if at >= self._began_at and current > self.peak_bytes:
+                self.peak_bytes, self._peak_at = current, at
+        self._current = current
 
     def live(self) -> list[Entry]:
         """Return what lives now."""
