@@ -90,7 +90,7 @@ class TokenMean:
             raise UsageError(
                 "backward(num_tokens=...) under no_sync() of a sharded model",
                 where="the script's accelerator.no_sync(...)",
-                fix="use accelerator.accumulate(model) in its place, with gradient_accumulation_steps",
+                fix="use accelerator.accumulate(model) with gradient_accumulation_steps instead",
             )
 
     def start_of_backward(

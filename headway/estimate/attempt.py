@@ -36,6 +36,7 @@ class Attempt(NamedTuple):
         sharded: `fully_shard` the model over the ranks.
         checkpointed: recompute the activations of its repeated blocks.
         offloaded: parameters, gradients and optimizer states lie in the memory of the CPU.
+        wrap: what the units are; see `headway.strategies.units`.
         steps: optimizer steps, after which the script is stopped.
         time_limit_s: seconds.
         memory_limit_bytes: for REAL: what tensors may take here.
@@ -55,6 +56,7 @@ class Attempt(NamedTuple):
     sharded: bool = False
     checkpointed: bool = False
     offloaded: bool = False
+    wrap: str = "auto"
     steps: int = 2
     time_limit_s: float = 300.0
     memory_limit_bytes: int | None = None

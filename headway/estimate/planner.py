@@ -58,12 +58,12 @@ class Row(NamedTuple):
 
 ROWS = (
     Row("ddp"),
-    Row("ddp+checkpointing", checkpointed=True),
     Row("fsdp", sharded=True),
+    Row("ddp+checkpointing", checkpointed=True),
     Row("fsdp+checkpointing", sharded=True, checkpointed=True),
     Row("fsdp+checkpointing+offload", sharded=True, checkpointed=True, offloaded=True),
 )
-"""The strategies as they are shown. For one rank, `ddp` is plain training."""
+"""The strategies, cheapest first. For one rank, `ddp` is plain training."""
 
 UNTESTED = "has not been tried on a GPU"  # of a row with offloading
 

@@ -153,7 +153,7 @@ class Run:
         if model in self._reshaped or not any(one.requires_grad for one in model.parameters()):
             return
         self._reshaped.append(model)
-        units = units_of(model)
+        units = units_of(model, attempt.wrap)
         blocks = [block for unit in units for block in unit]
         if attempt.checkpointed:
             checkpoint_activations(blocks)
