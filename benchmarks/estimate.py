@@ -172,6 +172,7 @@ def cases(size: str) -> list[Case]:
         Case("ResNet", _RESNET.format(**{**sizes, "width": 512}, bf16=False), 0.05),
         Case("ResNet bf16", _RESNET.format(**{**sizes, "width": 512}, bf16=True), 0.05),
         Case("MLP FSDP, 2 ranks", mlp, ranks=2),
+        Case("MLP FSDP checkpointing, 2 ranks", mlp, ranks=2, checkpointed=True),
     ]
 
 
@@ -243,7 +244,9 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
 
     from headway.estimate import script_calls
     from headway.estimate.ledger import Ledger
-    from headway.estimate.reshaping import recompute_activations, shard, units_of
+    from headway.estimate.reshaping import shard
+    from headway.strategies.activation_checkpointing import checkpoint_activations
+    from headway.strategies.units import units_of
 
     dist.init_process_group("gloo")
     trained: list[int] = []
@@ -256,9 +259,10 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
     def init(self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
         net = sys._getframe(1).f_globals["net"]
         made(self, [*parameters], *args, **kwargs)
+        units = units_of(net)
         if checkpointed:
-            recompute_activations(units_of(net))
-        shard(net, units_of(net), [self], mesh)
+            checkpoint_activations(block for unit in units for block in unit)
+        shard(net, units, [self], mesh)
         ledger.start_anew()
 
     torch.optim.AdamW.__init__ = init  # type: ignore[assignment, method-assign]

@@ -147,7 +147,7 @@ def _devices(parsed: Parsed) -> Devices:
 
 
 def _rows(name: str | None, devices: Devices) -> tuple[Row, ...]:
-    rows = rows_for(devices.world_size)
+    rows = rows_for(devices.world_size, devices.kind)
     chosen = tuple(row for row in rows if name in (None, row.name))
     if name is not None and not chosen:
         names = [row.name for row in rows]

@@ -70,6 +70,12 @@ def main(argv: Sequence[str]) -> int:
             machine = _with_use(environ)
         layers, adaptations = fit(layers, machine, resolved)
     settings, problems = try_resolve(layers, machine, environ, cluster)
+    if parsed.fit_memory and not (problems or settings_problems(settings, machine)):
+        from headway.commands.fit_memory import fit_memory
+
+        fitted, note = fit_memory(settings, machine, program, python=interpreter(), environ=environ)
+        adaptations.append(note)
+        settings, problems = try_resolve([*layers, fitted], machine, environ, cluster)
     if _wants_idle(settings):
         if parsed.machine is None:
             machine = _look_for_idle_gpus(settings, problems, parsed, environ)
@@ -207,6 +213,11 @@ def make_parser() -> Parser:
     parser.machine_flag()
     parser.flag(
         "--fit", help="adapt profile and environment to this machine, and print what changes"
+    )
+    parser.flag(
+        "--fit-memory",
+        help="train with the cheapest strategy that `headway estimate` says fits: ddp before fsdp "
+        "before activation checkpointing before offloading",
     )
     parser.flag(
         "--wait",

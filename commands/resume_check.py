@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from headway.contract.run import LATEST
 from headway.errors import CheckpointError, Code, Problem
 from headway.settings.table import Settings
@@ -13,6 +11,8 @@ def resume_problems(settings: Settings) -> list[Problem]:
     """Return why a launch cannot go on from `resume`; its files are looked at by the script."""
     if settings.resume in (None, LATEST) or "resume" in settings.unread:
         return []
+    from pathlib import Path
+
     from headway.checkpoint.manifest import read_manifest
 
     try:

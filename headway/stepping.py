@@ -68,8 +68,9 @@ class Stepping(Preparing):
                 micro-batches of the step need it, each in its only backward pass.
 
         Raises:
-            UsageError: `num_tokens` with a loss of several elements, with a `gradient`, or, while
-                gradients accumulate, for one of several backward passes of a micro-batch.
+            UsageError: `num_tokens` with a loss of several elements, with a `gradient`, under
+                `no_sync()` of a sharded model, or, while gradients accumulate, for one of several
+                backward passes of a micro-batch.
 
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(4))
@@ -85,6 +86,8 @@ class Stepping(Preparing):
             self._token_mean.refuse_mixture(self._accumulation, num_tokens is not None)
         if num_tokens is not None:
             refuse_gradient(kwargs)
+            if self._strategy.shards:
+                self._token_mean.refuse_withheld()
             kwargs["gradient"] = self._token_mean.start_of_backward(
                 loss,
                 num_tokens,

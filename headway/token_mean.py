@@ -81,6 +81,18 @@ class TokenMean:
                 "to average weights instead of gradients, use headway.local_sgd.LocalSGD",
             )
 
+    def refuse_withheld(self) -> None:
+        """Raise UsageError in a context whose gradients nobody can scale before they are reduced.
+
+        For ranks that shard models: what `no_sync()` withholds is in torch's hands until then.
+        """
+        if self._is_withheld:
+            raise UsageError(
+                "backward(num_tokens=...) under no_sync() of a sharded model",
+                where="the script's accelerator.no_sync(...)",
+                fix="use accelerator.accumulate(model) with gradient_accumulation_steps instead",
+            )
+
     def start_of_backward(
         self,
         loss_sum: torch.Tensor,

@@ -79,7 +79,7 @@ class Ranks(NamedTuple):
 
 
 def encode(run: RunContract) -> str:
-    """Return the value of `HEADWAY_RUN` for `run`; settings that have their default are left out."""
+    """Return the value of `HEADWAY_RUN` for `run`, without settings that have their default."""
     unset = {name for name, value in run._field_defaults.items() if getattr(run, name) == value}
     fields = {name: value for name, value in run._asdict().items() if name not in unset}
     fields["origins"] = {

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 """What a byte is for. Activations are all that is none of the others, such as batches."""
 
+OFFLOADED = ("parameters", "gradients", "optimizer")
+"""What FSDP keeps in the memory of the CPU; what it gathers of it for a while is an activation."""
+
 FAKE, REAL, STATES = "fake tensors", "real steps", "states alone"
 RUNGS = (FAKE, REAL, STATES)
 """How far a script was followed, best first: all its steps without memory; real steps on this CPU;
@@ -32,6 +35,8 @@ class Attempt(NamedTuple):
         local_world_size: ranks on each machine.
         sharded: `fully_shard` the model over the ranks.
         checkpointed: recompute the activations of its repeated blocks.
+        offloaded: parameters, gradients and optimizer states lie in the memory of the CPU.
+        wrap: what the units are; see `headway.strategies.units`.
         steps: optimizer steps, after which the script is stopped.
         time_limit_s: seconds.
         memory_limit_bytes: for REAL: what tensors may take here.
@@ -50,6 +55,8 @@ class Attempt(NamedTuple):
     local_world_size: int = 1
     sharded: bool = False
     checkpointed: bool = False
+    offloaded: bool = False
+    wrap: str = "auto"
     steps: int = 2
     time_limit_s: float = 300.0
     memory_limit_bytes: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -23,17 +23,24 @@ MOST_PARTS = 8
 OUTSIDE = "(outside of modules)"
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
+_KEEP_THEIR_TEMPORARY = {
+    torch.ops.aten.mse_loss.default,
+    torch.ops.aten.smooth_l1_loss.default,
+    torch.ops.aten.soft_margin_loss.default,
+    torch.ops.aten.binary_cross_entropy.default,
+}
+"""Losses whose mean or sum lies in the storage of the losses of all elements, as torch has it."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Entry:
     """One storage: its bytes now, what they are for, and the module that made it."""
 
-    __slots__ = ("category", "gone", "is_counted", "nbytes", "number", "owner")
+    __slots__ = ("category", "gone", "is_counted", "least_bytes", "nbytes", "number", "owner")
 
     def __init__(self, number: int, category: str, owner: Any) -> None:
         self.number = number
-        self.nbytes = 0
+        self.nbytes = self.least_bytes = 0
         self.category = category
         self.owner = owner  # a weak reference to a module, or None
         self.is_counted = False
@@ -67,7 +74,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._all: list[Entry] = []
         self._changes: list[tuple[int, int]] = []  # an entry's number, and bytes more
         self._current = 0
-        self._peak_at = 0
+        self._peak_at = self._began_at = 0
         self.peak_bytes = 0
         self.modules: list[Any] = []  # weak references to those whose forward is being run
         self.default_category = ACTIVATIONS
@@ -80,11 +87,19 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _WAIT and self._fake_mode is not None:
             return args[0]
         result = func(*args, **(kwargs or {}))
+        if func in _KEEP_THEIR_TEMPORARY and self._fake_mode is not None:
+            self._keep_temporary(result, args)
         if active_fake_mode() is self._fake_mode:  # DTensor has one of its own, for shapes
             for one in tree_iter(result):
                 if isinstance(one, torch.Tensor):
                     self.see(one)
         return result
+
+    def _keep_temporary(self, loss: torch.Tensor, args: Any) -> None:
+        self.see(loss)
+        count = max(args[0].numel(), args[1].numel())
+        for storage in _storages(loss):
+            self._entries[storage].least_bytes = count * loss.element_size()
 
     def see(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storages, if that is new, or their bytes or device have changed."""
@@ -93,7 +108,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             entry = self._entries.get(storage)
             if entry is None:
                 entry = self._new_entry(storage)
-            self._count(entry, storage.nbytes() if counted else 0)
+            self._count(entry, max(storage.nbytes(), entry.least_bytes) if counted else 0)
 
     def classify(self, tensor: torch.Tensor, category: str, owner: Any = None) -> None:
         """Say what the storages of a tensor are for; the first word counts."""
@@ -118,6 +133,23 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def start_anew(self) -> None:
         """Forget the peak so far: what was done until now is done otherwise in a real run."""
         self.peak_bytes, self._peak_at = self._current, len(self._changes)
+        self._began_at = self._peak_at
+
+    def leave_out(self, categories: Collection[str]) -> None:
+        """Count storages of these categories no more, as if they lay elsewhere from the start."""
+        before = self._changes[: self._began_at]
+        self._changes = [
+            (number, change)
+            for number, change in self._changes
+            if self._all[number].category not in categories
+        ]
+        self._began_at = sum(self._all[number].category not in categories for number, _ in before)
+        self.peak_bytes = self._peak_at = current = 0
+        for at, (_, change) in enumerate(self._changes, 1):
+            current += change
+            if at >= self._began_at and current > self.peak_bytes:
+                self.peak_bytes, self._peak_at = current, at
+        self._current = current
 
     def live(self) -> list[Entry]:
         """Return what lives now."""

@@ -111,7 +111,8 @@ class Models:
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not running and id(module) not in self._called:
-                self._called[id(module)] = module
+                # what is recomputed in a backward pass calls its parts by themselves
+                self._called.update((id(one), one) for one in module.modules())
                 self._before_first_call(module)
             running.append(weakref.ref(module))
             try:

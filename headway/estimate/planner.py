@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
+from headway.contract.strategies import DDP, FSDP
 from headway.estimate.attempt import (
     FAKE,
     REAL,
@@ -19,6 +20,7 @@ from headway.estimate.attempt import (
     encode,
 )
 from headway.estimate.devices import Devices
+from headway.settings.table import YES
 
 MARGIN_BYTES = {"cuda": 5 * 2**28, "cpu": 2**29}
 """For what torch does not count: of a GPU its context, the workspaces of cuBLAS, cuDNN and NCCL; of
@@ -35,31 +37,44 @@ class Row(NamedTuple):
         name: as it is printed, and for `--strategy`.
         sharded: parameters, gradients and optimizer are shared out among the ranks.
         checkpointed: activations of repeated blocks are recomputed.
-        flags: of `headway launch`; None where the script has to be changed.
-        change: what to change in the script.
+        offloaded: what is shared out lies in the memory of the CPU.
     """
 
     name: str
     sharded: bool = False
     checkpointed: bool = False
-    flags: tuple[str, ...] | None = ()
-    change: str = ""
+    offloaded: bool = False
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of a launch with which a prepared model is trained so."""
+        given = {
+            "strategy": FSDP if self.sharded else DDP,
+            "activation_checkpointing": YES if self.checkpointed else None,
+            "cpu_offload": YES if self.offloaded else None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
-_RECOMPUTE = "call its blocks through torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-_SHARD = "shard the model with torch's fully_shard()"
 
 ROWS = (
     Row("ddp"),
-    Row("ddp+checkpointing", checkpointed=True, flags=None, change=_RECOMPUTE),
-    Row("fsdp", sharded=True, flags=None, change=_SHARD),
+    Row("fsdp", sharded=True),
+    Row("ddp+checkpointing", checkpointed=True),
+    Row("fsdp+checkpointing", sharded=True, checkpointed=True),
+    Row("fsdp+checkpointing+offload", sharded=True, checkpointed=True, offloaded=True),
 )
 """The strategies, cheapest first. For one rank, `ddp` is plain training."""
 
+UNTESTED = "has not been tried on a GPU"  # of a row with offloading
 
-def rows_for(world_size: int) -> tuple[Row, ...]:
-    """Return the rows that make sense for so many ranks."""
-    return tuple(row for row in ROWS if world_size > 1 or not row.sharded)
+
+def rows_for(world_size: int, kind: str) -> tuple[Row, ...]:
+    """Return the rows that make sense for so many ranks on devices of this kind, cheapest first."""
+    return tuple(
+        row
+        for row in ROWS
+        if (world_size > 1 or not row.sharded) and (kind == "cuda" or not row.offloaded)
+    )
 
 
 def with_margin(peak_bytes: int, kind: str) -> int:
@@ -147,7 +162,9 @@ class Planner:
         self, row: Row, attempt: Attempt, devices: Devices, batches: BatchSizes | None
     ) -> Judged:
         """Return what a strategy takes, and the largest batch size with which it fits."""
-        asked = attempt._replace(sharded=row.sharded, checkpointed=row.checkpointed)
+        asked = attempt._replace(
+            sharded=row.sharded, checkpointed=row.checkpointed, offloaded=row.offloaded
+        )
         outcome = self.climb_down(asked)
         needed, fits = judged(outcome, devices)
         if batches is None:

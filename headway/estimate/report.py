@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headway.contract.strategies import DDP
 from headway.estimate.attempt import CATEGORIES, FAKE, REAL, STATES, Attempt, Outcome
 from headway.estimate.devices import Devices
-from headway.estimate.planner import MARGIN_BYTES, MARGIN_SHARE, BatchSizes, Judged
+from headway.estimate.planner import MARGIN_BYTES, MARGIN_SHARE, UNTESTED, BatchSizes, Judged, Row
+from headway.settings.table import YES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,9 +57,17 @@ class Report(NamedTuple):
             words += ["--num-machines", str(devices.machines)]
         if devices.per_machine > 1:
             words += ["--num-processes", str(devices.per_machine)]
-        words += judged.row.flags or ()
+        words += _flags(judged.row)
         words += ["-m"] * attempt.is_module
         return shlex.join([*words, attempt.program, *attempt.args])
+
+
+def _flags(row: Row) -> list[str]:
+    words = []
+    for name, value in row.settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag] if value == YES else [flag, value] if value != DDP else []
+    return words
 
 
 def as_data(report: Report) -> dict[str, Any]:
@@ -89,7 +99,8 @@ def _row_data(report: Report, judged: Judged) -> dict[str, Any]:
         "units": outcome.units,
         "notes": outcome.notes,
         "failed_at": outcome.failed_at,
-        "launch": None if judged.row.flags is None else report.launch_line(judged),
+        "launch": report.launch_line(judged),
+        "is_tested": not judged.row.offloaded,
         "ranks": [
             {
                 "rank": rank,
@@ -213,12 +224,13 @@ def _show_launch(console: Console, report: Report) -> None:
     console.print()
     if chosen is None:
         _say(console, "no strategy is known to fit; take smaller batches, or more devices")
-    elif chosen.row.flags is None:
-        _say(
-            console, f"{chosen.row.name} fits; `headway launch` does not do it: {chosen.row.change}"
-        )
     else:
         _say(console, report.launch_line(chosen))
+        if chosen.row.settings != {"strategy": DDP}:
+            _say(console, "it needs a script whose model goes through accelerator.prepare()")
+    for one in report.rows:
+        if one.row.offloaded:
+            _say(console, f"note: {one.row.name} {UNTESTED}")
 
 
 def failure(outcomes: Iterable[Outcome]) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,20 +10,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from headway.estimate.replacing import replace_wherever_imported
-from headway.strategies.compilation import repeated_blocks
-
-
-def units_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the blocks that are sharded or recomputed one by one: those that a model repeats."""
-    return [block for block in repeated_blocks(model) if any(True for _ in block.parameters())]
-
-
-def recompute_activations(blocks: Iterable[torch.nn.Module]) -> None:
-    """Let blocks keep their inputs alone, and compute their activations again when needed."""
-    from torch.utils.checkpoint import checkpoint
-
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def mesh_of_all() -> DeviceMesh:
@@ -34,11 +19,11 @@ def mesh_of_all() -> DeviceMesh:
 
 def shard(
     model: torch.nn.Module,
-    blocks: Iterable[torch.nn.Module],
+    units: Iterable[Sequence[torch.nn.Module]],
     optimizers: Iterable[torch.optim.Optimizer],
     mesh: DeviceMesh,
 ) -> None:
-    """Shard a model over the ranks with torch's `fully_shard`, block by block.
+    """Shard a model over the ranks with torch's `fully_shard`, unit by unit.
 
     Its optimizers update the shards; the whole parameters are freed unless the script keeps them.
     """
@@ -46,8 +31,8 @@ def shard(
 
     whole = dict(model.named_parameters(remove_duplicate=False))
     _shard_where_parameters_are(next(iter(whole.values())).device)
-    for block in blocks:
-        fully_shard(block, mesh=mesh)
+    for unit in units:
+        fully_shard(unit[0] if len(unit) == 1 else list(unit), mesh=mesh)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     shards = dict(model.named_parameters(remove_duplicate=False))
     replaced = {id(whole[name]): shards[name] for name in whole}

@@ -19,12 +19,14 @@ from typing import Any, NoReturn
 import torch
 
 from headway.estimate import landlock, ranks, reshaping, script_calls, stand_in
-from headway.estimate.attempt import FAKE, REAL, STATES, Attempt, Outcome, encode
+from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome, encode
 from headway.estimate.confinement import Confinement
 from headway.estimate.fake_mode import ScriptMode
 from headway.estimate.ledger import Entry, Ledger, largest_parts, totals
 from headway.estimate.models import Models
 from headway.estimate.script_lines import line_now, line_of
+from headway.strategies.activation_checkpointing import checkpoint_activations
+from headway.strategies.units import units_of
 
 _MOST_STEPS = 12  # of one optimizer, while another has not made its second
 _MOST_NOTES = 20
@@ -151,12 +153,13 @@ class Run:
         if model in self._reshaped or not any(one.requires_grad for one in model.parameters()):
             return
         self._reshaped.append(model)
-        blocks = reshaping.units_of(model)
+        units = units_of(model, attempt.wrap)
+        blocks = [block for unit in units for block in unit]
         if attempt.checkpointed:
-            reshaping.recompute_activations(blocks)
+            checkpoint_activations(blocks)
         if attempt.sharded and self._mesh is not None:
             self._models.classify()
-            reshaping.shard(model, blocks, self._models.optimizers(), self._mesh)
+            reshaping.shard(model, units, self._models.optimizers(), self._mesh)
             self._ledger.start_anew()
         if attempt.checkpointed or attempt.sharded:
             self._units += blocks
@@ -165,6 +168,8 @@ class Run:
         steps = self._models.steps()
         if min(steps) >= self._attempt.steps or max(steps) >= _MOST_STEPS:
             self._models.classify()
+            if self._attempt.offloaded:
+                self._ledger.leave_out(OFFLOADED)
             self._finish(self._outcome(self._attempt.rung))
 
     def _on_alarm(self, _: int, __: FrameType | None) -> NoReturn:
@@ -191,7 +196,10 @@ class Run:
             self.note(f"the optimizer could not step alone: {_said(second)}")
         self._models.classify()
         states = [one for one in self._ledger.live() if one.category != "activations"]
-        outcome = self._outcome(STATES if states else "", states)
+        rung = STATES if states else ""
+        if self._attempt.offloaded:
+            states = [one for one in states if one.category not in OFFLOADED]
+        outcome = self._outcome(rung, states)
         peak = sum(one.nbytes for one in states)
         self._finish(outcome._replace(peak_bytes=peak, failed_at=failed_at))
 

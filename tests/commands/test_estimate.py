@@ -97,8 +97,9 @@ def test_a_peak_without_activations_is_never_said_to_fit() -> None:
 
 
 def test_one_rank_has_nothing_to_shard() -> None:
-    assert not any(row.sharded for row in rows_for(1))
-    assert rows_for(2) == ROWS
+    assert not any(row.sharded for row in rows_for(1, "cuda"))
+    assert rows_for(2, "cuda") == ROWS
+    assert not any(row.offloaded for row in rows_for(2, "cpu"))
 
 
 def test_outcomes_travel_as_one_line() -> None:
@@ -166,7 +167,15 @@ def test_the_report_has_the_peak_its_parts_what_fits_and_the_line_to_launch() ->
     assert first["ranks"][1]["parts"]["parameters"] == weights
     assert sum(first["ranks"][0]["parts"].values()) == first["ranks"][0]["peak_bytes"]
     assert first["launch"] == "headway launch --num-processes 2 script.py --bs 4"
-    assert all(one["launch"] is None for one in others)
+    assert [one["launch"].removesuffix(" script.py --bs 4") for one in others] == [
+        "headway launch --num-processes 2 --strategy fsdp",
+        "headway launch --num-processes 2 --activation-checkpointing",
+        "headway launch --num-processes 2 --strategy fsdp --activation-checkpointing",
+        "headway launch --num-processes 2 --strategy fsdp --activation-checkpointing --cpu-offload",
+    ]
+    assert [one["is_tested"] for one in found["strategies"]] == [True] * 4 + [False]
+    peaks = [one["ranks"][0]["peak_bytes"] for one in found["strategies"]]
+    assert peaks[4] < peaks[3] <= peaks[1] < peaks[0]
     assert found["checked"]
 
 

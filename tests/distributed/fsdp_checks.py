@@ -88,7 +88,12 @@ def refusals() -> dict[str, str]:
         with accelerator.join_uneven_inputs([model]):
             pass
 
+    def tokens_withheld() -> None:
+        with accelerator.no_sync(model):
+            accelerator.backward(model(own_rows(accelerator)), num_tokens=8)
+
     cases: dict[str, Callable[[], Any]] = {
+        "num_tokens under no_sync": tokens_withheld,
         "deepcopy": lambda: copy.deepcopy(model),
         "deepcopy of a unit": lambda: copy.deepcopy(model.blocks[0]),
         "AveragedModel": lambda: torch.optim.swa_utils.AveragedModel(model),

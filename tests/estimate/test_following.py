@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.estimate.attempt import REAL
 from tests.estimate.following import ROOT, Server
 
 pytestmark = pytest.mark.processes
@@ -99,12 +100,48 @@ def test_sharded_states_are_a_fraction_and_the_units_are_the_repeated_blocks(
 def test_recomputed_activations_take_less(server: Server) -> None:
     path = Path("wide.py")
     wide = f"nn.Linear({WIDTH}, {4 * WIDTH}), nn.GELU(), nn.Linear({4 * WIDTH}, {WIDTH})"
-    text = TRAINING.replace(f"nn.Linear({WIDTH}, {WIDTH})", wide)
+    block = (
+        "from torch import nn\n"
+        "class Wide(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        f"        self.layers = nn.Sequential({wide})\n"
+        "    def forward(self, x):\n"
+        "        return self.layers(x)\n"
+    )
+    text = block + TRAINING.replace(
+        f"nn.Sequential(nn.Linear({WIDTH}, {WIDTH}), nn.ReLU())", "Wide()"
+    )
     path.write_text(
         text.replace(f"randn({BATCH},", "randn(4096,").replace(f"({BATCH},)", "(4096,)")
     )
     plain = server.follow(path)
     assert server.follow(path, checkpointed=True).peak_bytes < plain.peak_bytes - 64 * MIB
+
+
+def test_parts_of_a_recomputed_block_are_not_sharded_by_themselves(
+    script: Path, server: Server
+) -> None:
+    world = {"world_size": 2, "local_world_size": 2, "sharded": True}
+    recomputed = server.follow(script, checkpointed=True, **world)
+    assert recomputed.peak_bytes <= server.follow(script, **world).peak_bytes
+    assert len(set(recomputed.units)) == len(recomputed.units)
+
+
+@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "l1_loss", "soft_margin_loss"])
+def test_a_loss_that_keeps_its_temporary_is_counted_with_it(loss: str, server: Server) -> None:
+    path = Path("loss.py")
+    path.write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(8, 1000)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for _ in range(2):\n"
+        f"    loss = torch.nn.functional.{loss}(net(torch.ones(500, 8)), torch.ones(500, 1000))\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+    )
+    fake, real = server.follow(path), server.follow(path, rung=REAL, memory_limit_bytes=2**30)
+    assert fake.peak_bytes == real.peak_bytes
 
 
 def test_half_precision_and_accumulation_are_the_script_s_own(server: Server) -> None:

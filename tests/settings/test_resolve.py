@@ -50,6 +50,11 @@ TWO_VALUES = {  # for each setting, two different values that are possible
     "log_dir": ("a", "b"),
     "output": ("lines", "raw"),
     "env": ("A=1", "A=2"),
+    "strategy": ("fsdp", "hsdp"),
+    "shard_size": ("2", "4"),
+    "wrap": ("Block", "1000"),
+    "activation_checkpointing": ("yes", "no"),
+    "cpu_offload": ("yes", "no"),
 }
 
 

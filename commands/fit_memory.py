@@ -1,0 +1,136 @@
+"""`headway launch --fit-memory`: the cheapest way to train a script that fits into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headway.contract.origin import Layer, Origin
+from headway.contract.run import ACCELERATE
+from headway.contract.strategies import AUTO, HSDP
+from headway.errors import ConfigError, UsageError
+from headway.estimate.attempt import Attempt
+from headway.estimate.devices import Devices, devices_of
+from headway.estimate.planner import Judged, Planner, Row, rows_for
+from headway.estimate.report import failure, size
+from headway.launcher.planning.program import Program
+from headway.launcher.reporting.waiting import waiting_for
+from headway.machine.facts import Machine
+from headway.settings.profile import Entries, Entry
+from headway.settings.table import Settings
+
+_FLAG = "--fit-memory"
+
+
+def fit_memory(
+    settings: Settings,
+    machine: Machine,
+    program: Program,
+    *,
+    python: Sequence[str],
+    environ: Mapping[str, str],
+) -> tuple[Entries, str]:
+    """Return the settings of the cheapest strategy that fits, as a layer, and a line about it.
+
+    What the user has set of them is kept.
+
+    Raises:
+        ConfigError: the program, its device or its strategy is one that cannot be estimated.
+        UsageError: the script could not be followed, or no strategy is known to fit.
+    """
+    devices = _devices(settings, machine, program)
+    rows = [row for row in rows_for(devices.world_size, devices.kind) if _agrees(row, settings)]
+    attempt = Attempt(
+        program=program.name,
+        args=program.args,
+        scratch="",
+        is_module=program.kind == "module",
+        device=devices.kind,
+        device_name=devices.name,
+        device_bytes=devices.memory_bytes,
+        world_size=devices.world_size,
+        local_world_size=devices.per_machine,
+        wrap=settings.wrap,
+    )
+    found: list[Judged] = []
+    with (
+        waiting_for("the script's first two optimizer steps, without memory"),
+        Planner(python, {**environ, **_variables(settings)}) as planner,
+    ):
+        for row in rows:
+            found.append(planner.judge(row, attempt, devices, None))
+            if found[-1].fits:
+                break
+    chosen = found[-1] if found else None
+    if chosen is None or not chosen.fits:
+        raise _nothing_fits(found, devices, program)
+    origin = Origin(Layer.FLAG, flag=_FLAG)
+    given = {
+        name: Entry(value, origin)
+        for name, value in chosen.row.settings.items()
+        if not _is_set(settings, name)
+    }
+    return given, (
+        f"{_FLAG}: {chosen.row.name} takes {size(chosen.needed_bytes)} of "
+        f"{size(devices.bytes_per_rank)} on each rank, with a margin"
+    )
+
+
+def _devices(settings: Settings, machine: Machine, program: Program) -> Devices:
+    obstacle = ""
+    if program.kind == "program":
+        obstacle = f"{program.name} is not a Python script"
+    elif settings.strategy == HSDP:
+        obstacle = f"strategy is {HSDP!r}"
+    elif settings.device not in ("cuda", "cpu"):
+        obstacle = f"device is {settings.device!r}"
+    if obstacle:
+        raise ConfigError(
+            f"{obstacle}, whose memory is not estimated",
+            where=f"flag {_FLAG}",
+            fix=f"leave {_FLAG} out",
+        )
+    if settings.device == "cuda":
+        indices = settings.devices.select(machine.visible_gpus).indices
+        gpus = [machine.visible_gpus[index] for index in indices]
+        smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
+        found = Devices("cuda", smallest.name, smallest.memory_bytes)
+    else:
+        found = devices_of(machine._replace(gpus=()))
+    return found._replace(per_machine=settings.num_processes, machines=settings.num_machines)
+
+
+def _is_set(settings: Settings, name: str) -> bool:
+    return settings.origin(name).is_user_set and settings.values[name].value != AUTO
+
+
+def _agrees(row: Row, settings: Settings) -> bool:
+    """Return whether a row leaves what the user has set as it is."""
+    return all(
+        row.settings.get(name, "no") == settings.values[name].value
+        for name in ("strategy", "activation_checkpointing", "cpu_offload")
+        if _is_set(settings, name)
+    )
+
+
+def _variables(settings: Settings) -> dict[str, str]:
+    """Return the variables by which an Accelerator gets what counts for memory."""
+    names = ("mixed_precision", "gradient_accumulation_steps")
+    return {ACCELERATE[name]: str(settings.values[name].value) for name in names}
+
+
+def _nothing_fits(found: Sequence[Judged], devices: Devices, program: Program) -> UsageError:
+    followed = [one for one in found if one.fits is not None]
+    if followed:
+        needed = ", ".join(f"{one.row.name} {size(one.needed_bytes)}" for one in followed)
+        return UsageError(
+            f"no strategy fits {size(devices.bytes_per_rank)} on each rank: {needed}",
+            where=f"flag {_FLAG}",
+            fix="take smaller batches, or more devices",
+        )
+    failed_at = next((one.outcome.failed_at for one in found), "the settings leave no strategy")
+    said = failure(one.outcome for one in found)
+    return UsageError(
+        f"the memory of the script could not be estimated: {failed_at}",
+        where=f"{program.name}; its last lines:\n{said}" if said else program.name,
+        fix=f"leave {_FLAG} out, or see what `headway estimate` says",
+    )
