@@ -183,3 +183,37 @@ def test_nothing_in_a_folder_of_accelerate_is_executed(capsys: pytest.CaptureFix
     torch.save(Bomb(), folder / "sampler.bin")
     assert main(["checkpoint", "import", "theirs", "other"]) == 0
     assert "sampler.bin" in capsys.readouterr().out
+
+
+ODD_FILES: list[tuple[str, Any]] = [
+    ("pytorch_model.bin", [1]),
+    ("optimizer.bin", []),
+    ("optimizer.bin", {"state": "a"}),
+    ("optimizer.bin", {"state": {0: {"step": float("nan")}}}),
+    ("optimizer.bin", {"state": {0: {"step": -1}}}),
+    ("random_states_0.pkl", {}),
+    ("random_states_0.pkl", []),
+    ("scaler.pt", b"root:x:0:0:root"),
+    ("scaler.pt", os.mkfifo),
+    ("scaler.pt", os.mkdir),
+    ("scaler.pt", lambda path: path.symlink_to("nothing")),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), ODD_FILES, ids=range(len(ODD_FILES)))
+def test_a_file_that_accelerate_does_not_write_is_refused_by_name(
+    name: str, content: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    folder = Path("theirs")
+    folder.mkdir()
+    torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
+    if callable(content):
+        content(folder / name)
+    elif isinstance(content, bytes):
+        (folder / name).write_bytes(content)
+    else:
+        torch.save(content, folder / name)
+    assert main(["checkpoint", "import", "theirs", "ours"]) == CheckpointError.exit_code
+    assert f"theirs/{name}" in capsys.readouterr().err
+    assert not Path("ours").exists()
