@@ -171,7 +171,10 @@ def remove(path: Path, name_of: Path | None = None) -> None:
     trash = _beside(name_of or path, "trash")
     with suppress(OSError):  # another process was faster, or may not
         os.rename(path, trash)
-        shutil.rmtree(trash, ignore_errors=True)
+        if trash.is_symlink() or not trash.is_dir():
+            trash.unlink()
+        else:
+            shutil.rmtree(trash, ignore_errors=True)
 
 
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
@@ -185,6 +188,11 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda one: (one.manifest.saved_at, one.path))
 
 
+def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
+    """Return the checkpoints whose files are in a folder, without links to others."""
+    return [one for one in checkpoints_in(folder) if not one.path.is_symlink()]
+
+
 def next_time(folder: Path) -> float:
     """Return the time for a new manifest: now, but later than any other in the folder.
 
@@ -195,11 +203,14 @@ def next_time(folder: Path) -> float:
 
 
 def prune(folder: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` checkpoints (at least one), and return their paths."""
-    old = [one.path for one in checkpoints_in(folder)[: -max(keep, 1)]]
-    for path in old:
-        remove(path)
-    return old
+    """Remove all but the newest `keep` checkpoints (at least one), and return their paths.
+
+    A link is no checkpoint: it neither counts nor goes.
+    """
+    old = own_checkpoints_in(folder)[: -max(keep, 1)]
+    for one in old:
+        remove(one.path)
+    return [one.path for one in old]
 
 
 def leftovers_in(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ import pytest
 
 from headway.commands.main import main
 from headway.errors import CheckpointError, ConfigError
-from tests.checkpoint.saved import save
+from tests.checkpoint.saved import rewrite, save
 
 FOLDER = Path("runs/checkpoints")
 
@@ -57,6 +57,38 @@ def test_a_damaged_checkpoint_is_named_and_the_others_are_verified(
     assert f"{folders[1]}: ok" in streams.out
     assert "notes.txt" in streams.out
     assert main(["checkpoint", "verify", folders[1]]) == 0
+
+
+def test_what_could_not_be_removed_is_not_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (FOLDER / ".trash-a-00000000").symlink_to("checkpoint_11")
+    prune = ["checkpoint", "prune", str(FOLDER), "--keep", "1", "--leftovers"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(PermissionError()))
+        assert main(prune) == CheckpointError.exit_code
+    streams = capsys.readouterr()
+    assert (streams.out, "checkpoint_9" in streams.err) == ("", True)
+    assert main(prune) == 0
+    assert [path.name for path in FOLDER.iterdir()] == ["checkpoint_11"]
+
+
+def test_no_name_reaches_the_terminal_with_its_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    odd = FOLDER / "a\x1b[2J\nb"
+    (FOLDER / "checkpoint_9").rename(odd)
+    (odd / "\x1b]0;c\x07").write_text("")
+    for words in (["ls", str(FOLDER)], ["verify", str(odd)], ["ls", f"{odd}-"]):
+        assert main(["checkpoint", *words]) == 0
+    rewrite(odd, lambda fields: fields["files"][0].update(path="\x1b[2J\ud800"))
+    assert main(["checkpoint", "verify", str(odd)]) == CheckpointError.exit_code
+    assert main(["checkpoint", "prune", str(FOLDER), "--keep", "1"]) == 0
+    streams = capsys.readouterr()
+    for char in "\x1b\x07":
+        assert char not in streams.out + streams.err
+    assert "\nb" not in streams.out + streams.err
+    assert r"a\x1b[2J\nb" in streams.out
 
 
 def test_prune_keeps_the_newest_and_leftovers_go_only_when_asked() -> None:
