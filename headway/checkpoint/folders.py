@@ -44,6 +44,12 @@ def begin(target: Path) -> Path:
     Raises:
         CheckpointError: it cannot be made.
     """
+    if target.name in ("", ".."):
+        raise CheckpointError(
+            "a checkpoint takes the place of its folder, and this one has no name",
+            where=str(target),
+            fix="pass the path of a folder below it",
+        )
     pending = _beside(target, "tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +61,23 @@ def begin(target: Path) -> Path:
             fix="save to a folder that you may write, on a disk that has space",
         ) from None
     return pending
+
+
+def require_shared(pending: Path) -> None:
+    """Require that this rank sees the folder that `begin` has made on rank 0.
+
+    Raises:
+        CheckpointError: it does not; what it would write there were lost.
+    """
+    with suppress(OSError):
+        # so that a network file system asks its server, and does not remember that it was missing
+        pending.parent.mkdir(parents=True, exist_ok=True)
+    if not pending.is_dir():
+        raise CheckpointError(
+            "a rank does not see the folder in which rank 0 writes the checkpoint",
+            where=str(pending),
+            fix="let all ranks save to the same folder, on a disk that all machines share",
+        )
 
 
 def commit(pending: Path, target: Path) -> None:
