@@ -81,7 +81,7 @@ def test_values_of_numpy_come_back() -> None:
         assert (back == array).all()
 
 
-class Named(torch.Tensor):  # type: ignore[misc]
+class Named(torch.Tensor):  # type: ignore[name-defined,misc]
     """A tensor that knows more than torch does."""
 
 
