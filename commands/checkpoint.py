@@ -23,6 +23,7 @@ from headway.checkpoint.folders import (
 from headway.checkpoint.manifest import unlisted_files, verify
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
+from headway.contract.records import shown
 from headway.errors import CheckpointError
 
 ACTIONS = ("ls", "verify", "prune", "export", "import")
@@ -105,7 +106,7 @@ def _list(folder: Path, *, as_json: bool) -> int:
     head = ("checkpoint", "step", "epoch", "ranks", "size", "saved")
     rows = [
         (
-            one.path.name,
+            shown(one.path.name),
             str(one.manifest.step),
             str(one.manifest.epoch),
             str(one.manifest.world_size),
@@ -116,7 +117,7 @@ def _list(folder: Path, *, as_json: bool) -> int:
     ]
     print_table(head, rows)
     if not found:
-        print(f"headway: no checkpoint in {folder}", file=sys.stderr)
+        print(f"headway: no checkpoint in {shown(str(folder))}", file=sys.stderr)
     return 0
 
 
@@ -140,19 +141,30 @@ def _verify(folders: Sequence[Path]) -> int:
             print(f"error: {error}", file=sys.stderr)
             exit_code = CheckpointError.exit_code
             continue
-        print(f"{folder}: ok, {len(manifest.files)} files of step {manifest.step}")
+        print(f"{shown(str(folder))}: ok, {len(manifest.files)} files of step {manifest.step}")
         for path in unlisted_files(folder, manifest):
-            print(f"{folder}: {path} was added later")
+            print(f"{shown(str(folder))}: {shown(path)} was added later")
     return exit_code
 
 
 def _prune(folder: Path, keep: int, *, with_leftovers: bool) -> int:
-    for path in prune(folder, keep):
-        print(f"removed {path}")
+    gone = prune(folder, keep)
     for path in leftovers_in(folder):
         if with_leftovers:
             remove(path)
-        print(f"removed {path}" if with_leftovers else f"{path} is left of a save; --leftovers")
+            gone.append(path)
+        else:
+            print(f"{shown(str(path))} is left of a save; --leftovers")
+    stayed = [path for path in gone if os.path.lexists(path)]
+    for path in gone:
+        if path not in stayed:
+            print(f"removed {shown(str(path))}")
+    if stayed:
+        raise CheckpointError(
+            f"{len(stayed)} folders could not be removed, such as {stayed[0].name}",
+            where=str(folder),
+            fix="run it as a user who may write to the folder",
+        )
     return 0
 
 
@@ -169,9 +181,9 @@ def _export(folder: Path, out: Path, number: int | None) -> int:
             where=str(out),
             fix="pass a file in a folder that is there and that you may write",
         ) from None
-    print(f"{out}: {len(weights.tensors)} tensors")
+    print(f"{shown(str(out))}: {len(weights.tensors)} tensors")
     for name in weights.others:
-        print(f"{name} is no tensor, and is left out")
+        print(f"{shown(name)} is no tensor, and is left out")
     return 0
 
 
@@ -185,7 +197,7 @@ def _import(source: Path, target: Path) -> int:
             fix="pass the path of a new folder",
         )
     done = import_accelerate(source, target)
-    print(f"{target}: made of {', '.join(done.taken)}")
+    print(f"{shown(str(target))}: made of {', '.join(done.taken)}")
     for note in done.notes:
-        print(f"note: {note}")
+        print(f"note: {shown(note)}")
     return 0

@@ -73,7 +73,8 @@ def main(argv: Sequence[str]) -> int:
     if parsed.fit_memory and not (problems or settings_problems(settings, machine)):
         from headway.commands.fit_memory import fit_memory
 
-        fitted, note = fit_memory(settings, machine, program, python=interpreter(), environ=environ)
+        seen = machine if parsed.machine is not None else detect_machine(environ, full=True)
+        fitted, note = fit_memory(settings, seen, program, python=interpreter(), environ=environ)
         adaptations.append(note)
         settings, problems = try_resolve([*layers, fitted], machine, environ, cluster)
     if _wants_idle(settings):

@@ -157,11 +157,12 @@ class Checkpointed(Preparing):
         target = self._next_folder(output_dir)
         project = self.project_configuration
         keep = project.total_limit if project.automatic_checkpoint_naming else None
+        folder = target.parent.absolute()  # `then` may be called in another working directory
         self._save_to(
             target,
             allow_pickle,
             wait=wait,
-            then=lambda: None if keep is None else prune(target.parent, keep),
+            then=lambda: None if keep is None else prune(folder, keep),
         )
         project.iteration += 1
         return str(target)

@@ -6,8 +6,8 @@ No pickle is executed: torch reads Accelerate's files with `weights_only=True`.
 from __future__ import annotations
 
 import codecs
-import pickle
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,18 +114,15 @@ class _Reading:
 
     def shared(self) -> dict[str, Any]:
         """Return what all ranks share, as `headway.training_state` lays it out."""
-        weights = list(self._numbered("model", "safetensors"))
-        weights = weights or list(self._numbered("pytorch_model", "bin"))
+        weights = list(self._numbered("model", "safetensors", take=_state_dict))
+        weights = weights or list(self._numbered("pytorch_model", "bin", take=_state_dict))
         if not weights:
             raise CheckpointError(
                 "there is neither model.safetensors nor pytorch_model.bin",
                 where=str(self._folder),
                 fix="pass a folder that Accelerate's save_state() wrote, without FSDP or DeepSpeed",
             )
-        optimizers = [
-            {"state": state, "steps": _steps_of(state), "skipped": False}
-            for state in self._numbered("optimizer", "bin")
-        ]
+        optimizers = list(self._numbered("optimizer", "bin", take=_optimizer))
         steps = max((one["steps"] for one in optimizers), default=0)
         scaler = self._read("scaler.pt")
         return {
@@ -145,7 +142,7 @@ class _Reading:
 
     def generators(self) -> list[dict[str, Any]]:
         """Return the states of each rank's random number generators."""
-        ranks = list(self._numbered("random_states", "pkl", "_0"))
+        ranks = list(self._numbered("random_states", "pkl", "_0", take=_generators))
         if not ranks:
             self.notes.append("there are no states of random number generators")
             return []
@@ -154,7 +151,7 @@ class _Reading:
                 f"schedules have counted the steps of {len(ranks)} ranks, unless split_batches was"
                 " set; Headway counts optimizer steps"
             )
-        return [_generators(states, rank) for rank, states in enumerate(ranks)]
+        return ranks
 
     def note_what_is_left(self) -> None:
         """Note what Accelerate has not saved, and the files that are not read."""
@@ -162,22 +159,45 @@ class _Reading:
         left = {*files_below(self._folder)} - {*self.taken}
         self.notes += [f"{name} is not read" for name in sorted(left)]
 
-    def _numbered(self, stem: str, suffix: str, first: str = "") -> Iterator[Any]:
-        """Yield the contents of STEM.SUFFIX, STEM_1.SUFFIX and so on."""
+    def _numbered(
+        self,
+        stem: str,
+        suffix: str,
+        first: str = "",
+        *,
+        take: Callable[[Any, int], Any] = lambda content, _: content,
+    ) -> Iterator[Any]:
+        """Yield what `take` makes of the contents of STEM.SUFFIX, STEM_1.SUFFIX and so on.
+
+        Args:
+            first: stands in place of the number in the first name.
+            take: gets the contents and the number, and raises on what Accelerate does not write.
+        """
         number = 0
         while True:
-            ending = f"_{number}" if number else first
-            content = self._read(f"{stem}{ending}.{suffix}")
+            name = f"{stem}{f'_{number}' if number else first}.{suffix}"
+            content = self._read(name)
             if content is None:
                 return
-            yield content
+            try:
+                taken = take(content, number)
+            except Exception as error:  # noqa: BLE001  the contents may be anything
+                why = f"{type(error).__name__}: {error}"
+                raise CheckpointError(
+                    f"the file does not hold what Accelerate writes ({why})",
+                    where=str(self._folder / name),
+                    fix="move the file away, and go on without what it holds",
+                ) from None
+            yield taken
             number += 1
 
     def _read(self, name: str) -> Any:
         """Return what a file holds; None if it is not there."""
         path = self._folder / name
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
+        if not path.is_file():
+            raise self._unreadable(path, "it is not a file")
         try:
             with torch.serialization.safe_globals(_numpy_globals()):
                 content = (
@@ -185,10 +205,9 @@ class _Reading:
                     if path.suffix == ".safetensors"
                     else torch.load(path, map_location="cpu", weights_only=True)
                 )
-        except (OSError, RuntimeError, ValueError, EOFError) as error:
-            raise self._unreadable(path, str(error)) from None
-        except (pickle.UnpicklingError, safetensors.SafetensorError) as error:
-            raise self._unreadable(path, str(error).splitlines()[0]) from None
+        except Exception as error:  # noqa: BLE001  whatever a damaged pickle does
+            why = str(error).splitlines() or [type(error).__name__]
+            raise self._unreadable(path, why[0]) from None
         self.taken.append(name)
         return content
 
@@ -208,10 +227,24 @@ def _numpy_globals() -> list[Any]:
     return [rebuild, numpy.ndarray, numpy.dtype, type(numpy.dtype(numpy.uint32)), codecs.encode]
 
 
-def _steps_of(optimizer: dict[str, Any]) -> int:
-    """Return the steps that an optimizer has made, if it counts them."""
-    counts = [one["step"] for one in optimizer.get("state", {}).values() if "step" in one]
-    return int(max(counts, default=0))
+def _state_dict(content: Any, _: int) -> dict[Any, Any]:
+    """Return the contents of a file, if they are a state dict.
+
+    Raises:
+        TypeError: they are something else.
+    """
+    if not isinstance(content, dict):
+        raise TypeError(f"{type(content).__name__} is no dict")
+    return content
+
+
+def _optimizer(content: Any, _: int) -> dict[str, Any]:
+    """Return the state of an optimizer, with the steps that it has made, if it counts them."""
+    state = _state_dict(content, _)
+    counts = [int(one["step"]) for one in state.get("state", {}).values() if "step" in one]
+    if min(counts, default=0) < 0:
+        raise ValueError(f"it has made {min(counts)} steps")
+    return {"state": state, "steps": max(counts, default=0), "skipped": False}
 
 
 def _generators(states: dict[str, Any], rank: int) -> dict[str, Any]:

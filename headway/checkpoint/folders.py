@@ -44,6 +44,12 @@ def begin(target: Path) -> Path:
     Raises:
         CheckpointError: it cannot be made.
     """
+    if target.name in ("", ".."):
+        raise CheckpointError(
+            "a checkpoint takes the place of its folder, and this one has no name",
+            where=str(target),
+            fix="pass the path of a folder below it",
+        )
     pending = _beside(target, "tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +61,23 @@ def begin(target: Path) -> Path:
             fix="save to a folder that you may write, on a disk that has space",
         ) from None
     return pending
+
+
+def require_shared(pending: Path) -> None:
+    """Require that this rank sees the folder that `begin` has made on rank 0.
+
+    Raises:
+        CheckpointError: it does not; what it would write there were lost.
+    """
+    with suppress(OSError):
+        # so that a network file system asks its server, and does not remember that it was missing
+        pending.parent.mkdir(parents=True, exist_ok=True)
+    if not pending.is_dir():
+        raise CheckpointError(
+            "a rank does not see the folder in which rank 0 writes the checkpoint",
+            where=str(pending),
+            fix="let all ranks save to the same folder, on a disk that all machines share",
+        )
 
 
 def commit(pending: Path, target: Path) -> None:
@@ -171,7 +194,10 @@ def remove(path: Path, name_of: Path | None = None) -> None:
     trash = _beside(name_of or path, "trash")
     with suppress(OSError):  # another process was faster, or may not
         os.rename(path, trash)
-        shutil.rmtree(trash, ignore_errors=True)
+        if trash.is_symlink() or not trash.is_dir():
+            trash.unlink()
+        else:
+            shutil.rmtree(trash, ignore_errors=True)
 
 
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
@@ -185,6 +211,11 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda one: (one.manifest.saved_at, one.path))
 
 
+def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
+    """Return the checkpoints whose files are in a folder, without links to others."""
+    return [one for one in checkpoints_in(folder) if not one.path.is_symlink()]
+
+
 def next_time(folder: Path) -> float:
     """Return the time for a new manifest: now, but later than any other in the folder.
 
@@ -195,11 +226,14 @@ def next_time(folder: Path) -> float:
 
 
 def prune(folder: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` checkpoints (at least one), and return their paths."""
-    old = [one.path for one in checkpoints_in(folder)[: -max(keep, 1)]]
-    for path in old:
-        remove(path)
-    return old
+    """Remove all but the newest `keep` checkpoints (at least one), and return their paths.
+
+    A link is no checkpoint: it neither counts nor goes.
+    """
+    old = own_checkpoints_in(folder)[: -max(keep, 1)]
+    for one in old:
+        remove(one.path)
+    return [one.path for one in old]
 
 
 def leftovers_in(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from headway.checkpoint.folders import recover
-from headway.checkpoint.manifest import Manifest, parse_json, verify
+from headway.checkpoint.manifest import Manifest, parse_json, read_manifest, verify
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import load_tensors, tensor_facts
 from headway.checkpoint.values import decode, tensor_names
@@ -54,6 +54,12 @@ def load_checkpoint(
     manifest = on_rank_0(lambda: verify(folder))
 
     def read() -> tuple[Any, Any, dict[str, torch.Tensor]]:
+        if read_manifest(folder) != manifest:
+            raise CheckpointError(
+                f"rank {rank} finds another checkpoint than rank 0",
+                where=str(folder),
+                fix="let all ranks load the same folder, on a disk that all machines share",
+            )
         shared = _read_json(folder / values_name())
         has_own = rank < manifest.world_size
         own = _read_json(folder / values_name(rank)) if has_own else None

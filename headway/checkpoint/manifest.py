@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from headway.contract.records import shown
 from headway.errors import CheckpointError
 
 NAME = "manifest.json"
@@ -75,6 +77,8 @@ def describe_files(
         handle = os.open(folder / path, _OPENING)
         try:
             with _named(folder / path):
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise OSError(errno.EINVAL, "it is not a file")
                 if path in known and not sha256:
                     files.append(File(path, os.fstat(handle).st_size, known[path], ""))
                 else:
@@ -139,7 +143,7 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         raise CheckpointError(
             "there is no checkpoint" if not folder.is_dir() else "the checkpoint has no manifest",
-            where=str(path if folder.is_dir() else folder),
+            where=shown(str(path if folder.is_dir() else folder)),
             fix="pass the folder of a checkpoint: `headway checkpoint ls` lists them",
         ) from None
     except OSError as error:
@@ -196,7 +200,7 @@ def _require_known_format(fields: Any, path: Path) -> None:
         raise CheckpointError(
             f"the checkpoint has format {version}, written by Headway {fields.get('headway')!r};"
             f" this version reads formats up to {FORMAT}",
-            where=str(path),
+            where=shown(str(path)),
             fix="install the version of Headway that wrote it, or a later one",
         )
 
@@ -241,6 +245,7 @@ def _require_plain_paths(files: Iterable[File]) -> None:
     seen: set[str] = {NAME}
     for file in files:
         parts = file.path.split("/")
+        os.fsencode(file.path)  # a lone surrogate is in no name
         if file.path in seen or "\0" in file.path or {"", ".", ".."} & {*parts}:
             raise ValueError(f"{file.path!r} is listed twice, or is no path below the checkpoint")
         seen.add(file.path)
@@ -301,6 +306,6 @@ def files_below(folder: Path) -> Iterator[str]:
 def _damaged(path: Path, why: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint is damaged: {why}",
-        where=str(path),
+        where=shown(str(path)),
         fix="load another checkpoint: `headway checkpoint ls` lists them",
     )

@@ -9,7 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.checkpoint.folders import Checkpoint, checkpoints_in, leftovers_in, recover, remove
+from headway.checkpoint.folders import (
+    Checkpoint,
+    leftovers_in,
+    own_checkpoints_in,
+    recover,
+    remove,
+)
 from headway.checkpoint.manifest import NAME, read_manifest, verify
 from headway.errors import CheckpointError
 
@@ -34,7 +40,7 @@ def step_folder(project: Path, step: int) -> Path:
 
 def keep_newest_steps(project: Path, keep: int) -> None:
     """Remove all but the newest `keep` of the checkpoints that `step_folder` has named."""
-    named = [one for one in checkpoints_in(project / FOLDER) if _is_step(one)]
+    named = [one for one in own_checkpoints_in(project / FOLDER) if _is_step(one)]
     for one in named[:-keep]:
         remove(one.path)
 

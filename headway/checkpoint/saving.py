@@ -23,6 +23,7 @@ from headway.checkpoint.folders import (
     keep_unlisted,
     next_time,
     remove,
+    require_shared,
     require_space,
 )
 from headway.checkpoint.manifest import (
@@ -133,7 +134,10 @@ def prepare_checkpoint(
 ) -> Prepared:
     """Return a checkpoint whose tensors are still those of the training; see `save_checkpoint`."""
     rank, _ = rank_and_size()
-    pending = Path(on_rank_0(lambda: str(begin(target))))
+    name = on_rank_0(lambda: begin(target).name)
+    # absolute, as a hook or the script may change its working directory before all is written
+    target = agree(target.absolute)
+    pending = target.with_name(name)
     tensors: dict[str, torch.Tensor] = {}
 
     def encoded() -> tuple[Any, Any]:
@@ -142,6 +146,7 @@ def prepare_checkpoint(
         return shared, encode(dict(saved.own), prefix_of(rank), tensors)
 
     with removed_on_failure(target, pending):
+        agree(lambda: require_shared(pending))
         shared, own = agree(encoded)
     written = {name: one for name, one in tensors.items() if _is_written_by(rank, name, one)}
     return Prepared(target, pending, shared, own, written, progress, sha256, then)

@@ -33,6 +33,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from headway.errors import CheckpointError
 
+_Box = list[tuple[int, int]]
+
 _INDEX = ".metadata"
 _BUFFER = 2**20  # bytes
 _OF_METADATA = {
@@ -259,7 +261,7 @@ def _plain(metadata: Any, folder: Path) -> Metadata:
     """
     try:
         is_plain = type(metadata) is Metadata and _is_of_tensors(metadata, folder)
-    except (AttributeError, TypeError, OSError):
+    except (AttributeError, TypeError, ValueError, OSError, RecursionError):
         is_plain = False
     if not is_plain:
         raise _damaged(folder / _INDEX, "it lists something else than tensors in this folder")
@@ -279,9 +281,32 @@ def _is_of_tensors(metadata: Metadata, folder: Path) -> bool:
             return False
         volume = math.prod(entry.size)
         room -= volume * entry.properties.dtype.itemsize
-        if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != volume:
+        if volume and not _fills([*entry.size], [_box(chunk) for chunk in entry.chunks]):
             return False
     return room >= 0
+
+
+def _box(chunk: Any) -> _Box:
+    """Return where a chunk begins and how long it is, in each dimension."""
+    return list(zip(chunk.offsets, chunk.sizes, strict=True))
+
+
+def _fills(size: list[int], boxes: list[_Box]) -> bool:
+    """Return whether boxes fill a tensor, each element once, divided by one dimension at a time.
+
+    So DTensors are divided. Elements that no chunk has would be whatever is in memory.
+    """
+    if not size:
+        return boxes == [[]]
+    parts: dict[tuple[int, int], list[_Box]] = {}
+    for first, *others in boxes:
+        parts.setdefault(first, []).append(others)
+    end = 0
+    for start, length in sorted(one for one in parts if one[1] != 0):
+        if start != end or not _fills(size[1:], parts[start, length]):
+            return False
+        end = start + length
+    return end == size[0]
 
 
 class _Planner(DefaultLoadPlanner):

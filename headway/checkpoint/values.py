@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from headway.errors import CheckpointError
 
@@ -37,7 +38,7 @@ def encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) ->
     if value is None or kind in (bool, int, str):
         return value
     if isinstance(value, torch.Tensor):
-        return {"tensor": _add(value.detach(), name, tensors)}
+        return {"tensor": _add(_plain(value.detach(), name), name, tensors)}
     if kind is list:
         return [encode(one, f"{name}.{index}", tensors) for index, one in enumerate(value)]
     if isinstance(value, dict):  # an OrderedDict, defaultdict, ... becomes a dict
@@ -54,6 +55,33 @@ def encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) ->
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"number": str(float(value))}
     return _encode_numpy(value, name, tensors)
+
+
+def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Return a tensor that comes back as it was: dense, with data, and of torch's own class.
+
+    Raises:
+        CheckpointError: it is another one; torch may write it, but reads it with pickle only.
+    """
+    odd = ""
+    if type(tensor) is not torch.Tensor and not isinstance(tensor, DTensor):
+        odd = f"a {type(tensor).__module__}.{type(tensor).__qualname__}"
+    elif tensor.is_nested:
+        odd = "a nested tensor"
+    elif tensor.layout is not torch.strided:
+        odd = f"a tensor of layout {tensor.layout}"
+    elif tensor.is_quantized:
+        odd = "a quantized tensor"
+    elif tensor.is_meta:
+        odd = "a tensor without data, on the device meta"
+    if odd:
+        raise CheckpointError(
+            f"{name} is {odd}, which cannot be saved",
+            where="the state_dict() that it comes from",
+            fix="let state_dict() return dense tensors with data, such as the parts that it is "
+            "made of",
+        )
+    return tensor
 
 
 def _add(tensor: torch.Tensor, name: str, tensors: MutableMapping[str, torch.Tensor]) -> str:

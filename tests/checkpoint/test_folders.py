@@ -20,6 +20,7 @@ from headway.checkpoint.folders import (
     require_space,
 )
 from headway.checkpoint.manifest import verify
+from headway.checkpoint.project import keep_newest_steps
 from headway.errors import CheckpointError
 from tests.checkpoint.saved import save
 
@@ -85,6 +86,22 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError):
         save(tmp_path / "file" / "a")
+
+
+def test_prune_leaves_links_and_what_they_lead_to_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for step in (1, 2, 3):
+        save(folder / f"step_{step:08d}", step=step)
+    save(tmp_path / "elsewhere", step=0)
+    (folder / "zlatest").symlink_to("step_00000003")
+    (folder / "step_00000009").symlink_to("step_00000003")
+    (folder / "best").symlink_to(tmp_path / "elsewhere")
+    assert [path.name for path in prune(folder, 2)] == ["step_00000001"]
+    keep_newest_steps(tmp_path, 1)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *("best", "step_00000003", "step_00000009", "zlatest")
+    ]
+    assert verify(folder / "best").step == 0
 
 
 def test_space_is_asked_for_in_advance(tmp_path: Path) -> None:

@@ -128,3 +128,14 @@ def test_hostile_values_under_a_right_manifest_are_refused(text: str, tmp_path: 
     verify(tmp_path / "a")
     with pytest.raises(CheckpointError):
         load_checkpoint(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_a_folder_whose_place_no_checkpoint_can_take_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="has no name"):
+        save(Path(name))
+    assert sorted(tmp_path.iterdir()) == before

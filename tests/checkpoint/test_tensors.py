@@ -97,6 +97,16 @@ def huge(entry: Any) -> None:
     entry.chunks[0].sizes = torch.Size([2**40])
 
 
+def chunked(*boxes: tuple[tuple[int, int], tuple[int, int]]) -> Callable[[Any], object]:
+    """Return what gives an entry of 4 times 3 elements these chunks: their offsets and sizes."""
+
+    def change(entry: Any) -> None:
+        kind = type(entry.chunks[0])
+        entry.chunks = [kind(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in boxes]
+
+    return change
+
+
 HOSTILE_ENTRIES: list[Callable[[Any], object]] = [
     huge,
     lambda entry: setattr(entry, "size", torch.Size([2**40])),
@@ -106,6 +116,12 @@ HOSTILE_ENTRIES: list[Callable[[Any], object]] = [
     lambda entry: entry.chunks.clear(),
     lambda entry: setattr(entry.properties, "dtype", "float32"),
     lambda entry: setattr(entry, "chunks", None),
+    chunked(((-1, 0), (4, 3))),
+    chunked(((0, 0), (2, 3)), ((1, 0), (2, 3))),
+    chunked(((0, 0), (4, 2)), ((0, 1), (2, 2))),
+    chunked(((0, 0), (6, 2))),
+    chunked(((0, 0), (-4, -3))),
+    lambda entry: setattr(entry.chunks[0], "offsets", torch.Size([0])),
 ]
 
 
@@ -119,6 +135,15 @@ def test_an_index_of_tensors_that_the_files_do_not_hold_is_refused(
     index.write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError):
         tensor_facts(saved)
+
+
+def test_an_index_of_chunks_as_dtensors_have_them_is_read(saved: Path) -> None:
+    index = saved / ".metadata"
+    metadata = pickle.loads(index.read_bytes())
+    halves = [((row, column), (2, size)) for row in (2, 0) for column, size in ((0, 2), (2, 1))]
+    chunked(*halves, ((4, 0), (0, 3)))(metadata.state_dict_metadata["model.weight"])
+    index.write_bytes(pickle.dumps(metadata))
+    assert tensor_facts(saved)["model.weight"].shape == (4, 3)
 
 
 @pytest.mark.parametrize("text", [b"", b"garbage", pickle.dumps({})])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -78,6 +79,35 @@ def test_values_of_numpy_come_back() -> None:
         assert back.dtype == array.dtype
         assert back.shape == array.shape
         assert (back == array).all()
+
+
+class Named(torch.Tensor):  # type: ignore[name-defined,misc]
+    """A tensor that knows more than torch does."""
+
+
+@pytest.mark.parametrize(
+    ("make", "called"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "sparse_coo"),
+        (lambda: torch.eye(2).to_mkldnn(), "_mkldnn"),
+        (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "nested"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "quantized"),
+        (lambda: torch.ones(2, device="meta"), "without data"),
+        (lambda: torch.ones(2).as_subclass(Named), "Named"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_that_could_not_be_loaded_is_refused_by_name(
+    make: Callable[[], Any], called: str
+) -> None:
+    with pytest.raises(CheckpointError, match=rf"it\.scale is .*{called}"):
+        encode({"scale": make()}, "it", {})
+
+
+def test_a_parameter_and_its_buffer_are_saved_as_plain_tensors() -> None:
+    module = torch.nn.BatchNorm1d(2)
+    after = round_trip(module.state_dict() | {"live": module.weight})
+    assert {type(one) for one in after.values()} == {torch.Tensor}
 
 
 def test_other_kinds_of_dicts_become_dicts() -> None:

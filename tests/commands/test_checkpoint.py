@@ -12,7 +12,7 @@ import pytest
 
 from headway.commands.main import main
 from headway.errors import CheckpointError, ConfigError
-from tests.checkpoint.saved import save
+from tests.checkpoint.saved import rewrite, save
 
 FOLDER = Path("runs/checkpoints")
 
@@ -57,6 +57,38 @@ def test_a_damaged_checkpoint_is_named_and_the_others_are_verified(
     assert f"{folders[1]}: ok" in streams.out
     assert "notes.txt" in streams.out
     assert main(["checkpoint", "verify", folders[1]]) == 0
+
+
+def test_what_could_not_be_removed_is_not_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (FOLDER / ".trash-a-00000000").symlink_to("checkpoint_11")
+    prune = ["checkpoint", "prune", str(FOLDER), "--keep", "1", "--leftovers"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(PermissionError()))
+        assert main(prune) == CheckpointError.exit_code
+    streams = capsys.readouterr()
+    assert (streams.out, "checkpoint_9" in streams.err) == ("", True)
+    assert main(prune) == 0
+    assert [path.name for path in FOLDER.iterdir()] == ["checkpoint_11"]
+
+
+def test_no_name_reaches_the_terminal_with_its_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    odd = FOLDER / "a\x1b[2J\nb"
+    (FOLDER / "checkpoint_9").rename(odd)
+    (odd / "\x1b]0;c\x07").write_text("")
+    for words in (["ls", str(FOLDER)], ["verify", str(odd)], ["ls", f"{odd}-"]):
+        assert main(["checkpoint", *words]) == 0
+    rewrite(odd, lambda fields: fields["files"][0].update(path="\x1b[2J\ud800"))
+    assert main(["checkpoint", "verify", str(odd)]) == CheckpointError.exit_code
+    assert main(["checkpoint", "prune", str(FOLDER), "--keep", "1"]) == 0
+    streams = capsys.readouterr()
+    for char in "\x1b\x07":
+        assert char not in streams.out + streams.err
+    assert "\nb" not in streams.out + streams.err
+    assert r"a\x1b[2J\nb" in streams.out
 
 
 def test_prune_keeps_the_newest_and_leftovers_go_only_when_asked() -> None:
@@ -183,3 +215,37 @@ def test_nothing_in_a_folder_of_accelerate_is_executed(capsys: pytest.CaptureFix
     torch.save(Bomb(), folder / "sampler.bin")
     assert main(["checkpoint", "import", "theirs", "other"]) == 0
     assert "sampler.bin" in capsys.readouterr().out
+
+
+ODD_FILES: list[tuple[str, Any]] = [
+    ("pytorch_model.bin", [1]),
+    ("optimizer.bin", []),
+    ("optimizer.bin", {"state": "a"}),
+    ("optimizer.bin", {"state": {0: {"step": float("nan")}}}),
+    ("optimizer.bin", {"state": {0: {"step": -1}}}),
+    ("random_states_0.pkl", {}),
+    ("random_states_0.pkl", []),
+    ("scaler.pt", b"root:x:0:0:root"),
+    ("scaler.pt", os.mkfifo),
+    ("scaler.pt", os.mkdir),
+    ("scaler.pt", lambda path: path.symlink_to("nothing")),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), ODD_FILES, ids=range(len(ODD_FILES)))
+def test_a_file_that_accelerate_does_not_write_is_refused_by_name(
+    name: str, content: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    folder = Path("theirs")
+    folder.mkdir()
+    torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
+    if callable(content):
+        content(folder / name)
+    elif isinstance(content, bytes):
+        (folder / name).write_bytes(content)
+    else:
+        torch.save(content, folder / name)
+    assert main(["checkpoint", "import", "theirs", "ours"]) == CheckpointError.exit_code
+    assert f"theirs/{name}" in capsys.readouterr().err
+    assert not Path("ours").exists()

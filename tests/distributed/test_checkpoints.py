@@ -47,6 +47,21 @@ try:
     save_checkpoint(target, fail, Progress(4, 1))
 except CheckpointError as error:
     print("refused:", error.problems[0].what)
+save_checkpoint(Path(f"other{rank}"), lambda folder: saved, Progress(5, 1))
+save_checkpoint(Path("other1"), lambda folder: saved, Progress(6, 1))
+local = Path(f"disk_of_rank_{rank}")  # as on machines that share no disk
+for use, *rest in (save_checkpoint, local / "a", lambda _: State({}, {}), Progress(7, 1)), (
+    load_checkpoint, Path(f"other{rank}")
+):
+    try:
+        use(*rest)
+    except CheckpointError as error:
+        print(f"told {rank}:", error.problems[0].what)
+def leave(folder):
+    Path(local).mkdir(exist_ok=True)
+    os.chdir(local)
+    return saved
+save_checkpoint(Path("moved"), leave, Progress(8, 1))
 dist.destroy_process_group()
 """
 )
@@ -80,8 +95,12 @@ def test_ranks_save_together_or_not_at_all_and_another_number_of_ranks_loads_it(
     done = launch(*words, "2", script(SAVE, "save.py"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("No space left on device") >= 1, done.stdout
-    assert verify(Path("saved")).step == 3
-    assert [one.path.name for one in checkpoints_in(Path("."))] == ["saved"]
+    assert [(one.path.name, verify(one.path).step) for one in checkpoints_in(Path("."))] == [
+        *(("saved", 3), ("other0", 5), ("other1", 6), ("moved", 8))
+    ]
+    for rank in (0, 1):
+        assert f"told {rank}: a rank does not see the folder" in done.stdout
+        assert f"told {rank}: rank 1 finds another checkpoint than rank 0" in done.stdout
     assert leftovers_in(Path(".")) == []
     done = launch(*words, "3", script(LOAD, "load.py"))
     assert done.returncode == 0, done.stderr
