@@ -43,6 +43,7 @@ class Checkpointed(Preparing):
         self._registered: list[Any] = []
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._has_state = False  # saved or loaded by this run
         self._background: Background | None = None  # once a checkpoint was saved without a wait
 
     @property
@@ -252,6 +253,7 @@ class Checkpointed(Preparing):
         if self._load_hooks:
             agree(lambda: restoring.check_models(self._inner(models)))
         restoring.apply(self._inner(models))
+        self._has_state = True
         project = self.project_configuration
         if project.automatic_checkpoint_naming:
             checkpoints = self._checkpoints_folder("load_state")
@@ -272,6 +274,7 @@ class Checkpointed(Preparing):
             Progress(self._steps_done(), 0 if loader is None else loader.epoch),
             then=then,
         )
+        self._has_state = True
         if wait:
             write_prepared(prepared)
         else:

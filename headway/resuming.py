@@ -64,6 +64,7 @@ class Resuming(Checkpointed, Tracked):
         self._agreed_at_step = self._agree_at_step = 0
         self._saved_at_step, self._saved_at = 0, 0.0
         self._asks = self._asks_left = 0  # of `should_stop`, between two agreements
+        self._resumed_with: int | None = None  # how many objects were there in `resume`
         self._by_steps, self._by_calls = Agreement(self.device), Agreement(self.device)
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
@@ -95,6 +96,7 @@ class Resuming(Checkpointed, Tracked):
         from headway.resume_choice import choose
 
         project = self._project_folder("resume")
+        self._resumed_with = self._num_objects()
         channel.has_resumed = True
         self._skips_itself = False  # a script for Accelerate that calls this has its loaders go on
         self._arm()
@@ -136,9 +138,10 @@ class Resuming(Checkpointed, Tracked):
             The folder, if something was saved.
 
         Raises:
-            UsageError: there is no project folder, no optimizer has been prepared, or `every` is
-                neither a number of steps nor a duration.
-            CheckpointError: a rank could not save; raised on all, and older checkpoints stand.
+            UsageError: there is no project folder, no optimizer has been prepared, `every` is
+                neither a number of steps nor a duration, or `resume` came before `prepare`.
+            CheckpointError: a rank could not save; raised on all, and older checkpoints stand. Or
+                the project folder has checkpoints of an earlier run, and this one has loaded none.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
@@ -174,6 +177,8 @@ class Resuming(Checkpointed, Tracked):
             self._asks_left -= 1
             return False
         if self._request is Request.NONE and not self._accumulation.is_open:
+            if self._signals is None:
+                self._require_resumed()
             self._arm()
             verdict = self._by_calls.agree(self._own_request(), False, self._asks)
             self._note(verdict.request)
@@ -208,6 +213,39 @@ class Resuming(Checkpointed, Tracked):
             self._saved_at = time.monotonic()
             channel.has_resumed = True
 
+    def _require_resumed(self) -> None:
+        """Refuse to save beside, and in place of, checkpoints that this run does not go on from."""
+        from headway.checkpoint.project import candidates
+        from headway.checkpoint.saving import on_rank_0
+
+        folder = self.project_configuration.project_dir
+        if folder is None or self._has_state:
+            return
+        project = Path(folder).expanduser()
+        found = on_rank_0(lambda: [str(one.path) for one in candidates(project)[-1:]])
+        if found:
+            raise CheckpointError(
+                "the project folder has checkpoints of an earlier run, which this run does not go"
+                " on from, and its own would take their place",
+                where=found[0],
+                fix="call accelerator.resume() after prepare() to go on from it, or pass another"
+                " project_dir",
+            )
+
+    def _require_prepared_before(self) -> None:
+        num_later = 0 if self._resumed_with is None else self._num_objects() - self._resumed_with
+        if num_later > 0:
+            raise UsageError(
+                f"{num_later} objects were prepared or registered after resume(), which could not"
+                " load what a checkpoint has of them",
+                where="the script's resume()",
+                fix="call accelerator.resume() after every prepare() and"
+                " register_for_checkpointing()",
+            )
+
+    def _num_objects(self) -> int:
+        return len(self._prepared) + len(self._registered)
+
     def _own_request(self) -> Request:
         """Return what this rank has been asked for."""
         assert self._signals is not None, "_arm() comes first"
@@ -228,6 +266,9 @@ class Resuming(Checkpointed, Tracked):
         if every is not None and self._accumulation.is_open:
             return None
         project = self._project_folder("checkpoint")
+        if self._signals is None:
+            self._require_resumed()
+        self._require_prepared_before()
         self._arm()
         self._stepping = self._all(PreparedOptimizer)
         step = self._steps_done()

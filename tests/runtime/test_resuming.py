@@ -116,6 +116,35 @@ def test_the_newest_two_stay_or_as_many_as_the_limit_says() -> None:
     limited.accelerator.end_training()
 
 
+def test_a_script_that_forgets_to_resume_does_not_replace_an_earlier_run() -> None:
+    Training().train_to(4, every=2)
+    forgetful = Training()
+    with pytest.raises(CheckpointError, match="earlier run") as error:
+        forgetful.train_to(1, every=1)
+    assert "resume()" in str(error.value)
+    assert names() == ["step_00000002", "step_00000004"]
+    with pytest.raises(CheckpointError, match="earlier run"):
+        _ = Training().accelerator.should_stop
+    by_hand = Training()
+    by_hand.accelerator.load_state(CHECKPOINTS / "step_00000004")
+    assert by_hand.train_to(6, every=2)[-1] == "step_00000006"
+    by_hand.accelerator.end_training()
+
+
+def test_what_is_prepared_after_resume_is_refused_in_the_first_run() -> None:
+    accelerator = Accelerator(cpu=True, project_dir=PROJECT)
+    run = accelerator.resume()
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    with pytest.raises(UsageError, match="after resume") as error:
+        accelerator.checkpoint()
+    assert run == FRESH
+    assert "prepare()" in str(error.value)
+    assert accelerator.resume() == FRESH
+    assert accelerator.checkpoint() is not None
+    assert model is not None
+    accelerator.end_training()
+
+
 def test_between_the_micro_batches_of_a_step_nothing_is_saved() -> None:
     training = Training(gradient_accumulation_steps=2)
     training.accelerator.resume()
