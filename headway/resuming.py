@@ -15,6 +15,7 @@ from headway.arguments import EffectiveSettings
 from headway.checkpointed import Checkpointed
 from headway.contract.records import channel, is_connected
 from headway.contract.run import LATEST
+from headway.data.loader import PreparedDataLoader
 from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer
 from headway.stopping import Agreement, Request, StopSignals, say
@@ -64,6 +65,7 @@ class Resuming(Checkpointed, Tracked):
         self._agreed_at_step = self._agree_at_step = 0
         self._saved_at_step, self._saved_at = 0, 0.0
         self._asks = self._asks_left = 0  # of `should_stop`, between two agreements
+        self._has_told_of_evaluation = False
         self._resumed_with: int | None = None  # how many objects were there in `resume`
         self._by_steps, self._by_calls = Agreement(self.device), Agreement(self.device)
 
@@ -203,7 +205,20 @@ class Resuming(Checkpointed, Tracked):
 
         if self.is_main_process:
             write_json(folder / _TRACKERS, self._run_ids())
+            self._tell_of_evaluation()
         return super()._state_to_save(folder, allow_pickle)
+
+    def _tell_of_evaluation(self) -> None:
+        loaders = self._all(PreparedDataLoader)
+        is_inside = any(one.has_trained for one in loaders) and any(
+            one.is_evaluated for one in loaders
+        )
+        if is_inside and not self._has_told_of_evaluation:
+            self._has_told_of_evaluation = True
+            say(
+                "note: saved in the middle of an evaluation; a run that goes on from there will"
+                " give that loader's next pass the remaining batches only. Save outside of it"
+            )
 
     def _arm(self) -> None:
         """Begin to note what asks this process to stop."""

@@ -145,6 +145,16 @@ def test_what_is_prepared_after_resume_is_refused_in_the_first_run() -> None:
     accelerator.end_training()
 
 
+def test_a_save_in_an_evaluation_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    training = Training()
+    training.train_to(3, every=1)
+    assert "evaluation" not in capsys.readouterr().err
+    for _ in training.test_loader:
+        training.accelerator.checkpoint()
+    assert capsys.readouterr().err.count("evaluation") == 1
+    training.accelerator.end_training()
+
+
 def test_between_the_micro_batches_of_a_step_nothing_is_saved() -> None:
     training = Training(gradient_accumulation_steps=2)
     training.accelerator.resume()
