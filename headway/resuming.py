@@ -65,7 +65,8 @@ class Resuming(Checkpointed, Tracked):
         self._agreed_at_step = self._agree_at_step = 0
         self._saved_at_step, self._saved_at = 0, 0.0
         self._asks = self._asks_left = 0  # of `should_stop`, between two agreements
-        self._has_told_of_evaluation = False
+        self._has_told_of_evaluation = self._has_told_of_others = False
+        self._began_to_save_at = time.time()
         self._resumed_with: int | None = None  # how many objects were there in `resume`
         self._by_steps, self._by_calls = Agreement(self.device), Agreement(self.device)
 
@@ -340,18 +341,31 @@ class Resuming(Checkpointed, Tracked):
             ) from None
 
     def _save_step(self, project: Path, step: int, allow_pickle: bool) -> str:
-        from headway.checkpoint.project import keep_newest_steps, step_folder
+        from headway.checkpoint.project import step_folder
 
         folder = step_folder(project, step)
         keep = self.project_configuration.total_limit or _KEEP
         channel.phase = "checkpoint"
         try:
             self._wait_for_earlier()
-            self._save_to(folder, allow_pickle, then=lambda: keep_newest_steps(project, keep))
+            self._save_to(folder, allow_pickle, then=lambda: self._tidy_up(project, keep))
         finally:
             channel.phase = "script"
         self._saved_at_step, self._saved_at = step, time.monotonic()
         return str(folder)
+
+    def _tidy_up(self, project: Path, keep: int) -> None:
+        from headway.checkpoint.project import keep_newest_steps, saved_by_others
+
+        if not self._has_told_of_others:
+            other = saved_by_others(project, self._began_to_save_at, self._saved_times)
+            if other is not None:
+                self._has_told_of_others = True
+                say(
+                    f"note: another run saves to {project} as well ({other}), and each removes"
+                    " the other's checkpoints; give each a project_dir of its own"
+                )
+        keep_newest_steps(project, keep)
 
     def _wait_for_earlier(self) -> None:
         """Wait for a checkpoint that is being written; its failure keeps no job from stopping."""

@@ -155,6 +155,17 @@ def test_a_save_in_an_evaluation_is_told_once(capsys: pytest.CaptureFixture[str]
     training.accelerator.end_training()
 
 
+def test_two_runs_in_one_project_folder_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Training().train_to(2, every=1)
+    one, other = Training(), Training()
+    runs = [training.accelerator.resume() for training in (one, other)]
+    one.train_to(4, runs[0], every=1)
+    assert "another run" not in capsys.readouterr().err
+    other.train_to(5, runs[1], every=1)
+    assert capsys.readouterr().err.count("another run") == 1
+    one.accelerator.end_training()
+
+
 def test_between_the_micro_batches_of_a_step_nothing_is_saved() -> None:
     training = Training(gradient_accumulation_steps=2)
     training.accelerator.resume()
