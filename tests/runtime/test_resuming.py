@@ -230,6 +230,18 @@ def test_a_damaged_newest_checkpoint_is_named_and_left_out_only_when_asked(
     training.accelerator.end_training()
 
 
+def test_where_none_is_whole_to_fall_back_on_the_error_says_so() -> None:
+    Training().train_to(4, every=2)
+    for name in names():
+        (CHECKPOINTS / name / "values.json").write_text("{}")
+    training = Training()
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints is whole") as caught:
+        training.accelerator.resume(fall_back=True)
+    assert all(name in str(caught.value) for name in names())
+    assert str(CHECKPOINTS) in str(caught.value)
+    training.accelerator.end_training()
+
+
 def test_a_checkpoint_that_does_not_fit_is_no_reason_to_fall_back() -> None:
     Training().train_to(3, every=1)
     accelerator = Accelerator(cpu=True, project_dir=PROJECT)
