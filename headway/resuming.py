@@ -170,7 +170,7 @@ class Resuming(Checkpointed, Tracked):
         leaves.
 
         Examples:
-            >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
+            >>> accelerator = Accelerator(cpu=True, project_dir="runs/gpt")
             >>> for round in range(3):
             ...     if accelerator.should_stop:
             ...         accelerator.checkpoint()

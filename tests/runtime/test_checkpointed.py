@@ -387,7 +387,7 @@ def test_the_state_of_another_class_of_optimizer_is_refused(tmp_path: Path) -> N
 
     folder = prepared(torch.optim.AdamW).save_state(tmp_path / "saved")
     prepared(torch.optim.Adam).load_state(folder)  # has the same state
-    with pytest.raises(CheckpointError, match="betas.*momentum"):
+    with pytest.raises(CheckpointError, match=r"betas.*momentum"):
         prepared(torch.optim.SGD).load_state(folder)
 
 
