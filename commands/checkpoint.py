@@ -20,7 +20,9 @@ from headway.checkpoint.folders import (
     recover,
     remove,
 )
-from headway.checkpoint.manifest import unlisted_files, verify
+from headway.checkpoint.manifest import NAME, unlisted_files, verify
+from headway.checkpoint.project import FOLDER as PROJECT_FOLDER
+from headway.checkpoint.project import candidates
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.contract.records import shown
@@ -28,8 +30,9 @@ from headway.errors import CheckpointError
 
 ACTIONS = ("ls", "verify", "prune", "export", "import")
 _ACTIONS = """
-ls [FOLDER]        list the checkpoints in a folder, the newest last
-verify FOLDER ...  compare every file with the checksums of the manifest; 1 if one is damaged
+ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last
+verify FOLDER ...  compare every file with the checksums of the manifest, of one checkpoint or of
+                   all that a folder has; 1 if one is damaged
 prune FOLDER       remove all but the newest --keep checkpoints
 export FOLDER OUT.safetensors
                    write the weights of a model into one file
@@ -61,10 +64,10 @@ def main(argv: Sequence[str]) -> int:
         number = None if parsed.model is None else int(parsed.model)
         return _export(folders[0], folders[1], number)
     if action == "verify":
-        return _verify(folders or [Path(".")])
+        return _verify([one for given in folders or [Path(".")] for one in _meant_by(given)])
     if len(folders) > 1:
         parser.error(f"unexpected argument {words[2]!r}")
-    folder = folders[0] if folders else Path(".")
+    folder = _holder(folders[0] if folders else Path("."))
     if action == "ls":
         return _list(folder, as_json=parsed.json)
     keep = parsed.keep
@@ -95,6 +98,19 @@ def make_parser() -> Parser:
     )
     parser.flag("--json", help="print one JSON object: {checkpoints}, for ls")
     return parser
+
+
+def _holder(folder: Path) -> Path:
+    """Return the folder that has the checkpoints: this one, or that in a project's folder."""
+    below = folder / PROJECT_FOLDER
+    return below if below.is_dir() and not checkpoints_in(folder) else folder
+
+
+def _meant_by(folder: Path) -> list[Path]:
+    """Return the checkpoint in this folder, or those that it has as the folder of a project."""
+    if os.path.lexists(folder / NAME):
+        return [folder]
+    return [one.path for one in candidates(folder)] or [folder]
 
 
 def _list(folder: Path, *, as_json: bool) -> int:

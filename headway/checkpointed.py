@@ -43,6 +43,8 @@ class Checkpointed(Preparing):
         self._registered: list[Any] = []
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._has_state = False  # saved or loaded by this run
+        self._saved_times: set[float] = set()  # in the manifests of what rank 0 has saved
         self._background: Background | None = None  # once a checkpoint was saved without a wait
 
     @property
@@ -253,6 +255,7 @@ class Checkpointed(Preparing):
         if self._load_hooks:
             agree(lambda: restoring.check_models(self._inner(models)))
         restoring.apply(self._inner(models))
+        self._has_state = True
         project = self.project_configuration
         if project.automatic_checkpoint_naming:
             checkpoints = self._checkpoints_folder("load_state")
@@ -263,7 +266,12 @@ class Checkpointed(Preparing):
         self, target: Path, allow_pickle: bool, *, wait: bool = True, then: Callable[[], object]
     ) -> None:
         """Save to `target`; rank 0 calls `then` once the checkpoint is there."""
+        from headway.checkpoint.manifest import read_manifest
         from headway.checkpoint.saving import Progress, prepare_checkpoint, write_prepared
+
+        def note_and_then() -> None:
+            self._saved_times.add(read_manifest(target).saved_at)
+            then()
 
         self._refuse_unequal_weights()
         loader = self._training_loader()
@@ -271,8 +279,9 @@ class Checkpointed(Preparing):
             target,
             lambda folder: self._state_to_save(folder, allow_pickle),
             Progress(self._steps_done(), 0 if loader is None else loader.epoch),
-            then=then,
+            then=note_and_then,
         )
+        self._has_state = True
         if wait:
             write_prepared(prepared)
         else:

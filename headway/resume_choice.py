@@ -9,7 +9,7 @@ from headway.checkpoint.manifest import read_manifest
 from headway.checkpoint.project import Candidate, candidates, newest_whole
 from headway.checkpoint.saving import on_rank_0
 from headway.contract.run import LATEST, is_restart
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, Problem
 
 
 def choose(
@@ -44,9 +44,17 @@ def choose(
         return str(found[-1].path), []
     whole, faults = newest_whole(found)
     if whole is None:
-        raise faults[0]
-    problems = [fault.problems[0] for fault in faults]
-    return str(whole), [f"left out: {one.what} ({one.where})" for one in problems]
+        raise CheckpointError(
+            f"none of the {len(found)} checkpoints is whole: "
+            + "; ".join(f"{one.what} ({one.where})" for one in _problems(faults)),
+            where=str(project),
+            fix="move them away to start from the beginning",
+        )
+    return str(whole), [f"left out: {one.what} ({one.where})" for one in _problems(faults)]
+
+
+def _problems(faults: list[CheckpointError]) -> list[Problem]:
+    return [fault.problems[0] for fault in faults]
 
 
 def _saved_by_this_job(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:

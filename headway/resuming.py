@@ -15,6 +15,7 @@ from headway.arguments import EffectiveSettings
 from headway.checkpointed import Checkpointed
 from headway.contract.records import channel, is_connected
 from headway.contract.run import LATEST
+from headway.data.loader import PreparedDataLoader
 from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer
 from headway.stopping import Agreement, Request, StopSignals, say
@@ -64,6 +65,9 @@ class Resuming(Checkpointed, Tracked):
         self._agreed_at_step = self._agree_at_step = 0
         self._saved_at_step, self._saved_at = 0, 0.0
         self._asks = self._asks_left = 0  # of `should_stop`, between two agreements
+        self._has_told_of_evaluation = self._has_told_of_others = False
+        self._began_to_save_at = time.time()
+        self._resumed_with: int | None = None  # how many objects were there in `resume`
         self._by_steps, self._by_calls = Agreement(self.device), Agreement(self.device)
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
@@ -95,6 +99,7 @@ class Resuming(Checkpointed, Tracked):
         from headway.resume_choice import choose
 
         project = self._project_folder("resume")
+        self._resumed_with = self._num_objects()
         channel.has_resumed = True
         self._skips_itself = False  # a script for Accelerate that calls this has its loaders go on
         self._arm()
@@ -138,10 +143,12 @@ class Resuming(Checkpointed, Tracked):
             The folder, if something was saved.
 
         Raises:
-            UsageError: there is no project folder, no optimizer has been prepared, or `every` is
-                neither a number of steps nor a duration.
+            UsageError: there is no project folder, no optimizer has been prepared, `every` is
+                neither a number of steps nor a duration, or `resume` came before `prepare`.
             CheckpointError: a rank could not save; raised on all, and older checkpoints stand. With
                 `wait=False` by the next call that saves. A script that is to train on catches it.
+                Or the project folder has checkpoints of an earlier run, and this one has loaded
+                none.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
@@ -167,7 +174,7 @@ class Resuming(Checkpointed, Tracked):
         leaves.
 
         Examples:
-            >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
+            >>> accelerator = Accelerator(cpu=True, project_dir="runs/gpt")
             >>> for round in range(3):
             ...     if accelerator.should_stop:
             ...         accelerator.checkpoint()
@@ -177,6 +184,8 @@ class Resuming(Checkpointed, Tracked):
             self._asks_left -= 1
             return False
         if self._request is Request.NONE and not self._accumulation.is_open:
+            if self._signals is None:
+                self._require_resumed()
             self._arm()
             verdict = self._by_calls.agree(self._own_request(), False, self._asks)
             self._note(verdict.request)
@@ -201,7 +210,20 @@ class Resuming(Checkpointed, Tracked):
 
         if self.is_main_process:
             write_json(folder / _TRACKERS, self._run_ids())
+            self._tell_of_evaluation()
         return super()._state_to_save(folder, allow_pickle)
+
+    def _tell_of_evaluation(self) -> None:
+        loaders = self._all(PreparedDataLoader)
+        is_inside = any(one.has_trained for one in loaders) and any(
+            one.is_evaluated for one in loaders
+        )
+        if is_inside and not self._has_told_of_evaluation:
+            self._has_told_of_evaluation = True
+            say(
+                "note: saved in the middle of an evaluation; a run that goes on from there will"
+                " give that loader's next pass the remaining batches only. Save outside of it"
+            )
 
     def _arm(self) -> None:
         """Begin to note what asks this process to stop."""
@@ -210,6 +232,39 @@ class Resuming(Checkpointed, Tracked):
             self._signals.trap()
             self._saved_at = time.monotonic()
             channel.has_resumed = True
+
+    def _require_resumed(self) -> None:
+        """Refuse to save beside, and in place of, checkpoints that this run does not go on from."""
+        from headway.checkpoint.project import candidates
+        from headway.checkpoint.saving import on_rank_0
+
+        folder = self.project_configuration.project_dir
+        if folder is None or self._has_state:
+            return
+        project = Path(folder).expanduser()
+        found = on_rank_0(lambda: [str(one.path) for one in candidates(project)[-1:]])
+        if found:
+            raise CheckpointError(
+                "the project folder has checkpoints of an earlier run, which this run does not go"
+                " on from, and its own would take their place",
+                where=found[0],
+                fix="call accelerator.resume() after prepare() to go on from it, or pass another"
+                " project_dir",
+            )
+
+    def _require_prepared_before(self) -> None:
+        num_later = 0 if self._resumed_with is None else self._num_objects() - self._resumed_with
+        if num_later > 0:
+            raise UsageError(
+                f"{num_later} objects were prepared or registered after resume(), which could not"
+                " load what a checkpoint has of them",
+                where="the script's resume()",
+                fix="call accelerator.resume() after every prepare() and"
+                " register_for_checkpointing()",
+            )
+
+    def _num_objects(self) -> int:
+        return len(self._prepared) + len(self._registered)
 
     def _own_request(self) -> Request:
         """Return what this rank has been asked for."""
@@ -231,6 +286,9 @@ class Resuming(Checkpointed, Tracked):
         if every is not None and self._accumulation.is_open:
             return None
         project = self._project_folder("checkpoint")
+        if self._signals is None:
+            self._require_resumed()
+        self._require_prepared_before()
         self._arm()
         self._stepping = self._all(PreparedOptimizer)
         step = self._steps_done()
@@ -288,7 +346,7 @@ class Resuming(Checkpointed, Tracked):
             ) from None
 
     def _save_step(self, project: Path, step: int, allow_pickle: bool, wait: bool) -> str:
-        from headway.checkpoint.project import keep_newest_steps, step_folder
+        from headway.checkpoint.project import step_folder
 
         folder = step_folder(project, step)
         keep = self.project_configuration.total_limit or _KEEP
@@ -296,12 +354,25 @@ class Resuming(Checkpointed, Tracked):
         try:
             self._wait_for_earlier()
             self._save_to(
-                folder, allow_pickle, wait=wait, then=lambda: keep_newest_steps(project, keep)
+                folder, allow_pickle, wait=wait, then=lambda: self._tidy_up(project, keep)
             )
         finally:
             channel.phase = "script"
         self._saved_at_step, self._saved_at = step, time.monotonic()
         return str(folder)
+
+    def _tidy_up(self, project: Path, keep: int) -> None:
+        from headway.checkpoint.project import keep_newest_steps, saved_by_others
+
+        if not self._has_told_of_others:
+            other = saved_by_others(project, self._began_to_save_at, self._saved_times)
+            if other is not None:
+                self._has_told_of_others = True
+                say(
+                    f"note: another run saves to {project} as well ({other}), and each removes"
+                    " the other's checkpoints; give each a project_dir of its own"
+                )
+        keep_newest_steps(project, keep)
 
     def _wait_for_earlier(self) -> None:
         """Wait for a checkpoint that is being written; its failure keeps no job from stopping."""

@@ -186,9 +186,15 @@ class Restoring:
         for number, (one, saved) in enumerate(
             zip(training.optimizers, shared["optimizers"], strict=True)
         ):
-            sizes = [len(group["params"]) for group in saved["state"].get("param_groups", ())]
-            live = [len(group["params"]) for group in one.state_dict().get("param_groups", ())]
+            groups, live_groups = (
+                state.get("param_groups", ()) for state in (saved["state"], one.state_dict())
+            )
+            sizes, live = (
+                [len(group["params"]) for group in each] for each in (groups, live_groups)
+            )
             self._require_equal(f"sizes of the parameter groups of optimizer {number}", sizes, live)
+            for group, live_group in zip(groups, live_groups, strict=True):
+                self._require_same_settings(f"optimizer {number}", set(group), set(live_group))
         if (precision := shared["precision"]["name"]) is not None:
             self._require_equal("mixed_precision", precision, training.precision.name)
         if shared["accumulation"]["micro_batches"]:
@@ -208,6 +214,13 @@ class Restoring:
             loader.require_position(state, str(self._folder))
             self._check_global_batch(state, loader)
         self._objects = [self._state_of_object(saved) for saved in shared["objects"]]
+
+    def _require_same_settings(self, optimizer: str, saved: set[str], live: set[str]) -> None:
+        """Refuse another class of optimizer; another version of torch may add settings to it."""
+        if saved - live and live - saved:
+            self._require_equal(
+                f"settings of {optimizer}", sorted(saved - live), sorted(live - saved)
+            )
 
     def _check_open_step(self) -> None:
         """Require that this run can go on between two optimizer steps."""

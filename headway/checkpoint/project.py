@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +43,17 @@ def keep_newest_steps(project: Path, keep: int) -> None:
     named = [one for one in own_checkpoints_in(project / FOLDER) if _is_step(one)]
     for one in named[:-keep]:
         remove(one.path)
+
+
+def saved_by_others(project: Path, since: float, own: Container[float]) -> Path | None:
+    """Return a checkpoint that another run has saved while this one was running, if there is one.
+
+    Args:
+        since: when this run began to save.
+        own: the times at which it has saved.
+    """
+    times = ((one.manifest.saved_at, one.path) for one in own_checkpoints_in(project / FOLDER))
+    return next((path for at, path in times if at > since and at not in own), None)
 
 
 def _is_step(one: Checkpoint) -> bool:

@@ -223,6 +223,12 @@ class PreparedDataLoader(DataLoader[Any]):
         passes, current = self._passes, self._passes.current
         return passes.has_trained or (current is not None and current.step != channel.step)
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether a pass has begun and is not complete, and none has trained, as in evaluations."""
+        current = self._passes.current
+        return current is not None and not current.is_complete and not self.has_trained
+
     def position(self) -> dict[str, Any]:
         """Return where the passes stand, for a checkpoint: values, and tensors of generators."""
         current = self._passes.current

@@ -70,6 +70,7 @@ class Failure(NamedTuple):
             memory_kills=self.memory_kills,
             lost_reader=self.lost_reader,
             divergence=self.divergence,
+            killed_after_s=first.killed_after_s,
         )
 
     @property

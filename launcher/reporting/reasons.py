@@ -33,6 +33,7 @@ class Evidence(NamedTuple):
     memory_kills: int = 0  # by the kernel's OOM killer during the run
     lost_reader: str = ""  # of which of the launcher's streams the reader has gone
     divergence: tuple[str, ...] = ()  # where it failed in communication: how the ranks diverged
+    killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
 
 
 class Reason(NamedTuple):
@@ -116,6 +117,13 @@ REASONS = (
         lambda seen: seen.code == 0,
         "{rank} left by os._exit(0) while the others went on",
         "let every rank run to its end, or call sys.exit()",
+    ),
+    Reason(
+        "did_not_stop",
+        lambda seen: seen.code == -signal.SIGKILL and seen.killed_after_s is not None,
+        "{rank} was asked to stop, and did not",
+        "look at where the ranks are with `headway stack` before you stop the run; ranks wait for "
+        "ever where one calls accelerator.checkpoint() and another does not",
     ),
     Reason(
         "killed_for_memory",

@@ -44,6 +44,18 @@ def test_a_folder_without_checkpoints_is_said_to_have_none(
     assert (streams.out, "no checkpoint" in streams.err) == ("", True)
 
 
+def test_the_folder_of_a_project_stands_for_the_checkpoints_in_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    project = str(FOLDER.parent)
+    assert main(["checkpoint", "ls", project]) == 0
+    assert "checkpoint_11" in capsys.readouterr().out
+    assert main(["checkpoint", "prune", project, "--keep", "1"]) == 0
+    assert [one.name for one in FOLDER.iterdir()] == ["checkpoint_11"]
+    assert main(["checkpoint", "verify", project]) == 0
+    assert f"{FOLDER / 'checkpoint_11'}: ok" in capsys.readouterr().out
+
+
 def test_a_damaged_checkpoint_is_named_and_the_others_are_verified(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -378,6 +378,19 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(what: str, tmp_path: Pat
     assert run.loader.epoch == 1
 
 
+def test_the_state_of_another_class_of_optimizer_is_refused(tmp_path: Path) -> None:
+    def prepared(kind: Any) -> Accelerator:
+        accelerator = Accelerator(cpu=True)
+        model = torch.nn.Linear(2, 1)
+        accelerator.prepare(model, kind(model.parameters(), lr=0.1))
+        return accelerator
+
+    folder = prepared(torch.optim.AdamW).save_state(tmp_path / "saved")
+    prepared(torch.optim.Adam).load_state(folder)  # has the same state
+    with pytest.raises(CheckpointError, match=r"betas.*momentum"):
+        prepared(torch.optim.SGD).load_state(folder)
+
+
 def test_weights_that_both_have_are_loaded_where_asked(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(torch.nn.Linear(2, 2))

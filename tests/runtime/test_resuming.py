@@ -133,6 +133,56 @@ def test_checkpoints_may_be_written_while_training_goes_on_but_for_the_last() ->
     training.accelerator.end_training()
 
 
+def test_a_script_that_forgets_to_resume_does_not_replace_an_earlier_run() -> None:
+    Training().train_to(4, every=2)
+    forgetful = Training()
+    with pytest.raises(CheckpointError, match="earlier run") as error:
+        forgetful.train_to(1, every=1)
+    assert "resume()" in str(error.value)
+    assert names() == ["step_00000002", "step_00000004"]
+    with pytest.raises(CheckpointError, match="earlier run"):
+        _ = Training().accelerator.should_stop
+    by_hand = Training()
+    by_hand.accelerator.load_state(CHECKPOINTS / "step_00000004")
+    assert by_hand.train_to(6, every=2)[-1] == "step_00000006"
+    by_hand.accelerator.end_training()
+
+
+def test_what_is_prepared_after_resume_is_refused_in_the_first_run() -> None:
+    accelerator = Accelerator(cpu=True, project_dir=PROJECT)
+    run = accelerator.resume()
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    with pytest.raises(UsageError, match="after resume") as error:
+        accelerator.checkpoint()
+    assert run == FRESH
+    assert "prepare()" in str(error.value)
+    assert accelerator.resume() == FRESH
+    assert accelerator.checkpoint() is not None
+    assert model is not None
+    accelerator.end_training()
+
+
+def test_a_save_in_an_evaluation_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    training = Training()
+    training.train_to(3, every=1)
+    assert "evaluation" not in capsys.readouterr().err
+    for _ in training.test_loader:
+        training.accelerator.checkpoint()
+    assert capsys.readouterr().err.count("evaluation") == 1
+    training.accelerator.end_training()
+
+
+def test_two_runs_in_one_project_folder_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Training().train_to(2, every=1)
+    one, other = Training(), Training()
+    runs = [training.accelerator.resume() for training in (one, other)]
+    one.train_to(4, runs[0], every=1)
+    assert "another run" not in capsys.readouterr().err
+    other.train_to(5, runs[1], every=1)
+    assert capsys.readouterr().err.count("another run") == 1
+    one.accelerator.end_training()
+
+
 def test_between_the_micro_batches_of_a_step_nothing_is_saved() -> None:
     training = Training(gradient_accumulation_steps=2)
     training.accelerator.resume()
@@ -194,6 +244,18 @@ def test_a_damaged_newest_checkpoint_is_named_and_left_out_only_when_asked(
     assert "step_00000003" in problem.fix
     assert training.accelerator.resume(fall_back=True).step == 3
     assert "step_00000006" in capsys.readouterr().err
+    training.accelerator.end_training()
+
+
+def test_where_none_is_whole_to_fall_back_on_the_error_says_so() -> None:
+    Training().train_to(4, every=2)
+    for name in names():
+        (CHECKPOINTS / name / "values.json").write_text("{}")
+    training = Training()
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints is whole") as caught:
+        training.accelerator.resume(fall_back=True)
+    assert all(name in str(caught.value) for name in names())
+    assert str(CHECKPOINTS) in str(caught.value)
     training.accelerator.end_training()
 
 
