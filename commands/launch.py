@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
         environ=environ,
         supervise=parsed.supervise,
         in_process=parsed.in_process,
-        began_at=began_at,
+        began_at=0.0 if parsed.dry_run else began_at,
         problems=problems,
     )
     stronger = overridden(profiles) if parsed.profile else []
