@@ -51,9 +51,11 @@ def _repeated(model: Module) -> Iterator[Module]:
             yield one
             continue
         inner = list(_repeated(one))
-        if is_block and not inner and not isinstance(one, _NOT_CALLED):
+        has_blocks = any(True for block in inner for _ in block.children())  # else single layers
+        if is_block and not has_blocks and not isinstance(one, _NOT_CALLED):
             yield one
-        yield from inner
+        else:
+            yield from inner
 
 
 def _of_classes(model: Module, names: Sequence[str]) -> list[Module]:

@@ -40,6 +40,8 @@ def test_units_are_the_outermost_blocks_that_a_list_repeats() -> None:
 def test_units_in_lists_of_lists_are_the_inner_blocks() -> None:
     stages = nn.Sequential(*(nn.Sequential(Block(), Block()) for _ in range(2)))
     assert sorted(names(stages)) == [["0.0"], ["0.1"], ["1.0"], ["1.1"]]
+    layers = nn.Sequential(*(Block().perceptron for _ in range(2)))
+    assert sorted(names(layers)) == [["0"], ["1"]]
 
 
 def test_named_classes_are_units_inner_ones_first() -> None:
