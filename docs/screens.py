@@ -38,7 +38,8 @@ def make_stage(folder: Path) -> None:
     (folder / "train.py").write_text("print('trained')\n")
     (folder / "train_with_accelerate.py").write_text(WITH_ACCELERATE)
     (folder / "examples").mkdir()
-    shutil.copy(ROOT / "examples" / "char_gpt.py", folder / "examples")
+    for example in ("char_gpt.py", "fsdp.py"):
+        shutil.copy(ROOT / "examples" / example, folder / "examples")
     for recorded in (ROOT / "tests" / "machines").glob("*.json"):
         shutil.copy(recorded, folder)
 

@@ -25,8 +25,9 @@ COMMANDS = [
     if line.startswith("$ headway ")
 ]
 
-WHAT_A_TEST_ADDS = {  # to what waits for other machines, GPUs or a person
+WHAT_A_TEST_ADDS = {  # to what waits for other machines, GPUs or a person, or trains for long
     "--num-machines": "--dry-run",
+    "--fit-memory": "--dry-run",
     "idle:": "--dry-run --machine gpu_8_h100.json",
     "--device cuda": "--dry-run --machine laptop_cpu.json",
 }
