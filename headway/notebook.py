@@ -34,6 +34,8 @@ from headway.world import leave_world
 
 GRACE_S = 5.0
 """How long a rank has to end, once another has failed or the launch was interrupted."""
+_SEEN_WITHIN_S = 1.0
+"""How long the end of a rank may take to be seen after an error that it caused in another."""
 _ADDRESS, _ANY_PORT = "127.0.0.1", "29500"
 _REFUSED = {  # arguments of Accelerate's, with the values that mean nothing else than here
     "master_addr": _ADDRESS,
@@ -285,6 +287,9 @@ def _wait_for(ranks: Sequence[BaseProcess], pipes: Sequence[_Pipe]) -> None:
             process = running.pop(cast(int, ready))
             process.join()
             if process.exitcode:
+                # its error may come from the end of another, which is seen a little later
+                for other in wait([*running], timeout=_SEEN_WITHIN_S):
+                    running[cast(int, other)].join()
                 return
 
 

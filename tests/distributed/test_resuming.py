@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.ranks import environment, run_ranks
+from tests.distributed.resuming_cases import ANY_RANKS, SAME_RANKS, Case
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.distributed
@@ -35,7 +36,7 @@ def require_the_same(resumed: Trained, whole: Trained) -> None:
     assert resumed["weights"] == whole["weights"]
 
 
-def require_every_sample_once(resumed: Trained, begun: Trained, case: Any) -> None:
+def require_every_sample_once(resumed: Trained, begun: Trained, case: Case) -> None:
     seen = [of_all for _, _, of_all in begun["steps"][: case.at] + resumed["steps"]]
     samples = list(chain.from_iterable(seen))
     for epoch in (samples[: case.size], samples[case.size :]):
@@ -52,8 +53,6 @@ def require_that_each_goes_on_from_the_others(
     pairs: list[tuple[int, int]], whole: dict[int, list[Any]], folder: Path
 ) -> None:
     """Let the second number of ranks of each pair go on from the checkpoints of the first."""
-    from tests.distributed.resuming_worker import ANY_RANKS
-
     for after in sorted({after for _, after in pairs}):
         befores = sorted(before for before, to in pairs if to == after)
         resumed = run(after, folder, "from", *map(str, befores))
@@ -66,8 +65,6 @@ def require_that_each_goes_on_from_the_others(
 
 
 def test_two_ranks_go_on_bit_for_bit_and_others_see_each_sample_once(tmp_path: Path) -> None:
-    from tests.distributed.resuming_worker import SAME_RANKS
-
     whole = run(2, tmp_path, "again")
     for name in SAME_RANKS:
         for rank in whole:
