@@ -26,6 +26,7 @@ ON = ("--machine", str(MACHINES / "gpu_8_h100.json"), "--dry-run", "--fit-memory
 
 
 @pytest.mark.processes
+@pytest.mark.wording
 def test_the_cheapest_strategy_that_fits_is_taken_and_named() -> None:
     pytest.importorskip("torch")
     Path("small.py").write_text(SCRIPT.format(width=100))

@@ -417,6 +417,7 @@ def test_a_project_profile_that_is_the_users_too_is_checked_once(
     assert capsys.readouterr().out == "~/work/headway.yaml: ok\n"
 
 
+@pytest.mark.wording
 def test_a_variable_that_stands_twice_is_refused(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
