@@ -100,10 +100,15 @@ def test_where_no_request_is_acted_on_workers_end_as_ever() -> None:
     batches = iter(PreparedDataLoader(DataLoader(Numbers(), num_workers=2)))
     next(batches)
     workers = multiprocessing.active_children()
-    with pytest.raises(RuntimeError, match="killed by signal"):  # noqa: PT012  SIGCHLD comes anywhere
+    # torch's handler raises wherever it is run, or not at all where join() was the first to know
+    of_torch = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
         send(signal.SIGTERM)
         for one in workers:
-            one.join()
+            one.join(30)
+    finally:
+        signal.signal(signal.SIGCHLD, of_torch)
+    assert [one.exitcode for one in workers] == [-signal.SIGTERM, -signal.SIGTERM]
 
 
 _ORPHANS = """
