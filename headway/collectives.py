@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from headway.containers import for_each_tensor
 from headway.errors import UsageError
-from headway.world import barrier, rank_and_size
+from headway.same_tensors import require_same_tensors
+from headway.world import barrier, message_device, rank_and_size
 
 _BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
 
@@ -31,6 +32,8 @@ def gather(tensor: Any) -> Any:
 
     Raises:
         UsageError: there is something else than tensors.
+        DifferentTensors: on all ranks, if shapes or dtypes differ (compared on CPUs; on GPUs with
+            TORCH_DISTRIBUTED_DEBUG=INFO).
 
     Examples:
         >>> import torch
@@ -38,7 +41,8 @@ def gather(tensor: Any) -> Any:
         >>> gather({"x": torch.tensor([1, 2]), "loss": torch.tensor(0.5)})  # with one rank
         {'x': tensor([1, 2]), 'loss': tensor([0.5000])}
     """
-    return for_each_tensor(_gather, tensor, strict="gather")
+    require_same_tensors(tensor, "gather")
+    return for_each_tensor(gather_alike, tensor, strict="gather")
 
 
 def gather_uneven(tensor: Any) -> Any:
@@ -46,13 +50,15 @@ def gather_uneven(tensor: Any) -> Any:
 
     def gather_one(one: torch.Tensor) -> torch.Tensor:
         if one.ndim == 0:
-            return _gather(one)
-        lengths = _gather(torch.tensor(len(one), device=one.device)).tolist()
-        gathered, longest = _gather(pad_across_processes(one)), max(lengths)
+            return gather_alike(one)
+        lengths = gather_alike(torch.tensor(len(one), device=one.device)).tolist()
+        longest = max(lengths)
+        gathered = gather_alike(_padded(one, longest))
         return torch.cat(
             [gathered[rank * longest :][:length] for rank, length in enumerate(lengths)]
         )
 
+    require_same_tensors(tensor, "gather", but_dimension=0)
     return for_each_tensor(gather_one, tensor, strict="gather")
 
 
@@ -142,6 +148,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
             result = result / size if reduction == "mean" else result
         return result if scale == 1.0 else result * scale
 
+    if reduction != "none":
+        require_same_tensors(tensor, "reduce")
     return for_each_tensor(reduce_one, tensor, strict="reduce")
 
 
@@ -198,6 +206,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
             dist.broadcast(one, src=from_process)
         return one
 
+    require_same_tensors(tensor, "broadcast")
     return for_each_tensor(broadcast_one, tensor, strict="broadcast")
 
 
@@ -233,6 +242,7 @@ def pad_across_processes(
 
     Raises:
         UsageError: there is something else than tensors.
+        DifferentTensors: on all ranks, if they differ in more than `dim`; see `gather`.
 
     Examples:
         >>> import torch
@@ -244,13 +254,20 @@ def pad_across_processes(
     def pad_one(one: torch.Tensor) -> torch.Tensor:
         if not -one.ndim <= dim < one.ndim or rank_and_size()[1] == 1:
             return one
-        sizes = _gather(torch.tensor(one.shape[dim], device=one.device))
-        shape = list(one.shape)
-        shape[dim] = int(sizes.max()) - one.shape[dim]
-        padding = one.new_full(shape, pad_index)
-        return torch.cat([padding, one] if pad_first else [one, padding], dim=dim)
+        sizes = gather_alike(torch.tensor(one.shape[dim], device=one.device))
+        return _padded(one, int(sizes.max()), dim, pad_index, pad_first)
 
+    require_same_tensors(tensor, "pad_across_processes", but_dimension=dim)
     return for_each_tensor(pad_one, tensor, strict="pad_across_processes")
+
+
+def _padded(
+    tensor: torch.Tensor, size: int, dim: int = 0, value: float = 0, first: bool = False
+) -> torch.Tensor:
+    shape = list(tensor.shape)
+    shape[dim] = size - tensor.shape[dim]
+    padding = tensor.new_full(shape, value)
+    return torch.cat([padding, tensor] if first else [tensor, padding], dim=dim)
 
 
 def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
@@ -308,16 +325,6 @@ def wait_for_everyone() -> None:
     barrier(_rank_device())
 
 
-def message_device() -> torch.device:
-    """Return the device for small tensors that ranks exchange: the CPU, where the group can."""
-    config = dist.get_backend_config() if dist.is_initialized() else "cpu:"
-    return (
-        torch.device("cpu")
-        if "cpu:" in config
-        else torch.device("cuda", torch.cuda.current_device())
-    )
-
-
 def _rank_device() -> torch.device:
     """Return the device that this rank's group is for."""
     if dist.is_initialized() and "cuda:nccl" in dist.get_backend_config():  # pragma: needs a GPU
@@ -325,7 +332,8 @@ def _rank_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _gather(tensor: torch.Tensor) -> torch.Tensor:
+def gather_alike(tensor: torch.Tensor) -> torch.Tensor:
+    """Gather a tensor that is known to be of the same shape and dtype on all ranks."""
     _, size = rank_and_size()
     if tensor.ndim == 0:
         tensor = tensor.reshape(1)

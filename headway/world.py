@@ -37,11 +37,18 @@ class DistributedType(str, Enum):
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
-    # never reported: scripts written for Accelerate compare with them
     FSDP = "FSDP"
+    # never reported: scripts written for Accelerate compare with them
     DEEPSPEED = "DEEPSPEED"
     MEGATRON_LM = "MEGATRON_LM"
     XLA = "XLA"
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_NEURON = "MULTI_NEURON"
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_XPU = "MULTI_XPU"
 
     def __str__(self) -> str:
         return self.value
@@ -244,6 +251,16 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
             fix=machine.mps_fix or "choose `--device cpu`, or `pip install -U torch` on a Mac",
         )
     return torch.device(name)
+
+
+def message_device() -> torch.device:
+    """Return the device for small tensors that ranks exchange: the CPU, where the group can."""
+    config = dist.get_backend_config() if dist.is_initialized() else "cpu:"
+    return (
+        torch.device("cpu")
+        if "cpu:" in config
+        else torch.device("cuda", torch.cuda.current_device())
+    )
 
 
 def best_device(ranks: Ranks) -> str:

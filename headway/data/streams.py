@@ -8,8 +8,9 @@ from zlib import crc32
 
 import torch
 
-from headway.collectives import gather, message_device
+from headway.collectives import gather_alike
 from headway.errors import UsageError
+from headway.world import message_device
 
 VALUES = 64  # of each tensor that are compared
 _END = -1  # in place of a mark
@@ -37,7 +38,7 @@ def require_one_stream(mark: int | None) -> None:
         UsageError: on all ranks, if they differ.
     """
     own = torch.tensor(_END if mark is None else mark, device=message_device())
-    marks = set(gather(own).tolist())
+    marks = set(gather_alike(own).tolist())
     if len(marks) == 1:
         return
     what = "lengths" if _END in marks else "samples"

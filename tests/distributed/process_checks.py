@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from headway import Accelerator
+from headway.collectives import gather_uneven
+from headway.same_tensors import DifferentTensors
 from headway.utils import (
     broadcast,
     broadcast_object_list,
@@ -38,6 +41,30 @@ def collectives() -> dict[str, Any]:
         "padded first": accelerator.pad_across_processes(ragged, pad_first=True)[0].tolist(),
         "untouched": pad_across_processes(torch.tensor(3.0), dim=1).item(),
     }
+
+
+def different_tensors() -> dict[str, str]:
+    """What each operation says of tensors that the ranks may not exchange."""
+    last = int(RANK == WORLD - 1)
+    longer, deeper = torch.ones(1 + last), torch.ones([1] * (1 + last))
+    more = [longer[:1]] * (1 + last)
+    typed = torch.ones(1, dtype=torch.float64 if last else torch.float32)
+    attempts: dict[str, Callable[[], Any]] = {
+        "gather": lambda: gather({"x": longer}),
+        "gather more": lambda: gather(more),
+        "gather types": lambda: gather(typed),
+        "uneven": lambda: gather_uneven(torch.ones(1, 1 + last)),
+        "pad_across_processes": lambda: pad_across_processes(deeper),
+        "reduce": lambda: reduce(longer),
+        "broadcast": lambda: broadcast(longer),
+    }
+    said = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except DifferentTensors as error:
+            said[name] = str(error)
+    return said
 
 
 def mesh() -> list[Any]:

@@ -142,6 +142,27 @@ def test_collectives_agree_with_arithmetic(seen_with: Callable[[int], Seen], wor
 
 
 @several_ranks
+def test_tensors_that_differ_between_ranks_are_refused_on_all_of_them(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    expected = {
+        "gather": ("float32[1]", "float32[2]"),
+        "gather more": ("float32[1]", "float32[1], float32[1]"),
+        "gather types": ("float32[1]", "float64[1]"),
+        "uneven": ("float32[any, 1]", "float32[any, 2]"),
+        "pad_across_processes": ("float32[any]", "float32[any, 1]"),
+        "reduce": ("float32[1]", "float32[2]"),
+        "broadcast": ("float32[1]", "float32[2]"),
+    }
+    for rank in seen_with(world):
+        assert rank["different_tensors"].keys() == expected.keys()
+        for name, (first, last) in expected.items():
+            said = rank["different_tensors"][name]
+            assert f"{first} on rank 0" in said
+            assert f"{last} on rank {world - 1}" in said
+
+
+@several_ranks
 def test_the_device_mesh_is_of_all_ranks_and_makes_no_group_of_its_own(
     seen_with: Callable[[int], Seen], world: int
 ) -> None:
