@@ -15,6 +15,7 @@ from headway.migration.reading import Need, Script
 from headway.migration.rewriting import Source, rewritten
 from headway.migration.scripts import find_scripts, read_script, replace_script
 
+_LISTED = 5  # lines of one name; --json lists all
 SCRIPTS = "SCRIPT: a script, or a folder: all .py files below it that import accelerate"
 
 
@@ -124,13 +125,18 @@ def _rows(report: _Report) -> list[tuple[str, str, str, str]]:
     found = sorted(report.verdicts.items(), key=lambda item: list(Status).index(item[1].status))
     return [
         (
-            ", ".join(map(str, report.script.needs[need])),
+            _listed(report.script.needs[need]),
             verdict.status.value,
             str(need),
             "\n".join(filter(None, (verdict.said, verdict.instead))),
         )
         for need, verdict in found
     ]
+
+
+def _listed(lines: Sequence[int]) -> str:
+    more = f" and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
+    return ", ".join(map(str, lines[:_LISTED])) + more
 
 
 def _as_json(reports: Sequence[_Report], problems: Sequence[ConfigError]) -> dict[str, object]:

@@ -47,6 +47,16 @@ def test_each_use_has_its_lines_and_what_becomes_of_it(
     assert script.read_text() == WHOLE
 
 
+def test_a_name_on_many_lines_does_not_widen_the_table(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text(WHOLE + "accelerator.print(1)\n" * 7)
+    assert main(["adopt", "train.py"]) == 0
+    assert "5, 6, 7, 8, 9 and 2 more  " in capsys.readouterr().out
+    assert main(["adopt", "train.py", "--json"]) == 0
+    assert uses(capsys)["Accelerator.print"][1] == [*range(5, 12)]
+
+
 def test_what_is_refused_makes_the_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     Path("train.py").write_text(REFUSED)
     assert main(["adopt", "train.py"]) == 1
