@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from headway.arguments import CALL
-from headway.data.configuration import DataLoaderConfiguration
+from headway.data.configuration import DataLoaderConfiguration, check_configuration
 from headway.data.skipping import skip_first_batches
 from headway.errors import UsageError
 from headway.plugins.accumulation import check_steps
@@ -29,8 +30,14 @@ class InEffect(Stepping):
 
     @property
     def dataloader_config(self) -> DataLoaderConfiguration:
-        """How prepared loaders share their data out."""
+        """How loaders that are prepared from now on share their data out."""
         return self._data
+
+    @dataloader_config.setter
+    def dataloader_config(self, config: DataLoaderConfiguration) -> None:
+        check_configuration(config)
+        is_global = self._global_batch_size is not None
+        self._data = replace(config, split_batches=True) if is_global else config
 
     @property
     def ddp_handler(self) -> DistributedDataParallelKwargs | None:

@@ -14,7 +14,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from headway.compat.dispatching import DataLoaderDispatcher
-from headway.compat.loader import AcceleratedDataLoader, get_sampler, refuse_mesh
+from headway.compat.loader import (
+    AcceleratedDataLoader,
+    get_sampler,
+    refuse_mesh,
+    warn_of_even_batches,
+)
 from headway.compat.shards import (
     BatchSamplerShard,
     InvalidValueError,
@@ -57,7 +62,7 @@ class DataLoaderShard(AcceleratedDataLoader):
             `torch`, `cuda`, `generator` (the next argument).
         synchronized_generator: a generator of a sampler or stream.
         skip_batches: batches to leave out at the beginning of each pass.
-        use_stateful_dataloader: refused if True.
+        use_stateful_dataloader: changes nothing; see `DataLoaderConfiguration`.
         torch_device_mesh: refused.
         iteration: the number of the first pass.
     """
@@ -108,6 +113,7 @@ class DataLoaderShard(AcceleratedDataLoader):
         nested = isinstance(self.sampler, BatchSampler)
         shard: Any = self.sampler if nested else self.batch_sampler
         if not isinstance(shard, BatchSamplerShard):
+            warn_of_even_batches()
             yield
             return
         before, shard.even_batches = shard.even_batches, even_batches
@@ -152,7 +158,7 @@ class SkipDataLoader(PreparedDataLoader):
     Args:
         dataset: as for `torch.utils.data.DataLoader`, which also takes `kwargs`.
         skip_batches: the number of batches to leave out.
-        use_stateful_dataloader: refused if True.
+        use_stateful_dataloader: changes nothing; see `DataLoaderConfiguration`.
     """
 
     def __init__(
@@ -196,7 +202,8 @@ def prepare_data_loader(
             whose batches are put on the device.
         use_seedable_sampler, data_seed, non_blocking: see `DataLoaderConfiguration`.
         slice_fn_for_dispatch: see `DataLoaderDispatcher`.
-        use_stateful_dataloader, torch_device_mesh: refused.
+        use_stateful_dataloader: changes nothing; see `DataLoaderConfiguration`.
+        torch_device_mesh: refused.
 
     Raises:
         InvalidValueError: a batch cannot be split into equal parts, or batches are to be dispatched

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from headway.compat.loader import AcceleratedDataLoader, refuse_mesh
+from headway.compat.loader import AcceleratedDataLoader, refuse_mesh, warn_of_even_batches
 from headway.containers import for_each_tensor
 from headway.data.active_loader import GlobalBatch, current_loop
 from headway.data.configuration import DataLoaderConfiguration
@@ -35,7 +35,7 @@ class DataLoaderDispatcher(AcceleratedDataLoader):
         dataset: as for `torch.utils.data.DataLoader`, which also takes `kwargs`.
         split_batches: divide each batch among the ranks, instead of as many batches as ranks.
         skip_batches: batches to leave out at the beginning of each pass.
-        use_stateful_dataloader: refused if True.
+        use_stateful_dataloader: changes nothing; see `DataLoaderConfiguration`.
         slice_fn: returns the samples that a slice means:
             `slice_fn(batch, slice, process_index=..., num_processes=...)`.
         torch_device_mesh: refused.
@@ -98,6 +98,7 @@ class DataLoaderDispatcher(AcceleratedDataLoader):
     @contextmanager
     def sharing_evenly(self, even_batches: bool) -> Iterator[None]:
         """Change nothing: batches are always cut into equal parts."""
+        warn_of_even_batches()
         yield
 
 

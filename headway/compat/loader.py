@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,3 +55,13 @@ def refuse_mesh(mesh: Any) -> None:
             where="the script's data loader",
             fix="remove it: every rank reads its own share of the data",
         )
+
+
+def warn_of_even_batches() -> None:
+    """Warn that a loader cannot leave the last round uneven, as Accelerate does."""
+    warnings.warn(
+        "join_uneven_inputs(even_batches=...) is only supported for map-style datasets that every"
+        " rank reads itself; it changes nothing of another loader that was prepared",
+        UserWarning,
+        stacklevel=2,
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from headway.errors import UsageError
 
 
-@dataclass(frozen=True)
+@dataclass
 class DataLoaderConfiguration:
     """How prepared data loaders share their data out: `Accelerator(dataloader_config=...)`.
 
@@ -24,7 +24,8 @@ class DataLoaderConfiguration:
             (`set_seed`), that of rank 0.
         non_blocking: on CUDA, copy each batch to the GPU while the batch before it is computed on.
             Loaders with `pin_memory=True` do so in any case.
-        use_stateful_dataloader: refused if True.
+        use_stateful_dataloader: changes nothing: every prepared loader has `state_dict()` and
+            `load_state_dict()`, and `save_state` saves where it is.
 
     Raises:
         UsageError: an option cannot be obeyed.
@@ -45,19 +46,17 @@ class DataLoaderConfiguration:
     use_stateful_dataloader: bool = False
 
     def __post_init__(self) -> None:
-        if self.use_stateful_dataloader:
-            raise UsageError(
-                "use_stateful_dataloader=True is not supported",
-                where="the script's DataLoaderConfiguration(...)",
-                fix="remove it; to resume in the middle of an epoch, iterate over"
-                " accelerator.skip_first_batches(loader, n)",
-            )
-        if self.data_seed is not None and not self.use_seedable_sampler:
-            raise UsageError(
-                f"data_seed={self.data_seed} has an effect only with use_seedable_sampler=True",
-                where="the script's DataLoaderConfiguration(...)",
-                fix="add use_seedable_sampler=True; or remove data_seed, and call set_seed(...)",
-            )
+        check_configuration(self)
+
+
+def check_configuration(config: DataLoaderConfiguration) -> None:
+    """Raise a UsageError for options that cannot be obeyed; they may have been set since."""
+    if config.data_seed is not None and not config.use_seedable_sampler:
+        raise UsageError(
+            f"data_seed={config.data_seed} has an effect only with use_seedable_sampler=True",
+            where="the script's DataLoaderConfiguration(...)",
+            fix="add use_seedable_sampler=True; or remove data_seed, and call set_seed(...)",
+        )
 
 
 def merged_configuration(
@@ -78,6 +77,7 @@ def merged_configuration(
             fix="set split_batches in dataloader_config only",
         )
     config = config or DataLoaderConfiguration(split_batches=split_batches)
+    check_configuration(config)
     if global_batch_size is None:
         return config
     _check_global_batch_size(global_batch_size, config)

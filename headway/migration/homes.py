@@ -46,7 +46,10 @@ HOMES: dict[str, dict[str, str]] = {
     "optimizer": {"AcceleratedOptimizer": "headway.optimizer.PreparedOptimizer"},
     "state": {"DistributedType": "headway.world.DistributedType"},
     "memory_utils": _BATCH_SIZE,
-    "utils": _BATCH_SIZE,
+    "utils": {
+        **_BATCH_SIZE,
+        "DistributedOperationException": "headway.same_tensors.DifferentTensors",
+    },
 }
 """Accelerate's module -> the single names of it, and where Headway defines each; these go first."""
 

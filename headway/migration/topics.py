@@ -215,7 +215,7 @@ REFUSED = (
         "copy the function from Accelerate into the script, if it needs it",
         _names("""
             CannotPadNestedTensorWarning DataLoaderAdapter DataLoaderStateMixin
-            DistributedOperationException ThreadLocalSharedDict filter_trackers
+            ThreadLocalSharedDict filter_trackers
             chained_operation clean_state_dict_for_safetensors
             convert_bytes do_nothing
             gather_tensor_shape get_grad_scaler

@@ -34,10 +34,38 @@ def test_two_answers_to_split_batches_are_refused() -> None:
         Accelerator(cpu=True, split_batches=True, dataloader_config=DataLoaderConfiguration())
 
 
-@pytest.mark.parametrize("options", [{"use_stateful_dataloader": True}, {"data_seed": 1}])
-def test_what_would_have_no_effect_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(options))):
-        DataLoaderConfiguration(**options)
+def test_a_data_seed_that_would_have_no_effect_is_refused() -> None:
+    with pytest.raises(UsageError, match="data_seed"):
+        DataLoaderConfiguration(data_seed=1)
+
+
+def test_options_that_are_set_later_hold_for_loaders_that_are_prepared_later() -> None:
+    config = DataLoaderConfiguration()
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    config.use_seedable_sampler, config.data_seed = True, 3
+    followed: Any = accelerator  # its properties change between assertions
+    assert followed.use_seedable_sampler
+    first, second = (
+        list(accelerator.prepare(DataLoader(range(9), shuffle=True)))  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    assert first == second
+
+    accelerator.dataloader_config = DataLoaderConfiguration(even_batches=False)
+    assert not followed.even_batches
+    assert not followed.use_seedable_sampler
+    config.use_seedable_sampler = False
+    with pytest.raises(UsageError, match="data_seed"):
+        accelerator.dataloader_config = config
+    with pytest.raises(UsageError, match="data_seed"):
+        Accelerator(cpu=True, dataloader_config=config)
+
+
+def test_under_a_global_batch_size_loaders_split_their_batches_whatever_is_set_later() -> None:
+    accelerator = Accelerator(cpu=True, global_batch_size=4)
+    accelerator.dataloader_config = DataLoaderConfiguration(even_batches=False)
+    assert accelerator.split_batches
+    assert not accelerator.even_batches
 
 
 def orders(loader: DataLoader[Any], **options: Any) -> list[list[Any]]:
