@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from headway.trackers.tracked import Tracked
 
 _KEEP = 2
 """How many of its checkpoints `checkpoint()` keeps where `total_limit` does not say."""
-_TRACKERS = "trackers.json"
-"""The file of a checkpoint with the runs of trackers."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class Resuming(Checkpointed, Tracked):
         """
         from headway.checkpoint.project import remove_abandoned
         from headway.checkpoint.saving import on_rank_0
-        from headway.resume_choice import choose
+        from headway.resume_choice import choose, tracked_runs
 
         project = self._project_folder("resume")
         self._resumed_with = self._num_objects()
@@ -106,7 +103,7 @@ class Resuming(Checkpointed, Tracked):
         path, lines = on_rank_0(lambda: choose(self._agreed_settings, project, fall_back))
         if path is not None:
             self._load(Path(path), project, allow_pickle)
-            self._go_on_in(json.loads((Path(path) / _TRACKERS).read_text()))
+            self._go_on_in(on_rank_0(lambda: tracked_runs(Path(path))))
         loader, step = self._training_loader(), self._steps_done()
         self._saved_at_step = self._agreed_at_step = step
         run = ResumedRun(step=step, checkpoint=path)
@@ -207,9 +204,10 @@ class Resuming(Checkpointed, Tracked):
 
     def _state_to_save(self, folder: Path, allow_pickle: bool) -> Any:
         from headway.checkpoint.manifest import write_json
+        from headway.resume_choice import TRACKERS
 
         if self.is_main_process:
-            write_json(folder / _TRACKERS, self._run_ids())
+            write_json(folder / TRACKERS, self._run_ids())
             self._tell_of_evaluation()
         return super()._state_to_save(folder, allow_pickle)
 

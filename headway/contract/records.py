@@ -193,7 +193,7 @@ class Channel:
     """
 
     __slots__ = (
-        *("fd", "identity", "last_sent_at", "phase", "step"),
+        *("fd", "identity", "last_sent_at", "num_steps", "phase", "step"),
         *("has_joined_group", "has_made_accelerator", "has_resumed", "will_save"),
     )
 
@@ -202,6 +202,7 @@ class Channel:
         self.identity: tuple[int, int] | None = None  # of the file that `fd` was opened for
         self.last_sent_at = 0.0  # when the last heartbeat was sent, on the monotonic clock
         self.step, self.phase = Progress()
+        self.num_steps = 0  # that this process has made; of all optimizers, never set back
         self.has_joined_group = False
         self.has_made_accelerator = False
         self.has_resumed = False

@@ -221,7 +221,9 @@ class PreparedDataLoader(DataLoader[Any]):
     def has_trained(self) -> bool:
         """Whether an optimizer has stepped in a pass, in earlier runs as well."""
         passes, current = self._passes, self._passes.current
-        return passes.has_trained or (current is not None and current.step != channel.step)
+        return passes.has_trained or (
+            current is not None and current.num_steps != channel.num_steps
+        )
 
     @property
     def is_evaluated(self) -> bool:

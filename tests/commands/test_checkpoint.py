@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +134,11 @@ def test_words_that_make_no_command_are_refused(words: list[str]) -> None:
 # ---------------------------------------------------------------------- exchange
 
 
-def trained(kind: Any, seed: int) -> tuple[Any, list[Any]]:
-    """Return an Accelerator of either library, and what it has trained for three steps."""
+def trained(kind: Any, seed: int, num_epochs: int = 1, **options: Any) -> tuple[Any, list[Any]]:
+    """Return an Accelerator of either library, and what it has trained, for three steps an epoch."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(seed)
-    accelerator = kind(cpu=True)
+    accelerator = kind(cpu=True, **options)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
@@ -146,7 +147,7 @@ def trained(kind: Any, seed: int) -> tuple[Any, list[Any]]:
     average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1))
     accelerator.register_for_checkpointing(average)
     model, optimizer, scheduler, loader = objects
-    for batch in loader:
+    for batch in chain(*[loader] * num_epochs):
         accelerator.backward(model(batch).sum())
         optimizer.step()
         scheduler.step()
@@ -205,6 +206,23 @@ def test_a_folder_of_accelerate_becomes_a_checkpoint_that_goes_on(
     assert main(["checkpoint", "import", "ours"]) == ConfigError.exit_code
 
 
+def test_a_script_resumes_from_what_was_imported_from_accelerate() -> None:
+    pytest.importorskip("torch")
+    accelerate = pytest.importorskip("accelerate")
+    from headway import Accelerator
+
+    theirs, objects = trained(accelerate.Accelerator, 1)
+    theirs.save_state("theirs")
+    expected = states(objects)
+    assert main(["checkpoint", "import", "theirs", "runs/moved/checkpoints/imported"]) == 0
+    ours, objects = trained(Accelerator, 2, num_epochs=0, project_dir="runs/moved")
+    run = ours.resume()
+    assert (run.step, run.epoch, run.samples) == (3, 0, 0)
+    assert states(objects) == expected
+    assert ours.checkpoint() == "runs/moved/checkpoints/step_00000003"
+    ours.end_training()
+
+
 class Bomb:
     def __reduce__(self) -> Any:
         return os.mkdir, ("exploded",)
@@ -216,6 +234,7 @@ def test_nothing_in_a_folder_of_accelerate_is_executed(capsys: pytest.CaptureFix
     folder.mkdir()
     torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
     assert main(["checkpoint", "import", "theirs", "ours"]) == 0
+    assert main(["checkpoint", "verify", "ours"]) == 0
     for name in ("pytorch_model.bin", "optimizer.bin", "custom_checkpoint_0.pkl", "scaler.pt"):
         before = (folder / name).read_bytes() if (folder / name).exists() else None
         torch.save(Bomb(), folder / name)

@@ -25,6 +25,7 @@ from headway.errors import CheckpointError, UsageError
 from headway.resuming import ResumedRun
 from headway.stopping import Agreement, Request
 from headway.utils import ProjectConfiguration
+from tests.checkpoint.saved import rewrite
 
 STEPS_PER_EPOCH, BATCH = 5, 2
 FRESH = ResumedRun()
@@ -100,6 +101,14 @@ def test_the_numbers_go_on_over_several_runs(capsys: pytest.CaptureFixture[str])
         assert str(run.checkpoint) in capsys.readouterr().err
         training.train_to(step, run, every=3)
     assert read_manifest(CHECKPOINTS / "step_00000012").epoch == 2
+    training.accelerator.end_training()
+
+
+def test_a_second_training_in_a_process_knows_its_samples_after_as_many_steps() -> None:
+    Training(project_dir="runs/first").train_to(3)
+    Training().train_to(3, every=3)
+    training = Training()
+    assert training.accelerator.resume().samples == 3 * BATCH
     training.accelerator.end_training()
 
 
@@ -281,6 +290,19 @@ def test_what_a_killed_save_has_left_is_removed_once_nobody_writes_there() -> No
     accelerator.resume()
     assert fresh.exists()
     assert not old.exists()
+    accelerator.end_training()
+
+
+@pytest.mark.parametrize("text", ["[]", '{"wandb": 1}', "{"])
+def test_runs_of_trackers_that_no_save_has_written_are_refused(text: str) -> None:
+    Training().train_to(1, every=1)
+    (newest,) = CHECKPOINTS.iterdir()
+    (newest / "trackers.json").write_text(text)
+    rewrite(newest)
+    accelerator = Training().accelerator
+    with pytest.raises(CheckpointError, match="runs of trackers") as caught:
+        accelerator.resume()
+    assert str(newest / "trackers.json") in str(caught.value)
     accelerator.end_training()
 
 
