@@ -22,7 +22,7 @@ from headway.checkpoint.folders import (
 )
 from headway.checkpoint.manifest import NAME, unlisted_files, verify
 from headway.checkpoint.project import FOLDER as PROJECT_FOLDER
-from headway.checkpoint.project import candidates
+from headway.checkpoint.project import candidates, meant_by
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.contract.records import shown
@@ -35,7 +35,8 @@ verify FOLDER ...  compare every file with the checksums of the manifest, of one
                    all that a folder has; 1 if one is damaged
 prune FOLDER       remove all but the newest --keep checkpoints
 export FOLDER OUT.safetensors
-                   write the weights of a model into one file
+                   write the weights of a model into one file; of the newest checkpoint, if the
+                   folder is that of a project
 import ACCELERATE_FOLDER OUT
                    make a checkpoint of what Accelerate's save_state() wrote; no pickle is executed
 """
@@ -188,7 +189,8 @@ def _export(folder: Path, out: Path, number: int | None) -> int:
     from headway.checkpoint.exchange import weights_in
     from headway.saving import save_whole
 
-    weights = weights_in(folder, number)
+    checkpoint = meant_by(folder)
+    weights = weights_in(checkpoint, number)
     try:
         save_whole(weights.tensors, out, safe=True)
     except OSError as error:
@@ -197,7 +199,7 @@ def _export(folder: Path, out: Path, number: int | None) -> int:
             where=str(out),
             fix="pass a file in a folder that is there and that you may write",
         ) from None
-    print(f"{shown(str(out))}: {len(weights.tensors)} tensors")
+    print(f"{shown(str(out))}: {len(weights.tensors)} tensors of {shown(str(checkpoint))}")
     for name in weights.others:
         print(f"{shown(name)} is no tensor, and is left out")
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from headway.arguments import EffectiveSettings
 from headway.checkpoint.manifest import parse_json, read_manifest
-from headway.checkpoint.project import Candidate, candidates, newest_whole
+from headway.checkpoint.project import Candidate, candidates, meant_by, newest_whole
 from headway.checkpoint.saving import on_rank_0
 from headway.contract.run import LATEST, is_restart
 from headway.errors import CheckpointError, Problem
@@ -32,8 +32,9 @@ def choose(
     if wanted is not None and wanted != LATEST:
         found = _saved_by_this_job(settings, found)
         if not found:
-            read_manifest(Path(wanted).expanduser())
-            return wanted, []
+            path = meant_by(Path(wanted).expanduser())
+            read_manifest(path)
+            return str(path), []
     if not found:
         if wanted == LATEST:
             raise CheckpointError(

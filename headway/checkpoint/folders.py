@@ -25,6 +25,7 @@ from headway.checkpoint.manifest import (
     unlisted_files,
     verify,
 )
+from headway.contract.records import shown
 from headway.errors import CheckpointError
 
 _AT_FDCWD = -100
@@ -203,12 +204,29 @@ def remove(path: Path, name_of: Path | None = None) -> None:
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
     """Return the committed checkpoints in a folder, the newest last; damaged manifests are none."""
     found = []
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for path in folder.iterdir():
-            if not path.name.startswith("."):
-                with suppress(CheckpointError):
-                    found.append(Checkpoint(path, read_manifest(path)))
+    for path in paths_in(folder):
+        if not path.name.startswith("."):
+            with suppress(CheckpointError):
+                found.append(Checkpoint(path, read_manifest(path)))
     return sorted(found, key=lambda one: (one.manifest.saved_at, one.path))
+
+
+def paths_in(folder: Path) -> list[Path]:
+    """Return what is in a folder; nothing if it is none.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        return [folder / name for name in os.listdir(folder)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError) as error:  # a link to itself; no name of a file
+        raise CheckpointError(
+            f"the folder cannot be read: {getattr(error, 'strerror', None) or error}",
+            where=shown(str(folder)),
+            fix="pass a folder that you may read",
+        ) from None
 
 
 def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
@@ -239,9 +257,7 @@ def prune(folder: Path, keep: int) -> list[Path]:
 def leftovers_in(folder: Path) -> list[Path]:
     """Return what saves that did not end have left in a folder, sorted."""
     kinds = (".tmp-", ".old-", ".trash-")
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(one for one in folder.iterdir() if one.name.startswith(kinds))
-    return []
+    return sorted(one for one in paths_in(folder) if one.name.startswith(kinds))
 
 
 def require_space(folder: Path, size: int) -> None:
@@ -266,13 +282,11 @@ def _beside(target: Path, kind: str) -> Path:
 
 def _siblings(target: Path, kind: str) -> list[Path]:
     start, length = f".{kind}-{target.name}-", len(os.urandom(4).hex())
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return [
-            one
-            for one in target.parent.iterdir()
-            if one.name.startswith(start) and len(one.name) == len(start) + length
-        ]
-    return []
+    return [
+        one
+        for one in paths_in(target.parent)
+        if one.name.startswith(start) and len(one.name) == len(start) + length
+    ]
 
 
 def _flush_folders(folder: Path) -> None:

@@ -57,6 +57,14 @@ def test_the_folder_of_a_project_stands_for_the_checkpoints_in_it(
     assert f"{FOLDER / 'checkpoint_11'}: ok" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("path", [FOLDER, FOLDER.parent, FOLDER / "checkpoint_10"])
+def test_a_launch_resumes_from_a_checkpoint_or_the_folder_of_a_project(path: Path) -> None:
+    Path("train.py").touch()
+    launch = ["launch", "--dry-run", "--cpu", "--resume"]
+    assert main([*launch, str(path), "train.py"]) == 0
+    assert main([*launch, str(path / "no"), "train.py"]) == ConfigError.exit_code
+
+
 def test_a_damaged_checkpoint_is_named_and_the_others_are_verified(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -135,7 +143,7 @@ def test_words_that_make_no_command_are_refused(words: list[str]) -> None:
 
 
 def trained(kind: Any, seed: int, num_epochs: int = 1, **options: Any) -> tuple[Any, list[Any]]:
-    """Return an Accelerator of either library, and what it has trained, for three steps an epoch."""
+    """Return an Accelerator of either library, trained for three steps an epoch."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(seed)
     accelerator = kind(cpu=True, **options)
@@ -178,6 +186,9 @@ def test_weights_are_exported_as_other_programs_read_them(
     assert "--model" in capsys.readouterr().err
     assert main(["checkpoint", "export", "two", "out.safetensors", "--model", "1"]) == 0
     assert safetensors.load_file("out.safetensors").keys() == other.state_dict().keys()
+    capsys.readouterr()
+    assert main(["checkpoint", "export", ".", "out.safetensors", "--model", "1"]) == 0
+    assert capsys.readouterr().out.strip().endswith("two"), "the newest of the folder"
     for words in (["two", "out.safetensors", "--model", "2"], ["two", "none/out.safetensors"]):
         assert main(["checkpoint", "export", *words]) == CheckpointError.exit_code
     for words in (["two"], ["two", "out.bin"], ["two", "out.safetensors", "--model", "x"]):

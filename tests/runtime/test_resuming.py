@@ -314,6 +314,9 @@ def test_the_script_may_name_the_checkpoint() -> None:
     for named, step in (("latest", 5), (CHECKPOINTS / "step_00000004", 4)):
         accelerator = Training(resume_from=named).accelerator
         assert accelerator.resume().step == step
+    for number, folder in enumerate((PROJECT, CHECKPOINTS)):
+        training = Training(resume_from=folder, project_dir=f"runs/other{number}")
+        assert training.accelerator.resume().checkpoint == str(CHECKPOINTS / "step_00000005")
     with pytest.raises(CheckpointError, match="nowhere"):
         Training(resume_from="nowhere").accelerator.resume()
     with pytest.raises(CheckpointError, match="no checkpoint"):
