@@ -15,9 +15,10 @@ torch = pytest.importorskip("torch")
 from headway.checkpoint.folders import checkpoints_in, leftovers_in  # noqa: E402
 from headway.checkpoint.loading import load_checkpoint  # noqa: E402
 from headway.checkpoint.manifest import unlisted_files, verify  # noqa: E402
-from headway.checkpoint.saving import Progress, State, save_checkpoint  # noqa: E402
+from headway.checkpoint.saving import Progress, State  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 from tests.checkpoint.saved import rewrite  # noqa: E402
+from tests.checkpoint.saving import save_checkpoint  # noqa: E402
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 STATE = State({"model": {"weight": WEIGHT, "lr": 0.1}}, {"random": [1, 2], "states": torch.ones(3)})
