@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from headway.arguments import EffectiveSettings
 from headway.checkpointed import Checkpointed
 from headway.contract.records import channel
@@ -14,6 +16,7 @@ from headway.contract.run import LATEST
 from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer
 from headway.stopping import Agreement, Request, StopSignals, say
+from headway.unasked import Unasked
 
 _KEEP = 2
 """How many of its checkpoints `checkpoint()` keeps where `total_limit` does not say."""
@@ -43,6 +46,8 @@ class DueCheckpoints(Checkpointed):
         self._began_to_save_at = time.time()
         self._resumed_with: int | None = None  # how many objects were there in `resume`
         self._by_steps, self._by_calls = Agreement(self.device), Agreement(self.device)
+        self._unasked: Unasked | None = None  # until the script asks whether it has to stop
+        self._has_asked = False
 
     def checkpoint(
         self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
@@ -110,9 +115,7 @@ class DueCheckpoints(Checkpointed):
             self._asks_left -= 1
             return False
         if self._request is Request.NONE and not self._accumulation.is_open:
-            if self._signals is None:
-                self._require_resumed()
-            self._arm()
+            self._begin_to_ask()
             verdict = self._by_calls.agree(self._own_request(), False, self._asks)
             self._note(verdict.request)
             self._asks, self._asks_left = verdict.following, verdict.following - 1
@@ -138,6 +141,48 @@ class DueCheckpoints(Checkpointed):
             self._signals.trap()
             self._saved_at = time.monotonic()
             channel.has_resumed = True
+
+    def _prepare_optimizer(self, optimizer: Any, device: torch.device | None) -> None:
+        super()._prepare_optimizer(optimizer, device)
+        if self._agreed_settings.time_limit is not None:
+            self._watch_steps()
+
+    def _watch_steps(self) -> None:
+        """Notice it if the script trains without asking whether it has to stop."""
+        if self._has_asked:
+            return
+        settings = self._agreed_settings
+        limit = settings.time_limit
+        if self._unasked is None:
+            self._unasked = Unasked(
+                self._withdraw,
+                None if limit is None else settings.began_at + limit,
+                self._tell_of_time_limit,
+            )
+        for one in self._all(PreparedOptimizer):
+            self._unasked.watch(one.optimizer)
+
+    def _withdraw(self) -> None:
+        """Let signals do what they did before `resume`."""
+        if self._signals is not None:
+            signals, self._signals = self._signals, None
+            signals.withdraw()
+
+    def _tell_of_time_limit(self) -> None:
+        if self.is_main_process:
+            say(
+                f"note: time_limit={self._agreed_settings.time_limit} has passed, and training goes"
+                " on: the script asks neither accelerator.should_stop nor accelerator.checkpoint()"
+            )
+
+    def _begin_to_ask(self) -> None:
+        if self._signals is None and self._resumed_with is None:
+            self._require_resumed()
+        self._has_asked = True
+        if self._unasked is not None:
+            self._unasked.end()
+            self._unasked = None
+        self._arm()
 
     def _require_resumed(self) -> None:
         """Refuse to save beside, and in place of, checkpoints that this run does not go on from."""
@@ -192,10 +237,8 @@ class DueCheckpoints(Checkpointed):
         if every is not None and self._accumulation.is_open:
             return None
         project = self._project_folder("checkpoint")
-        if self._signals is None:
-            self._require_resumed()
+        self._begin_to_ask()
         self._require_prepared_before()
-        self._arm()
         self._stepping = self._all(PreparedOptimizer)
         step = self._steps_done()
         steps, seconds = self._interval(every)

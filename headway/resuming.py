@@ -73,6 +73,7 @@ class Resuming(DueCheckpoints, Tracked):
         channel.has_resumed = True
         self._skips_itself = False  # a script for Accelerate that calls this has its loaders go on
         self._arm()
+        self._watch_steps()
         path, lines = on_rank_0(lambda: choose(self._agreed_settings, project, fall_back))
         if path is not None:
             self._load(Path(path), project, allow_pickle)

@@ -78,6 +78,17 @@ class StopSignals:
         self._before = {}
         channel.will_save = False
 
+    def withdraw(self) -> None:
+        """Release the signals, as nobody asks for them; what has come does what it did before."""
+        came, before = self.request, self._before
+        self.release()
+        send(WillSave(will=False))
+        if came is not Request.NONE:
+            number = signal.Signals[came.name]
+            if _is_usual(before[number]):  # the script's own handler was called when it came
+                _tell_from_rank_0(f"{came}: not saved, as the script does not ask whether to stop")
+                signal.raise_signal(number)
+
     def _leave_child(self) -> None:
         """In a forked child, let SIGTERM end it; its parent decides about the others."""
         before = self._before.get(signal.SIGTERM)
@@ -91,12 +102,22 @@ class StopSignals:
         came = Request[signal.Signals(number).name]
         is_first, is_again = self.request is Request.NONE, self.request is came
         self.request = max(self.request, came)
-        if is_first and rank_and_size()[0] == 0:
+        if is_first:
             again = "; Ctrl-C again stops at once" if came is Request.SIGINT else ""
-            os.write(2, f"headway: {came}: saving and stopping after this step{again}\n".encode())
-        is_usual = before in (signal.SIG_DFL, signal.default_int_handler, None)
-        if not is_usual or (came is Request.SIGINT and is_again):
+            _tell_from_rank_0(f"{came}: saving and stopping after this step{again}")
+        if not _is_usual(before) or (came is Request.SIGINT and is_again):
             before(number, frame)
+
+
+def _is_usual(handler: object) -> bool:
+    """Return whether a signal's handler is the one that Python begins with."""
+    return handler in (signal.SIG_DFL, signal.default_int_handler, None)
+
+
+def _tell_from_rank_0(text: str) -> None:
+    """Write a line to stderr, also where a signal has interrupted a print."""
+    if rank_and_size()[0] == 0:
+        os.write(2, f"headway: {text}\n".encode())
 
 
 class Verdict(NamedTuple):

@@ -86,7 +86,9 @@ class Ready(NamedTuple):
 
 
 class WillSave(NamedTuple):
-    """Asked to stop, the rank will save after its step, and then leave."""
+    """Asked to stop, the rank will save after its step, and then leave; or, it no longer will."""
+
+    will: bool = True
 
 
 class Heartbeat(NamedTuple):

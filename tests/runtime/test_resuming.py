@@ -411,6 +411,63 @@ def test_a_loop_of_another_shape_asks_and_saves_itself() -> None:
     assert names() == ["step_00000000"]
 
 
+def test_where_nobody_asks_a_signal_does_what_it_did_before_resume(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    training, before = Training(), signal.getsignal(signal.SIGTERM)
+    training.accelerator.resume()
+    assert signal.getsignal(signal.SIGTERM) != before
+    signal.raise_signal(signal.SIGINT)
+    steps = training.steps()
+    assert next(steps) == 1
+    assert signal.getsignal(signal.SIGTERM) != before, "the first step is not over"
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    assert "not saved" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == before
+    training.accelerator.save_state(CHECKPOINTS / "own")
+    assert not training.accelerator.should_stop
+    assert signal.getsignal(signal.SIGTERM) != before, "from here on the script asks"
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        training.train_to(1000, every="1h")
+
+
+def test_where_somebody_asks_signals_are_noted_over_many_steps() -> None:
+    training = Training()
+    training.accelerator.resume()
+    training.train_to(9, every=1000)
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        training.train_to(1000, every=1000)
+    own = Training(project_dir="runs/own")
+    own.accelerator.resume()
+    signal.signal(signal.SIGTERM, lambda *_: heard.append("own"))
+    heard: list[str] = []
+    for _ in zip(own.steps(), range(4), strict=False):
+        signal.raise_signal(signal.SIGTERM)
+    assert heard == ["own"] * 4, "a handler that the script has set is called once for each"
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_time_limit_that_nobody_asks_for_is_told_when_it_has_passed(
+    resumes: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [time.time()]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setenv("HEADWAY_RUN", launched(began_at=now[0], time_limit=200))
+    training = Training()
+    if resumes:
+        training.accelerator.resume()
+    for step in training.steps():
+        now[0] += 100
+        assert capsys.readouterr().err.count("time_limit=200") == (step == 3)
+    with pytest.raises(SystemExit):
+        Training().train_to(4, every=100)
+    assert "time_limit=" not in capsys.readouterr().err
+    training.accelerator.end_training()
+
+
 def test_the_time_limit_counts_from_the_beginning_of_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
