@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headway.checkpoint_hooks import CheckpointHooks
+from headway.contract.records import in_phase
 from headway.data.loader import PreparedDataLoader
 from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
@@ -96,12 +97,13 @@ class Checkpointed(CheckpointHooks):
         project = self.project_configuration
         keep = project.total_limit if project.automatic_checkpoint_naming else None
         folder = target.parent.absolute()  # `then` may be called in another working directory
-        self._save_to(
-            target,
-            allow_pickle,
-            wait=wait,
-            then=lambda: None if keep is None else prune(folder, keep),
-        )
+        with in_phase("save_state"):
+            self._save_to(
+                target,
+                allow_pickle,
+                wait=wait,
+                then=lambda: None if keep is None else prune(folder, keep),
+            )
         project.iteration += 1
         return str(target)
 
@@ -180,10 +182,13 @@ class Checkpointed(CheckpointHooks):
 
         self.wait_for_checkpoint()
         folder, training = self._folder_to_load(input_dir), self._training()
-        loaded = load_checkpoint(folder, spread_as(training))
-        restoring = Restoring(loaded, training, folder, strict=strict, allow_pickle=allow_pickle)
-        agree(restoring.check)
-        restoring.apply(self._models_to_load(folder, restoring.check_models))
+        with in_phase("load_state"):
+            loaded = load_checkpoint(folder, spread_as(training))
+            restoring = Restoring(
+                loaded, training, folder, strict=strict, allow_pickle=allow_pickle
+            )
+            agree(restoring.check)
+            restoring.apply(self._models_to_load(folder, restoring.check_models))
         self._has_state = True
         project = self.project_configuration
         if project.automatic_checkpoint_naming:

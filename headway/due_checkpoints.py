@@ -11,7 +11,7 @@ import torch
 
 from headway.arguments import EffectiveSettings
 from headway.checkpointed import Checkpointed
-from headway.contract.records import channel
+from headway.contract.records import channel, in_phase
 from headway.contract.run import LATEST
 from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer
@@ -95,7 +95,8 @@ class DueCheckpoints(Checkpointed):
                     break
             else:
                 return None
-        return self._look_closer(every, allow_pickle, wait)
+        with in_phase("checkpoint"):
+            return self._look_closer(every, allow_pickle, wait)
 
     @property
     def should_stop(self) -> bool:
@@ -115,8 +116,9 @@ class DueCheckpoints(Checkpointed):
             self._asks_left -= 1
             return False
         if self._request is Request.NONE and not self._accumulation.is_open:
-            self._begin_to_ask()
-            verdict = self._by_calls.agree(self._own_request(), False, self._asks)
+            with in_phase("should_stop"):
+                self._begin_to_ask()
+                verdict = self._by_calls.agree(self._own_request(), False, self._asks)
             self._note(verdict.request)
             self._asks, self._asks_left = verdict.following, verdict.following - 1
         return self._request is not Request.NONE
@@ -299,14 +301,8 @@ class DueCheckpoints(Checkpointed):
 
         folder = step_folder(project, step)
         keep = self.project_configuration.total_limit or _KEEP
-        channel.phase = "checkpoint"
-        try:
-            self._wait_for_earlier()
-            self._save_to(
-                folder, allow_pickle, wait=wait, then=lambda: self._tidy_up(project, keep)
-            )
-        finally:
-            channel.phase = "script"
+        self._wait_for_earlier()
+        self._save_to(folder, allow_pickle, wait=wait, then=lambda: self._tidy_up(project, keep))
         self._saved_at_step, self._saved_at = step, time.monotonic()
         return str(folder)
 

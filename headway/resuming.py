@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headway.contract.records import channel, is_connected
+from headway.contract.records import channel, in_phase, is_connected
 from headway.data.loader import PreparedDataLoader
 from headway.due_checkpoints import DueCheckpoints
 from headway.errors import CheckpointError
@@ -74,7 +74,8 @@ class Resuming(DueCheckpoints, Tracked):
         self._skips_itself = False  # a script for Accelerate that calls this has its loaders go on
         self._arm()
         self._watch_steps()
-        path, lines = on_rank_0(lambda: choose(self._agreed_settings, project, fall_back))
+        with in_phase("resume"):
+            path, lines = on_rank_0(lambda: choose(self._agreed_settings, project, fall_back))
         if path is not None:
             self._load(Path(path), project, allow_pickle)
             self._go_on_in(on_rank_0(lambda: tracked_runs(Path(path))))

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -209,6 +209,20 @@ class Channel:
         self.has_made_accelerator = False
         self.has_resumed = False
         self.will_save = False  # when it is asked to stop
+
+
+CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
+"""The Accelerator's methods that wait for all ranks; each is a phase while a rank is in it."""
+
+
+@contextmanager
+def in_phase(phase: str) -> Iterator[None]:
+    """Let this process's progress tell the phase in the block."""
+    before, channel.phase = channel.phase, phase
+    try:
+        yield
+    finally:
+        channel.phase = before
 
 
 _sending = _thread.RLock()  # not a Lock: a signal handler of the script may send as well

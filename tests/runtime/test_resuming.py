@@ -18,8 +18,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from headway import Accelerator
+from headway.checkpoint import saving
 from headway.checkpoint.manifest import NAME, read_manifest
 from headway.contract.origin import Layer, Origin
+from headway.contract.records import progress
 from headway.contract.run import RunContract, encode
 from headway.errors import CheckpointError, UsageError
 from headway.resuming import ResumedRun
@@ -102,6 +104,25 @@ def test_the_numbers_go_on_over_several_runs(capsys: pytest.CaptureFixture[str])
         training.train_to(step, run, every=3)
     assert read_manifest(CHECKPOINTS / "step_00000012").epoch == 2
     training.accelerator.end_training()
+
+
+def test_the_launcher_sees_which_call_a_rank_waits_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, phases = Training(), []
+    gathered = saving._gather
+
+    def gather(*words: Any) -> Any:
+        phases.append(progress().phase)
+        return gathered(*words)
+
+    monkeypatch.setattr(saving, "_gather", gather)
+    accelerator = training.accelerator
+    for call in (accelerator.resume, accelerator.checkpoint, lambda: accelerator.should_stop):
+        call()
+    folder = accelerator.save_state(CHECKPOINTS / "best")
+    accelerator.load_state(folder)
+    assert list(dict.fromkeys(phases)) == ["resume", "checkpoint", "save_state", "load_state"]
+    assert progress().phase == "script"
+    accelerator.end_training()
 
 
 def test_a_second_training_in_a_process_knows_its_samples_after_as_many_steps() -> None:
