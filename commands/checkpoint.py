@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.checkpoint.folders import (
-    Checkpoint,
     checkpoints_in,
     leftovers_in,
     prune,
     recover,
     remove,
 )
-from headway.checkpoint.manifest import NAME, unlisted_files, verify
+from headway.checkpoint.listing import Listed, listed_in
+from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
 from headway.checkpoint.project import FOLDER as PROJECT_FOLDER
 from headway.checkpoint.project import candidates, meant_by
 from headway.commands.flags import Parser
@@ -30,7 +30,8 @@ from headway.errors import CheckpointError
 
 ACTIONS = ("ls", "verify", "prune", "export", "import")
 _ACTIONS = """
-ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last
+ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last;
+                   complete, incomplete or damaged, as far as sizes show
 verify FOLDER ...  compare every file with the checksums of the manifest, of one checkpoint or of
                    all that a folder has; 1 if one is damaged
 prune FOLDER       remove all but the newest --keep checkpoints
@@ -115,37 +116,46 @@ def _meant_by(folder: Path) -> list[Path]:
 
 
 def _list(folder: Path, *, as_json: bool) -> int:
-    found = checkpoints_in(folder)
+    found = listed_in(folder)
     if as_json:
         listed = [_facts(one) for one in found]
         print(json.dumps({"checkpoints": listed}, indent=2))
         return 0
-    head = ("checkpoint", "step", "epoch", "ranks", "size", "saved")
-    rows = [
-        (
-            shown(one.path.name),
-            str(one.manifest.step),
-            str(one.manifest.epoch),
-            str(one.manifest.world_size),
-            f"{_size(one) / 2**20:.1f} MiB",
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.manifest.saved_at)),
-        )
-        for one in found
-    ]
+    head = ("checkpoint", "state", "step", "epoch", "ranks", "size", "saved")
+    rows = [(shown(one.path.name), one.state.value, *_cells(one.manifest)) for one in found]
     print_table(head, rows)
     if not found:
         print(f"headway: no checkpoint in {shown(str(folder))}", file=sys.stderr)
     return 0
 
 
-def _facts(one: Checkpoint) -> dict[str, object]:
-    return {"path": str(one.path), "size": _size(one)} | {
-        name: value for name, value in one.manifest._asdict().items() if name != "files"
+def _cells(manifest: Manifest | None) -> tuple[str, ...]:
+    if manifest is None:
+        return ("-",) * 5
+    return (
+        str(manifest.step),
+        str(manifest.epoch),
+        str(manifest.world_size),
+        f"{_size(manifest) / 2**20:.1f} MiB",
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at)),
+    )
+
+
+def _facts(one: Listed) -> dict[str, object]:
+    found = one.manifest
+    return {
+        "path": str(one.path),
+        "state": one.state.value,
+        "size": None if found is None else _size(found),
+    } | {
+        name: None if found is None else getattr(found, name)
+        for name in Manifest._fields
+        if name != "files"
     }
 
 
-def _size(one: Checkpoint) -> int:
-    return sum(file.size for file in one.manifest.files)
+def _size(manifest: Manifest) -> int:
+    return sum(file.size for file in manifest.files)
 
 
 def _verify(folders: Sequence[Path]) -> int:

@@ -260,6 +260,11 @@ def leftovers_in(folder: Path) -> list[Path]:
     return sorted(one for one in paths_in(folder) if one.name.startswith(kinds))
 
 
+def is_unfinished(leftover: Path) -> bool:
+    """Return whether it is of a save that was cut off, and not of a removal."""
+    return not leftover.name.startswith(".trash-")
+
+
 def require_space(folder: Path, size: int) -> None:
     """Require `size` bytes of free space on the disk of an existing folder.
 

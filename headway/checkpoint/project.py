@@ -65,7 +65,10 @@ def candidates(project: Path) -> list[Candidate]:
 
     A folder there whose manifest is damaged is one, as old as the folder.
     """
-    found = [one for folder in (project, project / FOLDER) for one in _candidates_in(folder)]
+    found: list[Candidate] = []
+    for folder in (project, project / FOLDER):
+        _finish_commits(folder)
+        found += candidates_in(folder)
     return sorted(found, key=lambda one: (one.saved_at, one.path))
 
 
@@ -83,8 +86,8 @@ def meant_by(path: Path) -> Path:
     return found[-1].path if found else path
 
 
-def _candidates_in(folder: Path) -> Iterator[Candidate]:
-    _finish_commits(folder)
+def candidates_in(folder: Path) -> Iterator[Candidate]:
+    """Yield the checkpoints in one folder, in any order."""
     for path in paths_in(folder):
         if path.name.startswith(".") or not _may_be_checkpoint(path):
             continue

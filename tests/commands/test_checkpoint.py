@@ -29,12 +29,37 @@ def test_checkpoints_are_listed_from_the_oldest_to_the_newest(
 ) -> None:
     assert main(["checkpoint", "ls", str(FOLDER)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [
-        [f"checkpoint_{step}", str(step)] for step in (9, 10, 11)
+    assert [line.split()[:3] for line in lines] == [
+        [f"checkpoint_{step}", "complete", str(step)] for step in (9, 10, 11)
     ]
     assert main(["checkpoint", "ls", str(FOLDER), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["checkpoints"]
     assert [one["step"] for one in listed] == [9, 10, 11]
+
+
+def test_a_list_says_which_checkpoints_lack_something(capsys: pytest.CaptureFixture[str]) -> None:
+    (FOLDER / "checkpoint_9" / "values.json").unlink()
+    (FOLDER / "checkpoint_10" / "values.json").write_text("longer than it was")
+    save(FOLDER / "checkpoint_12")
+    (FOLDER / "checkpoint_12" / "manifest.json").write_text("{}")
+    save(FOLDER / "checkpoint_13")
+    (FOLDER / "checkpoint_13" / "values.json").unlink()
+    (FOLDER / "checkpoint_13" / "values.json").symlink_to("/dev/zero")
+    for kind in ("tmp", "old", "trash"):
+        (FOLDER / f".{kind}-checkpoint_14-00000000").mkdir()
+    assert main(["checkpoint", "ls", str(FOLDER), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert {Path(one["path"]).name: (one["state"], one["step"]) for one in listed} == {
+        "checkpoint_9": ("incomplete", 9),
+        "checkpoint_10": ("damaged", 10),
+        "checkpoint_11": ("complete", 11),
+        "checkpoint_12": ("damaged", None),
+        "checkpoint_13": ("damaged", 1),
+        ".tmp-checkpoint_14-00000000": ("incomplete", None),
+        ".old-checkpoint_14-00000000": ("incomplete", None),
+    }
+    assert main(["checkpoint", "ls", str(FOLDER.parent)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 7
 
 
 def test_a_folder_without_checkpoints_is_said_to_have_none(
