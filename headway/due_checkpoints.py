@@ -335,6 +335,9 @@ class DueCheckpoints(Checkpointed):
         self._look_at = 0
         if self.is_main_process:
             say(f"stopped by {self._request} after step {step}; saved {folder}; {self._how_on()}")
+        if self._signals is not None:
+            signals, self._signals = self._signals, None
+            signals.leave()
         self.end_training()
         raise SystemExit(self._exit_code)
 

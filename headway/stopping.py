@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -77,6 +78,24 @@ class StopSignals:
                 signal.signal(number, before)
         self._before = {}
         channel.will_save = False
+
+    def leave(self) -> None:
+        """Let this process leave: whoever asks it to stop again changes nothing.
+
+        A second Ctrl-C does what it did before.
+        """
+        self.request = self.request or Request.TIME_LIMIT
+        before = self._before.pop(signal.SIGINT, None)
+        if before is not None and signal.getsignal(signal.SIGINT) == self._note:
+            signal.signal(signal.SIGINT, before)
+        channel.will_save = False
+        atexit.register(self._ignore)  # the last one to be registered is the first to be called
+
+    def _ignore(self) -> None:
+        """Ignore signals until the process is gone; Python no longer calls handlers at its end."""
+        for number in self._before:
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, signal.SIG_IGN)
 
     def withdraw(self) -> None:
         """Release the signals, as nobody asks for them; what has come does what it did before."""

@@ -135,12 +135,11 @@ def _signals(agent: Agent) -> Iterator[None]:
         if number == signal.SIGINT and not seen and agent.forwards_interrupt():
             return
         seen.append(number)
-        if (
-            len(seen) > 1 and agent.is_stopping
-        ):  # otherwise other code swallowed the first exception
-            agent.end_grace_period()
-        else:
+        # a second exception only where other code has swallowed the first one
+        if len(seen) == 1 or not agent.is_stopping:
             raise SignalException(f"stopped by signal {number}", signal.Signals(number))
+        if number == signal.SIGINT:  # a cluster may send the others twice, and means one request
+            agent.end_grace_period()
 
     def forward(number: int, _: FrameType | None) -> None:
         agent.forward(number)
