@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from headway.checkpoint.folders import FOLDER as PROJECT_FOLDER
 from headway.checkpoint.folders import (
     checkpoints_in,
     leftovers_in,
@@ -21,7 +22,6 @@ from headway.checkpoint.folders import (
 )
 from headway.checkpoint.listing import Listed, listed_in
 from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
-from headway.checkpoint.project import FOLDER as PROJECT_FOLDER
 from headway.checkpoint.project import candidates, meant_by
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table

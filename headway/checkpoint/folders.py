@@ -28,6 +28,9 @@ from headway.checkpoint.manifest import (
 from headway.contract.records import shown
 from headway.errors import CheckpointError
 
+FOLDER = "checkpoints"
+"""Below a project's folder, for checkpoints that the script does not name."""
+
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
 
@@ -235,12 +238,16 @@ def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
 
 
 def next_time(folder: Path) -> float:
-    """Return the time for a new manifest: now, but later than any other in the folder.
+    """Return the time for a new manifest: now, but later than any other of the project.
 
     So the order of checkpoints holds where clocks do not.
+
+    Args:
+        folder: the one that the checkpoint is in: a project's, or the one below for checkpoints.
     """
-    newest = max((one.manifest.saved_at for one in checkpoints_in(folder)), default=0.0)
-    return max(time.time(), newest + 1e-3)
+    beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
+    found = [one.manifest.saved_at for place in beside for one in checkpoints_in(place)]
+    return max(time.time(), max(found, default=0.0) + 1e-3)
 
 
 def prune(folder: Path, keep: int) -> list[Path]:

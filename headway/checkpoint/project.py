@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.checkpoint.folders import (
+    FOLDER,
     leftovers_in,
     own_checkpoints_in,
     paths_in,
@@ -18,9 +19,6 @@ from headway.checkpoint.folders import (
 )
 from headway.checkpoint.manifest import NAME, read_manifest, verify
 from headway.errors import CheckpointError
-
-FOLDER = "checkpoints"
-"""Below a project's folder, for checkpoints that the script does not name."""
 
 _STEP = "step_"
 _ABANDONED_AFTER_S = 600.0

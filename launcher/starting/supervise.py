@@ -125,7 +125,7 @@ def _rendezvous_handler(plan: LaunchPlan) -> rendezvous.FixedRendezvous:
 def _signals(agent: Agent) -> Iterator[None]:
     r"""Handle the launcher's signals.
 
-    The first stop signal raises torch's SignalException, a second one ends the grace period;
+    The first stop signal raises torch's SignalException, Ctrl-C after it ends the grace period;
     SIGQUIT (Ctrl-\) prints stacks; others are forwarded to the ranks. An ignored SIGHUP (nohup)
     stays ignored.
     """

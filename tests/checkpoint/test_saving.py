@@ -35,6 +35,18 @@ def save(
     save_checkpoint(target, state_of, Progress(7, 1), **options)
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "a")
+
+    def replace(_: str, saved: Any) -> Any:
+        save(tmp_path / "a", State({"model": {"weight": WEIGHT + 1, "lr": 0.2}}, STATE.own))
+        return saved
+
+    with pytest.raises(CheckpointError, match="another checkpoint"):
+        load_checkpoint(tmp_path / "a", replace)
+    assert load_checkpoint(tmp_path / "a").shared["model"]["lr"] == 0.2
+
+
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     save(tmp_path / "a", hook=lambda folder: (folder / "hook.txt").write_text("mine"))
     loaded = load_checkpoint(tmp_path / "a")

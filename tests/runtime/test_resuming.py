@@ -125,6 +125,19 @@ def test_the_launcher_sees_which_call_a_rank_waits_in(monkeypatch: pytest.Monkey
     accelerator.end_training()
 
 
+def test_the_newest_is_the_last_one_saved_also_where_the_clock_is_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = Training()
+    training.train_to(2, every=1)
+    now = time.time() - 86400
+    monkeypatch.setattr(time, "time", lambda: now)
+    for folder in (CHECKPOINTS / "own", PROJECT / "best", CHECKPOINTS / "last"):
+        training.accelerator.save_state(folder)
+        assert Training().accelerator.resume().checkpoint == str(folder)
+    training.accelerator.end_training()
+
+
 def test_a_second_training_in_a_process_knows_its_samples_after_as_many_steps() -> None:
     Training(project_dir="runs/first").train_to(3)
     Training().train_to(3, every=3)
