@@ -20,15 +20,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator
-from headway.utils import set_seed
-
-SAMPLES_PER_STEP = 64  # of all ranks together
 
 
 def main() -> None:
     args = parse_args()
-    set_seed(0)
-    accelerator = Accelerator(project_dir=args.project)
+    accelerator = Accelerator(project_dir=args.project, seed=0, global_batch_size=60)
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16
     data = TensorDataset(images, torch.tensor(digits.target))
@@ -36,7 +32,7 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(
         model,
         torch.optim.AdamW(model.parameters(), lr=3e-3),
-        DataLoader(data, max(1, SAMPLES_PER_STEP // accelerator.num_processes), shuffle=True),
+        DataLoader(data, shuffle=True),
     )
 
     run = accelerator.resume()  # the newest checkpoint of the project folder, or a fresh start
