@@ -1,5 +1,7 @@
 """Train on handwritten digits; stop it or kill it at any time, and run it again: it goes on.
 
+It may go on with another number of ranks: seed and batch are those of all ranks together.
+
     python examples/resume.py                                     one process
     headway launch --cpu --num-processes 2 examples/resume.py     two ranks on the CPU
     headway launch --cpu --time-limit 5s examples/resume.py       leaves after 5 s with exit code 75
