@@ -12,17 +12,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from headway.checkpoint.folders import FOLDER as PROJECT_FOLDER
 from headway.checkpoint.folders import (
-    Checkpoint,
     checkpoints_in,
     leftovers_in,
     prune,
     recover,
     remove,
 )
-from headway.checkpoint.manifest import NAME, unlisted_files, verify
-from headway.checkpoint.project import FOLDER as PROJECT_FOLDER
-from headway.checkpoint.project import candidates
+from headway.checkpoint.listing import Listed, listed_in
+from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
+from headway.checkpoint.project import candidates, meant_by
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.contract.records import shown
@@ -30,12 +30,14 @@ from headway.errors import CheckpointError
 
 ACTIONS = ("ls", "verify", "prune", "export", "import")
 _ACTIONS = """
-ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last
+ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last;
+                   complete, incomplete or damaged, as far as sizes show
 verify FOLDER ...  compare every file with the checksums of the manifest, of one checkpoint or of
                    all that a folder has; 1 if one is damaged
 prune FOLDER       remove all but the newest --keep checkpoints
 export FOLDER OUT.safetensors
-                   write the weights of a model into one file
+                   write the weights of a model into one file; of the newest checkpoint, if the
+                   folder is that of a project
 import ACCELERATE_FOLDER OUT
                    make a checkpoint of what Accelerate's save_state() wrote; no pickle is executed
 """
@@ -114,37 +116,46 @@ def _meant_by(folder: Path) -> list[Path]:
 
 
 def _list(folder: Path, *, as_json: bool) -> int:
-    found = checkpoints_in(folder)
+    found = listed_in(folder)
     if as_json:
         listed = [_facts(one) for one in found]
         print(json.dumps({"checkpoints": listed}, indent=2))
         return 0
-    head = ("checkpoint", "step", "epoch", "ranks", "size", "saved")
-    rows = [
-        (
-            shown(one.path.name),
-            str(one.manifest.step),
-            str(one.manifest.epoch),
-            str(one.manifest.world_size),
-            f"{_size(one) / 2**20:.1f} MiB",
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.manifest.saved_at)),
-        )
-        for one in found
-    ]
+    head = ("checkpoint", "state", "step", "epoch", "ranks", "size", "saved")
+    rows = [(shown(one.path.name), one.state.value, *_cells(one.manifest)) for one in found]
     print_table(head, rows)
     if not found:
         print(f"headway: no checkpoint in {shown(str(folder))}", file=sys.stderr)
     return 0
 
 
-def _facts(one: Checkpoint) -> dict[str, object]:
-    return {"path": str(one.path), "size": _size(one)} | {
-        name: value for name, value in one.manifest._asdict().items() if name != "files"
+def _cells(manifest: Manifest | None) -> tuple[str, ...]:
+    if manifest is None:
+        return ("-",) * 5
+    return (
+        str(manifest.step),
+        str(manifest.epoch),
+        str(manifest.world_size),
+        f"{_size(manifest) / 2**20:.1f} MiB",
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at)),
+    )
+
+
+def _facts(one: Listed) -> dict[str, object]:
+    found = one.manifest
+    return {
+        "path": str(one.path),
+        "state": one.state.value,
+        "size": None if found is None else _size(found),
+    } | {
+        name: None if found is None else getattr(found, name)
+        for name in Manifest._fields
+        if name != "files"
     }
 
 
-def _size(one: Checkpoint) -> int:
-    return sum(file.size for file in one.manifest.files)
+def _size(manifest: Manifest) -> int:
+    return sum(file.size for file in manifest.files)
 
 
 def _verify(folders: Sequence[Path]) -> int:
@@ -188,7 +199,8 @@ def _export(folder: Path, out: Path, number: int | None) -> int:
     from headway.checkpoint.exchange import weights_in
     from headway.saving import save_whole
 
-    weights = weights_in(folder, number)
+    checkpoint = meant_by(folder)
+    weights = weights_in(checkpoint, number)
     try:
         save_whole(weights.tensors, out, safe=True)
     except OSError as error:
@@ -197,7 +209,7 @@ def _export(folder: Path, out: Path, number: int | None) -> int:
             where=str(out),
             fix="pass a file in a folder that is there and that you may write",
         ) from None
-    print(f"{shown(str(out))}: {len(weights.tensors)} tensors")
+    print(f"{shown(str(out))}: {len(weights.tensors)} tensors of {shown(str(checkpoint))}")
     for name in weights.others:
         print(f"{shown(name)} is no tensor, and is left out")
     return 0

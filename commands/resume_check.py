@@ -14,9 +14,10 @@ def resume_problems(settings: Settings) -> list[Problem]:
     from pathlib import Path
 
     from headway.checkpoint.manifest import read_manifest
+    from headway.checkpoint.project import meant_by
 
     try:
-        read_manifest(Path(settings.resume))
+        read_manifest(meant_by(Path(settings.resume).expanduser()))
     except CheckpointError as error:
         (problem,) = error.problems
         where = f"{settings.origin('resume')}; {problem.where}"

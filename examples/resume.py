@@ -1,5 +1,7 @@
 """Train on handwritten digits; stop it or kill it at any time, and run it again: it goes on.
 
+It may go on with another number of ranks: seed and batch are those of all ranks together.
+
     python examples/resume.py                                     one process
     headway launch --cpu --num-processes 2 examples/resume.py     two ranks on the CPU
     headway launch --cpu --time-limit 5s examples/resume.py       leaves after 5 s with exit code 75
@@ -20,15 +22,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator
-from headway.utils import set_seed
-
-SAMPLES_PER_STEP = 64  # of all ranks together
 
 
 def main() -> None:
     args = parse_args()
-    set_seed(0)
-    accelerator = Accelerator(project_dir=args.project)
+    accelerator = Accelerator(project_dir=args.project, seed=0, global_batch_size=60)
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16
     data = TensorDataset(images, torch.tensor(digits.target))
@@ -36,7 +34,7 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(
         model,
         torch.optim.AdamW(model.parameters(), lr=3e-3),
-        DataLoader(data, max(1, SAMPLES_PER_STEP // accelerator.num_processes), shuffle=True),
+        DataLoader(data, shuffle=True),
     )
 
     run = accelerator.resume()  # the newest checkpoint of the project folder, or a fresh start

@@ -84,7 +84,8 @@ class Accelerator(InEffect, Resuming):
             `trackio`), a LoggerType or an instance of a GeneralTracker; `all` is all installed.
         project_dir: the folder of the trackers' files and of checkpoints.
         project_config: a ProjectConfiguration, which names checkpoints and says how many stay.
-        resume_from: the checkpoint that `resume()` goes on from: "latest", or the path of one.
+        resume_from: the checkpoint that `resume()` goes on from: "latest", or the path of one,
+            or of the folder of a project, whose newest it is.
         seed: from 0 to 2**32 - 1, for a run that can be repeated: `set_seed(seed)` is called here,
             prepared loaders shuffle by it and the epoch (or by `data_seed`), and the random
             augmentation of a sample follows from it, the epoch and the sample's index alone,

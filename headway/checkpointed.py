@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
+from headway.checkpoint_hooks import CheckpointHooks
+from headway.contract.records import in_phase
 from headway.data.loader import PreparedDataLoader
 from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.plugins.project import Folder, ProjectConfiguration
-from headway.preparing import Preparing
 
 if TYPE_CHECKING:
     from headway.checkpoint.background import Background
@@ -27,7 +26,7 @@ _NUMBERED = re.compile(r"checkpoint_(\d+)")
 # torch.distributed.checkpoint, below `headway.checkpoint`, is imported when it is used: it is slow
 
 
-class Checkpointed(Preparing):
+class Checkpointed(CheckpointHooks):
     """A rank whose training can be saved and go on; all ranks call these methods together.
 
     Attributes:
@@ -40,9 +39,6 @@ class Checkpointed(Preparing):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._registered: list[Any] = []
-        self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._has_state = False  # saved or loaded by this run
         self._saved_times: set[float] = set()  # in the manifests of what rank 0 has saved
         self._background: Background | None = None  # once a checkpoint was saved without a wait
@@ -51,65 +47,6 @@ class Checkpointed(Preparing):
     def save_iteration(self) -> int:
         """The number of the next checkpoint, with automatic naming."""
         return self.project_configuration.iteration
-
-    def register_for_checkpointing(self, *objects: Any) -> None:
-        """Let checkpoints hold the states of these objects, as they are on rank 0.
-
-        Args:
-            objects: each with `state_dict()`, which returns tensors, numbers, strings, and lists,
-                tuples and dicts of these, and `load_state_dict(state)`.
-
-        Raises:
-            UsageError: one has no such methods; then none is registered.
-
-        Examples:
-            >>> accelerator.register_for_checkpointing(torch.optim.swa_utils.AveragedModel(
-            ...     torch.nn.Linear(2, 1)))
-        """
-        for obj in objects:
-            if not all(hasattr(obj, name) for name in ("state_dict", "load_state_dict")):
-                raise UsageError(
-                    f"a {type(obj).__name__} has no state_dict() and load_state_dict()",
-                    where="the script's register_for_checkpointing(...)",
-                    fix="give its class these two methods",
-                )
-        self._registered.extend(objects)
-
-    def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Let every `save_state` call `hook(models, weights, output_dir)` on every rank.
-
-        Args:
-            hook: gets the prepared models, their state dicts, and the folder in which the
-                checkpoint is being written, to which it may add files. The entries that it removes
-                from the list `weights`, or puts into it, are not saved or saved as on rank 0.
-
-        Returns:
-            A handle, whose `remove()` takes the hook away.
-
-        Examples:
-            >>> from pathlib import Path
-            >>> def note(models, weights, output_dir):
-            ...     _ = (Path(output_dir) / "note.txt").write_text(f"{len(models)} models")
-            >>> handle = accelerator.register_save_state_pre_hook(note)
-            >>> handle.remove()
-        """
-        return _register(self._save_hooks, hook)
-
-    def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads.
-
-        Args:
-            hook: gets the prepared models and the folder of the checkpoint, which has been
-                verified. The models that it removes from the list are not loaded.
-
-        Returns:
-            A handle, whose `remove()` takes the hook away.
-
-        Examples:
-            >>> handle = accelerator.register_load_state_pre_hook(lambda models, input_dir: None)
-            >>> handle.remove()
-        """
-        return _register(self._load_hooks, hook)
 
     def save_state(
         self,
@@ -160,12 +97,13 @@ class Checkpointed(Preparing):
         project = self.project_configuration
         keep = project.total_limit if project.automatic_checkpoint_naming else None
         folder = target.parent.absolute()  # `then` may be called in another working directory
-        self._save_to(
-            target,
-            allow_pickle,
-            wait=wait,
-            then=lambda: None if keep is None else prune(folder, keep),
-        )
+        with in_phase("save_state"):
+            self._save_to(
+                target,
+                allow_pickle,
+                wait=wait,
+                then=lambda: None if keep is None else prune(folder, keep),
+            )
         project.iteration += 1
         return str(target)
 
@@ -243,18 +181,16 @@ class Checkpointed(Preparing):
         from headway.training_state import Restoring, spread_as
 
         self.wait_for_checkpoint()
-        folder, training = self._folder_to_load(input_dir), self._training()
-        loaded = load_checkpoint(folder, spread_as(training))
-        restoring = Restoring(loaded, training, folder, strict=strict, allow_pickle=allow_pickle)
-        agree(restoring.check)
-        models = self._all(torch.nn.Module)
-        if not self._load_hooks:
-            agree(lambda: restoring.check_models(self._inner(models)))
-        for hook in self._load_hooks.values():
-            hook(models, str(folder))
-        if self._load_hooks:
-            agree(lambda: restoring.check_models(self._inner(models)))
-        restoring.apply(self._inner(models))
+        given, training = self._folder_to_load(input_dir), self._training()
+        # as save_state does: some scripts make a temporary folder on each rank
+        folder = Path(on_rank_0(lambda: str(given)))
+        with in_phase("load_state"):
+            loaded = load_checkpoint(folder, spread_as(training))
+            restoring = Restoring(
+                loaded, training, folder, strict=strict, allow_pickle=allow_pickle
+            )
+            agree(restoring.check)
+            restoring.apply(self._models_to_load(folder, restoring.check_models))
         self._has_state = True
         project = self.project_configuration
         if project.automatic_checkpoint_naming:
@@ -314,20 +250,9 @@ class Checkpointed(Preparing):
         return sum(one.step_count for one in self._all(PreparedOptimizer))
 
     def _state_to_save(self, folder: Path, allow_pickle: bool) -> Any:
-        from headway.checkpoint.saving import agree
-        from headway.training_state import chosen_by_rank_0, state_of
+        from headway.training_state import state_of
 
-        models = self._all(torch.nn.Module)
-        before = [self._strategy.own_state_dict(one) for one in self._inner(models)]
-        weights = [*before]
-
-        def call_hooks() -> None:
-            for hook in self._save_hooks.values():
-                hook(models, weights, str(folder))
-
-        if self._save_hooks:
-            agree(call_hooks)
-            weights = chosen_by_rank_0(weights, before)
+        weights = self._weights_to_save(folder)
         return state_of(self._training(), weights, allow_pickle=allow_pickle)
 
     def _training(self) -> Any:
@@ -343,12 +268,9 @@ class Checkpointed(Preparing):
             self._accumulation,
             self._token_mean,
             self.device,
-            self._skips_itself,
+            self._skips_itself and not self._data.use_stateful_dataloader,
             self._global_batch_size,
         )
-
-    def _inner(self, models: list[torch.nn.Module]) -> list[torch.nn.Module]:
-        return [self.unwrap_model(one, keep_torch_compile=False) for one in models]
 
     def _checkpoints_folder(self, method: str) -> Path:
         project_dir = self.project_configuration.project_dir
@@ -388,12 +310,6 @@ class Checkpointed(Preparing):
                 fix="call load_state() only where save_state() has been called before",
             )
         return Path(newest[0])
-
-
-def _register(hooks: OrderedDict[int, Callable[..., Any]], hook: Any) -> RemovableHandle:
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    return handle
 
 
 def _given(folder: Folder, method: str) -> Path:

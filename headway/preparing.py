@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,16 +18,14 @@ from headway.device_memory import clear_device_cache
 from headway.errors import UsageError
 from headway.generators import RNGType, agreed_types, synchronize_rng_states
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
-from headway.precision.bf16 import restore_forward
 from headway.precision.precision import Precision
-from headway.process import Group
-from headway.strategies.compilation import uncompiled
+from headway.prepared_objects import PreparedObjects
 from headway.strategies.strategy import Strategy
 from headway.token_mean import TokenMean
-from headway.world import DistributedType, World
+from headway.world import World
 
 
-class Preparing(Group):
+class Preparing(PreparedObjects):
     """A rank that prepares a script's objects, and remembers them.
 
     Args:
@@ -54,7 +51,7 @@ class Preparing(Group):
         seed: int | None = None,
         global_batch_size: int | None = None,
     ) -> None:
-        super().__init__(world)
+        super().__init__(world, strategy)
         self.device_placement = device_placement
         self._data = data
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
@@ -62,20 +59,8 @@ class Preparing(Group):
         self._seed = seed
         self._global_batch_size = global_batch_size
         self._precision = precision
-        self._strategy = strategy
         self._accumulation = accumulation
         self._token_mean = TokenMean()
-        self._prepared: list[tuple[Any, Any]] = []  # the script's object, and ours
-
-    @property
-    def distributed_type(self) -> DistributedType:
-        """How the ranks work together."""
-        return DistributedType.FSDP if self._strategy.shards else super().distributed_type
-
-    @property
-    def is_fsdp2(self) -> bool:
-        """Whether models are sharded, by `torch.distributed.fsdp.fully_shard`."""
-        return self._strategy.shards
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Return models, optimizers, data loaders and schedulers made ready, in the given order.
@@ -229,26 +214,6 @@ class Preparing(Group):
             )
         return found
 
-    def verify_device_map(self, model: torch.nn.Module) -> bool:
-        """Return whether `model` was spread over several devices by a `device_map`.
-
-        Examples:
-            >>> accelerator.verify_device_map(torch.nn.Linear(2, 1))
-            False
-        """
-        return any(len(getattr(one, "hf_device_map", ())) > 1 for one in model.modules())
-
-    def _refuse_others(self, objects: Iterable[Any]) -> None:
-        for obj in objects:
-            kinds = (PreparedOptimizer, PreparedDataLoader, PreparedScheduler)
-            if isinstance(obj, kinds) and self._find(obj) is None:
-                raise UsageError(
-                    f"prepare() got a {type(obj).__name__} that another Accelerator prepared",
-                    where="the script's prepare(...)",
-                    fix="use one Accelerator everywhere, and prepare new objects after"
-                    " free_memory()",
-                )
-
     def _prepare_model(
         self, model: Any, device: torch.device | None, *, trains: bool = True
     ) -> None:
@@ -314,75 +279,6 @@ class Preparing(Group):
         """Return what gives all ranks equal generators; None: loaders see to their own samplers."""
         types = [one for one in self.rng_types if one is not RNGType.GENERATOR]
         return partial(synchronize_rng_states, types) if types else None
-
-    def _find(self, obj: Any) -> Any:
-        """Return what `obj` was prepared as; None if it was not."""
-        pairs = (pair for pair in self._prepared if obj is pair[0] or obj is pair[1])
-        return next(pairs, (None, None))[1]
-
-    def _all(self, kind: type[Any]) -> list[Any]:
-        return [prepared for _, prepared in self._prepared if isinstance(prepared, kind)]
-
-    def _trained_parameters(self) -> Iterator[torch.Tensor]:
-        for model in self._all(torch.nn.Module):
-            yield from model.parameters()
-
-    def unwrap_model(
-        self,
-        model: torch.nn.Module,
-        keep_fp32_wrapper: bool = True,
-        keep_torch_compile: bool = True,
-    ) -> torch.nn.Module:
-        """Return the model that `prepare` was given; one that was compiled since stays compiled.
-
-        Args:
-            keep_fp32_wrapper: let the model go on computing under autocast.
-            keep_torch_compile: return a compiled model as such.
-
-        Examples:
-            >>> model = torch.nn.Linear(2, 1)
-            >>> accelerator.unwrap_model(accelerator.prepare(model)) is model
-            True
-        """
-        model = self._strategy.unwrap(model)
-        if not keep_torch_compile:
-            model = uncompiled(model)
-        if not keep_fp32_wrapper:
-            restore_forward(uncompiled(model))
-            restore_forward(model)
-        return model
-
-    def empty_init(self) -> AbstractContextManager[Any]:
-        """Return a context in which models are made without memory for their weights.
-
-        Only where the strategy shards them: `prepare` then initialises one unit after the other by
-        the `reset_parameters()` of its modules, or takes what rank 0 has loaded since. With other
-        strategies models are made as ever.
-
-        Examples:
-            >>> with accelerator.empty_init():
-            ...     model = torch.nn.Linear(2, 1)
-            >>> accelerator.prepare(model).weight.shape
-            torch.Size([1, 2])
-        """
-        return self._strategy.empty_init()
-
-    @contextmanager
-    def whole(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """Give the model that `prepare` was given, with weights that this rank reads in full.
-
-        Where the model is sharded, every rank has to enter the context, and what is written to
-        the weights in it is lost.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> with accelerator.whole(model) as inner:
-            ...     inner.weight.shape
-            torch.Size([1, 2])
-        """
-        inner = self.unwrap_model(model, keep_torch_compile=False)
-        with self._strategy.whole(inner):
-            yield inner
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget all prepared objects, free what they held, and begin a new accumulation.

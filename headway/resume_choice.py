@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from headway.arguments import EffectiveSettings
-from headway.checkpoint.manifest import read_manifest
-from headway.checkpoint.project import Candidate, candidates, newest_whole
+from headway.checkpoint.manifest import parse_json, read_manifest
+from headway.checkpoint.project import Candidate, candidates, meant_by, newest_whole
 from headway.checkpoint.saving import on_rank_0
 from headway.contract.run import LATEST, is_restart
 from headway.errors import CheckpointError, Problem
+
+TRACKERS = "trackers.json"
+"""The file of a checkpoint with the runs of trackers."""
 
 
 def choose(
@@ -29,8 +32,9 @@ def choose(
     if wanted is not None and wanted != LATEST:
         found = _saved_by_this_job(settings, found)
         if not found:
-            read_manifest(Path(wanted).expanduser())
-            return wanted, []
+            path = meant_by(Path(wanted).expanduser())
+            read_manifest(path)
+            return str(path), []
     if not found:
         if wanted == LATEST:
             raise CheckpointError(
@@ -51,6 +55,30 @@ def choose(
             fix="move them away to start from the beginning",
         )
     return str(whole), [f"left out: {one.what} ({one.where})" for one in _problems(faults)]
+
+
+def tracked_runs(checkpoint: Path) -> dict[str, str]:
+    """Return the runs of trackers that a verified checkpoint names, by tracker.
+
+    One that was imported from Accelerate names none.
+
+    Raises:
+        CheckpointError: what it has of them is not what a save writes.
+    """
+    if TRACKERS not in {file.path for file in read_manifest(checkpoint).files}:
+        return {}
+    path = checkpoint / TRACKERS
+    try:
+        runs = parse_json(path.read_bytes())
+        if not isinstance(runs, dict) or not all(isinstance(one, str) for one in runs.values()):
+            raise ValueError("it does not give each tracker the name of a run")
+    except (ValueError, RecursionError, OSError) as error:
+        raise CheckpointError(
+            f"the runs of trackers cannot be read: {error}",
+            where=str(path),
+            fix="go on from another checkpoint: `headway checkpoint ls` lists them",
+        ) from None
+    return runs
 
 
 def _problems(faults: list[CheckpointError]) -> list[Problem]:

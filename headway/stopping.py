@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -78,6 +79,35 @@ class StopSignals:
         self._before = {}
         channel.will_save = False
 
+    def leave(self) -> None:
+        """Let this process leave: whoever asks it to stop again changes nothing.
+
+        A second Ctrl-C does what it did before.
+        """
+        self.request = self.request or Request.TIME_LIMIT
+        before = self._before.pop(signal.SIGINT, None)
+        if before is not None and signal.getsignal(signal.SIGINT) == self._note:
+            signal.signal(signal.SIGINT, before)
+        channel.will_save = False
+        atexit.register(self._ignore)  # the last one to be registered is the first to be called
+
+    def _ignore(self) -> None:
+        """Ignore signals until the process is gone; Python no longer calls handlers at its end."""
+        for number in self._before:
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, signal.SIG_IGN)
+
+    def withdraw(self) -> None:
+        """Release the signals, as nobody asks for them; what has come does what it did before."""
+        came, before = self.request, self._before
+        self.release()
+        send(WillSave(will=False))
+        if came is not Request.NONE:
+            number = signal.Signals[came.name]
+            if _is_usual(before[number]):  # the script's own handler was called when it came
+                _tell_from_rank_0(f"{came}: not saved, as the script does not ask whether to stop")
+                signal.raise_signal(number)
+
     def _leave_child(self) -> None:
         """In a forked child, let SIGTERM end it; its parent decides about the others."""
         before = self._before.get(signal.SIGTERM)
@@ -91,12 +121,22 @@ class StopSignals:
         came = Request[signal.Signals(number).name]
         is_first, is_again = self.request is Request.NONE, self.request is came
         self.request = max(self.request, came)
-        if is_first and rank_and_size()[0] == 0:
+        if is_first:
             again = "; Ctrl-C again stops at once" if came is Request.SIGINT else ""
-            os.write(2, f"headway: {came}: saving and stopping after this step{again}\n".encode())
-        is_usual = before in (signal.SIG_DFL, signal.default_int_handler, None)
-        if not is_usual or (came is Request.SIGINT and is_again):
+            _tell_from_rank_0(f"{came}: saving and stopping after this step{again}")
+        if not _is_usual(before) or (came is Request.SIGINT and is_again):
             before(number, frame)
+
+
+def _is_usual(handler: object) -> bool:
+    """Return whether a signal's handler is the one that Python begins with."""
+    return handler in (signal.SIG_DFL, signal.default_int_handler, None)
+
+
+def _tell_from_rank_0(text: str) -> None:
+    """Write a line to stderr, also where a signal has interrupted a print."""
+    if rank_and_size()[0] == 0:
+        os.write(2, f"headway: {text}\n".encode())
 
 
 class Verdict(NamedTuple):

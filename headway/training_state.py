@@ -127,8 +127,20 @@ def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:
         try:
             encode(state, "state", {})
         except CheckpointError:
-            return {"pickle": pickle.dumps(state)}
+            return {"pickle": _pickled(state, obj)}
     return {"state": state}
+
+
+def _pickled(state: Any, obj: Any) -> bytes:
+    try:
+        return pickle.dumps(state)
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"the state of a registered {type(obj).__name__} cannot be pickled:"
+            f" {type(error).__name__}: {error}",
+            where=f"{type(obj).__qualname__}.state_dict()",
+            fix="let state_dict() return tensors, numbers, strings, lists, tuples and dicts",
+        ) from None
 
 
 def chosen_by_rank_0(weights: list[Weights], before: list[Weights]) -> list[Weights]:

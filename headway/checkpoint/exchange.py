@@ -140,12 +140,12 @@ class _Reading:
             "accumulation": {"micro_batches": 0, "sync_gradients": True},
         }
 
-    def generators(self) -> list[dict[str, Any]]:
-        """Return the states of each rank's random number generators."""
+    def generators(self) -> list[dict[str, Any] | None]:
+        """Return the states of each rank's random number generators; [None] if there are none."""
         ranks = list(self._numbered("random_states", "pkl", "_0", take=_generators))
         if not ranks:
             self.notes.append("there are no states of random number generators")
-            return []
+            return [None]
         if len(ranks) > 1 and (self._folder / "scheduler.bin").exists():
             self.notes.append(
                 f"schedules have counted the steps of {len(ranks)} ranks, unless split_batches was"

@@ -25,7 +25,11 @@ from headway.checkpoint.manifest import (
     unlisted_files,
     verify,
 )
+from headway.contract.records import shown
 from headway.errors import CheckpointError
+
+FOLDER = "checkpoints"
+"""Below a project's folder, for checkpoints that the script does not name."""
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
@@ -203,12 +207,29 @@ def remove(path: Path, name_of: Path | None = None) -> None:
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
     """Return the committed checkpoints in a folder, the newest last; damaged manifests are none."""
     found = []
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for path in folder.iterdir():
-            if not path.name.startswith("."):
-                with suppress(CheckpointError):
-                    found.append(Checkpoint(path, read_manifest(path)))
+    for path in paths_in(folder):
+        if not path.name.startswith("."):
+            with suppress(CheckpointError):
+                found.append(Checkpoint(path, read_manifest(path)))
     return sorted(found, key=lambda one: (one.manifest.saved_at, one.path))
+
+
+def paths_in(folder: Path) -> list[Path]:
+    """Return what is in a folder; nothing if it is none.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        return [folder / name for name in os.listdir(folder)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError) as error:  # a link to itself; no name of a file
+        raise CheckpointError(
+            f"the folder cannot be read: {getattr(error, 'strerror', None) or error}",
+            where=shown(str(folder)),
+            fix="pass a folder that you may read",
+        ) from None
 
 
 def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
@@ -217,12 +238,16 @@ def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
 
 
 def next_time(folder: Path) -> float:
-    """Return the time for a new manifest: now, but later than any other in the folder.
+    """Return the time for a new manifest: now, but later than any other of the project.
 
     So the order of checkpoints holds where clocks do not.
+
+    Args:
+        folder: the one that the checkpoint is in: a project's, or the one below for checkpoints.
     """
-    newest = max((one.manifest.saved_at for one in checkpoints_in(folder)), default=0.0)
-    return max(time.time(), newest + 1e-3)
+    beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
+    found = [one.manifest.saved_at for place in beside for one in checkpoints_in(place)]
+    return max(time.time(), max(found, default=0.0) + 1e-3)
 
 
 def prune(folder: Path, keep: int) -> list[Path]:
@@ -239,9 +264,12 @@ def prune(folder: Path, keep: int) -> list[Path]:
 def leftovers_in(folder: Path) -> list[Path]:
     """Return what saves that did not end have left in a folder, sorted."""
     kinds = (".tmp-", ".old-", ".trash-")
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(one for one in folder.iterdir() if one.name.startswith(kinds))
-    return []
+    return sorted(one for one in paths_in(folder) if one.name.startswith(kinds))
+
+
+def is_unfinished(leftover: Path) -> bool:
+    """Return whether it is of a save that was cut off, and not of a removal."""
+    return not leftover.name.startswith(".trash-")
 
 
 def require_space(folder: Path, size: int) -> None:
@@ -266,13 +294,11 @@ def _beside(target: Path, kind: str) -> Path:
 
 def _siblings(target: Path, kind: str) -> list[Path]:
     start, length = f".{kind}-{target.name}-", len(os.urandom(4).hex())
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return [
-            one
-            for one in target.parent.iterdir()
-            if one.name.startswith(start) and len(one.name) == len(start) + length
-        ]
-    return []
+    return [
+        one
+        for one in paths_in(target.parent)
+        if one.name.startswith(start) and len(one.name) == len(start) + length
+    ]
 
 
 def _flush_folders(folder: Path) -> None:

@@ -53,13 +53,17 @@ def load_checkpoint(
     on_rank_0(lambda: recover(folder))
     manifest = on_rank_0(lambda: verify(folder))
 
-    def read() -> tuple[Any, Any, dict[str, torch.Tensor]]:
+    def require_the_same() -> None:
         if read_manifest(folder) != manifest:
             raise CheckpointError(
-                f"rank {rank} finds another checkpoint than rank 0",
+                f"rank {rank} finds another checkpoint than the one that rank 0 has verified",
                 where=str(folder),
-                fix="let all ranks load the same folder, on a disk that all machines share",
+                fix="let all ranks load the same folder, on a disk that all machines share, and"
+                " nobody save to it meanwhile",
             )
+
+    def read() -> tuple[Any, Any, dict[str, torch.Tensor]]:
+        require_the_same()
         shared = _read_json(folder / values_name())
         has_own = rank < manifest.world_size
         own = _read_json(folder / values_name(rank)) if has_own else None
@@ -73,6 +77,7 @@ def load_checkpoint(
     tensors = load_tensors(wanted, folder / TENSORS)
 
     def decoded() -> Loaded:
+        require_the_same()
         mine = None if own is None else _decode(own, tensors, folder)
         return Loaded(manifest, _decode(shared, tensors, folder), mine)
 

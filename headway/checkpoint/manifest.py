@@ -140,14 +140,8 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / NAME
     try:
         data = _read(path)
-    except FileNotFoundError:
-        raise CheckpointError(
-            "there is no checkpoint" if not folder.is_dir() else "the checkpoint has no manifest",
-            where=shown(str(path if folder.is_dir() else folder)),
-            fix="pass the folder of a checkpoint: `headway checkpoint ls` lists them",
-        ) from None
-    except OSError as error:
-        raise _damaged(path, error.strerror or str(error)) from None
+    except (OSError, ValueError) as error:
+        raise _without_manifest(folder, error) from None
     try:
         fields = parse_json(data)
         _require_known_format(fields, path)
@@ -161,6 +155,29 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
     return manifest
+
+
+def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointError:
+    """Return the error of a folder whose manifest cannot be read.
+
+    Args:
+        error: the system's; a ValueError where the path is no name of a file.
+    """
+    path = folder / NAME
+    if isinstance(error, PermissionError):
+        return CheckpointError(
+            f"the checkpoint cannot be read: {error.strerror}",
+            where=shown(str(path)),
+            fix="run it as a user who may read the checkpoint",
+        )
+    is_folder = os.path.isdir(folder)
+    if is_folder and not isinstance(error, FileNotFoundError):
+        return _damaged(path, getattr(error, "strerror", None) or str(error))
+    return CheckpointError(
+        "the checkpoint has no manifest" if is_folder else "there is no checkpoint",
+        where=shown(str(path if is_folder else folder)),
+        fix="pass the folder of a checkpoint: `headway checkpoint ls` lists them",
+    )
 
 
 def parse_json(data: bytes) -> Any:

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.checkpoint.folders import (
-    Checkpoint,
+    FOLDER,
     leftovers_in,
     own_checkpoints_in,
+    paths_in,
     recover,
     remove,
 )
 from headway.checkpoint.manifest import NAME, read_manifest, verify
 from headway.errors import CheckpointError
-
-FOLDER = "checkpoints"
-"""Below a project's folder, for checkpoints that the script does not name."""
 
 _STEP = "step_"
 _ABANDONED_AFTER_S = 600.0
@@ -40,7 +38,7 @@ def step_folder(project: Path, step: int) -> Path:
 
 def keep_newest_steps(project: Path, keep: int) -> None:
     """Remove all but the newest `keep` of the checkpoints that `step_folder` has named."""
-    named = [one for one in own_checkpoints_in(project / FOLDER) if _is_step(one)]
+    named = [one for one in own_checkpoints_in(project / FOLDER) if _is_step(one.path.name)]
     for one in named[:-keep]:
         remove(one.path)
 
@@ -56,8 +54,8 @@ def saved_by_others(project: Path, since: float, own: Container[float]) -> Path 
     return next((path for at, path in times if at > since and at not in own), None)
 
 
-def _is_step(one: Checkpoint) -> bool:
-    return one.path.name.startswith(_STEP) and one.path.name.removeprefix(_STEP).isdecimal()
+def _is_step(name: str) -> bool:
+    return name.startswith(_STEP) and name.removeprefix(_STEP).isdecimal()
 
 
 def candidates(project: Path) -> list[Candidate]:
@@ -65,20 +63,48 @@ def candidates(project: Path) -> list[Candidate]:
 
     A folder there whose manifest is damaged is one, as old as the folder.
     """
-    found = [one for folder in (project, project / FOLDER) for one in _candidates_in(folder)]
+    found: list[Candidate] = []
+    for folder in (project, project / FOLDER):
+        _finish_commits(folder)
+        found += candidates_in(folder)
     return sorted(found, key=lambda one: (one.saved_at, one.path))
 
 
-def _candidates_in(folder: Path) -> Iterator[Candidate]:
-    with suppress(FileNotFoundError, NotADirectoryError):
-        _finish_commits(folder)
-        for path in folder.iterdir():
-            if path.name.startswith(".") or not os.path.lexists(path / NAME):
-                continue
-            try:
-                yield Candidate(read_manifest(path).saved_at, path)
-            except CheckpointError:
+def meant_by(path: Path) -> Path:
+    """Return the checkpoint at a path, or the newest of the project whose folder is there.
+
+    The path of anything else is returned as it is: to read it says what is wrong.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    if os.path.lexists(path / NAME):
+        return path
+    found = candidates(path)
+    return found[-1].path if found else path
+
+
+def candidates_in(folder: Path) -> Iterator[Candidate]:
+    """Yield the checkpoints in one folder, in any order."""
+    for path in paths_in(folder):
+        if path.name.startswith(".") or not _may_be_checkpoint(path):
+            continue
+        try:
+            yield Candidate(read_manifest(path).saved_at, path)
+        except CheckpointError:
+            with suppress(FileNotFoundError):  # another process has removed it meanwhile
                 yield Candidate(path.stat().st_mtime, path)
+
+
+def _may_be_checkpoint(path: Path) -> bool:
+    """Return whether a folder has a manifest, or the name of a checkpoint and is closed to us."""
+    try:
+        os.lstat(path / NAME)
+    except PermissionError:
+        return _is_step(path.name)
+    except OSError:
+        return False
+    return True
 
 
 def _finish_commits(folder: Path) -> None:

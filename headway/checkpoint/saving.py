@@ -96,15 +96,15 @@ class Prepared(NamedTuple):
     then: Callable[[], object]
 
 
-def save_checkpoint(
+def prepare_checkpoint(
     target: Path,
     state: Callable[[Path], State],
     progress: Progress,
     *,
     sha256: bool = False,
     then: Callable[[], object] = bool,
-) -> None:
-    """Write a checkpoint and commit it; every rank calls this, and all return or raise together.
+) -> Prepared:
+    """Return a checkpoint whose tensors are still those of the training; every rank calls this.
 
     Files in a folder at `target` that no checkpoint lists, such as those that a script wrote there,
     stay.
@@ -119,20 +119,8 @@ def save_checkpoint(
         then: called on rank 0 once the checkpoint is there.
 
     Raises:
-        CheckpointError: a rank could not write; an older checkpoint at `target` still stands.
+        CheckpointError: a rank cannot write, or holds what cannot be saved; raised on all.
     """
-    write_prepared(prepare_checkpoint(target, state, progress, sha256=sha256, then=then))
-
-
-def prepare_checkpoint(
-    target: Path,
-    state: Callable[[Path], State],
-    progress: Progress,
-    *,
-    sha256: bool = False,
-    then: Callable[[], object] = bool,
-) -> Prepared:
-    """Return a checkpoint whose tensors are still those of the training; see `save_checkpoint`."""
     rank, _ = rank_and_size()
     name = on_rank_0(lambda: begin(target).name)
     # absolute, as a hook or the script may change its working directory before all is written

@@ -20,6 +20,9 @@ from torch.distributed.tensor import DTensor
 from headway.errors import CheckpointError
 
 Json = Any
+_DEEPEST = 100
+"""Lists, tuples, sets and dicts in each other; Python reads several times as many."""
+_LONGEST_NAME = 80  # characters in a message
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -32,26 +35,27 @@ def encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) ->
         name: of the value; its tensors are named by the path that leads to them.
 
     Raises:
-        CheckpointError: it holds an object of another kind, which is named.
+        CheckpointError: it holds an object of another kind, which is named; or is nested so deeply
+            that it might not be read again, as one is that holds itself.
     """
+    return _encode(value, name, tensors, 0)
+
+
+def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], depth: int) -> Json:
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
     if isinstance(value, torch.Tensor):
         return {"tensor": _add(_plain(value.detach(), name), name, tensors)}
+    if depth > _DEEPEST:
+        raise _too_deep(name)
     if kind is list:
-        return [encode(one, f"{name}.{index}", tensors) for index, one in enumerate(value)]
+        return _encode_many(value, name, tensors, depth)
     if isinstance(value, dict):  # an OrderedDict, defaultdict, ... becomes a dict
-        pairs = enumerate(value.items())
-        return {
-            "dict": [
-                [encode(key, f"{name}.key{index}", tensors), encode(one, f"{name}.{key}", tensors)]
-                for index, (key, one) in pairs
-            ]
-        }
+        return {"dict": _encode_dict(value, name, tensors, depth)}
     for known, tag, write in _KINDS:
         if isinstance(value, known):
-            return {tag: write(value, name, tensors)}
+            return {tag: write(value, name, tensors, depth)}
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"number": str(float(value))}
     return _encode_numpy(value, name, tensors)
@@ -92,8 +96,32 @@ def _add(tensor: torch.Tensor, name: str, tensors: MutableMapping[str, torch.Ten
     return name
 
 
-def _encode_many(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> list[Json]:
-    return [encode(one, f"{name}.{index}", tensors) for index, one in enumerate(value)]
+def _encode_dict(
+    value: Mapping[Any, Any], name: str, tensors: MutableMapping[str, torch.Tensor], depth: int
+) -> list[Json]:
+    return [
+        [
+            _encode(key, f"{name}.key{index}", tensors, depth + 1),
+            _encode(one, f"{name}.{key}", tensors, depth + 1),
+        ]
+        for index, (key, one) in enumerate(value.items())
+    ]
+
+
+def _encode_many(
+    value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], depth: int
+) -> list[Json]:
+    parts = enumerate(value)
+    return [_encode(one, f"{name}.{index}", tensors, depth + 1) for index, one in parts]
+
+
+def _too_deep(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name[:_LONGEST_NAME]}... is nested more than {_DEEPEST} deep, or holds itself: it cannot"
+        " be saved",
+        where="the state_dict() that it comes from",
+        fix="let state_dict() return a flatter value, which does not hold itself",
+    )
 
 
 _KINDS: tuple[tuple[type, str, Callable[..., Json]], ...] = (

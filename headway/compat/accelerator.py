@@ -32,7 +32,8 @@ class Accelerator(native.Accelerator):
     - Loaders fill the last round up to whole batches, see `headway.compat.data_loader`; only those
       with an `__iter__` of their own are shared out as by `headway.Accelerator`.
     - `reduce` adds up also with `reduction="none"`, and its `scale` has no effect.
-    - After `load_state` a loader begins its epoch anew; `skip_first_batches` goes on in it.
+    - After `load_state` a loader begins its epoch anew; `skip_first_batches` goes on in it, and so
+      does the loader itself with `use_stateful_dataloader=True`.
     """
 
     _skips_itself = True

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -86,7 +86,9 @@ class Ready(NamedTuple):
 
 
 class WillSave(NamedTuple):
-    """Asked to stop, the rank will save after its step, and then leave."""
+    """Asked to stop, the rank will save after its step, and then leave; or, it no longer will."""
+
+    will: bool = True
 
 
 class Heartbeat(NamedTuple):
@@ -193,7 +195,7 @@ class Channel:
     """
 
     __slots__ = (
-        *("fd", "identity", "last_sent_at", "phase", "step"),
+        *("fd", "identity", "last_sent_at", "num_steps", "phase", "step"),
         *("has_joined_group", "has_made_accelerator", "has_resumed", "will_save"),
     )
 
@@ -202,10 +204,25 @@ class Channel:
         self.identity: tuple[int, int] | None = None  # of the file that `fd` was opened for
         self.last_sent_at = 0.0  # when the last heartbeat was sent, on the monotonic clock
         self.step, self.phase = Progress()
+        self.num_steps = 0  # that this process has made; of all optimizers, never set back
         self.has_joined_group = False
         self.has_made_accelerator = False
         self.has_resumed = False
         self.will_save = False  # when it is asked to stop
+
+
+CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
+"""The Accelerator's methods that wait for all ranks; each is a phase while a rank is in it."""
+
+
+@contextmanager
+def in_phase(phase: str) -> Iterator[None]:
+    """Let this process's progress tell the phase in the block."""
+    before, channel.phase = channel.phase, phase
+    try:
+        yield
+    finally:
+        channel.phase = before
 
 
 _sending = _thread.RLock()  # not a Lock: a signal handler of the script may send as well

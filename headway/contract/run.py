@@ -134,7 +134,8 @@ def _is_valid(run: RunContract) -> bool:
         and (run.debug_rank is None or type(run.debug_rank) is int)
         and type(run.resume) in (str, type(None))
         and type(run.began_at) is float
-        and type(run.time_limit) in (int, type(None))
+        and 0 <= run.began_at < float("inf")
+        and (run.time_limit is None or (type(run.time_limit) is int and 0 < run.time_limit < 2**63))
         and run.strategy in (AUTO, *STRATEGIES)
         and (run.shard_size is None or (type(run.shard_size) is int and run.shard_size > 0))
         and type(run.wrap) is str

@@ -75,7 +75,7 @@ class Pass:
         self.epoch, self.before = epoch, before
         self.rounds = 0  # that the script was given
         self.samples = 0  # in these, on all ranks together
-        self.step = channel.step  # of the optimizers, before it
+        self.num_steps = channel.num_steps  # of optimizers, before it
         self.is_complete = False
         self.stream: Any = None  # the state of the data set after these, if it has one
         self._global = generator_states(_CPU)
@@ -119,7 +119,7 @@ class Passes:
     def end(self, ended: Pass) -> None:
         """Count a pass that will give no more batches."""
         self.samples += ended.samples
-        self.has_trained |= ended.step != channel.step
+        self.has_trained |= ended.num_steps != channel.num_steps
         if self.current is ended:
             self.current = None
 

@@ -59,7 +59,8 @@ class PositionedLoader(DataLoader[Any]):
     def has_trained(self) -> bool:
         """Whether an optimizer has stepped in a pass, in earlier runs as well."""
         passes, current = self._passes, self._passes.current
-        return passes.has_trained or (current is not None and current.step != channel.step)
+        is_training = current is not None and current.num_steps != channel.num_steps
+        return passes.has_trained or is_training
 
     @property
     def is_evaluated(self) -> bool:

@@ -183,7 +183,7 @@ class Settings:
         read_path,
         None,
         "checkpoint that the script's accelerator.resume() goes on from: latest (of the project "
-        "folder, which must have one), or the path of one",
+        "folder, which must have one), or the path of one or of a project, whose newest it is",
         metavar="PATH",
         example="latest",
     )

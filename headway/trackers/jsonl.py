@@ -9,8 +9,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from headway.contract.records import shown
 from headway.errors import UsageError
-from headway.trackers.run_file import MARK, SUFFIX, VERSION, line_of
+from headway.trackers.notes import note
+from headway.trackers.run_file import GOES_ON, MARK, SUFFIX, VERSION, is_run, line_of
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
 
@@ -23,6 +25,8 @@ class JsonlTracker(GeneralTracker):
     Args:
         run_name: the project.
         logging_dir: the folder of all projects.
+        run_id: go on in the file of this name, without its suffix; where there is none, a new run
+            begins.
 
     Examples:
         >>> from headway.tracking import JsonlTracker
@@ -37,19 +41,44 @@ class JsonlTracker(GeneralTracker):
     requires_logging_directory = True
     default_logging_directory = "runs"
 
-    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, run_name: str, logging_dir: str | os.PathLike[str], run_id: str | None = None
+    ) -> None:
         super().__init__()
         self.run_name = run_name
         self.logging_dir = logging_dir
+        self.run_id = run_id
         self._file: FileIO | None = None
         self._has_head = False
         self._is_torn = False  # the file ends in the middle of a line
+
+    @classmethod
+    def going_on(cls, run_id: str) -> dict[str, Any]:
+        return {"run_id": run_id}
 
     @on_main_process
     def start(self) -> None:
         folder = Path(self.logging_dir) / self.run_name
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = _create(folder)
+        if self.run_id is not None:
+            self._go_on_in(folder, f"{self.run_id}{SUFFIX}")
+        if self._file is None:
+            self._file = _create(folder)
+        self.run_id = self.path.stem
+
+    def _go_on_in(self, folder: Path, name: str) -> None:
+        """Open the file of an earlier run, if it is one."""
+        path = folder / name
+        is_file = path.parent == folder and path.is_file() and not path.is_symlink()
+        if not (is_file and is_run(path)):
+            note(f"jsonl begins a new run: {shown(str(path))} is not the file of one")
+            return
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            self._is_torn = file.read() != b"\n"
+        self._file = FileIO(os.fspath(path), "a")
+        self._has_head = True
+        self._write({"time": _now(), GOES_ON: True})
 
     @property
     def path(self) -> Path:
@@ -119,9 +148,14 @@ def _create(folder: Path) -> FileIO:
     while True:
         extra = "" if number == 1 else f"-{number}"
         try:
-            return FileIO(os.fspath(folder / f"{name}{extra}{SUFFIX}"), "x")
+            return FileIO(os.fspath(folder / f"{name}{extra}{SUFFIX}"), "x", opener=_appending)
         except FileExistsError:
             number += 1
+
+
+def _appending(path: str, flags: int) -> int:
+    """Open a file so that two processes never write over each other's lines."""
+    return os.open(path, flags | os.O_APPEND, 0o666)
 
 
 def _now() -> float:

@@ -1,7 +1,9 @@
 """The file of one run, which the `jsonl` tracker writes: its lines, and how they are read.
 
 One JSON object a line. The first is {"headway_run": 1, "project", "time", "config"}, each other
-one {"step", "time", "values"} of one call of `log`, or {"time", "config"} of a later configuration.
+one {"step", "time", "values"} of one call of `log`, or {"time", "config"} of a later configuration,
+or {"time", "goes_on"}: the run goes on from a checkpoint, and what it logs from here on replaces
+what was logged for the same steps and later ones.
 Times are seconds since 1970. NaN and the infinities are the texts of protobuf's JSON mapping
 (https://protobuf.dev/programming-guides/json/): "NaN", "Infinity", "-Infinity".
 """
@@ -18,6 +20,7 @@ from headway.errors import ConfigError
 
 MARK = "headway_run"
 VERSION = 1
+GOES_ON = "goes_on"
 SUFFIX = ".jsonl"
 _MOST_NUMBERS = 1000  # of an array or tensor, written one by one
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -110,15 +113,21 @@ def read_run_file(path: Path) -> Run:
     config = dict(head.get("config") or {})
     metrics: dict[str, Series] = {}
     step = -1.0
+    goes_on: set[str] = set()  # metrics that have not been logged since the run goes on
     for one in objects:
         if one is None:
             continue
+        if GOES_ON in one:
+            goes_on = {*metrics}
         config |= one.get("config") or {}
         if "values" in one:
             given = one.get("step")
             step = float(given) if isinstance(given, (int, float)) else step + 1
             for name, value in _numbers_in(one["values"]):
                 series = metrics.setdefault(name, Series([], []))
+                if name in goes_on:
+                    goes_on.remove(name)
+                    _cut(series, step)
                 series.steps.append(step)
                 series.values.append(value)
     return Run(
@@ -129,6 +138,13 @@ def read_run_file(path: Path) -> Run:
         metrics=metrics,
         damaged_lines=objects.count(None),
     )
+
+
+def _cut(series: Series, step: float) -> None:
+    """Remove what was logged for a step and later ones."""
+    while series.steps and series.steps[-1] >= step:
+        series.steps.pop()
+        series.values.pop()
 
 
 def _check_head(path: Path, head: dict[str, Any] | None) -> None:

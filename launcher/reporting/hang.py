@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from headway.contract.records import Frame, Group, Progress, shown
+from headway.contract.records import CALLED_BY_ALL_RANKS, Frame, Group, Progress, shown
 from headway.launcher.reporting.failures import named, ranges
 from headway.launcher.reporting.foreign_messages import EQUAL_SIZE_COLLECTIVES
 from headway.launcher.reporting.process_state import ProcessState
@@ -126,8 +126,13 @@ class Hang(NamedTuple):
 
     @property
     def fix(self) -> str:
-        is_known = explain_divergence(self.statuses)
-        what = "fix the script where the ranks diverge" if is_known else "see the stacks"
+        phases = {one.progress.phase for one in self.statuses if one.progress is not None}
+        calls = phases.intersection(CALLED_BY_ALL_RANKS)
+        what = "see the stacks"
+        if explain_divergence(self.statuses):
+            what = "fix the script where the ranks diverge"
+            if calls and calls != phases:
+                what = f"let all ranks call accelerator.{min(calls)} there, or none of them"
         return f"{what}; if it is only slow, raise --hang-timeout"
 
     @property

@@ -114,7 +114,7 @@ class RankChannel:
             self._is_ready = True
             return True
         elif isinstance(record, WillSave):
-            self.will_save = True
+            self.will_save = record.will
         elif isinstance(record, Heartbeat):
             self._progress = record.progress
             self.moved_after = time.monotonic()

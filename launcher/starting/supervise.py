@@ -125,7 +125,7 @@ def _rendezvous_handler(plan: LaunchPlan) -> rendezvous.FixedRendezvous:
 def _signals(agent: Agent) -> Iterator[None]:
     r"""Handle the launcher's signals.
 
-    The first stop signal raises torch's SignalException, a second one ends the grace period;
+    The first stop signal raises torch's SignalException, Ctrl-C after it ends the grace period;
     SIGQUIT (Ctrl-\) prints stacks; others are forwarded to the ranks. An ignored SIGHUP (nohup)
     stays ignored.
     """
@@ -135,12 +135,11 @@ def _signals(agent: Agent) -> Iterator[None]:
         if number == signal.SIGINT and not seen and agent.forwards_interrupt():
             return
         seen.append(number)
-        if (
-            len(seen) > 1 and agent.is_stopping
-        ):  # otherwise other code swallowed the first exception
-            agent.end_grace_period()
-        else:
+        # a second exception only where other code has swallowed the first one
+        if len(seen) == 1 or not agent.is_stopping:
             raise SignalException(f"stopped by signal {number}", signal.Signals(number))
+        if number == signal.SIGINT:  # a cluster may send the others twice, and means one request
+            agent.end_grace_period()
 
     def forward(number: int, _: FrameType | None) -> None:
         agent.forward(number)

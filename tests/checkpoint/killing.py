@@ -30,9 +30,10 @@ from headway import Accelerator
 from headway.checkpoint import background, folders
 from headway.checkpoint.folders import checkpoints_in, prune, recover
 from headway.checkpoint.manifest import verify
-from headway.checkpoint.saving import TENSORS, Progress, State, save_checkpoint
+from headway.checkpoint.saving import TENSORS, Progress, State
 from headway.checkpoint.tensors import load_tensors, tensor_facts
 from headway.utils import ProjectConfiguration
+from tests.checkpoint.saving import save_checkpoint
 
 EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "os.link"}
 

@@ -15,6 +15,8 @@ import pytest
 
 from headway.checkpoint import manifest as manifests
 from headway.checkpoint.manifest import NAME, read_manifest, unlisted_files, verify
+from headway.checkpoint.project import meant_by
+from headway.contract.records import shown
 from headway.errors import CheckpointError
 from tests.checkpoint.saved import TEXTS, rewrite, save
 
@@ -193,7 +195,40 @@ def test_a_later_format_is_refused_with_the_version_that_wrote_it(saved: Path) -
         read_manifest(saved)
 
 
-def test_a_folder_that_is_none_or_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(CheckpointError):
-            verify(folder)
+ODD = ["missing", "a\0b", "\ud800", "a" * 5000, "pipe", "file", "loop", "a\nb", "loop/below"]
+
+
+@pytest.mark.parametrize("name", ["", *ODD], ids=repr)
+def test_a_path_that_is_no_checkpoint_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(CheckpointError) as caught:
+        verify(meant_by(tmp_path / name))
+    (problem,) = caught.value.problems
+    assert problem.where.startswith(shown(str(tmp_path / name)))
+    assert problem.where.isprintable()
+    assert caught.value.__cause__ is None
+
+
+def test_what_may_not_be_read_is_not_called_damaged(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = saved.parent / "step_00000009"
+    saved.rename(other)
+
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        patch.setattr(os, "lstat", refuse)
+        with pytest.raises(CheckpointError, match="Permission") as caught:
+            read_manifest(meant_by(other.parent))
+    (problem,) = caught.value.problems
+    assert str(other) in problem.where, "a newer one that is closed to us is not passed over"
+    assert "damaged" not in problem.what
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refuse)
+        with pytest.raises(CheckpointError, match="Permission"):
+            meant_by(other.parent)

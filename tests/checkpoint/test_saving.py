@@ -15,9 +15,10 @@ torch = pytest.importorskip("torch")
 from headway.checkpoint.folders import checkpoints_in, leftovers_in  # noqa: E402
 from headway.checkpoint.loading import load_checkpoint  # noqa: E402
 from headway.checkpoint.manifest import unlisted_files, verify  # noqa: E402
-from headway.checkpoint.saving import Progress, State, save_checkpoint  # noqa: E402
+from headway.checkpoint.saving import Progress, State  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 from tests.checkpoint.saved import rewrite  # noqa: E402
+from tests.checkpoint.saving import save_checkpoint  # noqa: E402
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 STATE = State({"model": {"weight": WEIGHT, "lr": 0.1}}, {"random": [1, 2], "states": torch.ones(3)})
@@ -32,6 +33,18 @@ def save(
         return state
 
     save_checkpoint(target, state_of, Progress(7, 1), **options)
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "a")
+
+    def replace(_: str, saved: Any) -> Any:
+        save(tmp_path / "a", State({"model": {"weight": WEIGHT + 1, "lr": 0.2}}, STATE.own))
+        return saved
+
+    with pytest.raises(CheckpointError, match="another checkpoint"):
+        load_checkpoint(tmp_path / "a", replace)
+    assert load_checkpoint(tmp_path / "a").shared["model"]["lr"] == 0.2
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:

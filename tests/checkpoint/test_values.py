@@ -120,6 +120,28 @@ def test_an_object_is_refused_by_name(value: Any) -> None:
         encode(value, "it", {})
 
 
+def nested(depth: int, kind: str) -> Any:
+    value: Any = 1.5
+    for _ in range(depth):
+        value = {"list": [value], "tuple": (value,), "dict": {"k": value}}[kind]
+    return value
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "dict"])
+def test_what_is_nested_too_deep_is_refused_by_name_and_anything_else_is_read(kind: str) -> None:
+    value = nested(100, kind)
+    read = json.loads(json.dumps(encode(value, "objects.0", {})))
+    assert decode(read, {}) == value
+    for depth in (102, 5000):
+        with pytest.raises(CheckpointError, match=r"^objects\.0\.") as caught:
+            encode(nested(depth, kind), "objects.0", {})
+        assert len(str(caught.value)) < 500
+    itself: dict[str, Any] = {"inner": []}
+    itself["inner"].append(itself)
+    with pytest.raises(CheckpointError, match=r"^objects\.0\.inner\.0"):
+        encode(itself, "objects.0", {})
+
+
 @pytest.mark.parametrize(
     "text",
     [

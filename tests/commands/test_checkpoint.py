@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,37 @@ def test_checkpoints_are_listed_from_the_oldest_to_the_newest(
 ) -> None:
     assert main(["checkpoint", "ls", str(FOLDER)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [
-        [f"checkpoint_{step}", str(step)] for step in (9, 10, 11)
+    assert [line.split()[:3] for line in lines] == [
+        [f"checkpoint_{step}", "complete", str(step)] for step in (9, 10, 11)
     ]
     assert main(["checkpoint", "ls", str(FOLDER), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["checkpoints"]
     assert [one["step"] for one in listed] == [9, 10, 11]
+
+
+def test_a_list_says_which_checkpoints_lack_something(capsys: pytest.CaptureFixture[str]) -> None:
+    (FOLDER / "checkpoint_9" / "values.json").unlink()
+    (FOLDER / "checkpoint_10" / "values.json").write_text("longer than it was")
+    save(FOLDER / "checkpoint_12")
+    (FOLDER / "checkpoint_12" / "manifest.json").write_text("{}")
+    save(FOLDER / "checkpoint_13")
+    (FOLDER / "checkpoint_13" / "values.json").unlink()
+    (FOLDER / "checkpoint_13" / "values.json").symlink_to("/dev/zero")
+    for kind in ("tmp", "old", "trash"):
+        (FOLDER / f".{kind}-checkpoint_14-00000000").mkdir()
+    assert main(["checkpoint", "ls", str(FOLDER), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert {Path(one["path"]).name: (one["state"], one["step"]) for one in listed} == {
+        "checkpoint_9": ("incomplete", 9),
+        "checkpoint_10": ("damaged", 10),
+        "checkpoint_11": ("complete", 11),
+        "checkpoint_12": ("damaged", None),
+        "checkpoint_13": ("damaged", 1),
+        ".tmp-checkpoint_14-00000000": ("incomplete", None),
+        ".old-checkpoint_14-00000000": ("incomplete", None),
+    }
+    assert main(["checkpoint", "ls", str(FOLDER.parent)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 7
 
 
 def test_a_folder_without_checkpoints_is_said_to_have_none(
@@ -54,6 +80,14 @@ def test_the_folder_of_a_project_stands_for_the_checkpoints_in_it(
     assert [one.name for one in FOLDER.iterdir()] == ["checkpoint_11"]
     assert main(["checkpoint", "verify", project]) == 0
     assert f"{FOLDER / 'checkpoint_11'}: ok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", [FOLDER, FOLDER.parent, FOLDER / "checkpoint_10"])
+def test_a_launch_resumes_from_a_checkpoint_or_the_folder_of_a_project(path: Path) -> None:
+    Path("train.py").touch()
+    launch = ["launch", "--dry-run", "--cpu", "--resume"]
+    assert main([*launch, str(path), "train.py"]) == 0
+    assert main([*launch, str(path / "no"), "train.py"]) == ConfigError.exit_code
 
 
 def test_a_damaged_checkpoint_is_named_and_the_others_are_verified(
@@ -133,11 +167,11 @@ def test_words_that_make_no_command_are_refused(words: list[str]) -> None:
 # ---------------------------------------------------------------------- exchange
 
 
-def trained(kind: Any, seed: int) -> tuple[Any, list[Any]]:
-    """Return an Accelerator of either library, and what it has trained for three steps."""
+def trained(kind: Any, seed: int, num_epochs: int = 1, **options: Any) -> tuple[Any, list[Any]]:
+    """Return an Accelerator of either library, trained for three steps an epoch."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(seed)
-    accelerator = kind(cpu=True)
+    accelerator = kind(cpu=True, **options)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
@@ -146,7 +180,7 @@ def trained(kind: Any, seed: int) -> tuple[Any, list[Any]]:
     average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1))
     accelerator.register_for_checkpointing(average)
     model, optimizer, scheduler, loader = objects
-    for batch in loader:
+    for batch in chain(*[loader] * num_epochs):
         accelerator.backward(model(batch).sum())
         optimizer.step()
         scheduler.step()
@@ -177,6 +211,9 @@ def test_weights_are_exported_as_other_programs_read_them(
     assert "--model" in capsys.readouterr().err
     assert main(["checkpoint", "export", "two", "out.safetensors", "--model", "1"]) == 0
     assert safetensors.load_file("out.safetensors").keys() == other.state_dict().keys()
+    capsys.readouterr()
+    assert main(["checkpoint", "export", ".", "out.safetensors", "--model", "1"]) == 0
+    assert capsys.readouterr().out.strip().endswith("two"), "the newest of the folder"
     for words in (["two", "out.safetensors", "--model", "2"], ["two", "none/out.safetensors"]):
         assert main(["checkpoint", "export", *words]) == CheckpointError.exit_code
     for words in (["two"], ["two", "out.bin"], ["two", "out.safetensors", "--model", "x"]):
@@ -205,6 +242,23 @@ def test_a_folder_of_accelerate_becomes_a_checkpoint_that_goes_on(
     assert main(["checkpoint", "import", "ours"]) == ConfigError.exit_code
 
 
+def test_a_script_resumes_from_what_was_imported_from_accelerate() -> None:
+    pytest.importorskip("torch")
+    accelerate = pytest.importorskip("accelerate")
+    from headway import Accelerator
+
+    theirs, objects = trained(accelerate.Accelerator, 1)
+    theirs.save_state("theirs")
+    expected = states(objects)
+    assert main(["checkpoint", "import", "theirs", "runs/moved/checkpoints/imported"]) == 0
+    ours, objects = trained(Accelerator, 2, num_epochs=0, project_dir="runs/moved")
+    run = ours.resume()
+    assert (run.step, run.epoch, run.samples) == (3, 0, 0)
+    assert states(objects) == expected
+    assert ours.checkpoint() == "runs/moved/checkpoints/step_00000003"
+    ours.end_training()
+
+
 class Bomb:
     def __reduce__(self) -> Any:
         return os.mkdir, ("exploded",)
@@ -216,6 +270,7 @@ def test_nothing_in_a_folder_of_accelerate_is_executed(capsys: pytest.CaptureFix
     folder.mkdir()
     torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
     assert main(["checkpoint", "import", "theirs", "ours"]) == 0
+    assert main(["checkpoint", "verify", "ours"]) == 0
     for name in ("pytorch_model.bin", "optimizer.bin", "custom_checkpoint_0.pkl", "scaler.pt"):
         before = (folder / name).read_bytes() if (folder / name).exists() else None
         torch.save(Bomb(), folder / name)

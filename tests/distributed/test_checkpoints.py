@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from headway.checkpoint.loading import load_checkpoint
-from headway.checkpoint.saving import Progress, State, save_checkpoint
+from headway.checkpoint.saving import Progress, State, prepare_checkpoint, write_prepared
 from headway.errors import CheckpointError
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -34,6 +34,8 @@ target = Path("saved")
 SAVE = (
     COMMON
     + """
+def save_checkpoint(*words):
+    write_prepared(prepare_checkpoint(*words))
 own = {"rank": rank, "states": torch.full((2,), rank)}
 plain = {name: one + rank for name, one in whole.items()}  # those of rank 0 count
 saved = State({"sharded": state, "plain": plain}, own)

@@ -348,6 +348,19 @@ def test_an_object_that_is_no_value_is_refused_or_pickled_where_asked(tmp_path: 
     assert run.counter.state == {"path": Path("a")}
 
 
+def test_an_object_that_cannot_even_be_pickled_is_named(tmp_path: Path) -> None:
+    run = Run()
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for state in ({"call": lambda: None}, {"deep": deep}):
+        run.counter.state = state
+        with pytest.raises(CheckpointError, match=type(run.counter).__name__):
+            run.accelerator.save_state(tmp_path / "saved", allow_pickle=True)
+    assert not (tmp_path / "saved").exists()
+    assert leftovers_in(tmp_path) == []
+
+
 def changed(run: Run, what: str) -> None:
     if what == "shape":
         run.accelerator._prepared[0] = (torch.nn.Linear(4, 1),) * 2

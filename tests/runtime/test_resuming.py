@@ -18,13 +18,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from headway import Accelerator
+from headway.checkpoint import saving
 from headway.checkpoint.manifest import NAME, read_manifest
 from headway.contract.origin import Layer, Origin
+from headway.contract.records import progress
 from headway.contract.run import RunContract, encode
 from headway.errors import CheckpointError, UsageError
 from headway.resuming import ResumedRun
 from headway.stopping import Agreement, Request
 from headway.utils import ProjectConfiguration
+from tests.checkpoint.saved import rewrite
 
 STEPS_PER_EPOCH, BATCH = 5, 2
 FRESH = ResumedRun()
@@ -100,6 +103,46 @@ def test_the_numbers_go_on_over_several_runs(capsys: pytest.CaptureFixture[str])
         assert str(run.checkpoint) in capsys.readouterr().err
         training.train_to(step, run, every=3)
     assert read_manifest(CHECKPOINTS / "step_00000012").epoch == 2
+    training.accelerator.end_training()
+
+
+def test_the_launcher_sees_which_call_a_rank_waits_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, phases = Training(), []
+    gathered = saving._gather
+
+    def gather(*words: Any) -> Any:
+        phases.append(progress().phase)
+        return gathered(*words)
+
+    monkeypatch.setattr(saving, "_gather", gather)
+    accelerator = training.accelerator
+    for call in (accelerator.resume, accelerator.checkpoint, lambda: accelerator.should_stop):
+        call()
+    folder = accelerator.save_state(CHECKPOINTS / "best")
+    accelerator.load_state(folder)
+    assert list(dict.fromkeys(phases)) == ["resume", "checkpoint", "save_state", "load_state"]
+    assert progress().phase == "script"
+    accelerator.end_training()
+
+
+def test_the_newest_is_the_last_one_saved_also_where_the_clock_is_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = Training()
+    training.train_to(2, every=1)
+    now = time.time() - 86400
+    monkeypatch.setattr(time, "time", lambda: now)
+    for folder in (CHECKPOINTS / "own", PROJECT / "best", CHECKPOINTS / "last"):
+        training.accelerator.save_state(folder)
+        assert Training().accelerator.resume().checkpoint == str(folder)
+    training.accelerator.end_training()
+
+
+def test_a_second_training_in_a_process_knows_its_samples_after_as_many_steps() -> None:
+    Training(project_dir="runs/first").train_to(3)
+    Training().train_to(3, every=3)
+    training = Training()
+    assert training.accelerator.resume().samples == 3 * BATCH
     training.accelerator.end_training()
 
 
@@ -284,6 +327,19 @@ def test_what_a_killed_save_has_left_is_removed_once_nobody_writes_there() -> No
     accelerator.end_training()
 
 
+@pytest.mark.parametrize("text", ["[]", '{"wandb": 1}', "{"])
+def test_runs_of_trackers_that_no_save_has_written_are_refused(text: str) -> None:
+    Training().train_to(1, every=1)
+    (newest,) = CHECKPOINTS.iterdir()
+    (newest / "trackers.json").write_text(text)
+    rewrite(newest)
+    accelerator = Training().accelerator
+    with pytest.raises(CheckpointError, match="runs of trackers") as caught:
+        accelerator.resume()
+    assert str(newest / "trackers.json") in str(caught.value)
+    accelerator.end_training()
+
+
 # ------------------------------------------------------------------ a certain checkpoint
 
 
@@ -292,6 +348,9 @@ def test_the_script_may_name_the_checkpoint() -> None:
     for named, step in (("latest", 5), (CHECKPOINTS / "step_00000004", 4)):
         accelerator = Training(resume_from=named).accelerator
         assert accelerator.resume().step == step
+    for number, folder in enumerate((PROJECT, CHECKPOINTS)):
+        training = Training(resume_from=folder, project_dir=f"runs/other{number}")
+        assert training.accelerator.resume().checkpoint == str(CHECKPOINTS / "step_00000005")
     with pytest.raises(CheckpointError, match="nowhere"):
         Training(resume_from="nowhere").accelerator.resume()
     with pytest.raises(CheckpointError, match="no checkpoint"):
@@ -352,7 +411,9 @@ def test_a_signal_saves_and_leaves_after_the_step(
     (name,) = names()
     assert name in capsys.readouterr().err
     assert heard == ["own"] * (number == signal.SIGUSR1), "the script's own handler is called too"
-    assert number == signal.SIGUSR1 or signal.getsignal(number) == before
+    assert number != signal.SIGINT or signal.getsignal(number) == before
+    for again in (signal.SIGTERM, signal.SIGUSR1):
+        signal.raise_signal(again)  # it is leaving already
     with pytest.raises(SystemExit):  # also where the script has caught the first one
         training.accelerator.checkpoint(every="1h")
 
@@ -384,6 +445,63 @@ def test_a_loop_of_another_shape_asks_and_saves_itself() -> None:
         accelerator.checkpoint()
     assert caught.value.code == 75
     assert names() == ["step_00000000"]
+
+
+def test_where_nobody_asks_a_signal_does_what_it_did_before_resume(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    training, before = Training(), signal.getsignal(signal.SIGTERM)
+    training.accelerator.resume()
+    assert signal.getsignal(signal.SIGTERM) != before
+    signal.raise_signal(signal.SIGINT)
+    steps = training.steps()
+    assert next(steps) == 1
+    assert signal.getsignal(signal.SIGTERM) != before, "the first step is not over"
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    assert "not saved" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == before
+    training.accelerator.save_state(CHECKPOINTS / "own")
+    assert not training.accelerator.should_stop
+    assert signal.getsignal(signal.SIGTERM) != before, "from here on the script asks"
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        training.train_to(1000, every="1h")
+
+
+def test_where_somebody_asks_signals_are_noted_over_many_steps() -> None:
+    training = Training()
+    training.accelerator.resume()
+    training.train_to(9, every=1000)
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        training.train_to(1000, every=1000)
+    own = Training(project_dir="runs/own")
+    own.accelerator.resume()
+    signal.signal(signal.SIGTERM, lambda *_: heard.append("own"))
+    heard: list[str] = []
+    for _ in zip(own.steps(), range(4), strict=False):
+        signal.raise_signal(signal.SIGTERM)
+    assert heard == ["own"] * 4, "a handler that the script has set is called once for each"
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_time_limit_that_nobody_asks_for_is_told_when_it_has_passed(
+    resumes: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [time.time()]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setenv("HEADWAY_RUN", launched(began_at=now[0], time_limit=200))
+    training = Training()
+    if resumes:
+        training.accelerator.resume()
+    for step in training.steps():
+        now[0] += 100
+        assert capsys.readouterr().err.count("time_limit=200") == (step == 3)
+    with pytest.raises(SystemExit):
+        Training().train_to(4, every=100)
+    assert "time_limit=" not in capsys.readouterr().err
+    training.accelerator.end_training()
 
 
 def test_the_time_limit_counts_from_the_beginning_of_the_job(

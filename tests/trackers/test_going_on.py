@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,8 @@ pytest.importorskip("torch")
 
 from headway import Accelerator
 from headway.trackers import choice
+from headway.trackers.jsonl import JsonlTracker
+from headway.trackers.run_file import read_run_file
 from headway.tracking import GeneralTracker, register_tracker_class
 
 
@@ -62,6 +68,83 @@ def test_a_tracker_goes_on_in_the_run_of_the_checkpoint(capsys: pytest.CaptureFi
     late.resume()
     assert "call accelerator.resume() before init_trackers()" in capsys.readouterr().err
     late.end_training()
+
+
+def jsonl_run(steps: range, *, has_saved: bool = True) -> Path:
+    """Train these steps, and return the file of the run."""
+    run = Accelerator(cpu=True, log_with="jsonl", project_dir="runs")
+    run.resume()
+    run.init_trackers("project", config={"steps": len(steps)})
+    for step in steps:
+        if has_saved and step == steps[-1]:
+            run.checkpoint()
+        run.log({"loss": 100 - step + len(steps)}, step=step)
+    path: Path = run.get_tracker("jsonl").path
+    run.end_training()
+    return path
+
+
+def test_jsonl_goes_on_in_its_file_and_what_is_done_again_counts_once() -> None:
+    path = jsonl_run(range(4))
+    with path.open("a") as file:
+        file.write('{"step": 4, "val')  # as a process leaves it that is killed
+    assert jsonl_run(range(3, 8)) == path
+    assert len(list(path.parent.iterdir())) == 1
+    run = read_run_file(path)
+    assert run.metrics["loss"].steps == list(range(8))
+    assert run.metrics["loss"].values == [104 - step for step in range(3)] + [
+        105 - step for step in range(3, 8)
+    ]
+    assert (run.config, run.damaged_lines) == ({"steps": 5}, 1)
+
+
+def test_jsonl_begins_a_run_where_that_of_the_checkpoint_is_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = jsonl_run(range(2))
+    path.unlink()
+    path.symlink_to("elsewhere")
+    other = jsonl_run(range(2), has_saved=False)
+    assert other.parent == path.parent
+    assert other != path
+    assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run_id", ["../outside", "", "..", "a/b", "/etc/hostname", "a\0b"])
+def test_jsonl_goes_on_in_no_file_of_another_folder(run_id: str, tmp_path: Path) -> None:
+    (tmp_path / "outside.jsonl").write_bytes(jsonl_run(range(1)).read_bytes())
+    tracker = JsonlTracker("project", tmp_path, run_id=run_id)
+    tracker.start()
+    assert tracker.path.parent == tmp_path / "project"
+    tracker.finish()
+    assert read_run_file(tracker.path).metrics == {}
+
+
+WANDB = """
+from headway import Accelerator
+for _ in range(2):
+    run = Accelerator(cpu=True, log_with="wandb", project_dir="runs")
+    run.resume()
+    run.init_trackers("project")
+    print(run.get_tracker("wandb", unwrap=True).id)
+    run.checkpoint()
+    run.end_training()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
+def test_wandb_goes_on_in_its_run_without_a_network() -> None:
+    done = subprocess.run(  # wandb leaves a process of its own
+        [sys.executable, "-c", WANDB],
+        env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.split()
+    assert first == second
 
 
 def test_mlflow_goes_on_in_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

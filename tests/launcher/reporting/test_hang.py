@@ -48,6 +48,18 @@ def ranks(*groups: Group | None, place: tuple[Frame, ...] = TRAIN) -> list[RankS
     ]
 
 
+def test_a_call_that_only_some_ranks_make_is_named_with_its_fix() -> None:
+    one, other = ranks(group("all_gather", open=1, ranks=(0, 1)), group("broadcast", ranks=(0, 1)))
+    told = (
+        one._replace(progress=Progress(3, "checkpoint")),
+        other._replace(progress=Progress(3, "script")),
+    )
+    assert "accelerator.checkpoint" in Hang(told, 60).fix
+    assert "in step 4 (checkpoint)" in Hang(told, 60).cause + Hang(told, 60).details
+    both = tuple(status._replace(progress=Progress(3, "checkpoint")) for status in told)
+    assert "accelerator" not in Hang(both, 60).fix
+
+
 def test_the_rank_that_did_not_enter_a_collective_is_behind() -> None:
     inside = group("broadcast", "all_reduce", open=1)
     told = ranks(inside, group("broadcast"), inside, inside)

@@ -1,0 +1,20 @@
+"""Saves a checkpoint in one call, as the runtime does in two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.checkpoint.saving import Progress, State, prepare_checkpoint, write_prepared
+
+
+def save_checkpoint(
+    target: Path,
+    state: Callable[[Path], State],
+    progress: Progress,
+    *,
+    sha256: bool = False,
+    then: Callable[[], object] = bool,
+) -> None:
+    """Write a checkpoint and commit it; see `prepare_checkpoint`."""
+    write_prepared(prepare_checkpoint(target, state, progress, sha256=sha256, then=then))
