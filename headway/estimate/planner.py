@@ -138,7 +138,7 @@ class Planner:
     def __enter__(self) -> Planner:
         self._scratch = tempfile.mkdtemp(prefix="headway-estimate-")
         self._server = subprocess.Popen(
-            [*self._python, "-m", "headway.estimate.server"],
+            [*self._python, "-m", "headway.estimate.child.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -20,7 +20,7 @@ class Server:
     def __enter__(self) -> Server:
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headway.estimate.server"],
+            [sys.executable, "-m", "headway.estimate.child.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from headway.estimate.replacing import replace_wherever_imported
+from headway.estimate.child.replacing import replace_wherever_imported
 
 
 def mesh_of_all() -> DeviceMesh:

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from headway.estimate.replacing import replace, replace_wherever_imported
+from headway.estimate.child.replacing import replace, replace_wherever_imported
 
 FAKE_GPU = torch.device("cpu", 1)
 _CAPABILITY = (9, 0)

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from headway.estimate.values import Values
+from headway.estimate.child.values import Values
 
 _aten = torch.ops.aten
 _TRUE = {_aten.all, _aten.isfinite, _aten.eq, _aten.ge, _aten.le}

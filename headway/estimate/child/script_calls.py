@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import dataloader
 
-from headway.estimate.fake_mode import ScriptMode
-from headway.estimate.replacing import replace
+from headway.estimate.child.fake_mode import ScriptMode
+from headway.estimate.child.replacing import replace
 
 Note = Callable[[str], None]
 

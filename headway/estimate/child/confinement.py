@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from headway.estimate.script_lines import line_now
+from headway.estimate.child.script_lines import line_now
 
 Note = Callable[[str], None]
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from headway.estimate.replacing import replace
+from headway.estimate.child.replacing import replace
 
 _FIRST_RANK = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),

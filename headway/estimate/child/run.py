@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from headway.estimate import landlock, ranks, reshaping, script_calls, stand_in
 from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome, encode
-from headway.estimate.confinement import Confinement
-from headway.estimate.fake_mode import ScriptMode
-from headway.estimate.ledger import Entry, Ledger, largest_parts, totals
-from headway.estimate.models import Models
-from headway.estimate.script_lines import line_now, line_of
+from headway.estimate.child import landlock, ranks, reshaping, script_calls, stand_in
+from headway.estimate.child.confinement import Confinement
+from headway.estimate.child.fake_mode import ScriptMode
+from headway.estimate.child.ledger import Entry, Ledger, largest_parts, totals
+from headway.estimate.child.models import Models
+from headway.estimate.child.script_lines import line_now, line_of
 from headway.strategies.activation_checkpointing import checkpoint_activations
 from headway.strategies.units import units_of
 
