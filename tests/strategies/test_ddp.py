@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,10 @@ def group_of_one() -> Iterator[None]:
 
 def has_fixed_buckets(model: DistributedDataParallel) -> bool:
     """Return whether the first step had the buckets of all others; DDP says so in the second."""
+    logged: Any = model._get_ddp_logging_data
     for _ in range(2):
         model(torch.ones(1, 3)).sum().backward()
-    return bool(model._get_ddp_logging_data()["has_rebuilt_buckets"])
+    return bool(logged()["has_rebuilt_buckets"])
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -45,6 +47,7 @@ def test_buckets_are_fixed_before_the_first_step_and_gradients_are_as_they_were(
 def test_hooks_on_gradients_see_none_of_zeros() -> None:
     layer = nn.Linear(3, 4)
     seen: list[torch.Tensor] = []
-    layer.weight.register_post_accumulate_grad_hook(seen.append)
+    weight: Any = layer.weight
+    weight.register_post_accumulate_grad_hook(seen.append)
     _fix_buckets(DistributedDataParallel(layer))
     assert not seen

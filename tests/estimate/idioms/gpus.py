@@ -41,7 +41,7 @@ for _ in range(3):
 
 # %% the default device
 with torch.device("cuda"):
-    net = nn.Linear(16, 4)
+    net = nn.Linear(16, 512)
     x = torch.randn(8, 16)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(3):
@@ -64,3 +64,26 @@ for _ in range(3):
     total = torch.ones(1, device="cuda")
     dist.all_reduce(total)
 dist.barrier()
+
+# %% values that are given for the device
+weights = torch.tensor([1.0, 2.0, 1.0, 1.0], device=device)
+nothing = torch.tensor([], device=device)
+assert torch.cat([nothing, weights, x.new_tensor([1.0])]).device == x.device
+for _ in range(3):
+    F.cross_entropy(net(x), torch.as_tensor([0] * 8, device=device), weights).backward()
+    optimizer.step()
+
+# %% autocast, all of it by position
+for _ in range(3):
+    with torch.autocast("cuda", torch.bfloat16, True):
+        loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+
+# %% tied weights are found by their addresses
+net[2].weight = nn.Parameter(torch.zeros(4, 32, device=device))
+addresses = {one.data_ptr() for one in net.parameters()}
+assert len(addresses) == len([*net.parameters()])
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    step()
