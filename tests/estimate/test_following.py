@@ -97,6 +97,16 @@ def test_sharded_states_are_a_fraction_and_the_units_are_the_repeated_blocks(
         assert abs(found.categories[name] - WEIGHTS / 4) < unit, found.categories
 
 
+def test_optimizer_states_from_before_the_first_step_are_sharded_as_well(server: Server) -> None:
+    path = Path("adagrad.py")
+    path.write_text(TRAINING.replace("AdamW(", "Adagrad("))
+    world = {"device": "cuda", "world_size": 2, "local_world_size": 2}
+    whole, shared = server.follow(path, **world), server.follow(path, sharded=True, **world)
+    assert shared.rung == whole.rung == "fake tensors", (shared, whole)
+    assert shared.categories["parameters"] <= 0.51 * WEIGHTS
+    assert shared.peak_bytes < whole.peak_bytes
+
+
 def test_recomputed_activations_take_less(server: Server) -> None:
     path = Path("wide.py")
     wide = f"nn.Linear({WIDTH}, {4 * WIDTH}), nn.GELU(), nn.Linear({4 * WIDTH}, {WIDTH})"

@@ -89,7 +89,8 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if isinstance(value, FakeTensor):
             return value
         fake = self.from_tensor(value)
-        self.values.keep(fake, value.detach())
+        with _disable_current_modes():
+            self.values.keep(fake, value.detach())
         return fake
 
     def _without_shape(self, func: Any, args: Any, kwargs: Any) -> Any:

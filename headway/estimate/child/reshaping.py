@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from headway.estimate.child.replacing import replace_wherever_imported
+from headway.strategies.rebinding import sharded_as
 
 
 def mesh_of_all() -> DeviceMesh:
@@ -25,7 +26,8 @@ def shard(
 ) -> None:
     """Shard a model over the ranks with torch's `fully_shard`, unit by unit.
 
-    Its optimizers update the shards; the whole parameters are freed unless the script keeps them.
+    Its optimizers update the shards, with their states so far; the whole parameters are freed
+    unless the script keeps them.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -39,6 +41,9 @@ def shard(
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [replaced.get(id(one), one) for one in group["params"]]
+        for old in [one for one in optimizer.state if id(one) in replaced]:
+            new, state = replaced[id(old)], optimizer.state.pop(old)
+            optimizer.state[new] = {name: sharded_as(new, one) for name, one in state.items()}
 
 
 def _shard_where_parameters_are(device: torch.device) -> None:

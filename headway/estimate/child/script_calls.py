@@ -96,7 +96,8 @@ def replace_padding(mode: ScriptMode) -> None:
             is_there = batch_sizes.unsqueeze(1) > torch.arange(batch)  # [longest, batch]
             rows, lengths = is_there.flatten().nonzero().squeeze(1), is_there.sum(0)
         padded = data.new_full((longest * batch, *data.shape[1:]), value)
-        padded = padded.index_copy(0, rows, data).view(longest, batch, *data.shape[1:])
+        places = mode.faked(rows).to(data.device)
+        padded = padded.index_copy(0, places, data).view(longest, batch, *data.shape[1:])
         return padded.transpose(0, 1) if batch_first else padded, mode.faked(lengths)
 
     replace(torch._VF, "_pad_packed_sequence", pad)

@@ -53,6 +53,20 @@ for x, y in loader:
         optimizer.step()
         optimizer.zero_grad()
 
+# %% headway with its tracker
+from headway import Accelerator
+
+accelerator = Accelerator(log_with="jsonl", project_dir="runs")
+accelerator.init_trackers("digits", config={"lr": 0.001})
+net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    accelerator.log({"loss": loss.item()}, step=i)
+accelerator.end_training()
+
 # %% accelerate
 from accelerate import Accelerator
 
