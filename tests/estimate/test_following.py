@@ -107,6 +107,21 @@ def test_optimizer_states_from_before_the_first_step_are_sharded_as_well(server:
     assert shared.peak_bytes < whole.peak_bytes
 
 
+def test_a_strategy_in_the_script_is_left_to_those_that_are_compared(server: Server) -> None:
+    said = 'strategy="fsdp", activation_checkpointing=True, cpu_offload=True'
+    own, plain = Path("own.py"), Path("plain.py")
+    for path, arguments in ((own, said), (plain, "")):
+        made = f"from headway import Accelerator\naccelerator = Accelerator({arguments})\n"
+        prepared = "net, optimizer = accelerator.prepare(net, optimizer)\nfor _ in range(3):"
+        path.write_text(made + TRAINING.replace("for _ in range(3):", prepared))
+    world = {"device": "cuda", "world_size": 2, "local_world_size": 2}
+    for sharded in (False, True):
+        found, expected = (server.follow(one, sharded=sharded, **world) for one in (own, plain))
+        assert found.rung == "fake tensors", found
+        assert found.peak_bytes == expected.peak_bytes
+        assert [*found.notes] != [*expected.notes]
+
+
 def test_recomputed_activations_take_less(server: Server) -> None:
     path = Path("wide.py")
     wide = f"nn.Linear({WIDTH}, {4 * WIDTH}), nn.GELU(), nn.Linear({4 * WIDTH}, {WIDTH})"

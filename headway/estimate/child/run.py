@@ -109,6 +109,7 @@ class Run:
         checkpoints.replace_loading(self.note)
         script_calls.replace_compilation(self.note)
         script_calls.replace_fast_paths()
+        reshaping.replace_choice_of_strategy(self.note)
         keep = None if attempt.sharded else self._keep_bucket
         ranks.replace_data_parallel(keep)
         ranks.replace_object_collectives(attempt.world_size)
