@@ -242,9 +242,9 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from headway.estimate import script_calls
-    from headway.estimate.ledger import Ledger
-    from headway.estimate.reshaping import shard
+    from headway.estimate.child import script_calls
+    from headway.estimate.child.ledger import Ledger
+    from headway.estimate.child.reshaping import shard
     from headway.strategies.activation_checkpointing import checkpoint_activations
     from headway.strategies.units import units_of
 

@@ -15,7 +15,7 @@ from headway.estimate.attempt import Attempt
 from headway.estimate.devices import Devices, devices_of, parse_devices
 from headway.estimate.planner import BatchSizes, Planner, Row, rows_for
 from headway.estimate.report import Report, as_data, failure, show
-from headway.launcher.planning.program import interpreter
+from headway.launcher.planning.program import Program, interpreter
 from headway.launcher.reporting.waiting import waiting_for
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
@@ -43,18 +43,7 @@ def main(argv: Sequence[str]) -> int:
     program = program_from(parsed, rest)
     devices = _devices(parsed)
     batches = None if parsed.batch_size is None else parse_batch_sizes(parsed.batch_size)
-    attempt = Attempt(
-        program=program.name,
-        args=program.args,
-        scratch="",
-        is_module=program.kind == "module",
-        device=devices.kind,
-        device_name=devices.name,
-        device_bytes=devices.memory_bytes,
-        world_size=devices.world_size,
-        local_world_size=devices.per_machine,
-        time_limit_s=_time_limit(parsed.time_limit),
-    )
+    attempt = attempt_at(program, devices)._replace(time_limit_s=_time_limit(parsed.time_limit))
     rows = _rows(parsed.strategy, devices)
     with (
         waiting_for("the script's first two optimizer steps, without memory"),
@@ -73,6 +62,21 @@ def main(argv: Sequence[str]) -> int:
     else:
         show(report)
     return 0
+
+
+def attempt_at(program: Program, devices: Devices) -> Attempt:
+    """Return an attempt at a program on these devices; the planner gives it a scratch folder."""
+    return Attempt(
+        program=program.name,
+        args=program.args,
+        scratch="",
+        is_module=program.kind == "module",
+        device=devices.kind,
+        device_name=devices.name,
+        device_bytes=devices.memory_bytes,
+        world_size=devices.world_size,
+        local_world_size=devices.per_machine,
+    )
 
 
 def make_parser() -> Parser:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from headway.commands.estimate import attempt_at
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import ACCELERATE
 from headway.contract.strategies import AUTO, HSDP
 from headway.errors import ConfigError, UsageError
-from headway.estimate.attempt import Attempt
 from headway.estimate.devices import Devices, devices_of
 from headway.estimate.planner import Judged, Planner, Row, rows_for
 from headway.estimate.report import failure, size
@@ -39,18 +39,7 @@ def fit_memory(
     """
     devices = _devices(settings, machine, program)
     rows = [row for row in rows_for(devices.world_size, devices.kind) if _agrees(row, settings)]
-    attempt = Attempt(
-        program=program.name,
-        args=program.args,
-        scratch="",
-        is_module=program.kind == "module",
-        device=devices.kind,
-        device_name=devices.name,
-        device_bytes=devices.memory_bytes,
-        world_size=devices.world_size,
-        local_world_size=devices.per_machine,
-        wrap=settings.wrap,
-    )
+    attempt = attempt_at(program, devices)._replace(wrap=settings.wrap)
     found: list[Judged] = []
     with (
         waiting_for("the script's first two optimizer steps, without memory"),

@@ -133,12 +133,12 @@ class Planner:
 
     def __init__(self, python: Sequence[str], environ: Mapping[str, str]) -> None:
         self._python = python
-        self._environ = {**environ, **_WITHOUT_DEVICES_AND_NETWORK}
+        self._environ = {**environ, **CONFINED}
 
     def __enter__(self) -> Planner:
         self._scratch = tempfile.mkdtemp(prefix="headway-estimate-")
         self._server = subprocess.Popen(
-            [*self._python, "-m", "headway.estimate.server"],
+            [*self._python, "-m", "headway.estimate.child.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -221,11 +221,12 @@ def _free_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
-_WITHOUT_DEVICES_AND_NETWORK = {
+CONFINED = {
     "CUDA_VISIBLE_DEVICES": "",
     **dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1"),
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",  # fake tensors are made in the script's own thread alone
     "WANDB_MODE": "disabled",
     "TQDM_DISABLE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-"""Variables by which libraries are known to leave GPUs, the network and the disk alone."""
+"""Variables by which libraries are known to leave GPUs, the network, the disk and threads alone."""

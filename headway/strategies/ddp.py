@@ -96,10 +96,11 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
 
     DDP orders them anew after the first step of a process, as gradients have become ready, and
     where a gradient lies in its bucket decides in which order three or more ranks are summed up.
-    Here a pass with gradients of zero makes them ready in the order in which DDP has begun.
+    Here a pass with gradients of zero makes them ready in the order in which DDP has begun; its
+    first forward pass then settles the buckets.
 
-    Relies on names of torch's that are not documented: `reducer`, with `prepare_for_backward` and
-    `_rebuild_buckets`, and a parameter's `_post_accumulate_grad_hooks`, which must not see zeros.
+    Relies on names of torch's that are not documented: `reducer`, with `prepare_for_backward`, and
+    a parameter's `_post_accumulate_grad_hooks`, which must not see zeros.
     """
     parameters = [one for one in model.module.parameters() if one.requires_grad]
     is_sparse = any(getattr(one, "sparse", False) for one in model.module.modules())
@@ -111,7 +112,6 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
     for parameter in reversed(parameters):
         parameter.grad = None
         torch.autograd.backward(parameter, torch.zeros_like(parameter))
-    model.reducer._rebuild_buckets()
     for parameter, gradient in zip(parameters, before, strict=True):
         parameter.grad = gradient
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,22 +23,19 @@ class Owned(NamedTuple):
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[Owned]:
     """Return the parameters of these modules themselves, each as often as it is used."""
-    return [
-        Owned(module, name, one)
-        for module in modules
-        for name, one in module._parameters.items()
-        if one is not None
-    ]
+    return [*_owned((module, module._parameters) for module in modules)]
 
 
 def buffers_of(modules: Iterable[torch.nn.Module]) -> list[Owned]:
     """Return the buffers of these modules themselves."""
-    return [
-        Owned(module, name, one)
-        for module in modules
-        for name, one in module._buffers.items()
-        if one is not None
-    ]
+    return [*_owned((module, module._buffers) for module in modules)]
+
+
+def _owned(tensors: Iterable[tuple[torch.nn.Module, Mapping[str, Any]]]) -> Iterator[Owned]:
+    for module, by_name in tensors:
+        for name, one in by_name.items():
+            if one is not None:
+                yield Owned(module, name, one)
 
 
 class Weights:

@@ -54,8 +54,8 @@ READ_ENVIRON = {
     "trackers.mlflow",  # variables that stand for its arguments
     "launcher.starting.left_behind",  # those of other processes
     "commands.estimate",  # the script's own, for its attempts
-    "estimate.ranks",  # those of a rank, in an attempt's process
-    "estimate.confinement",  # where temporary files go there
+    "estimate.child.ranks",  # those of a rank, in an attempt's process
+    "estimate.child.confinement",  # where temporary files go there
     "variables",  # what the script asks for, or sets for a while
     "launcher.inside.preloaded",  # what the script changes in its own
 }

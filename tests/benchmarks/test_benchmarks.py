@@ -61,3 +61,11 @@ def test_the_benchmark_of_sharding_compares_with_sharding_by_hand() -> None:
     done = run("sharding.py", *sizes)
     assert done.returncode in (0, 1), done.stderr
     assert "2 ranks: " in done.stdout
+
+
+@pytest.mark.long
+def test_the_benchmark_of_estimates_compares_with_the_truth() -> None:
+    done = run("estimate.py", "--size", "small", "--only", "mlp sgd", "--json", "result.json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(Path("result.json").read_text())
+    assert abs(row["estimate"]) <= row["tolerance"]

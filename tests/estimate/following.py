@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.estimate.attempt import Attempt, Outcome, decode_outcome, encode
+from headway.estimate.planner import CONFINED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,13 +19,13 @@ class Server:
     """The process that forks one for each attempt; a context."""
 
     def __enter__(self) -> Server:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        environ = {**os.environ, **CONFINED, "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headway.estimate.server"],
+            [sys.executable, "-m", "headway.estimate.child.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**environ, "HF_HUB_OFFLINE": "1"},
+            env=environ,
         )
         return self
 

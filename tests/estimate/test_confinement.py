@@ -71,6 +71,7 @@ CHANGES = (
     "os.close(os.open(path, os.O_RDWR | os.O_TRUNC))",
     "shutil.copyfile(__file__, path)",
     "open(path + '.new', 'x').write('new')",
+    "io.FileIO(path, 'w').write(b'changed')",
     "os.symlink(path, path + '.link')",
 )
 REFUSED = (
@@ -84,7 +85,7 @@ REFUSED = (
 
 
 def test_files_are_as_they_were_whatever_is_done_to_them(server: Server, tmp_path: Path) -> None:
-    lines = ["import os, pathlib, shutil, sys"]
+    lines = ["import io, os, pathlib, shutil, sys"]
     for number, change in enumerate(CHANGES):
         path = tmp_path / f"{number}.txt"
         path.write_text("weights")

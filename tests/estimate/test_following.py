@@ -97,6 +97,31 @@ def test_sharded_states_are_a_fraction_and_the_units_are_the_repeated_blocks(
         assert abs(found.categories[name] - WEIGHTS / 4) < unit, found.categories
 
 
+def test_optimizer_states_from_before_the_first_step_are_sharded_as_well(server: Server) -> None:
+    path = Path("adagrad.py")
+    path.write_text(TRAINING.replace("AdamW(", "Adagrad("))
+    world = {"device": "cuda", "world_size": 2, "local_world_size": 2}
+    whole, shared = server.follow(path, **world), server.follow(path, sharded=True, **world)
+    assert shared.rung == whole.rung == "fake tensors", (shared, whole)
+    assert shared.categories["parameters"] <= 0.51 * WEIGHTS
+    assert shared.peak_bytes < whole.peak_bytes
+
+
+def test_a_strategy_in_the_script_is_left_to_those_that_are_compared(server: Server) -> None:
+    said = 'strategy="fsdp", activation_checkpointing=True, cpu_offload=True'
+    own, plain = Path("own.py"), Path("plain.py")
+    for path, arguments in ((own, said), (plain, "")):
+        made = f"from headway import Accelerator\naccelerator = Accelerator({arguments})\n"
+        prepared = "net, optimizer = accelerator.prepare(net, optimizer)\nfor _ in range(3):"
+        path.write_text(made + TRAINING.replace("for _ in range(3):", prepared))
+    world = {"device": "cuda", "world_size": 2, "local_world_size": 2}
+    for sharded in (False, True):
+        found, expected = (server.follow(one, sharded=sharded, **world) for one in (own, plain))
+        assert found.rung == "fake tensors", found
+        assert found.peak_bytes == expected.peak_bytes
+        assert [*found.notes] != [*expected.notes]
+
+
 def test_recomputed_activations_take_less(server: Server) -> None:
     path = Path("wide.py")
     wide = f"nn.Linear({WIDTH}, {4 * WIDTH}), nn.GELU(), nn.Linear({4 * WIDTH}, {WIDTH})"

@@ -43,7 +43,7 @@ def unfollowed(chosen: list[Idiom], server: Server) -> list[str]:
     for number, idiom in enumerate(chosen):
         path = Path(f"{idiom.kind}_{number}.py")
         path.write_text(idiom.text)
-        device = "cuda" if idiom.kind == "gpus" else "cpu"
+        device = "cuda" if "on a GPU" in idiom.name or idiom.kind == "gpus" else "cpu"
         outcome = server.follow(path, device=device)
         if outcome.rung == "fake tensors":
             assert outcome.steps >= 2, (idiom.name, outcome)

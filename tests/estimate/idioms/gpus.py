@@ -41,7 +41,7 @@ for _ in range(3):
 
 # %% the default device
 with torch.device("cuda"):
-    net = nn.Linear(16, 4)
+    net = nn.Linear(16, 512)
     x = torch.randn(8, 16)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(3):
@@ -64,3 +64,45 @@ for _ in range(3):
     total = torch.ones(1, device="cuda")
     dist.all_reduce(total)
 dist.barrier()
+
+# %% values that are given for the device
+weights = torch.tensor([1.0, 2.0, 1.0, 1.0], device=device)
+nothing = torch.tensor([], device=device)
+assert torch.cat([nothing, weights, x.new_tensor([1.0])]).device == x.device
+for _ in range(3):
+    F.cross_entropy(net(x), torch.as_tensor([0] * 8, device=device), weights).backward()
+    optimizer.step()
+
+# %% autocast, all of it by position
+for _ in range(3):
+    with torch.autocast("cuda", torch.bfloat16, True):
+        loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+
+# %% tied weights are found by their addresses
+net[2].weight = nn.Parameter(torch.zeros(4, 32, device=device))
+addresses = {one.data_ptr() for one in net.parameters()}
+assert len(addresses) == len([*net.parameters()])
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    step()
+
+# %% packed sequences, with the lengths of a batch
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.utils.data import DataLoader
+
+
+def collate(rows):
+    return pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
+
+
+lstm = nn.LSTM(1, 8, batch_first=True).cuda()
+optimizer = torch.optim.AdamW(lstm.parameters())
+rows = [torch.ones(1 + i % 5, 1) for i in range(12)]
+for x, lengths in DataLoader(rows, 4, shuffle=True, collate_fn=collate):
+    packed = pack_padded_sequence(x.cuda(), lengths, batch_first=True, enforce_sorted=False)
+    assert packed.data.shape[0] == sum(lengths.tolist())
+    out, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True)
+    out.sum().backward()
+    optimizer.step()

@@ -53,6 +53,20 @@ for x, y in loader:
         optimizer.step()
         optimizer.zero_grad()
 
+# %% headway with its tracker
+from headway import Accelerator
+
+accelerator = Accelerator(log_with="jsonl", project_dir="runs")
+accelerator.init_trackers("digits", config={"lr": 0.001})
+net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    accelerator.log({"loss": loss.item()}, step=i)
+accelerator.end_training()
+
 # %% accelerate
 from accelerate import Accelerator
 
@@ -103,6 +117,19 @@ model = LlamaForCausalLM(config)
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(3):
     tokens = torch.randint(0, 100, (2, 16))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+# %% a small GPT-2 of transformers on a GPU
+from transformers import GPT2Config, GPT2LMHeadModel
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=32)
+model = GPT2LMHeadModel(config).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    tokens = torch.randint(0, 100, (2, 32), device=device)
     model(input_ids=tokens, labels=tokens).loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -17,7 +17,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from headway.estimate.script_lines import line_now
+from headway.estimate.child.replacing import replace_wherever_imported
+from headway.estimate.child.script_lines import line_now
 
 Note = Callable[[str], None]
 
@@ -106,14 +107,22 @@ class Confinement:
             shutil.copyfile(path, placed)
         return placed
 
+    def _for_mode(self, file: Any, mode: str) -> Any:
+        """Return the place of a file that is opened in such a mode; a descriptor as it is."""
+        if not isinstance(file, (str, bytes, os.PathLike)):
+            return file
+        is_written = any(letter in mode for letter in "wax+")
+        return self._for_writing(file) if is_written else self._seen(file)
+
     def _replace_opening(self) -> None:
         open_file, open_fd = io.open, os.open
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if isinstance(file, (str, bytes, os.PathLike)):
-                is_written = any(letter in mode for letter in "wax+")
-                file = self._for_writing(file) if is_written else self._seen(file)
-            return open_file(file, mode, *args, **kwargs)
+            return open_file(self._for_mode(file, mode), mode, *args, **kwargs)
+
+        class RawFile(io.FileIO):
+            def __init__(raw, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
+                super().__init__(self._for_mode(file, mode), mode, *args, **kwargs)
 
         def opened_fd(
             path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
@@ -124,6 +133,7 @@ class Confinement:
 
         builtins.open = io.open = opened
         os.open = opened_fd
+        replace_wherever_imported("FileIO", RawFile)
 
     def _replace_folders(self) -> None:
         make, is_there = os.mkdir, os.path.exists

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from headway.estimate.replacing import replace
+from headway.estimate.child.replacing import replace
 
 _FIRST_RANK = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
@@ -31,7 +31,6 @@ def join_as_first(world_size: int, local_world_size: int) -> None:
     os.environ.update(_FIRST_RANK | sizes)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     replace(dist, "init_process_group", _nothing)
-    _replace_object_collectives(world_size)
 
 
 def join_alone() -> None:
@@ -44,25 +43,32 @@ def join_alone() -> None:
         start("fake", store=FakeStore(), rank=0, world_size=1)
 
     replace(dist, "init_process_group", init_process_group)
-    _replace_object_collectives(1)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
 
-def _replace_object_collectives(world_size: int) -> None:
+def replace_object_collectives(world_size: int) -> None:
     """Let objects be the same on all ranks; nothing is pickled."""
 
-    def all_gather_object(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
         object_list[:] = [obj] * len(object_list)
 
-    def gather_object(obj: Any, object_gather_list: Any = None, *_: Any, **__: Any) -> None:
+    def gather_object(
+        obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any
+    ) -> None:
         if object_gather_list is not None:
             object_gather_list[:] = [obj] * world_size
 
-    def scatter_object_list(output: list[Any], given: Any = None, *_: Any, **__: Any) -> None:
-        output[0] = given[0]
+    def scatter_object_list(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        if scatter_object_input_list is not None:
+            scatter_object_output_list[0] = scatter_object_input_list[0]
 
     replace(dist, "all_gather_object", all_gather_object)
     replace(dist, "gather_object", gather_object)
@@ -99,6 +105,11 @@ def replace_data_parallel(keep_bucket: Callable[[torch.Tensor], None] | None) ->
     def no_sync(self: Any) -> Iterator[None]:
         yield
 
-    wrapper: Any = DistributedDataParallel
-    wrapper.__init__, wrapper.forward, wrapper.no_sync = init, forward, no_sync
-    wrapper.register_comm_hook = wrapper._set_static_graph = _nothing
+    for name, stand_in in {
+        "__init__": init,
+        "forward": forward,
+        "no_sync": no_sync,
+        "register_comm_hook": _nothing,
+        "_set_static_graph": _nothing,
+    }.items():
+        replace(DistributedDataParallel, name, stand_in)

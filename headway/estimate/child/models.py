@@ -13,8 +13,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils._pytree import tree_iter
 
-from headway.estimate.ledger import ACTIVATIONS, Ledger
-from headway.estimate.replacing import replace
+from headway.estimate.child.ledger import ACTIVATIONS, Ledger
+from headway.estimate.child.replacing import replace
 
 T = TypeVar("T")
 Alive = weakref.WeakValueDictionary[int, T]

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from headway.estimate.values import Values
+from headway.estimate.child.values import Values
 
 _aten = torch.ops.aten
 _TRUE = {_aten.all, _aten.isfinite, _aten.eq, _aten.ge, _aten.le}
@@ -59,8 +59,10 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if result is NotImplemented:
             return result
         self.values.follow(func, args, kwargs, result)
-        if isinstance(result, FakeTensor) and result.dtype is torch.bool:
-            _set_truth(result, _expected(func.overloadpacket, args))
+        if isinstance(result, FakeTensor):
+            result.constant = None  # torch's own value, of which it takes the device: never `cpu:1`
+            if result.dtype is torch.bool:
+                _set_truth(result, _expected(func.overloadpacket, args))
         return result
 
     def scalar(self, tensor: torch.Tensor) -> Any:
@@ -69,9 +71,6 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if value is not None:
             with _disable_current_modes():
                 return value.item()
-        constant = getattr(tensor, "constant", None)
-        if constant is not None:
-            return constant.item()
         if tensor.dtype is torch.bool:
             return _truth(tensor)
         return _one(tensor.dtype)
@@ -90,7 +89,8 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if isinstance(value, FakeTensor):
             return value
         fake = self.from_tensor(value)
-        self.values.keep(fake, value.detach())
+        with _disable_current_modes():
+            self.values.keep(fake, value.detach())
         return fake
 
     def _without_shape(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from headway.estimate import landlock, ranks, reshaping, script_calls, stand_in
 from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome, encode
-from headway.estimate.confinement import Confinement
-from headway.estimate.fake_mode import ScriptMode
-from headway.estimate.ledger import Entry, Ledger, largest_parts, totals
-from headway.estimate.models import Models
-from headway.estimate.script_lines import line_now, line_of
+from headway.estimate.child import checkpoints, landlock, ranks, reshaping, script_calls, stand_in
+from headway.estimate.child.confinement import Confinement
+from headway.estimate.child.fake_mode import ScriptMode
+from headway.estimate.child.ledger import Entry, Ledger, largest_parts, totals
+from headway.estimate.child.models import Models
+from headway.estimate.child.script_lines import line_now, line_of
 from headway.strategies.activation_checkpointing import checkpoint_activations
 from headway.strategies.units import units_of
 
@@ -70,7 +70,7 @@ class Run:
         self._redirect_output()
         self._prepare()
         stack = ExitStack()  # never closed: the process ends inside
-        self._replace_calls()
+        self.replace_calls()
         self._models.follow()
         stack.enter_context(stand_in.GpuNames(self._device()))
         if self._mode is not None:
@@ -85,6 +85,34 @@ class Run:
         except BaseException as error:  # noqa: BLE001  it is part of the outcome
             self._end_early(error)
         self._end_early(None)
+
+    def replace_calls(self) -> None:
+        """Let functions of torch and others do without memory, for the rest of this process."""
+        warnings.simplefilter("ignore")
+        attempt, ledger = self._attempt, self._ledger
+        if attempt.device != "cpu":
+            count = attempt.local_world_size
+            stand_in.replace_cuda(attempt.device_name, attempt.device_bytes, count)
+            stand_in.replace_autocast()
+            stand_in.replace_choice_of_optimizers()
+        if self._mode is not None:
+            stand_in.replace_moves(ledger.see)
+            stand_in.replace_places_of_loaded(self._device())
+            script_calls.replace_reading(self._mode)
+            script_calls.replace_padding(self._mode)
+            script_calls.replace_addresses()
+            script_calls.replace_skipped_steps()
+            checkpoints.replace_files_of_tensors(self._mode)
+            script_calls.replace_resizing(ledger.resized)
+        script_calls.replace_loaders(self._mode, ledger.see)
+        checkpoints.replace_saving(self.note)
+        checkpoints.replace_loading(self.note)
+        script_calls.replace_compilation(self.note)
+        script_calls.replace_fast_paths()
+        reshaping.replace_choice_of_strategy(self.note)
+        keep = None if attempt.sharded else self._keep_bucket
+        ranks.replace_data_parallel(keep)
+        ranks.replace_object_collectives(attempt.world_size)
 
     # ------------------------------------------------------------------ before
 
@@ -113,27 +141,6 @@ class Run:
                 self._mesh = reshaping.mesh_of_all()
         else:
             ranks.join_alone()
-
-    def _replace_calls(self) -> None:
-        warnings.simplefilter("ignore")
-        attempt, ledger = self._attempt, self._ledger
-        if attempt.device != "cpu":
-            count = attempt.local_world_size
-            stand_in.replace_cuda(attempt.device_name, attempt.device_bytes, count)
-            stand_in.replace_autocast()
-            stand_in.replace_choice_of_optimizers()
-        if self._mode is not None:
-            stand_in.replace_moves(ledger.see)
-            script_calls.replace_reading(self._mode)
-            script_calls.replace_padding(self._mode)
-            script_calls.replace_skipped_steps()
-            script_calls.replace_resizing(ledger.resized)
-        script_calls.replace_loaders(self._mode, ledger.see)
-        script_calls.replace_saving(self.note)
-        script_calls.replace_compilation(self.note)
-        script_calls.replace_fast_paths()
-        keep = None if attempt.sharded else self._keep_bucket
-        ranks.replace_data_parallel(keep)
 
     def _keep_bucket(self, bucket: torch.Tensor) -> None:
         self._ledger.classify(bucket, "gradients")

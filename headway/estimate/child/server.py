@@ -14,8 +14,8 @@ import time
 from contextlib import suppress
 
 from headway.estimate.attempt import Attempt, Outcome, decode_attempt, encode
-from headway.estimate.run import Run
-from headway.estimate.script_lines import line_in
+from headway.estimate.child.run import Run
+from headway.estimate.child.script_lines import line_in
 
 _MARGIN_S = 20.0  # for a script that holds up its own alarm
 

@@ -1,11 +1,11 @@
 """Calls of ordinary scripts that cannot work without memory, and what they do instead.
 
-Loaders read their data for real, in this process; saving does nothing; compiled functions are the
-functions themselves.
+Loaders read their data for real, in this process; compiled functions are the functions themselves.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import dataloader
+from torch.utils.weak import WeakIdKeyDictionary
 
-from headway.estimate.fake_mode import ScriptMode
-from headway.estimate.replacing import replace
+from headway.estimate.child.fake_mode import ScriptMode
+from headway.estimate.child.replacing import replace
 
 Note = Callable[[str], None]
+
+_PAGE_BYTES = 4096
 
 
 def replace_loaders(mode: ScriptMode | None, see: Callable[[torch.Tensor], None]) -> None:
@@ -58,8 +61,8 @@ def replace_reading(mode: ScriptMode) -> None:
             permutation = random_permutation(*args, **kwargs)
         return mode.faked(permutation)
 
-    def as_format(self: FakeTensor, spec: str) -> str:
-        return format(self.item() if self.dim() == 0 else str(self), spec)
+    def as_format(self: FakeTensor, format_spec: str) -> str:
+        return format(self.item() if self.dim() == 0 else str(self), format_spec)
 
     def as_array(self: FakeTensor, dtype: Any = None, copy: Any = None) -> Any:
         array = mode.array(self)
@@ -93,24 +96,11 @@ def replace_padding(mode: ScriptMode) -> None:
             is_there = batch_sizes.unsqueeze(1) > torch.arange(batch)  # [longest, batch]
             rows, lengths = is_there.flatten().nonzero().squeeze(1), is_there.sum(0)
         padded = data.new_full((longest * batch, *data.shape[1:]), value)
-        padded = padded.index_copy(0, rows, data).view(longest, batch, *data.shape[1:])
+        places = mode.faked(rows).to(data.device)
+        padded = padded.index_copy(0, places, data).view(longest, batch, *data.shape[1:])
         return padded.transpose(0, 1) if batch_first else padded, mode.faked(lengths)
 
     replace(torch._VF, "_pad_packed_sequence", pad)
-
-
-def replace_saving(note: Note) -> None:
-    """Let torch.save and safetensors write nothing."""
-
-    def skip(*_: Any, **__: Any) -> None:
-        note("saving is skipped")
-
-    replace(torch, "save", skip)
-    try:
-        import safetensors.torch
-    except ImportError:
-        return
-    safetensors.torch.save_file = safetensors.torch.save_model = skip
 
 
 def replace_compilation(note: Note) -> None:
@@ -130,7 +120,7 @@ def replace_compilation(note: Note) -> None:
 def replace_skipped_steps() -> None:
     """Let the gradient scaler step always. Relies on `GradScaler._maybe_opt_step`."""
 
-    def step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
 
     replace(torch.amp.GradScaler, "_maybe_opt_step", step)
@@ -139,6 +129,28 @@ def replace_skipped_steps() -> None:
 def replace_fast_paths() -> None:
     """Let torch's transformer layers use the operators that they train with."""
     torch.backends.mha.set_fastpath_enabled(False)
+
+
+def replace_addresses() -> None:
+    """Give each storage without memory an address of its own: by them scripts find tied weights."""
+    address_of = torch.UntypedStorage.data_ptr
+    addresses: Any = WeakIdKeyDictionary()
+    unused = itertools.count(_PAGE_BYTES, _PAGE_BYTES)
+
+    def of_storage(self: torch.UntypedStorage) -> int:
+        if self.device.type != "meta":
+            return address_of(self)
+        if self not in addresses:
+            addresses[self] = next(unused)
+        found: int = addresses[self]
+        return found
+
+    def of_tensor(self: FakeTensor) -> int:
+        offset = int(self.storage_offset()) * self.element_size()
+        return of_storage(self.untyped_storage()) + offset
+
+    replace(torch.UntypedStorage, "data_ptr", of_storage)
+    replace(FakeTensor, "data_ptr", of_tensor)
 
 
 def replace_resizing(resized: Callable[[torch.UntypedStorage], None]) -> None:

@@ -16,11 +16,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from headway.estimate.replacing import replace, replace_wherever_imported
+from headway.estimate.child.replacing import replace, replace_wherever_imported
 
 FAKE_GPU = torch.device("cpu", 1)
 _CAPABILITY = (9, 0)
 _GPUS = ("cuda", "mps")
+_OF_VALUES = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 
 
 class GpuNames(TorchFunctionMode):
@@ -48,7 +49,15 @@ class GpuNames(TorchFunctionMode):
             args = (args[0], self.replaced(args[1]), *args[2:])
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        return result.to(self._place(args, kwargs)) if func in _OF_VALUES else result
+
+    def _place(self, args: Any, kwargs: Any) -> Any:
+        """Return the device for a tensor of given values, which torch puts on `cpu` for `cpu:1`."""
+        given = kwargs.get("device")
+        if given is None and isinstance(args[0], torch.Tensor):  # whose new_tensor() it is, or copy
+            return args[0].device
+        return given
 
     def replaced(self, device: Any) -> Any:
         """Return the device for one that may be a GPU, in any of the ways that it can be given."""
@@ -102,6 +111,22 @@ def _change(
     see(tensor)
 
 
+def replace_places_of_loaded(device: torch.device) -> None:
+    """Let `torch.load` place on `device` what was saved on a GPU, or is mapped to one.
+
+    Relies on `torch._utils._restore_device_fake_mode`, which is private.
+    """
+    restore = torch._utils._restore_device_fake_mode
+
+    def restored(tensor: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = restore(tensor)  # type: ignore[no-untyped-call]
+        if isinstance(found, FakeTensor) and found.fake_device.type in _GPUS:
+            found.fake_device = device
+        return found
+
+    replace(torch._utils, "_restore_device_fake_mode", restored)
+
+
 def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
     """Let torch.cuda say that there are GPUs, and its calls without consequence do nothing.
 
@@ -125,6 +150,7 @@ def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
         **dict.fromkeys(("set_device", "synchronize", "empty_cache", "init", "_lazy_init")),
         **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect")),
         **dict.fromkeys(("manual_seed", "manual_seed_all", "set_per_process_memory_fraction")),
+        **dict.fromkeys(("set_rng_state", "set_rng_state_all")),
         "memory_summary": "",
         "memory_stats": {},
         "mem_get_info": (memory_bytes, memory_bytes),
@@ -134,16 +160,15 @@ def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
         "get_arch_list": [f"sm_{_CAPABILITY[0]}{_CAPABILITY[1]}"],
     }
     for function, answer in answers.items():
-        setattr(torch.cuda, function, _answering(answer))
+        replace(torch.cuda, function, _answering(answer))
     replace(torch.cuda, "Event", _Event)
     replace(torch.cuda, "Stream", _Stream)
-    replace(torch.cuda, "stream", lambda _: nullcontext())
-    replace(torch.cuda, "device", lambda _: nullcontext())
+    replace(torch.cuda, "stream", lambda *_, **__: nullcontext())
+    replace(torch.cuda, "device", lambda *_, **__: nullcontext())
     replace(torch.cuda, "current_stream", _Stream)
     replace(torch.cuda, "default_stream", _Stream)
-    replace(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())
+    replace(torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state())
     replace(torch.cuda, "get_rng_state_all", lambda: [torch.get_rng_state()])
-    torch.cuda.set_rng_state = torch.cuda.set_rng_state_all = _answering(None)
     replace(torch.version, "cuda", torch.version.cuda or "12.8")
 
 
@@ -173,11 +198,15 @@ def replace_autocast() -> None:
     made = torch.autocast.__init__
 
     def init(
-        self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, **options: Any
+        self: torch.autocast,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         if device_type in _GPUS:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
-        made(self, device_type, dtype, **options)
+        made(self, device_type, dtype, *args, **kwargs)
 
     replace(torch.autocast, "__init__", init)
 

@@ -8,9 +8,10 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import FrameType
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = f"{Path(os.path.abspath(__file__)).parents[2]}{os.sep}"
 _OTHERS = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep
     for name in ("stdlib", "platstdlib", "purelib", "platlib")

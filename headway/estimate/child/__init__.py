@@ -1,0 +1,1 @@
+"""The process that runs a script without memory, and counts its tensors."""
