@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         flags["device"] = _cpu_flag(flags.get("device"))
     profiles = profile_layers(here, profile=parsed.profile)
     layers = launch_layers(profiles, environ, flags)
-    cluster = cluster_layer(environ)
+    cluster = cluster_layer(environ, layers)
 
     def resolved(some: Sequence[Entries]) -> Settings:
         return resolve(some, machine, environ, cluster)

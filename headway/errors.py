@@ -44,6 +44,8 @@ class Code(Enum):
     THREADS_TWICE = auto()
     MISSING_RANK = auto()
     DEBUG_ON_MACHINES = auto()
+    NO_CLUSTER = auto()
+    CLUSTERS_DISAGREE = auto()
     NO_SHARD_SIZE = auto()
     SHARD_SIZE = auto()
     OFFLOAD_WITHOUT_GPU = auto()
