@@ -130,6 +130,12 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             None,
             fix="unset the wrong variable, or name the cluster that is meant: `--cluster slurm`",
         ),
+        Code.TASKS: Example(
+            "SLURM or mpirun has started one process for each rank, and the settings need one for "
+            "each machine, or another number of ranks.",
+            None,
+            fix="start one task on each machine: `srun --ntasks-per-node=1 headway launch`",
+        ),
         Code.NO_SHARD_SIZE: Example(
             "hsdp shards a model over the ranks of a machine, and repeats that on each machine. On "
             "one machine, `shard_size` says how many ranks share a copy.",

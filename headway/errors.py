@@ -46,6 +46,7 @@ class Code(Enum):
     DEBUG_ON_MACHINES = auto()
     NO_CLUSTER = auto()
     CLUSTERS_DISAGREE = auto()
+    TASKS = auto()
     NO_SHARD_SIZE = auto()
     SHARD_SIZE = auto()
     OFFLOAD_WITHOUT_GPU = auto()

@@ -196,7 +196,7 @@ def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     try:
         worker.run_program(program.kind, program.name, program.args)
     except SystemExit:
-        if not plan.is_world_of_one:
+        if not plan.is_world_of_one and plan.task is None:
             _explain_missing_rank(getattr(sys, "last_value", None))
         raise
 

@@ -17,8 +17,9 @@ from headway.contract.strategies import AUTO, STRATEGIES, read_wrap
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
+JOB_VARIABLE = "SLURM_JOB_ID"
 ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"
-"""Set by a launch that has become a step of its allocation: the job, and the tasks on each node."""
+"""The job that a launch runs in, and the tasks that the job asks for on each node."""
 KEY_VARIABLE = "HEADWAY_RUN_KEY"
 """A secret that the machines of one run share."""
 VERSION = 4

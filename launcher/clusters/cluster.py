@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, Ranks
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import Code, Problem
 from headway.launcher.clusters.clouds import AWS_BATCH, KUBERNETES, RANKED, SAGEMAKER, SKYPILOT
 from headway.launcher.clusters.mpi import MPI
-from headway.launcher.clusters.row import Cluster, Environ, Task, said_by
+from headway.launcher.clusters.row import Cluster, Environ, said_by
 from headway.launcher.clusters.slurm import SLURM
 from headway.launcher.clusters.torchrun import TORCHRUN
 from headway.settings.profile import Entries, Entry
@@ -38,7 +39,7 @@ def cluster_layer(environ: Environ, layers: Sequence[Entries] = ()) -> Entries:
         layers: what a person has set, from the weakest: which cluster is meant.
     """
     wanted = _wanted(layers)
-    if wanted == NO_CLUSTER or (wanted == AUTO and RUN_VARIABLE in environ):
+    if wanted == NO_CLUSTER or (wanted == AUTO and _is_inside_rank(environ)):
         return NOTHING
     here = [row for row in CLUSTERS if row.is_here(environ)]
     if wanted != AUTO:
@@ -60,7 +61,7 @@ def cluster_layer(environ: Environ, layers: Sequence[Entries] = ()) -> Entries:
     return {**entries, "cluster": Entry(first.name, seen_by)}
 
 
-def task_of(environ: Environ, settings: Settings) -> Task | None:
+def task_of(environ: Environ, settings: Settings) -> Ranks | None:
     """Return this process's place where its cluster has started each rank by itself.
 
     Args:
@@ -70,6 +71,12 @@ def task_of(environ: Environ, settings: Settings) -> Task | None:
     typed = [name for name in ("num_machines", "machine_rank") if settings.are_user_set(name)]
     rows = [row for row in CLUSTERS if row.name == settings.cluster]
     return rows[0].task(environ) if rows and not typed else None
+
+
+def _is_inside_rank(environ: Environ) -> bool:
+    """Return whether a rank has started this process, and not another job that it has submitted."""
+    job, _, _ = environ.get(ALLOCATION_VARIABLE, "").partition(":")
+    return RUN_VARIABLE in environ and job == environ.get(JOB_VARIABLE, "")
 
 
 def _wanted(layers: Sequence[Entries]) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import zlib
 
+from headway.contract.run import Ranks
 from headway.launcher.clusters.pmix import PmixError, ask_server
-from headway.launcher.clusters.row import Cluster, Environ, Task, faulty, said_by
+from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by
 from headway.settings.profile import Entries, Entry
 
 _SIZE, _RANK = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
@@ -48,13 +49,13 @@ def _place(environ: Environ) -> Entries:
     return {**entries, "num_processes": Entry(str(local_size), said_by(_LOCAL_SIZE))}
 
 
-def _task(environ: Environ) -> Task | None:
+def _task(environ: Environ) -> Ranks | None:
     """Return the place of this process where a machine has several, so that each is a rank."""
     size, local_size = int(environ[_SIZE]), int(environ[_LOCAL_SIZE])
     is_agent = size == 1 or (size != local_size and ask_server().num_nodes == size)
     if is_agent:
         return None
-    return Task(int(environ[_RANK]), int(environ[_LOCAL_RANK]), size, local_size)
+    return Ranks(int(environ[_RANK]), int(environ[_LOCAL_RANK]), size, local_size)
 
 
 MPI = Cluster(

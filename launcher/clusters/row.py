@@ -6,19 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from headway.contract.origin import Layer, Origin
+from headway.contract.run import Ranks
 from headway.errors import Code, Problem
 from headway.settings.profile import Entries, Entry
 
 Environ = Mapping[str, str]
-
-
-class Task(NamedTuple):
-    """The place of a process that its cluster has started as one rank of several."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
 
 
 class Cluster(NamedTuple):
@@ -39,7 +31,7 @@ class Cluster(NamedTuple):
     is_here: Callable[[Environ], bool]
     variables: Mapping[str, str]
     derive: Callable[[Environ], Entries]
-    task: Callable[[Environ], Task | None] = lambda _: None
+    task: Callable[[Environ], Ranks | None] = lambda _: None
     hides: tuple[str, ...] = ()
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headway.contract.run import ALLOCATION_VARIABLE
+from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, Ranks
 from headway.launcher.clusters.nodelist import read_nodelist, read_repeated
-from headway.launcher.clusters.row import Cluster, Environ, Task, faulty, said_by
+from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by
 from headway.settings.profile import Entries, Entry
 
-JOB = "SLURM_JOB_ID"
 _JOB_NODES = "SLURM_JOB_NODELIST"
 _STEP = "SLURM_STEP_ID"
+_TERMINAL = "SLURM_PTY_PORT"
 _STEP_NODES = "SLURM_STEP_NODELIST"
 _STEP_TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM_MAX_NORMAL_STEP_ID: then batch scripts and shells
@@ -28,7 +28,7 @@ class Allocation(NamedTuple):
         groups: the names of the machines, for each component of a heterogeneous job.
         cpus: the CPUs of the job on each machine, in the same order.
         is_here: this process is on one of the machines.
-        shell_nodes: the list of machines of the step that this shell is; empty where it is none.
+        shell_nodes: the list of machines of the step that this shell is a task of; else empty.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -45,30 +45,35 @@ class Allocation(NamedTuple):
 def is_step(environ: Environ) -> bool:
     """Return whether srun has started this process as one of a step's tasks.
 
-    A shell in a pseudo-terminal is the only one that reads it, so it is not one task of several.
+    Of a step in a pseudo-terminal, only one task has it: that is a shell to start others from.
     """
-    step = environ.get(_STEP, "")
-    is_number = step.isdecimal() and step.isascii()
-    is_shell = "SLURM_PTY_PORT" in environ
-    return is_number and int(step) < _FIRST_SPECIAL_STEP and not is_shell
+    return _is_numbered(environ) and _TERMINAL not in environ
 
 
 def allocation_of(environ: Environ) -> Allocation:
-    """Return the machines that a process outside of a step may use.
+    """Return the machines that a process which is no task of a step may use.
 
     Raises:
         ValueError: SLURM's variables have values that cannot be read.
+        KeyError: one of them is missing.
     """
-    is_here = "SLURMD_NODENAME" in environ
-    is_shell = "SLURM_PTY_PORT" in environ and _STEP_NODES in environ
     size = int(environ.get("SLURM_HET_SIZE", "1"))
     ends = [f"_HET_GROUP_{number}" for number in range(size)] if size > 1 else [""]
     lists = [environ[_JOB_NODES + end] for end in ends]
-    if is_shell:
-        ends, lists = [""], [environ[_STEP_NODES]]
-    groups = tuple(tuple(read_nodelist(nodes)) for nodes in lists)
-    cpus = tuple(tuple(read_repeated(environ[f"SLURM_JOB_CPUS_PER_NODE{end}"])) for end in ends)
-    return Allocation(groups, cpus, is_here, environ[_STEP_NODES] if is_shell else "")
+    if _is_numbered(environ):
+        lists, ends = [environ[_STEP_NODES]], [""]
+    return Allocation(
+        groups=tuple(tuple(read_nodelist(nodes)) for nodes in lists),
+        cpus=tuple(tuple(read_repeated(environ[f"SLURM_JOB_CPUS_PER_NODE{end}"])) for end in ends),
+        is_here="SLURMD_NODENAME" in environ,
+        shell_nodes=lists[0] if _is_numbered(environ) else "",
+    )
+
+
+def _is_numbered(environ: Environ) -> bool:
+    """Return whether this process is in a step that srun has made, not in a script's or shell's."""
+    step = environ.get(_STEP, "")
+    return step.isdecimal() and step.isascii() and int(step) < _FIRST_SPECIAL_STEP
 
 
 def _derive(environ: Environ) -> Entries:
@@ -78,16 +83,24 @@ def _derive(environ: Environ) -> Entries:
         reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
         what = f"SLURM's variables cannot be read: {reason}"
         fix = "pass --num-machines, --machine-rank and --main-address, or --cluster none"
-        return {"num_machines": faulty("num_machines", "1", JOB, what, fix)}
+        return {"num_machines": faulty("num_machines", "1", JOB_VARIABLE, what, fix)}
 
 
 def _of_job(environ: Environ) -> Entries:
     """Return what is known before a step is made: one has to be, unless one machine is enough."""
     allocation = allocation_of(environ)
-    entries = {"num_machines": Entry(str(allocation.num_machines), said_by(JOB))}
+    entries = {"num_machines": Entry(str(allocation.num_machines), said_by(_JOB_NODES))}
     if allocation.num_machines > 1:
         entries["main_address"] = Entry(allocation.groups[0][0], said_by(_JOB_NODES))
-    return {**entries, **_processes(environ.get("SLURM_TASKS_PER_NODE", ""), 0)}
+    return {**entries, **_processes(tasks_asked_for(environ), 0)}
+
+
+def tasks_asked_for(environ: Environ) -> str:
+    """Return how many tasks a job asks for on each machine, as SLURM writes it.
+
+    Empty if it is a heterogeneous job, which has such a number for each of its components.
+    """
+    return "" if "SLURM_HET_SIZE" in environ else environ.get("SLURM_TASKS_PER_NODE", "")
 
 
 def _of_step(environ: Environ) -> Entries:
@@ -102,7 +115,7 @@ def _of_step(environ: Environ) -> Entries:
         count = Entry(str(task.local_world_size), said_by(_STEP_TASKS))
         return {**entries, "num_processes": count}
     job, _, tasks = environ.get(ALLOCATION_VARIABLE, "").partition(":")
-    asked = _processes(tasks, _index(environ)) if job == environ[JOB] else {}
+    asked = _processes(tasks, _index(environ)) if job == environ[JOB_VARIABLE] else {}
     only_one = ("main_address", "main_port") if environ["SLURM_STEP_NUM_NODES"] == "1" else ()
     return {name: one for name, one in {**entries, **asked}.items() if name not in only_one}
 
@@ -133,18 +146,18 @@ def _first_node(environ: Environ) -> str:
 
 def _port(environ: Environ) -> int:
     """Return a port that all tasks of the step know, and that another step does not use."""
-    job, step = int(environ[JOB]), int(environ[_STEP])
+    job, step = int(environ[JOB_VARIABLE]), int(environ[_STEP])
     return _FIRST_PORT + (64 * job + step) % _NUM_PORTS
 
 
-def _task(environ: Environ) -> Task | None:
+def _task(environ: Environ) -> Ranks | None:
     """Return the place of this task where a machine has several of them, so that each is a rank."""
     if not is_step(environ):
         return None
     tasks = read_repeated(environ[_STEP_TASKS])
     if max(tasks) == 1:
         return None
-    return Task(
+    return Ranks(
         rank=int(environ["SLURM_PROCID"]),
         local_rank=int(environ["SLURM_LOCALID"]),
         world_size=sum(tasks),
@@ -158,7 +171,7 @@ def _index(environ: Environ) -> int:
 
 
 def _is_here(environ: Environ) -> bool:
-    return JOB in environ and _JOB_NODES in environ
+    return JOB_VARIABLE in environ and _JOB_NODES in environ
 
 
 SLURM = Cluster("slurm", _is_here, {}, _derive, _task)

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from headway.contract.run import ALLOCATION_VARIABLE
+from headway.contract.run import ALLOCATION_VARIABLE, Ranks
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import Code, ConfigError
 from headway.launcher.clusters import mpi
 from headway.launcher.clusters.cluster import cluster_layer, task_of
 from headway.launcher.clusters.pmix import Job, PmixError
-from headway.launcher.clusters.row import Task
 from headway.settings.resolve import NOTHING
 from tests.launcher.clusters.test_cluster import POD, place, settings_in
 
@@ -70,7 +69,7 @@ MPIRUN = {
 Environ = dict[str, str]
 
 
-def task(environ: Environ) -> Task | None:
+def task(environ: Environ) -> Ranks | None:
     return task_of(environ, settings_in(environ))
 
 
@@ -94,7 +93,7 @@ def test_several_tasks_on_a_node_are_the_ranks() -> None:
     environ = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": "3"}
     environ["SLURM_LOCALID"] = "1"
     assert settings_in(environ).num_processes == 2
-    assert task(environ) == Task(rank=3, local_rank=1, world_size=4, local_world_size=2)
+    assert task(environ) == Ranks(rank=3, local_rank=1, world_size=4, local_world_size=2)
 
 
 def test_who_says_which_machine_this_is_has_started_it_as_one() -> None:
@@ -105,7 +104,7 @@ def test_who_says_which_machine_this_is_has_started_it_as_one() -> None:
 
 def test_a_heterogeneous_job_begins_at_its_first_component() -> None:
     assert place(settings_in(HETEROGENEOUS))[:3] == (3, 1, "n3")
-    assert task(HETEROGENEOUS) == Task(rank=2, local_rank=0, world_size=4, local_world_size=1)
+    assert task(HETEROGENEOUS) == Ranks(rank=2, local_rank=0, world_size=4, local_world_size=1)
     one_component = {**HETEROGENEOUS, "SLURM_STEP_NODELIST": "n[1-2]"}
     assert settings_in(one_component).main_address == "n1"
 
@@ -180,14 +179,14 @@ def test_mpirun_with_several_processes_on_a_machine(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(mpi, "ask_server", lambda: Job("n1", num_nodes=2, node=1))
     environ = {**MPIRUN, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}
     assert place(settings_in(environ))[:3] == (2, 1, "n1")
-    assert task(environ) == Task(rank=2, local_rank=0, world_size=3, local_world_size=1)
+    assert task(environ) == Ranks(rank=2, local_rank=0, world_size=3, local_world_size=1)
 
 
 def test_mpirun_on_one_machine_needs_no_server() -> None:
     environ = {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
     settings = settings_in(environ)
     assert (settings.num_machines, settings.num_processes) == (1, 2)
-    assert task(environ) == Task(rank=1, local_rank=1, world_size=2, local_world_size=2)
+    assert task(environ) == Ranks(rank=1, local_rank=1, world_size=2, local_world_size=2)
     alone = {**MPIRUN, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
     assert place(settings_in(alone)) == (1, 0, None, None)
     assert task(alone) is None
@@ -326,9 +325,16 @@ def test_no_cluster_is_read_where_none_is_meant() -> None:
 
 
 def test_a_launch_inside_of_a_rank_has_no_part_in_the_ranks_run() -> None:
-    inside = {**STEP, RUN_VARIABLE: "{}"}
+    inside = {**STEP, RUN_VARIABLE: "{}", ALLOCATION_VARIABLE: "3:"}
     assert place(settings_in(inside)) == (1, 0, None, None)
     assert place(settings_in(inside, cluster="slurm"))[:2] == (2, 1)
+    assert place(settings_in({**POD, RUN_VARIABLE: "{}"})) == (1, 0, None, None)
+
+
+def test_a_job_that_a_rank_has_submitted_is_a_run_of_its_own() -> None:
+    submitted = {**STEP, RUN_VARIABLE: "{}"}
+    assert place(settings_in({**submitted, ALLOCATION_VARIABLE: "2:"}))[:2] == (2, 1)
+    assert place(settings_in(submitted))[:2] == (2, 1)  # by a rank outside of any job
 
 
 def test_the_strongest_source_names_the_cluster() -> None:
