@@ -117,10 +117,12 @@ def main(argv: Sequence[str]) -> int:
         escape_unencodable()
         print(describe(plan, parsed.show_secrets))
         return 0
+    from headway.launcher.run import outlive_early_signals, run
+
+    if plan.supervised is not None:
+        outlive_early_signals()
     is_quiet = parsed.quiet or plan.is_told_elsewhere
     _announce(plan, is_quiet)
-    from headway.launcher.run import run
-
     try:
         return run(plan, environ, is_quiet=is_quiet)
     except WorkerFailed as failed:
