@@ -151,7 +151,8 @@ def _became_step(
     from headway.launcher.clusters.srun import run_step, step_of
 
     words = [word for word in argv if word.replace("_", "-") != "--dry-run" or not parsed.dry_run]
-    step = step_of(environ, settings, [*interpreter(), "-m", "headway", "launch", *words])
+    command = [*interpreter(), "-m", "headway", "launch", *words]
+    step = step_of(environ, settings, command, has_terminal=os.isatty(1))
     if step is not None and parsed.dry_run:
         from headway.launcher.planning.describe import describe_step
 
@@ -159,7 +160,8 @@ def _became_step(
         print(describe_step(settings, step.command, parsed.show_secrets))
     elif step is not None:
         if not parsed.quiet:
-            _print_notes([f"one launch on each of {step.num_machines} machines, by srun"])
+            machines = f"{step.num_machines} machine" + "s" * (step.num_machines > 1)
+            _print_notes([f"a step of job {step.job}, on {machines}"])
         run_step(step)
     return step is not None
 

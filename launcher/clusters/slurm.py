@@ -98,9 +98,11 @@ def _of_job(environ: Environ) -> Entries:
 def tasks_asked_for(environ: Environ) -> str:
     """Return how many tasks a job asks for on each machine, as SLURM writes it.
 
-    Empty if it is a heterogeneous job, which has such a number for each of its components.
+    Empty if it asks for none, where SLURM may give as many as there are CPUs, and if it is a
+    heterogeneous job, which has such a number for each of its components.
     """
-    return "" if "SLURM_HET_SIZE" in environ else environ.get("SLURM_TASKS_PER_NODE", "")
+    is_asked = "SLURM_NTASKS" in environ and "SLURM_HET_SIZE" not in environ
+    return environ.get("SLURM_TASKS_PER_NODE", "") if is_asked else ""
 
 
 def _of_step(environ: Environ) -> Entries:

@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from shutil import which
 from typing import NamedTuple, NoReturn
 
 from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, KEY_VARIABLE
@@ -39,17 +40,24 @@ class Step(NamedTuple):
 
     command: tuple[str, ...]
     environment: dict[str, str]
+    job: str
     num_machines: int
 
 
-def step_of(environ: Environ, settings: Settings, launch: Sequence[str]) -> Step | None:
+def step_of(
+    environ: Environ, settings: Settings, launch: Sequence[str], *, has_terminal: bool
+) -> Step | None:
     """Return the step that a launch is to become; None if it runs where it is.
+
+    A job on one machine gets a step too, since SLURM signals steps, and not a batch script: before
+    its time is up, and when it is preempted. A person's own terminal is worth more.
 
     Args:
         environ: of this process.
         settings: resolved, without a problem. Whoever says which machine this is, or where machine
             0 is, starts the launch on each machine by hand.
         launch: the command of the launch.
+        has_terminal: a person sees what it prints as it comes.
 
     Raises:
         ConfigError: the job has fewer machines than are asked for.
@@ -61,7 +69,8 @@ def step_of(environ: Environ, settings: Settings, launch: Sequence[str]) -> Step
     allocation = allocation_of(environ)
     machines = settings.num_machines
     is_kept_here = settings.are_user_set("num_machines") and machines == 1
-    if is_kept_here or (machines == 1 and allocation.is_here):
+    is_enough = has_terminal or which("srun", path=environ.get("PATH")) is None
+    if is_kept_here or (machines == 1 and allocation.is_here and is_enough):
         return None
     job = environ[JOB_VARIABLE]
     if KEY_VARIABLE in environ and environ.get(ALLOCATION_VARIABLE, "").startswith(f"{job}:"):
@@ -73,8 +82,9 @@ def step_of(environ: Environ, settings: Settings, launch: Sequence[str]) -> Step
     _check_number(allocation, settings)
     words = [*launch] if ":" not in launch else ["sh", "-c", f"exec {shlex.join(launch)}"]
     return Step(
-        command=(*_srun(allocation, machines, is_in_step="SLURM_STEP_ID" in environ), *words),
+        command=(*_srun(allocation, machines), *words),
         environment=_environment(environ),
+        job=job,
         num_machines=machines,
     )
 
@@ -112,20 +122,21 @@ def _check_number(allocation: Allocation, settings: Settings) -> None:
         )
 
 
-def _srun(allocation: Allocation, machines: int, *, is_in_step: bool) -> list[str]:
+def _srun(allocation: Allocation, machines: int) -> list[str]:
     """Return srun with its options: one task for each machine, with all of the job's CPUs there.
 
-    The launchers end each other: those of ranks that still save must not be killed by srun.
+    The launchers end each other: those of ranks that still save must not be killed by srun. Other
+    steps, a shell's or a second launch's, may use the same CPUs and GPUs.
     """
     cpus = min(count for group in allocation.cpus for count in group)
-    words = ["srun", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--input=0"]
+    words = ["srun", "--export=ALL", "--overlap", "--kill-on-bad-exit=0", "--wait=0", "--input=0"]
     words += ["--disable-status", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
     if len(allocation.groups) > 1:
         return [*words, f"--het-group=0-{len(allocation.groups) - 1}"]
     words += [f"--nodes={machines}", f"--ntasks={machines}"]
     if allocation.shell_nodes:
         words.append(f"--nodelist={allocation.shell_nodes}")
-    return [*words, *(["--overlap"] if is_in_step else [])]
+    return words
 
 
 def _environment(environ: Environ) -> dict[str, str]:

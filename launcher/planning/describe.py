@@ -44,7 +44,8 @@ def describe_step(settings: Settings, command: Sequence[str], show_secrets: bool
     """Return the settings, and the command by which a scheduler starts the launch again."""
     words = command if show_secrets else masked_command(command)
     shown = settings if show_secrets else settings.without_secrets()
-    lines = [f"one launch on each of {settings.num_machines} machines", "", "settings"]
+    machines = _counted(settings.num_machines, "machine", "machines")
+    lines = [f"one launch on each of {machines}, by srun", "", "settings"]
     lines += [f"  {row}" for row in settings_table(shown).splitlines()]
     lines += ["", "start", f"  {shlex.join(words)}"]
     return "\n".join([*lines, "note: what is detected here is detected again on each machine"])

@@ -134,8 +134,9 @@ def test_outside_of_a_step_the_whole_allocation_is_meant(shell: Environ) -> None
 
 
 def test_the_number_of_tasks_that_a_job_asks_for_is_the_number_of_processes() -> None:
-    asked = {"SLURM_TASKS_PER_NODE": "2,4"}
-    assert settings_in({**BATCH, **asked}).num_processes == 2
+    tasks = {"SLURM_TASKS_PER_NODE": "2,4"}
+    assert settings_in({**BATCH, **tasks, "SLURM_NTASKS": "6"}).num_processes == 2
+    assert settings_in({**BATCH, **tasks}).num_processes == 1  # SLURM's own, with --exclusive
     step = {**STEP, ALLOCATION_VARIABLE: "3:2,4"}
     assert settings_in(step).num_processes == 4
     assert settings_in({**step, ALLOCATION_VARIABLE: "2:2,4"}).num_processes == 1  # another job's

@@ -9,6 +9,7 @@ import pytest
 from headway.commands.main import main
 from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE
 from headway.errors import ConfigError, LaunchError
+from headway.launcher.clusters import srun
 from headway.launcher.clusters.srun import Step, run_step, step_of
 from tests.distributed.launching import script
 from tests.launcher.clusters.test_cluster import settings_in
@@ -19,7 +20,16 @@ Environ = dict[str, str]
 
 
 def step(environ: Environ, *words: str, **flags: str) -> Step | None:
-    return step_of(environ, settings_in(environ, **flags), (*LAUNCH, *words))
+    return step_of(environ, settings_in(environ, **flags), (*LAUNCH, *words), has_terminal=False)
+
+
+def step_of_a_terminal(environ: Environ) -> Step | None:
+    return step_of(environ, settings_in(environ), LAUNCH, has_terminal=True)
+
+
+@pytest.fixture(autouse=True)
+def srun_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(srun, "which", lambda *_, **__: "srun")
 
 
 def command(environ: Environ, **flags: str) -> list[str]:
@@ -35,14 +45,14 @@ def test_a_batch_script_and_a_shell_of_salloc_start_one_launch_on_each_machine()
         assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= {*words}
         assert "--cpus-per-task=4" in words
         assert words[-len(LAUNCH) :] == [*LAUNCH]
-        assert "--overlap" not in words
+        assert "--overlap" in words
 
 
 def test_a_shell_that_is_a_step_shares_the_machines_with_it() -> None:
     shell = {**STEP, "SLURM_PTY_PORT": "4000"}
-    assert {"--overlap", "--nodelist=n[1-2]"} <= {*command(shell)}
+    assert "--nodelist=n[1-2]" in command(shell)
     interactive = {**BATCH, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NODELIST": "n1"}
-    assert "--overlap" in command(interactive)
+    assert {"--nodes=2", "--ntasks=2"} <= {*command(interactive)}
     assert "--nodelist=n1" not in command(interactive)
 
 
@@ -84,12 +94,20 @@ def test_what_a_person_says_of_the_machines_keeps_the_launch_where_it_is(flags: 
     assert step(BATCH, **flags) is None
 
 
-def test_a_task_of_a_step_and_the_only_machine_of_a_job_are_where_they_should_be() -> None:
-    one = {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "4"}
+def test_a_task_of_a_step_is_where_it_should_be() -> None:
     assert step(STEP) is None
-    assert step({**BATCH, **one}) is None
-    assert step({**JOB, **one}) is not None  # a shell on the machine that salloc was typed on
     assert step({}) is None
+
+
+def test_a_job_on_one_machine_gets_a_step_for_its_signals_unless_somebody_is_looking_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "4"}
+    assert "--nodes=1" in command({**BATCH, **one})
+    assert step_of_a_terminal({**BATCH, **one}) is None
+    assert step_of_a_terminal({**JOB, **one}) is not None  # salloc's shell is elsewhere
+    monkeypatch.setattr(srun, "which", lambda *_, **__: None)  # as in a container
+    assert step({**BATCH, **one}) is None
 
 
 def test_the_step_has_a_secret_and_none_of_the_jobs_options_for_steps() -> None:
