@@ -7,9 +7,6 @@ DLC, built-in environment variables.
 
 from __future__ import annotations
 
-import json
-import socket
-
 from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by
 from headway.settings.profile import Entries, Entry
 
@@ -38,12 +35,16 @@ def _batch(environ: Environ) -> Entries:
     rank = 0 if index == main else int(index) + (int(index) < int(main))
     entries = {"machine_rank": Entry(str(rank), said_by(_BATCH_RANK))}
     if rank == 0:
+        import socket
+
         own = said_by(_BATCH_RANK, "this is the main node")
         return {**entries, "main_address": Entry(socket.gethostname(), own)}
     return entries
 
 
 def _sagemaker(environ: Environ) -> Entries:
+    import json
+
     try:
         hosts = sorted(json.loads(environ[_SM_HOSTS]))
         rank = hosts.index(environ[_SM_HOST])

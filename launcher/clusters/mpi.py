@@ -5,23 +5,24 @@ Source: Open MPI's documentation, environment variables that are defined for eac
 
 from __future__ import annotations
 
-import zlib
+from typing import TYPE_CHECKING
 
 from headway.contract.run import Ranks
-from headway.launcher.clusters.pmix import PmixError, ask_server
-from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by
+from headway.launcher.clusters.row import Cluster, Environ, faulty, port_from, said_by
 from headway.settings.profile import Entries, Entry
+
+if TYPE_CHECKING:
+    from headway.launcher.clusters.pmix import Job
 
 _SIZE, _RANK = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
 _LOCAL_SIZE, _LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
 _NAMESPACE = "PMIX_NAMESPACE"
-_FIRST_PORT, _NUM_PORTS = 20000, 12000  # below those that the system gives out
 
 
 def _derive(environ: Environ) -> Entries:
     try:
         return _place(environ)
-    except (ValueError, KeyError, PmixError) as error:
+    except (ValueError, KeyError, OSError) as error:
         reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
         what = f"mpirun does not say where its machines are: {reason}"
         fix = "pass --num-machines, --machine-rank and --main-address, or --cluster none"
@@ -30,15 +31,19 @@ def _derive(environ: Environ) -> Entries:
 
 def _place(environ: Environ) -> Entries:
     size, local_size = int(environ[_SIZE]), int(environ[_LOCAL_SIZE])
-    port = _FIRST_PORT + zlib.crc32(environ[_NAMESPACE].encode()) % _NUM_PORTS
-    entries = {"main_port": Entry(str(port), said_by(_NAMESPACE, "a port from its text"))}
+    port = Entry(port_from(environ[_NAMESPACE]), said_by(_NAMESPACE, "a port from its text"))
     if size == 1:
         return {"num_machines": Entry("1", said_by(_SIZE))}
     if size == local_size:
         count = Entry(str(size), said_by(_LOCAL_SIZE))
-        return {**entries, "num_machines": Entry("1", said_by(_LOCAL_SIZE)), "num_processes": count}
-    job = ask_server()
-    entries |= {
+        return {
+            "num_machines": Entry("1", said_by(_LOCAL_SIZE)),
+            "num_processes": count,
+            "main_port": port,
+        }
+    job = _ask_server()
+    entries = {
+        "main_port": port,
         "num_machines": Entry(str(job.num_nodes), said_by(_NAMESPACE, "mpirun answers")),
         "machine_rank": Entry(str(job.node), said_by(_NAMESPACE, "mpirun answers")),
         "main_address": Entry(job.first_host, said_by(_NAMESPACE, "mpirun answers")),
@@ -49,10 +54,16 @@ def _place(environ: Environ) -> Entries:
     return {**entries, "num_processes": Entry(str(local_size), said_by(_LOCAL_SIZE))}
 
 
+def _ask_server() -> Job:
+    from headway.launcher.clusters.pmix import ask_server  # needs ctypes, which nothing else does
+
+    return ask_server()
+
+
 def _task(environ: Environ) -> Ranks | None:
     """Return the place of this process where a machine has several, so that each is a rank."""
     size, local_size = int(environ[_SIZE]), int(environ[_LOCAL_SIZE])
-    is_agent = size == 1 or (size != local_size and ask_server().num_nodes == size)
+    is_agent = size == 1 or (size != local_size and _ask_server().num_nodes == size)
     if is_agent:
         return None
     return Ranks(int(environ[_RANK]), int(environ[_LOCAL_RANK]), size, local_size)

@@ -11,6 +11,7 @@ from headway.errors import Code, Problem
 from headway.settings.profile import Entries, Entry
 
 Environ = Mapping[str, str]
+_FIRST_PORT, _NUM_PORTS = 20000, 12000
 
 
 class Cluster(NamedTuple):
@@ -44,3 +45,13 @@ def faulty(name: str, text: str, variable: str, what: str, fix: str) -> Entry:
     """Return the entry of the setting `name` for a variable whose value cannot be used."""
     problem = Problem(what, variable, fix, code=Code.BAD_VALUE, names=(name,))
     return Entry(text, said_by(variable), faults=(problem,))
+
+
+def port_from(text: str) -> str:
+    """Return a port that all processes find which know the same text, such as a job's number.
+
+    It is below the ports that the system gives out.
+    """
+    import zlib
+
+    return str(_FIRST_PORT + zlib.crc32(text.encode()) % _NUM_PORTS)

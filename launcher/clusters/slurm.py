@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, Ranks
 from headway.launcher.clusters.nodelist import read_nodelist, read_repeated
-from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by
+from headway.launcher.clusters.row import Cluster, Environ, faulty, port_from, said_by
 from headway.settings.profile import Entries, Entry
 
 _JOB_NODES = "SLURM_JOB_NODELIST"
@@ -18,7 +18,6 @@ _TERMINAL = "SLURM_PTY_PORT"
 _STEP_NODES = "SLURM_STEP_NODELIST"
 _STEP_TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM_MAX_NORMAL_STEP_ID: then batch scripts and shells
-_FIRST_PORT, _NUM_PORTS = 20000, 12000  # below those that the system gives out
 
 
 class Allocation(NamedTuple):
@@ -106,11 +105,12 @@ def tasks_asked_for(environ: Environ) -> str:
 
 
 def _of_step(environ: Environ) -> Entries:
+    step = f"{environ[JOB_VARIABLE]}.{environ[_STEP]}"
     entries = {
         "num_machines": Entry(environ["SLURM_STEP_NUM_NODES"], said_by("SLURM_STEP_NUM_NODES")),
         "machine_rank": Entry(environ["SLURM_NODEID"], said_by("SLURM_NODEID")),
         "main_address": Entry(_first_node(environ), said_by(_STEP_NODES)),
-        "main_port": Entry(str(_port(environ)), said_by(_STEP, "from the numbers of job and step")),
+        "main_port": Entry(port_from(step), said_by(_STEP, "a port from those of job and step")),
     }
     task = _task(environ)
     if task is not None:
@@ -144,12 +144,6 @@ def _first_node(environ: Environ) -> str:
             if node in nodes:
                 return node
     return nodes[0]
-
-
-def _port(environ: Environ) -> int:
-    """Return a port that all tasks of the step know, and that another step does not use."""
-    job, step = int(environ[JOB_VARIABLE]), int(environ[_STEP])
-    return _FIRST_PORT + (64 * job + step) % _NUM_PORTS
 
 
 def _task(environ: Environ) -> Ranks | None:

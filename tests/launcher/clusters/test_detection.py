@@ -13,7 +13,7 @@ import pytest
 from headway.contract.run import ALLOCATION_VARIABLE, Ranks
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import Code, ConfigError
-from headway.launcher.clusters import mpi
+from headway.launcher.clusters import pmix
 from headway.launcher.clusters.cluster import cluster_layer, task_of
 from headway.launcher.clusters.pmix import Job, PmixError
 from headway.settings.resolve import NOTHING
@@ -75,7 +75,10 @@ def task(environ: Environ) -> Ranks | None:
 
 def test_one_task_on_each_node_is_one_machine_each() -> None:
     settings = settings_in(STEP)
-    assert place(settings) == (2, 1, "n1", 20192)
+    assert place(settings)[:3] == (2, 1, "n1")
+    assert 20000 <= (settings.main_port or 0) < 32000
+    on_the_other = {**STEP, "SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
+    assert settings_in(on_the_other).main_port == settings.main_port
     assert settings.cluster == "slurm"
     assert settings.origin("main_address").variable == "SLURM_STEP_NODELIST"
     assert task(STEP) is None
@@ -167,7 +170,7 @@ def test_a_containers_variables_of_a_rank_change_nothing_where_slurm_speaks() ->
 
 
 def test_mpirun_with_one_process_on_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi, "ask_server", lambda: Job("n1", num_nodes=2, node=1))
+    monkeypatch.setattr(pmix, "ask_server", lambda: Job("n1", num_nodes=2, node=1))
     settings = settings_in(MPIRUN)
     assert place(settings)[:3] == (2, 1, "n1")
     assert 20000 <= (settings.main_port or 0) < 32000
@@ -177,7 +180,7 @@ def test_mpirun_with_one_process_on_each_machine(monkeypatch: pytest.MonkeyPatch
 
 
 def test_mpirun_with_several_processes_on_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi, "ask_server", lambda: Job("n1", num_nodes=2, node=1))
+    monkeypatch.setattr(pmix, "ask_server", lambda: Job("n1", num_nodes=2, node=1))
     environ = {**MPIRUN, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}
     assert place(settings_in(environ))[:3] == (2, 1, "n1")
     assert task(environ) == Ranks(rank=2, local_rank=0, world_size=3, local_world_size=1)
@@ -199,7 +202,7 @@ def test_a_server_of_mpirun_that_does_not_answer_is_no_matter_where_the_place_is
     def silent() -> Job:
         raise PmixError("PMIx_Init returned -25")
 
-    monkeypatch.setattr(mpi, "ask_server", silent)
+    monkeypatch.setattr(pmix, "ask_server", silent)
     with pytest.raises(ConfigError, match="PMIx_Init returned -25"):
         settings_in(MPIRUN)
     typed = settings_in(MPIRUN, num_machines="2", machine_rank="1", main_address="a")

@@ -51,12 +51,12 @@ def test_the_task_replaces_the_launcher_with_the_variables_of_its_rank() -> None
             "GROUP_RANK": "1",
             "GROUP_WORLD_SIZE": "2",
             "MASTER_ADDR": "n1",
-            "MASTER_PORT": "20192",
+            "MASTER_PORT": str(found.settings.main_port),
         }.items()
     )
     assert variables[KEY_VARIABLE] is None  # it is the launchers'
     assert variables[ALLOCATION_VARIABLE] == "3:"
-    assert "n1:20192" in describe(found)
+    assert f"n1:{found.settings.main_port}" in describe(found)
 
 
 def test_another_number_of_processes_is_refused_with_both_numbers() -> None:
