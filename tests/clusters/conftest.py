@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ def slurm() -> Iterator[Slurm]:
         try:
             try:
                 started.start()
-            except OSError as error:
+            except (OSError, subprocess.SubprocessError) as error:
                 pytest.skip(f"SLURM does not start here: {error}")
             yield started
         finally:

@@ -46,6 +46,8 @@ AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 ReturnToService=2
 KillWait=5
+MessageTimeout=60
+TCPTimeout=60
 MinJobAge=300
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,batch_sched_delay=0,sched_interval=1,sched_min_interval=0
@@ -55,7 +57,7 @@ JobRequeue=1
 PropagateResourceLimits=NONE
 SlurmdParameters=config_overrides
 {nodes}
-PartitionName=usual Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
+PartitionName=usual Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=120
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 
@@ -118,8 +120,9 @@ class Slurm:
         for path in self.folder.glob("*.pid"):
             with suppress(ValueError):
                 self._pids.append(int(path.read_text()))
-        for job in self.ask("squeue", "-h", "-o", "%i").split():
-            self.ask("scancel", "-s", "KILL", job)
+        with suppress(subprocess.SubprocessError):  # the controller may have ended
+            for job in self.ask("squeue", "-h", "-o", "%i").split():
+                self.ask("scancel", "-s", "KILL", job)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in filter(is_alive, self._pids):
                 os.kill(pid, number)
@@ -141,7 +144,7 @@ class Slurm:
             words, env=self.environment(), capture_output=True, text=True, timeout=60
         ).stdout
 
-    def run(self, *words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Run one of SLURM's programs to its end, in the working directory."""
         return subprocess.run(
             words,
@@ -190,7 +193,7 @@ class Job:
         """Cancel it, or send it the signal that the options name."""
         self._slurm.ask("scancel", *options, self.number)
 
-    def wait(self, within_s: float = 120) -> str:
+    def wait(self, within_s: float = 300) -> str:
         """Return what it has printed, once it has ended."""
         assert wait_for(lambda: self.states <= _ENDED, within_s), f"{self.states}\n{self.output}"
         return self.output
