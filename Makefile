@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --editable
 TREE := headway tests examples benchmarks docs
-RANK_TESTS := tests/distributed tests/examples
+RANK_TESTS := tests/distributed tests/examples tests/clusters
 RUNTIME_TESTS := tests/runtime tests/data tests/precision tests/strategies \
 	tests/distributed/test_runtime_with_ranks.py tests/distributed/test_smoke.py
 FOLDERS := headway launcher commands config_wizard tests examples benchmarks docs
@@ -37,7 +37,8 @@ lowest: $(VENV)-lowest/.test
 
 # every message in other words: no code may depend on the wording of ours
 reworded: $(VENV)/.test
-	$(BIN)/python -m pytest --reworded --quiet --numprocesses 2 --ignore tests/distributed
+	$(BIN)/python -m pytest --reworded --quiet --numprocesses 2 --ignore tests/distributed \
+		--ignore tests/clusters
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest --long

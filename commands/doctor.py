@@ -87,7 +87,7 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
     yield _ask_torch(machine)
     try:
         layers = launch_layers(profile_layers(), os.environ)
-        settings = resolve(layers, machine, cluster=cluster_layer(os.environ))
+        settings = resolve(layers, machine, cluster=cluster_layer(os.environ, layers))
     except HeadwayError as error:
         settings = resolve([], machine)
         for problem in error.problems:

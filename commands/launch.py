@@ -15,7 +15,7 @@ from headway.commands.resume_check import resume_problems
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, WorkerFailed
-from headway.launcher.clusters.cluster import cluster_layer
+from headway.launcher.clusters.cluster import cluster_layer, task_of
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
 from headway.machine.detection import detect_machine
@@ -57,11 +57,15 @@ def main(argv: Sequence[str]) -> int:
         flags["device"] = _cpu_flag(flags.get("device"))
     profiles = profile_layers(here, profile=parsed.profile)
     layers = launch_layers(profiles, environ, flags)
-    cluster = cluster_layer(environ)
+    cluster = cluster_layer(environ, layers)
 
     def resolved(some: Sequence[Entries]) -> Settings:
         return resolve(some, machine, environ, cluster)
 
+    if cluster and parsed.machine is None:
+        settings, problems = try_resolve(layers, machine, environ, cluster)
+        if not problems and _became_step(settings, environ, [*own, *rest], parsed):
+            return 0
     adaptations: list[str] = []
     if parsed.fit:
         from headway.launcher.planning.fit import fit
@@ -92,6 +96,7 @@ def main(argv: Sequence[str]) -> int:
         from headway.launcher.starting.log_folder import log_dir_problems
 
         problems += log_dir_problems(settings) + resume_problems(settings)
+    task = None if problems else task_of(environ, settings)
     plan = build_plan(
         settings,
         machine,
@@ -102,6 +107,7 @@ def main(argv: Sequence[str]) -> int:
         in_process=parsed.in_process,
         began_at=0.0 if parsed.dry_run else began_at,
         problems=problems,
+        task=task,
     )
     stronger = overridden(profiles) if parsed.profile else []
     plan = plan._replace(notes=(*adaptations, *plan.notes, *stronger))
@@ -111,11 +117,14 @@ def main(argv: Sequence[str]) -> int:
         escape_unencodable()
         print(describe(plan, parsed.show_secrets))
         return 0
-    _announce(plan, is_quiet=parsed.quiet)
-    from headway.launcher.run import run
+    from headway.launcher.run import outlive_early_signals, run
 
+    if plan.supervised is not None:
+        outlive_early_signals()
+    is_quiet = parsed.quiet or plan.is_told_elsewhere
+    _announce(plan, is_quiet)
     try:
-        return run(plan, environ, is_quiet=parsed.quiet)
+        return run(plan, environ, is_quiet=is_quiet)
     except WorkerFailed as failed:
         if failed.exit_code == _USAGE_ERROR:
             failed.note = _misplaced_flags(program, parser)
@@ -131,6 +140,30 @@ def _refuse_script_as_value(flag: str) -> None:
             where="the command line",
             fix=f"write the value of {name} before the script",
         )
+
+
+def _became_step(
+    settings: Settings, environ: Mapping[str, str], argv: Sequence[str], parsed: Parsed
+) -> bool:
+    """Become a step of SLURM's job, where one is needed for all machines; a dry run prints it."""
+    if settings_problems(settings):
+        return False  # the plan will tell
+    from headway.launcher.clusters.srun import run_step, step_of
+
+    words = [word for word in argv if word.replace("_", "-") != "--dry-run" or not parsed.dry_run]
+    command = [*interpreter(), "-m", "headway", "launch", *words]
+    step = step_of(environ, settings, command, has_terminal=os.isatty(1))
+    if step is not None and parsed.dry_run:
+        from headway.launcher.planning.describe import describe_step
+
+        escape_unencodable()
+        print(describe_step(settings, step.command, parsed.show_secrets))
+    elif step is not None:
+        if not parsed.quiet:
+            machines = f"{step.num_machines} machine" + "s" * (step.num_machines > 1)
+            _print_notes([f"a step of job {step.job}, on {machines}"])
+        run_step(step)
+    return step is not None
 
 
 def _wants_idle(settings: Settings) -> bool:
@@ -268,6 +301,10 @@ def _announce(plan: LaunchPlan, is_quiet: bool) -> None:
         from headway.launcher.planning.describe import summary
 
         lines.append(summary(plan))
+    _print_notes(lines)
+
+
+def _print_notes(lines: Sequence[str]) -> None:
     with suppress(OSError):  # a full disk behind stderr is no reason not to train
         for line in lines:
             print(f"headway: {line}", file=sys.stderr, flush=True)

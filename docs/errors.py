@@ -120,6 +120,22 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "The terminal of one machine cannot be given to a rank while others wait elsewhere.",
             "--num-machines 2 --machine-rank 0 --main-address node0 --debug-rank 0",
         ),
+        Code.NO_CLUSTER: Example(
+            "`cluster` names a scheduler, or mpirun, and it has not started this process.",
+            "--cluster slurm",
+        ),
+        Code.CLUSTERS_DISAGREE: Example(
+            "Two clusters say something else of the run's machines: SLURM's step has 4, and "
+            "`PET_NNODES` is 2.",
+            None,
+            fix="unset the wrong variable, or name the cluster that is meant: `--cluster slurm`",
+        ),
+        Code.TASKS: Example(
+            "SLURM or mpirun has started one process for each rank, and the settings need one for "
+            "each machine, or another number of ranks.",
+            None,
+            fix="start one task on each machine: `srun --ntasks-per-node=1 headway launch`",
+        ),
         Code.NO_SHARD_SIZE: Example(
             "hsdp shards a model over the ranks of a machine, and repeats that on each machine. On "
             "one machine, `shard_size` says how many ranks share a copy.",

@@ -83,6 +83,23 @@ def run(plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False)
         starter.close()
 
 
+def outlive_early_signals() -> None:
+    """Let the user's signals end nothing until ranks have started, to which they are sent on.
+
+    A scheduler may send them at any time: sbatch --signal=USR1@60.
+    """
+    from headway.launcher.inside.worker import USER_SIGNALS
+
+    for number in USER_SIGNALS:
+        signal.signal(number, _say_too_early)
+
+
+def _say_too_early(number: int, _: object) -> None:
+    from headway.launcher.reporting.rank_channel import say_too_early
+
+    say_too_early(number)
+
+
 @contextmanager
 def _answering(plan: LaunchPlan) -> Iterator[RunSocket | None]:
     """Answer `headway ps` and `headway stack`; a launch that cannot is run all the same."""
@@ -196,7 +213,7 @@ def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     try:
         worker.run_program(program.kind, program.name, program.args)
     except SystemExit:
-        if not plan.is_world_of_one:
+        if not plan.is_world_of_one and plan.task is None:
             _explain_missing_rank(getattr(sys, "last_value", None))
         raise
 

@@ -34,7 +34,7 @@ def forget_steering(patch: pytest.MonkeyPatch) -> None:
     """Delete the variables that steer launches and ranks."""
     for name in list(os.environ):
         if name in _STEERING or name.startswith(
-            ("HEADWAY_", "ACCELERATE_", "TORCHELASTIC_", "PET_")
+            ("HEADWAY_", "ACCELERATE_", "TORCHELASTIC_", "PET_", "SLURM", "OMPI_", "PMIX_")
         ):
             patch.delenv(name)
 

@@ -42,7 +42,7 @@ def show(argv: Sequence[str]) -> int:
     parsed = parser.parse_flags(argv)
     machine, environ = machine_from_flags(parsed, os.environ)
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
-    cluster = cluster_layer(environ)
+    cluster = cluster_layer(environ, layers)
     settings = resolve(layers, machine, environ, cluster)
     shown = settings if parsed.show_secrets else settings.without_secrets()
     # in plain columns: rich would take 80 ms, more than all the rest

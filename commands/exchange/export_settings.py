@@ -44,7 +44,7 @@ def export(argv: Sequence[str]) -> int:
         parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
     machine, environ = machine_from_flags(parsed, os.environ)
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
-    settings = resolve(layers, machine, environ, cluster_layer(environ))
+    settings = resolve(layers, machine, environ, cluster_layer(environ, layers))
     names = list(dict.fromkeys(name for layer in layers for name in layer))
     is_masked = parsed.output is None and not parsed.show_secrets
     told = settings.without_secrets() if is_masked else settings

@@ -17,6 +17,11 @@ from headway.contract.strategies import AUTO, STRATEGIES, read_wrap
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
+JOB_VARIABLE = "SLURM_JOB_ID"
+ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"
+"""The job that a launch runs in, and the tasks that the job asks for on each node."""
+KEY_VARIABLE = "HEADWAY_RUN_KEY"
+"""A secret that the machines of one run share."""
 VERSION = 4
 LATEST = "latest"
 """What `resume` is where the newest checkpoint of the project is meant, not a certain one."""

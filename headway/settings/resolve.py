@@ -19,7 +19,7 @@ from headway.machine.facts import Machine, is_on
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.setting import AUTO, VARIABLE_PREFIX, Setting, SetTwice, Shape, Value
-from headway.settings.table import TABLE, Settings
+from headway.settings.table import NO_CLUSTER, TABLE, Settings
 
 NOTHING: Entries = MappingProxyType({})
 """The empty layer."""
@@ -57,8 +57,12 @@ def try_resolve(
     """Return the settings like `resolve`, and the problems of those that cannot be parsed."""
     values, problems, unread = _read(layers)
     if values["num_machines"].value == 1:  # set explicitly: the run stays on this machine
-        cluster = NOTHING
-    asked_of_cluster = {name: entry for name, entry in cluster.items() if _is_auto(values[name])}
+        cluster = {name: entry for name, entry in cluster.items() if name == "cluster"}
+    asked_of_cluster = {
+        name: entry
+        for name, entry in cluster.items()
+        if _is_auto(values[name]) or (name == "cluster" and entry.faults)
+    }
     answers, faults, unusable = _read([asked_of_cluster])
     problems += faults
     unread |= unusable
@@ -269,6 +273,10 @@ def _detect_main_port(settings: Settings, _: Machine, __: Mapping[str, str]) -> 
     return _detected(None, "one machine: any free port")
 
 
+def _detect_cluster(_: Settings, __: Machine, ___: Mapping[str, str]) -> Value:
+    return _detected(NO_CLUSTER, "no variables of a cluster")
+
+
 def _detect_start_method(_: Settings, machine: Machine, __: Mapping[str, str]) -> Value:
     if machine.system == "Linux":
         return _detected("fork", "one torch import for all ranks")
@@ -286,5 +294,6 @@ _DETECT: Mapping[str, Detect] = {  # in the order in which they depend on each o
     "machine_rank": _detect_machine_rank,
     "main_address": _detect_main_address,
     "main_port": _detect_main_port,
+    "cluster": _detect_cluster,
     "start_method": _detect_start_method,
 }

@@ -35,6 +35,12 @@ from headway.settings.setting import (
 YES, NO = "yes", "no"
 _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
 
+NO_CLUSTER = "none"
+CLUSTERS = (
+    *("torchrun", "mpi", "slurm", "kubernetes", "skypilot", "aws-batch", "sagemaker", "ranked"),
+)
+"""The kinds of clusters whose variables are read, and the value for reading none."""
+
 LINES, RAW = "lines", "raw"
 """How the ranks' output is shown."""
 
@@ -140,6 +146,12 @@ class Settings:
         "port on machine 0 (auto: from the cluster's variables, else 29500; on one machine any "
         "free port)",
         metavar="PORT",
+    )
+    cluster = Setting(
+        Choice(NO_CLUSTER, *CLUSTERS, or_auto=True),
+        AUTO,
+        "whose variables say which machines belong to the run: of the scheduler or of mpirun, "
+        "where there are any (auto), of the named one alone, or of none",
     )
     max_restarts = Setting(
         Count(0),

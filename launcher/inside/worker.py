@@ -30,6 +30,9 @@ from headway.launcher.reporting.reasons import is_of_communication
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """Blocked while a rank's process is started, so that none is lost or runs the parent's handler."""
 
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""For the ranks; a cluster sends them to all processes of a job, at any time."""
+
 T = TypeVar("T")
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.secrets import masked, masked_command
@@ -39,6 +40,17 @@ def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 
 
+def describe_step(settings: Settings, command: Sequence[str], show_secrets: bool) -> str:
+    """Return the settings, and the command by which a scheduler starts the launch again."""
+    words = command if show_secrets else masked_command(command)
+    shown = settings if show_secrets else settings.without_secrets()
+    machines = _counted(settings.num_machines, "machine", "machines")
+    lines = [f"one launch on each of {machines}, by srun", "", "settings"]
+    lines += [f"  {row}" for row in settings_table(shown).splitlines()]
+    lines += ["", "start", f"  {shlex.join(words)}"]
+    return "\n".join([*lines, "note: what is detected here is detected again on each machine"])
+
+
 def without_secrets(plan: LaunchPlan) -> LaunchPlan:
     """Return the plan with secrets masked, in variables and in the script's arguments."""
     program = plan.program._replace(args=tuple(masked_command(plan.program.args)))
@@ -66,6 +78,8 @@ def summary(plan: LaunchPlan) -> str:
     parts = [f"{processes} on {settings.device}"]
     if settings.num_machines > 1:
         parts.append(f"machine {settings.machine_rank} of {settings.num_machines}")
+    if plan.task is not None:
+        parts.append(f"rank {plan.task.rank} of {plan.task.world_size}")
     parts.append(
         f"precision {'fp32' if settings.mixed_precision == 'no' else settings.mixed_precision}"
     )
@@ -78,7 +92,7 @@ def summary(plan: LaunchPlan) -> str:
 
 def _without_rank(plan: LaunchPlan) -> str:
     """Say what a script for torchrun lacks; once it has replaced the launcher, none can say so."""
-    if plan.supervised is not None or plan.is_world_of_one:
+    if plan.supervised is not None or plan.task is not None or plan.is_world_of_one:
         return ""
     return f"; no RANK, LOCAL_RANK, ... ({TABLE['num_processes'].flag} 1 sets them)"
 
@@ -86,17 +100,20 @@ def _without_rank(plan: LaunchPlan) -> str:
 def _how(plan: LaunchPlan) -> tuple[str, str]:
     if plan.in_process:
         return "in this interpreter", "flag --in-process"
+    if plan.task is not None:
+        started = f"one task for each rank: this is rank {plan.task.rank}"
+        return "exec", f"{plan.settings.cluster} has started {started}"
     if plan.supervised is None:
         return "exec", "the script replaces the launcher"
     return "torch's elastic agent", plan.supervised
 
 
 def _port(plan: LaunchPlan) -> tuple[str, str]:
-    if plan.supervised is None and not plan.is_world_of_one:
+    if plan.supervised is None and plan.task is None and not plan.is_world_of_one:
         return "none", "one process has no process group"
-    if plan.is_one_machine:
+    if plan.is_one_machine and plan.task is None:
         return f"any free port on {LOOPBACK}", plan.settings.origin("main_port").brief
-    address = f"{plan.settings.main_address}:{plan.settings.main_port}"
+    address = f"{plan.settings.main_address or LOOPBACK}:{plan.settings.main_port}"
     return address, plan.settings.origin("main_address").brief
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headway.errors import ConfigError, MachineError, Problem
+from headway.contract.run import Ranks
+from headway.errors import Code, ConfigError, MachineError, Problem
 from headway.launcher.planning.notes import notes
 from headway.launcher.planning.program import Program
 from headway.launcher.planning.supervision import (
@@ -16,11 +17,12 @@ from headway.launcher.planning.supervision import (
     program_problems,
     why_supervised,
 )
+from headway.launcher.planning.task import task_problems, task_variables
 from headway.launcher.planning.variables import variables_of
 from headway.machine.facts import Machine
 from headway.settings.problems import problems as settings_problems
 from headway.settings.setting import Value
-from headway.settings.table import Settings
+from headway.settings.table import NO_CLUSTER, Settings
 
 LOOPBACK = "127.0.0.1"
 
@@ -36,6 +38,7 @@ class LaunchPlan(NamedTuple):
     in_process: bool  # the script runs in the launcher's interpreter
     environment: Mapping[str, Value]  # what changes; a value of None means removed
     notes: tuple[str, ...]
+    task: Ranks | None = None  # this process's place, where its scheduler starts each rank
 
     @property
     def is_one_machine(self) -> bool:
@@ -43,9 +46,17 @@ class LaunchPlan(NamedTuple):
         return self.settings.num_machines == 1
 
     @property
+    def is_told_elsewhere(self) -> bool:
+        """Whether another process of the same cluster prints what holds for all of them."""
+        if self.task is not None:
+            return self.task.rank > 0
+        return self.settings.cluster != NO_CLUSTER and self.settings.machine_rank > 0
+
+    @property
     def is_world_of_one(self) -> bool:
         """Whether the script, without a launcher beside it, finds the variables of a rank."""
-        return self.supervised is None and is_world_of_one(self.settings)
+        is_replaced = self.supervised is None and self.task is None
+        return is_replaced and is_world_of_one(self.settings)
 
 
 def build_plan(
@@ -59,6 +70,7 @@ def build_plan(
     in_process: bool = False,
     began_at: float = 0.0,
     problems: Sequence[Problem] = (),
+    task: Ranks | None = None,
 ) -> LaunchPlan:
     """Return the plan of one launch.
 
@@ -72,24 +84,33 @@ def build_plan(
         in_process: run a single process in this interpreter.
         began_at: when the job began, in seconds since the epoch; its time limit counts from then.
         problems: those that `try_resolve` found; reported with all others.
+        task: this process's place, if its scheduler has started it as one of several ranks.
 
     Raises:
         ConfigError: there are such problems, or settings contradict each other.
         MachineError: this machine cannot do what they request.
     """
+    supervised = why_supervised(settings, supervise, task)
     found = [
         *problems,
-        *program_problems(settings, program, python, supervise=supervise, in_process=in_process),
+        *program_problems(
+            settings, program, python, supervise=supervise, in_process=in_process, task=task
+        ),
         *settings_problems(settings, machine),
     ]
+    if task is not None:
+        found = [one for one in found if one.code is not Code.TOO_FEW_GPUS]  # explained below
+        found += task_problems(task, settings, machine, supervised)
     if found:
         is_of_machine = all(problem.is_of_machine for problem in found)
         raise (MachineError if is_of_machine else ConfigError).of(found)
-    supervised = why_supervised(settings, supervise)
     gpus: tuple[int, ...] = ()
     if settings.device == "cuda":
         selected = settings.devices.select(machine.visible_gpus).indices
         gpus = selected[: settings.num_processes]
+    environment = variables_of(settings, machine, gpus, supervised, environ, began_at, task)
+    if task is not None:
+        environment |= task_variables(task, settings, settings.main_address or LOOPBACK)
     return LaunchPlan(
         program=program,
         python=python,
@@ -97,6 +118,7 @@ def build_plan(
         gpus=gpus,
         supervised=supervised,
         in_process=in_process,
-        environment=variables_of(settings, machine, gpus, supervised, environ, began_at),
+        environment=environment,
         notes=tuple(notes(settings, machine, program, supervised, in_process)),
+        task=task,
     )

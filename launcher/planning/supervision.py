@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.contract.origin import Layer
+from headway.contract.run import Ranks
 from headway.errors import Code, ConfigError, Problem
 from headway.launcher.planning.program import Program
 from headway.settings.problems import missing_ranks
 from headway.settings.table import TABLE, Settings
 
 
-def why_supervised(settings: Settings, supervise: bool) -> str | None:
-    """Return why the launcher supervises the script; None: the script may replace it."""
-    name = _setting_for_a_launcher(settings)
+def why_supervised(settings: Settings, supervise: bool, task: Ranks | None = None) -> str | None:
+    """Return why the launcher supervises the script; None: the script may replace it.
+
+    Args:
+        settings: resolved.
+        supervise: whether the command line asks for it.
+        task: this process's place, if its scheduler has started it as one of several ranks.
+    """
+    name = _setting_for_a_launcher(settings, is_rank=task is not None)
     if name is not None:
         return f"{name} is {settings.values[name].value}"
     return "--supervise" if supervise else None
 
 
-def _setting_for_a_launcher(settings: Settings) -> str | None:
+def _setting_for_a_launcher(settings: Settings, *, is_rank: bool) -> str | None:
     for name in ("num_processes", "num_machines"):
-        if settings.values[name].value > 1:
+        if settings.values[name].value > 1 and not is_rank:
             return name
     for name, row in TABLE.items():
         if row.needs_launcher and settings.values[name].value != row.default:
@@ -57,12 +64,13 @@ def program_problems(
     *,
     supervise: bool,
     in_process: bool,
+    task: Ranks | None = None,
 ) -> list[Problem]:
     """Return why the program cannot run in the requested way."""
-    supervised = why_supervised(settings, supervise)
+    supervised = why_supervised(settings, supervise, task)
     found = []
     if in_process and supervised is not None:
-        name = _setting_for_a_launcher(settings)
+        name = _setting_for_a_launcher(settings, is_rank=task is not None)
         origin = "flag --supervise" if name is None else settings.where(name)
         found.append(
             Problem(

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import (
     ACCELERATE,
+    ALLOCATION_VARIABLE,
+    JOB_VARIABLE,
+    KEY_VARIABLE,
     RANK_VARIABLES,
     WORLD_OF_ONE,
+    Ranks,
     RunContract,
     encode,
 )
@@ -29,6 +33,7 @@ def variables_of(
     supervised: str | None,
     environ: Mapping[str, str],
     began_at: float = 0.0,
+    task: Ranks | None = None,
 ) -> dict[str, Value]:
     """Return the changes of the environment; None removes a variable.
 
@@ -39,6 +44,7 @@ def variables_of(
         supervised: why the launcher supervises the script, if it does.
         environ: the environment that the script inherits.
         began_at: when the job began, in seconds since the epoch.
+        task: this process's place, if its scheduler has started it as one of several ranks.
     """
     device = settings.device
     changes = {
@@ -63,7 +69,12 @@ def variables_of(
         changes |= _gpu_mask(settings, machine, gpus)
     stale = _ours(None, "left over from another launch")
     changes |= {name: stale for name in RANK_VARIABLES if name in environ}
-    is_only_rank = supervised is None and is_world_of_one(settings)
+    if KEY_VARIABLE in environ:
+        changes[KEY_VARIABLE] = _ours(None, "for launchers only")
+    if JOB_VARIABLE in environ:
+        job = _ours(f"{environ[JOB_VARIABLE]}:", "so that launches inside of ranks know their job")
+        changes[ALLOCATION_VARIABLE] = job
+    is_only_rank = supervised is None and task is None and is_world_of_one(settings)
     if is_only_rank:
         changes |= {
             name: _from(settings, "num_processes", text) for name, text in WORLD_OF_ONE.items()
@@ -73,7 +84,7 @@ def variables_of(
     if settings.num_processes * settings.num_machines > 1 and not environ.get(_FLIGHT_RECORDER):
         reason = "records the last collectives, to explain a hang"
         changes[_FLIGHT_RECORDER] = _ours("2000", reason)
-    if (is_only_rank or supervised is not None) and _is_local(settings):
+    if (is_only_rank or task is not None or supervised is not None) and _is_local(settings):
         changes |= _loopback_interfaces(settings, machine, environ)
     if settings.debug_rank is not None and device == "cuda":
         # it would end ranks that wait for the debugged one

@@ -259,3 +259,9 @@ def say(text: str) -> None:
     with suppress(OSError, RuntimeError):  # in a signal handler, amid another such line
         sys.stderr.write(f"headway: {text}\n")
         sys.stderr.flush()
+
+
+def say_too_early(number: int) -> None:
+    """Print that a signal came while there were no ranks to send it on to."""
+    name = signal.Signals(number).name
+    say(f"{name} came before the ranks had started, and is not sent on to them")

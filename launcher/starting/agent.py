@@ -5,6 +5,7 @@ stopping the processes is done in `ranks.py`.
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from typing import Any
 
@@ -24,7 +25,7 @@ from headway.launcher.reporting.failures import (
 )
 from headway.launcher.reporting.hang import Hang, explain_divergence
 from headway.launcher.reporting.output import Output
-from headway.launcher.reporting.rank_channel import say
+from headway.launcher.reporting.rank_channel import say, say_too_early
 from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.left_behind import describe, wait_for_left_processes
 from headway.launcher.starting.ranks import NoLogs, RankProcesses
@@ -152,9 +153,11 @@ class Agent(LocalElasticAgent):
         return self._ranks.pids()
 
     def forward(self, number: int) -> None:
-        """Send a signal on to the ranks that are alive."""
+        """Send a signal on to the ranks that are alive; say so if it was the user's for none."""
         if self._ranks:
             self._ranks.forward(number)
+        elif number != signal.SIGWINCH:
+            say_too_early(number)
 
     def leave_or_await_children(self) -> None:
         """After a success: let what the ranks have left end by itself, or leave it."""

@@ -63,16 +63,13 @@ LEAVE_CHILDREN = Rank({}, [])
 """The request to end, and to leave the processes that the ranks have started alone."""
 
 
-_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals for the ranks, which a cluster sends to all processes of a job."""
-
-
 def main() -> None:
     """Serve until the launcher has ended; in a forked rank, run the program and return."""
     fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
     job = Job(method, float(grace_s), kind, name, args)
     atexit.register(worker.finish_process)
-    _ignore(signal.SIGINT, signal.SIGQUIT, *_FORWARDED)
+    _ignore(signal.SIGINT, signal.SIGQUIT, *worker.USER_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, worker.USER_SIGNALS)  # blocked by the launcher
     server = socket.socket(fileno=int(fd))
     server.set_inheritable(False)
     fork_below_guardian(server, job.grace_s)
@@ -280,7 +277,7 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
         os.dup2(fd, target)
         os.close(fd)
     os.environ.update(rank.env)
-    for number in (*worker.STOP_SIGNALS, *_FORWARDED):
+    for number in (*worker.STOP_SIGNALS, *worker.USER_SIGNALS):
         is_interrupt = number == signal.SIGINT
         signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
     _reopen_streams()

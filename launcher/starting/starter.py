@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 
 from headway.contract.records import Ended, NotStarted, Refused, Serving, Started, decode_record
 from headway.errors import LaunchError
+from headway.launcher.inside import worker
 from headway.launcher.inside.process_cleanup import (
     adopt_orphans,
     end_descendants,
     end_processes,
     is_running,
 )
-from headway.launcher.inside.worker import bootstrap_code
 from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.reporting.waiting import waiting_for
 from headway.launcher.starting.handles import ProcessHandle, open_pidfd
@@ -76,6 +76,8 @@ class Starter:
         self._left_processes = False
         self._is_closing = False
         self._socket, theirs = socket.socketpair()
+        # until the new process has handlers
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, worker.USER_SIGNALS)
         try:
             self._guardian = subprocess.Popen(  # which forks the server
                 self._command(theirs.fileno()),
@@ -90,6 +92,7 @@ class Starter:
             self._socket.close()
             raise cannot_start(error) from None
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             theirs.close()
         self._reader = threading.Thread(target=self._read, name="headway-starter", daemon=True)
         try:
@@ -104,7 +107,7 @@ class Starter:
         return [
             *unbuffered(self._plan.python, self._environ),
             "-c",
-            bootstrap_code("starting.server"),
+            worker.bootstrap_code("starting.server"),
             str(fd),
             "program" if program.kind == "program" else settings.start_method,
             str(settings.grace_period_s),

@@ -125,9 +125,9 @@ def _rendezvous_handler(plan: LaunchPlan) -> rendezvous.FixedRendezvous:
 def _signals(agent: Agent) -> Iterator[None]:
     r"""Handle the launcher's signals.
 
-    The first stop signal raises torch's SignalException, Ctrl-C after it ends the grace period;
-    SIGQUIT (Ctrl-\) prints stacks; others are forwarded to the ranks. An ignored SIGHUP (nohup)
-    stays ignored.
+    The first stop signal raises torch's SignalException. Ctrl-C after it ends the grace period; a
+    repeated SIGTERM does not, since SLURM sends each one twice. SIGQUIT (Ctrl-\) prints stacks;
+    others are forwarded to the ranks. An ignored SIGHUP (nohup) stays ignored.
     """
     seen: list[int] = []
 
@@ -135,11 +135,11 @@ def _signals(agent: Agent) -> Iterator[None]:
         if number == signal.SIGINT and not seen and agent.forwards_interrupt():
             return
         seen.append(number)
-        # a second exception only where other code has swallowed the first one
-        if len(seen) == 1 or not agent.is_stopping:
-            raise SignalException(f"stopped by signal {number}", signal.Signals(number))
-        if number == signal.SIGINT:  # a cluster may send the others twice, and means one request
+        is_repeated = len(seen) > 1 and agent.is_stopping  # else other code swallowed the first
+        if is_repeated and number == signal.SIGINT:
             agent.end_grace_period()
+        elif not is_repeated:
+            raise SignalException(f"stopped by signal {number}", signal.Signals(number))
 
     def forward(number: int, _: FrameType | None) -> None:
         agent.forward(number)

@@ -363,6 +363,34 @@ def test_a_first_ctrl_c_says_what_it_waits_for_and_a_second_ends_ranks_that_do_n
     assert not [pid for pid in pids if is_alive(pid)]
 
 
+SAVES_FOR_LONG = """
+import os, signal, sys, time
+def save(number, frame):
+    open(f"saving_{os.environ['RANK']}", "w").close()
+    while not os.path.exists("saved"):
+        time.sleep(0.05)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+open(f"pid_{os.environ['RANK']}", "w").write(f"{os.getpid()}")
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_scheduler_that_sends_sigterm_twice_does_not_end_the_grace_period() -> None:
+    process = start("--cpu", "--num-processes", "2", script(SAVES_FOR_LONG))
+    pids_of_ranks(2)
+    process.terminate()
+    assert process.stderr is not None
+    assert "to stop" in lines_to(process.stderr, "to stop")[-1]
+    process.terminate()
+    process.terminate()
+    Path("saved").touch()
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert len([*Path.cwd().glob("saving_*")]) == 2
+
+
 def test_an_ignored_hangup_stays_ignored() -> None:
     text = WAITING.replace("STOPPED", "0")
     process = start(
@@ -478,6 +506,30 @@ def test_the_users_signal_is_sent_on_to_the_ranks() -> None:
     assert process.returncode == 0
     assert out.count("saving") == 2
     assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_the_users_signal_before_the_ranks_have_started_ends_nothing() -> None:
+    text = "import os; print('rank', os.environ['RANK'])"
+    process = start("--cpu", "--num-processes", "2", script(text))
+    assert process.stderr is not None
+    lines_to(process.stderr, "2 processes on cpu")
+    process.send_signal(signal.SIGUSR1)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert sorted(out.splitlines()) == ["[0] rank 0", "[1] rank 1"]
+
+
+@pytest.mark.wording
+def test_a_users_signal_that_no_rank_gets_is_told() -> None:
+    words = ["--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", str(free_port())]
+    process = start("--cpu", *words, script("pass"))
+    assert process.stderr is not None
+    assert "waiting for machine 1" in lines_to(process.stderr, "waiting for machine 1")[-1]
+    process.send_signal(signal.SIGUSR1)
+    assert "SIGUSR1" in lines_to(process.stderr, "SIGUSR1")[-1]
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit")

@@ -383,7 +383,7 @@ def test_unset_names_all_that_it_cannot_remove(
     ("key", "what"),
     [
         ("num_machinse", "unknown setting 'num_machinse'; did you mean 'num_machines'?"),
-        ("colour", "unknown setting 'colour'"),
+        ("flavour", "unknown setting 'flavour'"),
         ("envv.A", "unknown setting 'envv.A'; did you mean 'env.A'?"),
         ("num_machines", "'num_machines' is not set in the profile"),
         ("env.B", "'env.B' is not set in the profile; did you mean 'env.A'?"),

@@ -14,12 +14,13 @@ from headway.commands.main import main
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError
 from headway.launcher.clusters import cluster
-from headway.launcher.clusters.cluster import CLUSTERS, Cluster, cluster_layer
+from headway.launcher.clusters.cluster import CLUSTERS, cluster_layer
+from headway.launcher.clusters.row import Cluster
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import NOTHING, resolve
 from headway.settings.setting import AUTO
-from headway.settings.table import TABLE, Settings
+from headway.settings.table import NO_CLUSTER, TABLE, Settings
 from tests.distributed.launching import environment, free_port, script
 
 POD = {
@@ -35,7 +36,7 @@ def settings_in(environ: dict[str, str], **flags: str) -> Settings:
     said = {
         name: Entry(raw, Origin(Layer.FLAG, flag=TABLE[name].flag)) for name, raw in flags.items()
     }
-    return resolve([said], Machine(), environ, cluster_layer(environ))
+    return resolve([said], Machine(), environ, cluster_layer(environ, [said]))
 
 
 def place(settings: Settings) -> tuple[object, ...]:
@@ -189,12 +190,16 @@ def test_doctor_shows_a_variable_that_a_launch_would_refuse(
 @pytest.mark.parametrize("row", CLUSTERS, ids=lambda row: row.name)
 def test_a_row_answers_only_for_settings_that_can_be_left_to_auto(row: Cluster) -> None:
     assert all(TABLE[name].default == AUTO for name in row.variables)
-    assert CLUSTERS[-1].is_here({})
+    assert not row.is_here({})
+
+
+def test_each_row_is_a_value_of_the_setting() -> None:
+    assert {NO_CLUSTER, AUTO, *(row.name for row in CLUSTERS)} == {*TABLE["cluster"].choices}
 
 
 ROW = """
 Cluster(
-    "toy",
+    "skypilot",
     lambda environ: "TOY_JOB" in environ,
     {"num_machines": "TOY_MACHINES", "machine_rank": "TOY_INDEX", "main_port": "TOY_PORT"},
     lambda environ: {"main_address": Entry(environ["TOY_HOSTS"].split()[0], said_by("TOY_HOSTS"))},

@@ -1,0 +1,94 @@
+"""Asks the PMIx server of mpirun where its processes are, without MPI.
+
+Source: the PMIx 4 standard, chapters on PMIx_Init, PMIx_Get and reserved keys; pmix_common.h for
+the layout of pmix_proc_t and pmix_value_t, and the numbers of types and ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from functools import cache
+from glob import glob
+from typing import Any, NamedTuple
+
+_STRING, _UINT32 = 3, 14
+_ANY_RANK = 0xFFFFFFFE  # PMIX_RANK_WILDCARD: what holds for the whole job
+_NAME = "libpmix.so.2"
+
+
+class PmixError(OSError):
+    """The server, or its library, does not answer."""
+
+
+class Job(NamedTuple):
+    """Where the processes of one mpirun are."""
+
+    first_host: str  # of rank 0
+    num_nodes: int
+    node: int  # the number of this one, from 0
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (("namespace", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
+
+
+class _Value(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_uint16), ("data", ctypes.c_void_p * 8))
+
+
+@cache  # a process asks once
+def ask_server() -> Job:
+    """Return where the processes of this job are; takes some 40 ms.
+
+    Raises:
+        PmixError: there is no server, no library, or no answer.
+    """
+    library, me, nothing = _load(), _Process(), ctypes.c_size_t(0)
+    status = library.PMIx_Init(ctypes.byref(me), None, nothing)
+    if status:
+        raise PmixError(f"PMIx_Init returned {status}")
+    try:
+        return Job(
+            _get(library, me, 0, "pmix.hname"),
+            _get(library, me, _ANY_RANK, "pmix.num.nodes"),
+            _get(library, me, me.rank, "pmix.nodeid"),
+        )
+    finally:
+        library.PMIx_Finalize(None, nothing)
+
+
+def _get(library: ctypes.CDLL, me: _Process, rank: int, key: str) -> Any:
+    process = _Process(me.namespace, rank)
+    found = ctypes.POINTER(_Value)()
+    status = library.PMIx_Get(
+        ctypes.byref(process), key.encode(), None, ctypes.c_size_t(0), ctypes.byref(found)
+    )
+    if status:
+        raise PmixError(f"PMIx_Get of {key} returned {status}")
+    value = found.contents
+    if value.type == _STRING:
+        return ctypes.string_at(value.data[0]).decode()
+    if value.type == _UINT32:
+        return ctypes.c_uint32.from_buffer(value.data).value
+    raise PmixError(f"{key} is of the type {value.type}")
+
+
+def _load() -> ctypes.CDLL:
+    errors = []
+    for path in _places():
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            errors.append(str(error))
+    raise PmixError(errors[0])
+
+
+def _places() -> Iterator[str]:
+    """Yield where the library may be: on the loader's path, Debian's own place, beside mpirun."""
+    yield _NAME
+    yield from glob(f"/usr/lib/*/pmix2/lib/{_NAME}")
+    for folder in os.get_exec_path():
+        if os.path.exists(os.path.join(folder, "mpirun")):
+            yield os.path.join(os.path.dirname(folder), "lib", _NAME)

@@ -1,0 +1,171 @@
+"""A real SLURM starts runs of several machines without a flag that says so."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.slurm import NODES, Job, Slurm, launch, wait_for
+from tests.distributed.launching import is_alive, script
+from tests.distributed.test_preemption import WORKER, require_exact
+from tests.distributed.test_preemption import Job as Training
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.xdist_group("slurm"),  # one worker starts it
+]
+
+SUM = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([1.0 + dist.get_rank()])
+dist.all_reduce(total)
+place = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+print("place", os.environ["SLURMD_NODENAME"], *place, "sum", int(total), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def places(output: str) -> list[str]:
+    """Return what the ranks have printed: node, rank, local rank, world sizes, sum."""
+    return sorted(re.findall(r"place (.*)", output), key=lambda line: line.split()[1])
+
+
+def on_two_nodes(per_node: int) -> list[str]:
+    size = 2 * per_node
+    total = size * (size + 1) // 2
+    return [
+        f"{node} {index * per_node + local} {local} {size} {per_node} sum {total}"
+        for index, node in enumerate(NODES)
+        for local in range(per_node)
+    ]
+
+
+def test_a_batch_script_starts_one_run_on_all_nodes(slurm: Slurm) -> None:
+    """With another number of ranks on each, `--export=NONE`, and no secret in what is shown."""
+    name = script(SUM)
+    body = f"{launch('--cpu', name)}\n{launch('--cpu', '--dry-run', name)}"
+    environment = f"export PYTHONPATH={os.pathsep.join(filter(None, sys.path))}"
+    options = ("--nodes=2", "--ntasks=3", "--export=NONE")
+    job = slurm.submit(f"{environment}\nexport SLURM_CONF={slurm.conf}\n{body}", *options)
+    output = job.wait()
+    first, other = NODES
+    expected = [f"{first} 0 0 3 2 sum 6", f"{first} 1 1 3 2 sum 6", f"{other} 2 0 3 1 sum 6"]
+    assert places(output) == expected, output
+    assert "HEADWAY_RUN_KEY" not in output
+    assert job.states == {"COMPLETED"}
+
+
+def test_a_shell_of_salloc_trains_on_two_nodes_as_well_as_on_one_machine(slurm: Slurm) -> None:
+    digits = Path(__file__).parents[2] / "examples" / "digits.py"
+    words = launch("-q", "--cpu", str(digits)).split()
+    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *words)
+    assert "number of ranks: 4" in done.stdout, done.stderr
+    [accuracy] = re.findall(r"test accuracy: (\S+)", done.stdout)
+    assert float(accuracy) >= 0.97
+
+
+def test_srun_by_hand_with_one_task_on_each_node_starts_one_run(slurm: Slurm) -> None:
+    done = slurm.run("srun", "--nodes=2", *launch("-q", "--cpu", script(SUM)).split())
+    assert places(done.stdout) == on_two_nodes(1), done.stderr
+
+
+@pytest.mark.wording
+def test_the_tasks_of_srun_are_the_ranks_where_a_node_has_several(slurm: Slurm) -> None:
+    name = script(SUM)
+    srun = ("srun", "--nodes=2", "--ntasks-per-node=2")
+    done = slurm.run(*srun, *launch("-q", "--cpu", name).split())
+    assert places(done.stdout) == on_two_nodes(2), done.stderr
+    refused = slurm.run(*srun, *launch("-q", "--cpu", "--num-processes", "3", name).split())
+    assert refused.returncode == 2
+    assert "num_processes is 3, but slurm has started 2 tasks" in refused.stderr
+
+
+def test_the_jobs_of_an_array_are_runs_of_their_own(slurm: Slurm) -> None:
+    jobs = slurm.submit(launch("-q", "--cpu", script(SUM)), "--nodes=2", "--array=0-1")
+    jobs.wait()
+    outputs = [path.read_text() for path in Path.cwd().glob("out-*.txt")]
+    assert [places(output) for output in outputs] == [on_two_nodes(1)] * 2, outputs
+
+
+def test_a_heterogeneous_job_is_one_run_that_begins_at_its_first_component(slurm: Slurm) -> None:
+    header = f"#SBATCH --nodelist={NODES[1]}\n#SBATCH hetjob\n#SBATCH --nodelist={NODES[0]}\n"
+    output = slurm.submit(header + launch("-q", "--cpu", script(SUM))).wait()
+    assert places(output) == [f"{NODES[1]} 0 0 2 1 sum 3", f"{NODES[0]} 1 0 2 1 sum 3"], output
+
+
+SLEEPS = """
+import os, time
+open("pid_" + os.environ["RANK"], "w").write(f"{os.getpid()} {os.getppid()}")
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_scancel_leaves_nothing(slurm: Slurm) -> None:
+    job = slurm.submit(launch("-q", "--cpu", script(SLEEPS)), "--nodes=2")
+    texts: list[str] = []
+
+    def are_up() -> bool:
+        texts[:] = [path.read_text() for path in Path.cwd().glob("pid_*")]
+        return len(texts) == 2 and all(texts)
+
+    assert wait_for(are_up), job.output
+    job.cancel()
+    job.wait()
+    pids = [int(pid) for text in texts for pid in text.split()]
+    assert wait_for(lambda: not any(map(is_alive, pids)), within_s=60)
+
+
+@pytest.mark.wording
+def test_the_exit_code_of_a_rank_is_the_jobs(slurm: Slurm) -> None:
+    text = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(42)\ntime.sleep(600)"
+    job = slurm.submit(launch("--cpu", script(text)) + "\necho code $?", "--nodes=2")
+    output = job.wait()
+    assert codes(output) == [42]
+    assert output.count("rank 1 of 2 ended with exit code 42") == 1
+
+
+GOES_ON = """
+code=$?
+echo "code $code"
+if [ $code -eq 75 ]; then scontrol requeue $SLURM_JOB_ID; fi
+"""
+"""What docs/clusters.md says for a job that goes on where it was stopped."""
+
+
+def submit_training(slurm: Slurm, training: Training, nap: str, *options: str) -> Job:
+    words = launch("-q", "--cpu", WORKER, str(training.folder), "--nap", nap)
+    return slurm.submit(words + GOES_ON, "--nodes=2", "--exclusive", "--requeue", *options)
+
+
+def codes(output: str) -> list[int]:
+    return [int(code) for code in re.findall(r"^code (\d+)$", output, re.MULTILINE)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_job_goes_on_after_its_time_limit_and_loses_nothing(slurm: Slurm, tmp_path: Path) -> None:
+    training = Training(tmp_path / "job")
+    # SLURM may send the signal a minute too early; the training takes at least 156 s
+    job = submit_training(slurm, training, "3", "--time=3", "--signal=USR1@30")
+    output = job.wait(within_s=800)
+    assert codes(output)[-1] == 0, output
+    assert {*codes(output)[:-1]} == {75}, output
+    require_exact(training, ranks=2)
+
+
+@pytest.mark.long
+def test_a_job_that_is_preempted_goes_on_and_loses_nothing(slurm: Slurm, tmp_path: Path) -> None:
+    training = Training(tmp_path / "job")
+    job = submit_training(slurm, training, "1")
+    assert wait_for(lambda: len(training.ledger()) > 5, within_s=300), job.output
+    urgent = slurm.submit("sleep 1", "--partition=urgent", "--nodes=2", "--exclusive")
+    urgent.wait()
+    output = job.wait(within_s=400)
+    assert codes(output) == [75, 0], output
+    require_exact(training, ranks=2)

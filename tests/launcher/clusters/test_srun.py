@@ -1,0 +1,170 @@
+"""A launch in a job of SLURM becomes one step over its machines, once."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from headway.commands.main import main
+from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE
+from headway.errors import ConfigError, LaunchError
+from headway.launcher.clusters import srun
+from headway.launcher.clusters.srun import Step, run_step, step_of
+from tests.distributed.launching import script
+from tests.launcher.clusters.test_cluster import settings_in
+from tests.launcher.clusters.test_detection import BATCH, JOB, STEP
+
+LAUNCH = ("python", "-m", "headway", "launch", "train.py")
+Environ = dict[str, str]
+
+
+def step(environ: Environ, *words: str, **flags: str) -> Step | None:
+    return step_of(environ, settings_in(environ, **flags), (*LAUNCH, *words), has_terminal=False)
+
+
+def step_of_a_terminal(environ: Environ) -> Step | None:
+    return step_of(environ, settings_in(environ), LAUNCH, has_terminal=True)
+
+
+@pytest.fixture(autouse=True)
+def srun_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(srun, "which", lambda *_, **__: "srun")
+
+
+def command(environ: Environ, **flags: str) -> list[str]:
+    found = step(environ, **flags)
+    assert found is not None
+    return [*found.command]
+
+
+def test_a_batch_script_and_a_shell_of_salloc_start_one_launch_on_each_machine() -> None:
+    for environ in (BATCH, JOB):
+        words = command(environ)
+        assert words[0] == "srun"
+        assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= {*words}
+        assert "--cpus-per-task=4" in words
+        assert words[-len(LAUNCH) :] == [*LAUNCH]
+        assert "--overlap" in words
+
+
+def test_a_shell_that_is_a_step_shares_the_machines_with_it() -> None:
+    shell = {**STEP, "SLURM_PTY_PORT": "4000"}
+    assert "--nodelist=n[1-2]" in command(shell)
+    interactive = {**BATCH, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NODELIST": "n1"}
+    assert {"--nodes=2", "--ntasks=2"} <= {*command(interactive)}
+    assert "--nodelist=n1" not in command(interactive)
+
+
+def test_the_smallest_machine_says_how_many_cpus_each_task_has() -> None:
+    assert "--cpus-per-task=2" in command({**BATCH, "SLURM_JOB_CPUS_PER_NODE": "8,2"})
+
+
+def test_a_heterogeneous_job_is_used_as_a_whole() -> None:
+    environ = {
+        **BATCH,
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "n3",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "n[1-2]",
+        "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "4",
+        "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "2(x2)",
+    }
+    assert {"--het-group=0-1", "--cpus-per-task=2"} <= {*command(environ)}
+    with pytest.raises(ConfigError):
+        command(environ, num_machines="2")
+
+
+def test_fewer_machines_than_the_job_has_can_be_asked_for_and_not_more() -> None:
+    three = {**BATCH, "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "4(x3)"}
+    assert "--nodes=2" in command(three, num_machines="2")
+    with pytest.raises(ConfigError, match="4"):
+        command(three, num_machines="4")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"cluster": "none"},
+        {"num_machines": "1"},
+        {"num_machines": "2", "machine_rank": "0"},
+        {"num_machines": "2", "main_address": "n1"},
+    ],
+)
+def test_what_a_person_says_of_the_machines_keeps_the_launch_where_it_is(flags: Environ) -> None:
+    assert step(BATCH, **flags) is None
+
+
+def test_a_task_of_a_step_is_where_it_should_be() -> None:
+    assert step(STEP) is None
+    assert step({}) is None
+
+
+def test_a_job_on_one_machine_gets_a_step_for_its_signals_unless_somebody_is_looking_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "4"}
+    assert "--nodes=1" in command({**BATCH, **one})
+    assert step_of_a_terminal({**BATCH, **one}) is None
+    assert step_of_a_terminal({**JOB, **one}) is not None  # salloc's shell is elsewhere
+    monkeypatch.setattr(srun, "which", lambda *_, **__: None)  # as in a container
+    assert step({**BATCH, **one}) is None
+
+
+def test_the_step_has_a_secret_and_none_of_the_jobs_options_for_steps() -> None:
+    tasks = {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    of_steps = {"SLURM_GPUS_PER_TASK": "1", "SLURM_PTY_WIN_COL": "80", "SLURM_CPU_BIND_TYPE": "x"}
+    found = step({**BATCH, **tasks, **of_steps, "A": "1"})
+    assert found is not None
+    assert not found.environment.keys() & {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", *of_steps}
+    assert found.environment["A"] == "1"
+    assert found.environment[ALLOCATION_VARIABLE] == "3:2(x2)"
+    key = found.environment[KEY_VARIABLE]
+    assert len(key) == 64
+    assert key not in " ".join(found.command)
+    again = step({**BATCH, KEY_VARIABLE: "mine"})
+    assert again is not None
+    assert again.environment[KEY_VARIABLE] == "mine"
+
+
+def test_a_word_that_srun_would_read_as_the_next_component_reaches_the_script() -> None:
+    found = step(BATCH, ":", "a b")
+    assert found is not None
+    shell, flag, text = found.command[-3:]
+    assert (shell, flag) == ("sh", "-c")
+    assert shlex.split(text) == ["exec", *LAUNCH, ":", "a b"]
+
+
+def test_a_step_without_its_variables_does_not_start_another() -> None:
+    begun = step(BATCH)
+    assert begun is not None
+    with pytest.raises(LaunchError):
+        step({**BATCH, **begun.environment})
+
+
+def test_a_machine_without_srun_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = step(BATCH)
+    assert found is not None
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LaunchError, match="srun cannot be run"):
+        run_step(found._replace(environment={**found.environment, "PATH": "/nowhere"}))
+
+
+def test_a_dry_run_prints_the_step_and_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in BATCH.items():
+        monkeypatch.setenv(name, text)
+    assert main(["launch", "--dry-run", "--cpu", script("pass"), "--key", "word"]) == 0
+    shown = capsys.readouterr().out
+    assert "srun --export=ALL" in shown
+    assert "launch --cpu script.py --key '***'" in shown
+    assert main(["launch", "--dry-run", "--cpu", "--num-machines", "3", "script.py"]) == 2
+
+
+def test_settings_that_cannot_be_used_are_refused_before_a_step_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in BATCH.items():
+        monkeypatch.setenv(name, text)
+    words = ["--cpu", "--mixed-precision", "fp16", script("pass")]
+    assert main(["launch", *words]) == 2
