@@ -17,6 +17,10 @@ from headway.contract.strategies import AUTO, STRATEGIES, read_wrap
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
+ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"
+"""Set by a launch that has become a step of its allocation: the job, and the tasks on each node."""
+KEY_VARIABLE = "HEADWAY_RUN_KEY"
+"""A secret that the machines of one run share."""
 VERSION = 4
 LATEST = "latest"
 """What `resume` is where the newest checkpoint of the project is meant, not a certain one."""

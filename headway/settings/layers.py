@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from headway.contract.origin import Layer, Origin
-from headway.contract.run import LOG_LEVELS
+from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE, LOG_LEVELS
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import ConfigError, Problem
 from headway.settings.profile import Entries, Entry, read_layer
@@ -22,7 +22,7 @@ from headway.settings.setting import VARIABLE_PREFIX
 from headway.settings.table import TABLE
 
 # a launch inside a launch: the outer run's contract is not a setting of this one
-_NOT_SETTINGS = (RUN_VARIABLE, PROFILE_VARIABLE, *LOG_LEVELS)
+_NOT_SETTINGS = (RUN_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE, PROFILE_VARIABLE, *LOG_LEVELS)
 
 
 def profile_layers(
