@@ -25,7 +25,7 @@ from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
 from headway.settings.setting import Seconds
-from headway.settings.table import OF_JOBS, TABLE, Settings
+from headway.settings.table import OF_HOSTS, OF_JOBS, TABLE, Settings
 
 SCHEDULERS = ("slurm",)
 """That --submit knows."""
@@ -67,6 +67,12 @@ def main(argv: Sequence[str]) -> int:
         from headway.commands.submit import submit
 
         return submit(parsed, own, program, layers, machine, environ)
+    if any(name in layer for layer in layers for name in OF_HOSTS):
+        from headway.commands.over_ssh import hosts_of, launch_over_ssh
+
+        settings = resolve(layers, machine, environ)
+        if hosts := hosts_of(settings):
+            return launch_over_ssh(parsed, own, program, hosts, settings, layers, machine, environ)
     cluster = cluster_layer(environ)
 
     def resolved(some: Sequence[Entries]) -> Settings:

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from headway.commands.elsewhere import OF_MACHINES, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
-from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE
-from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
 from headway.errors import ConfigError, MachineError
 from headway.launcher.planning.program import Program, interpreter
 from headway.launcher.remote.batch_script import Job, batch_script, sbatch_words
+from headway.launcher.remote.environment import OF_ONE_RUN
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer
 from headway.settings.profile import Entries
@@ -265,7 +264,7 @@ def _of_no_other_run(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name not in (RUN_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE)
+        if name not in OF_ONE_RUN
         and not (is_in_job and name.startswith("SLURM_") and name not in stays)
     }
 

@@ -41,6 +41,9 @@ _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
 OF_JOBS = ("partition", "account", "time")
 """Settings of jobs for a scheduler, by the names of sbatch's options."""
 
+OF_HOSTS = ("hosts", "hostfile")
+"""Settings that name the hosts of a launch over ssh."""
+
 LINES, RAW = "lines", "raw"
 """How the ranks' output is shown."""
 
