@@ -13,6 +13,7 @@ from headway.errors import LaunchError, MachineError
 
 _LEAST_S, _MOST_S = 1.0, 15.0  # between two questions to SLURM's controller, which all users share
 _READ_EVERY_S = 0.5
+_LIST_WITHIN_S = 5.0
 _CHUNK_BYTES = 1 << 16
 _ENDED = {  # squeue(1), "JOB STATE CODES"
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
@@ -49,6 +50,40 @@ class JobState(NamedTuple):
         if self.code or self.signal:
             return self.code or 128 + self.signal
         return int(self.name != "COMPLETED")
+
+
+class Partition(NamedTuple):
+    """A partition of a cluster.
+
+    Args:
+        name: of it.
+        time_limit: of its jobs, as SLURM writes it.
+        nodes: how many machines it has.
+        is_default: jobs that name none run there.
+    """
+
+    name: str
+    time_limit: str
+    nodes: int
+    is_default: bool
+
+
+def partitions() -> list[Partition]:
+    """Return the partitions of the cluster that this machine submits to, the default one first.
+
+    Empty where there is no SLURM, or where it does not answer.
+    """
+    try:
+        done = _run(["sinfo", "--noheader", "--format", "%P|%l|%D"], within_s=_LIST_WITHIN_S)
+    except (MachineError, subprocess.TimeoutExpired):
+        return []
+    found: dict[str, Partition] = {}
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        marked, limit, nodes = line.strip().rsplit("|", 2)
+        name = marked.removesuffix("*")
+        before = found[name].nodes if name in found else 0  # a line for each kind of machine
+        found[name] = Partition(name, limit, before + int(nodes), marked != name)
+    return sorted(found.values(), key=lambda one: not one.is_default)
 
 
 def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -171,7 +206,10 @@ def _copy(path: str, offset: int, write: Callable[[bytes], object]) -> int:
 
 
 def _run(
-    command: Sequence[str], environ: Mapping[str, str] | None = None, text: str = ""
+    command: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    text: str = "",
+    within_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
@@ -181,6 +219,7 @@ def _run(
             capture_output=True,
             text=True,
             errors="replace",
+            timeout=within_s,
             check=False,
         )
     except FileNotFoundError:

@@ -71,8 +71,8 @@ def hosts(server: tuple[psutil.Process, Path], monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_two_hosts_are_one_run_with_one_output_and_no_secret_is_in_sight() -> None:
-    secrets = {"HEADWAY_ENV": f"A_TOKEN={SECRET}", "B_TOKEN": "of-the-shell"}
-    done = launch("--hosts", "a:2,b", "--cpu", script(RANK), "x y", "$HOME", **secrets)
+    words = ["--hosts", "a:2,b", "--cpu", script(RANK), "x y", "$HOME"]
+    done = launch(*words, HEADWAY_ENV=f"A_TOKEN={SECRET}", B_TOKEN="of-the-shell")
     assert done.returncode == 0, done.stderr
     lines = sorted(line for line in done.stdout.splitlines() if line)
     for rank, local_rank in ((0, 0), (1, 1), (2, 0)):
