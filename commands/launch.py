@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count, takewhile
 
+from headway.commands.elsewhere import add_flags_of_jobs, nodes_flag, refuse_flags_of_jobs
 from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
 from headway.commands.program import program_from
 from headway.commands.resume_check import resume_problems
@@ -25,10 +26,7 @@ from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
 from headway.settings.setting import Seconds
-from headway.settings.table import OF_HOSTS, OF_JOBS, TABLE, Settings
-
-SCHEDULERS = ("slurm",)
-"""That --submit knows."""
+from headway.settings.table import OF_HOSTS, Settings
 
 FOREVER = "forever"  # --wait without a number
 _USAGE_ERROR = 2  # the exit code of argparse, click and most others
@@ -54,13 +52,13 @@ def main(argv: Sequence[str]) -> int:
             fix="add --dry-run to see the plan for it",
         )
     here = dict(os.environ)
-    _refuse_flags_of_jobs(parsed)
+    refuse_flags_of_jobs(parsed)
     machine, environ = machine_from_flags(parsed, here)
     flags = dict(flag_layer(parsed))
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
     if parsed.nodes is not None:
-        flags["num_machines"] = _nodes_flag(parsed.nodes, flags.get("num_machines"))
+        flags["num_machines"] = nodes_flag(parsed.nodes, flags.get("num_machines"))
     profiles = profile_layers(here, profile=parsed.profile)
     layers = launch_layers(profiles, environ, flags)
     if parsed.submit is not None:
@@ -147,36 +145,6 @@ def _refuse_script_as_value(flag: str) -> None:
             where="the command line",
             fix=f"write the value of {name} before the script",
         )
-
-
-def _refuse_flags_of_jobs(parsed: Parsed) -> None:
-    """Refuse flags that only a job obeys, without --submit; a profile may hold them for jobs."""
-    if parsed.submit is not None:
-        if parsed.submit not in SCHEDULERS:
-            raise ConfigError(
-                f"--submit is {parsed.submit!r}, but it must be {', '.join(SCHEDULERS)}",
-                where="flag --submit",
-                fix=f"pass --submit {SCHEDULERS[0]}",
-            )
-        return
-    given = [TABLE[name].flag for name in OF_JOBS if getattr(parsed, name) is not None]
-    given += ["--sbatch"] * bool(parsed.sbatch) + ["--follow"] * parsed.follow
-    if given:
-        raise ConfigError(
-            f"{', '.join(given)} is for jobs of a scheduler, and this launch is none",
-            where="the command line",
-            fix=f"add --submit {SCHEDULERS[0]}, or leave it out",
-        )
-
-
-def _nodes_flag(text: str, machines: Entry | None) -> Entry:
-    if machines is not None:
-        raise ConfigError(
-            f"--nodes {text} and --num-machines {machines.raw} are the same setting",
-            where="the command line",
-            fix="pass one of the two",
-        )
-    return Entry(text, Origin(Layer.FLAG, flag="--nodes"))
 
 
 def _wants_idle(settings: Settings) -> bool:
@@ -279,26 +247,9 @@ def make_parser() -> Parser:
         help="at the start, print neither the plan's summary nor what is waited for",
     )
     parser.profile_flag()
-    _add_flags_of_jobs(parser)
+    add_flags_of_jobs(parser)
     parser.setting_flags()
     return parser
-
-
-def _add_flags_of_jobs(parser: Parser) -> None:
-    schedulers = "{" + ",".join(SCHEDULERS) + "}"
-    parser.flag("--submit", metavar=schedulers, help="run as a job of this scheduler, not here")
-    parser.flag("--nodes", metavar="M", help="the same as --num-machines")
-    parser.flag(
-        "--sbatch",
-        metavar="KEY=VALUE",
-        action="append",
-        help="with --submit: an option of sbatch, such as gres=gpu:8 or exclusive (repeatable)",
-    )
-    parser.flag(
-        "--follow",
-        help="with --submit: show the job's output, and end with its exit code; Ctrl-C leaves it "
-        "running",
-    )
 
 
 def _misplaced_flags(program: Program, parser: Parser) -> str:

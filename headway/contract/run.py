@@ -18,7 +18,7 @@ from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
 ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"
-"""Set by a launch that has become a step of its allocation: the job, and the tasks on each node."""
+"""The job that a launch runs in, and the tasks that the job asks for on each node."""
 KEY_VARIABLE = "HEADWAY_RUN_KEY"
 """A secret that the machines of one run share."""
 VERSION = 4
