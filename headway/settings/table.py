@@ -38,14 +38,14 @@ from headway.settings.setting import (
 YES, NO = "yes", "no"
 _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
 
+LINES, RAW = "lines", "raw"
+"""How the ranks' output is shown."""
+
 OF_JOBS = ("partition", "account", "time")
 """Settings of jobs for a scheduler, by the names of sbatch's options."""
 
 OF_HOSTS = ("hosts", "hostfile")
 """Settings that name the hosts of a launch over ssh."""
-
-LINES, RAW = "lines", "raw"
-"""How the ranks' output is shown."""
 
 
 class Settings:
@@ -150,41 +150,6 @@ class Settings:
         "free port)",
         metavar="PORT",
     )
-    hosts = Setting[Hosts | None](
-        read_hosts,
-        None,
-        "run on these hosts, over ssh from here; a:2 is host a with 2 processes; none: only here",
-        metavar="a,b:2",
-        shape=Shape.LIST,
-    )
-    hostfile = Setting[str | None](
-        read_path,
-        None,
-        "file of hosts to run on over ssh, one on a line: a, a:2, or a slots=2",
-        metavar="FILE",
-        example="hosts.txt",
-    )
-    partition = Setting[str | None](
-        read_line,
-        None,
-        "partition for --submit slurm",
-        metavar="NAME",
-        example="gpu",
-    )
-    account = Setting[str | None](
-        read_line,
-        None,
-        "account for --submit slurm",
-        metavar="NAME",
-        example="project",
-    )
-    time = Setting[str | None](
-        read_job_time,
-        None,
-        "how long a job of --submit slurm may take: 2h, 1d12h or 1-12:00:00",
-        metavar="T",
-        example="2h",
-    )
     max_restarts = Setting(
         Count(0),
         0,
@@ -273,6 +238,41 @@ class Settings:
         AUTO,
         "how ranks start: forked from a process that has imported torch (fork), or each in a new "
         "interpreter (exec)",
+    )
+    hosts = Setting[Hosts | None](
+        read_hosts,
+        None,
+        "run on these hosts, over ssh from here; a:2 is host a with 2 processes; none: only here",
+        metavar="a,b:2",
+        shape=Shape.LIST,
+    )
+    hostfile = Setting[str | None](
+        read_path,
+        None,
+        "file of hosts to run on over ssh, one on a line: a, a:2, or a slots=2",
+        metavar="FILE",
+        example="hosts.txt",
+    )
+    partition = Setting[str | None](
+        read_line,
+        None,
+        "partition for --submit slurm",
+        metavar="NAME",
+        example="gpu",
+    )
+    account = Setting[str | None](
+        read_line,
+        None,
+        "account for --submit slurm",
+        metavar="NAME",
+        example="project",
+    )
+    time = Setting[str | None](
+        read_job_time,
+        None,
+        "how long a job of --submit slurm may take: 2h, 1d12h or 1-12:00:00",
+        metavar="T",
+        example="2h",
     )
     env = Setting[dict[str, str]](
         read_variables,
