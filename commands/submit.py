@@ -75,8 +75,8 @@ def submit(
         ConfigError: what is asked for is wrong on any machine.
         LaunchError: SLURM refuses the job.
     """
-    _refuse_elsewhere(parsed)
     settings = _checked(layers, machine, environ)
+    _refuse_elsewhere(parsed, settings)
     name = re.sub(r"[^\w.-]", "_", os.path.splitext(os.path.basename(program.name))[0])
     folder = os.path.abspath(settings.log_dir or _FOLDER)
     options = _options(parsed, settings, name, folder)
@@ -108,16 +108,15 @@ def submit(
     return follow_job(job)
 
 
-def _refuse_elsewhere(parsed: Parsed) -> None:
-    """Refuse flags that concern this machine, or one launch of several."""
-    given = [name for name in _SAID_BY_SLURM if getattr(parsed, name) is not None]
-    flags = [TABLE[name].flag for name in given]
-    flags += [flag for flag in ("--in-process", "--machine") if _is_given(parsed, flag)]
-    if flags:
+def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
+    """Refuse what concerns this machine, or one launch of several."""
+    given = [name for name in _SAID_BY_SLURM if settings.origin(name).is_for_this_launch]
+    flags = [flag for flag in ("--in-process", "--machine") if _is_given(parsed, flag)]
+    if given or flags:
         raise ConfigError(
-            f"{', '.join(flags)} cannot be set for a job: SLURM chooses its machines",
-            where="the command line, beside --submit",
-            fix=f"leave {' and '.join(flags)} out; --nodes N says how many machines",
+            f"{', '.join(given + flags)} cannot be set for a job: SLURM chooses its machines",
+            where=settings.where(*given) if given else "the command line, beside --submit",
+            fix=f"leave {' and '.join(given + flags)} out; --nodes N says how many machines",
         )
 
 
@@ -157,6 +156,7 @@ def _options(parsed: Parsed, settings: Settings, name: str, folder: str) -> dict
         "output": pattern,
         "open-mode": "append",
         "requeue": "",
+        "signal": f"TERM@{settings.grace_period_s + _SAVING_S}",
     }
     options = {key: value for key, value in options.items() if value or key not in OF_JOBS}
     if settings.device == "cuda" and not any(key in own for key in _GPUS):
@@ -168,9 +168,6 @@ def _options(parsed: Parsed, settings: Settings, name: str, folder: str) -> dict
     if "no-requeue" in own:
         del options["requeue"]
     options |= own
-    # a step of srun is signalled by itself; without one, the script hands the signal on
-    whom = "B:" if options["nodes"] == "1" else ""
-    options.setdefault("signal", f"{whom}TERM@{settings.grace_period_s + _SAVING_S}")
     for key, value in options.items():
         _refuse_unwritable(key, value)
     return options
@@ -239,7 +236,8 @@ def _inherited(
     kept = environ.get(_ENV.variable, "")
     both = {**Settings.env.kind(kept), **Settings.env.kind(flagged)}
     with_secrets = {**environ, _ENV.variable: shlex.join(f"{k}={v}" for k, v in both.items())}
-    names = [row.variable for row in TABLE.values() if row.name in environment_layer(environ)]
+    held = environment_layer(environ).keys() - {*OF_MACHINES}
+    names = [row.variable for row in TABLE.values() if row.name in held]
     names += [PROFILE_VARIABLE] * (PROFILE_VARIABLE in environ)
     secrets = [_ENV.variable] if flagged or masked_line(kept) != kept else []
     exported = options.get("export", environ.get("SBATCH_EXPORT", "ALL"))
@@ -258,13 +256,14 @@ def _inherited(
 
 
 def _of_no_other_run(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what a job or a launch that we are in says of itself."""
+    """Return the environment without what says where a run is: this one, or one that we are in."""
+    of_machines = [TABLE[name].variable for name in OF_MACHINES]
     is_in_job = "SLURM_JOB_ID" in environ
     stays = ("SLURM_CONF", "SLURM_CLUSTERS")
     return {
         name: value
         for name, value in environ.items()
-        if name not in OF_ONE_RUN
+        if name not in (*OF_ONE_RUN, *of_machines)
         and not (is_in_job and name.startswith("SLURM_") and name not in stays)
     }
 

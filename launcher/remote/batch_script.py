@@ -8,24 +8,12 @@ from typing import NamedTuple
 
 from headway._version import __version__
 
-_ON_ONE_MACHINE = """\
-trap 'kill -TERM "$!"' TERM  # to the launch, which saves and ends with exit code 75
-{command} &
-wait "$!"
-code=$?
-while kill -0 "$!" 2>/dev/null; do  # only the wait has ended, by the signal
-    wait "$!"
-    code=$?
-done
-"""
-_ON_SEVERAL = """\
-trap : TERM  # the steps of the job get their own: they save, and end with exit code 75
+_BODY = """\
+trap : TERM  # the step of the job gets its own: it saves, and ends with exit code 75
 {command}
 code=$?
-"""
-_END = """\
-job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-job=${job:-$SLURM_JOB_ID}
+job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+job=${{job:-$SLURM_JOB_ID}}
 # to be run again, unless the job is being cancelled: then it is not RUNNING any more
 if [ "$code" -eq 75 ] && [ "$(squeue --noheader --jobs "$job" --format %T)" = RUNNING ]; then
     scontrol requeue "$job"
@@ -53,8 +41,7 @@ def batch_script(job: Job) -> str:
     lines = ["#!/bin/bash", f"# by Headway {__version__}; sbatch can submit it again"]
     lines += [f"#SBATCH {_directive(name, value)}" for name, value in job.options.items()]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
-    run = _ON_ONE_MACHINE if job.options.get("nodes") == "1" else _ON_SEVERAL
-    return "\n".join([*lines, run.format(command=shlex.join(job.command))]) + _END
+    return "\n".join([*lines, _BODY.format(command=shlex.join(job.command))])
 
 
 def sbatch_words(options: Mapping[str, str]) -> list[str]:

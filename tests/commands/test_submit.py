@@ -110,8 +110,8 @@ def test_a_job_asks_for_the_gpus_and_cores_that_the_settings_use(script: str) ->
 
 
 def test_the_signal_comes_early_enough_for_the_grace_period(script: str) -> None:
-    assert options_in(submitted("--grace-period-s", "10m", script))["signal"] == "B:TERM@690"
-    assert options_in(submitted("--nodes", "2", script))["signal"] == "TERM@120"
+    assert options_in(submitted("--grace-period-s", "10m", script))["signal"] == "TERM@690"
+    assert options_in(submitted(script))["signal"] == "TERM@120"
 
 
 def test_the_job_gets_the_words_typed_here_and_the_variables_of_settings(
@@ -216,6 +216,17 @@ def test_flags_of_jobs_are_refused_for_a_launch_that_is_none(words: list[str], s
     assert "--submit" in text
 
 
+def test_the_number_of_machines_is_for_slurm_and_the_launch_in_the_job_asks_slurm(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_NUM_MACHINES", "3")
+    text = submitted(script)
+    assert options_in(text)["nodes"] == "3"
+    assert "HEADWAY_NUM_MACHINES" not in text
+    monkeypatch.setenv("HEADWAY_MAIN_ADDRESS", "here")
+    assert run("launch", "--submit", "slurm", script)[0] == 2
+
+
 @pytest.mark.processes
 def test_what_sbatch_refuses_is_said_in_its_words(script: str, fakes: Path) -> None:
     add_command(fakes, "sbatch", "echo 'sbatch: error: no such partition' >&2; exit 1")
@@ -240,42 +251,15 @@ def test_without_slurm_that_is_said(script: str, monkeypatch: pytest.MonkeyPatch
         (0, "RUNNING", {}, ""),
     ],
 )
-@pytest.mark.parametrize("nodes", ["1", "2"])
 def test_only_a_job_that_has_saved_and_is_not_cancelled_is_run_again(
-    nodes: str, code: int, state: str, variables: dict[str, str], requeued: str, fakes: Path
+    code: int, state: str, variables: dict[str, str], requeued: str, fakes: Path
 ) -> None:
     add_command(fakes, "squeue", f"echo {state}")
     add_command(fakes, "scontrol", 'echo "$@"')
-    text = batch_script(Job({"nodes": nodes}, {}, ["sh", "-c", f"exit {code}"]))
+    text = batch_script(Job({}, {}, ["sh", "-c", f"exit {code}"]))
     environ = {**os.environ, "SLURM_JOB_ID": "7", **variables}
     done = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (code, requeued)
-
-
-@pytest.mark.processes
-def test_a_job_of_one_machine_hands_the_signal_on_and_ends_as_its_launch(fakes: Path) -> None:
-    """SLURM signals the batch script alone there."""
-    add_command(fakes, "squeue", "echo RUNNING")
-    add_command(fakes, "scontrol", 'echo "$@"')
-    # ends 75 after the second signal only: the first interrupts the script's wait
-    launch = (
-        "n=0; trap 'n=$((n+1)); echo got' TERM; echo ready; "
-        "while [ $n -lt 2 ]; do sleep 0.05; done; exit 75"
-    )
-    text = batch_script(Job({"nodes": "1"}, {}, ["bash", "-c", launch]))
-    Path("job.sh").write_text(text)
-    with subprocess.Popen(
-        ["bash", "job.sh"],
-        env={**os.environ, "SLURM_JOB_ID": "7"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as job:
-        assert job.stdout is not None
-        for line in ("ready\n", "got\n"):
-            assert job.stdout.readline() == line
-            job.terminate()
-        assert job.stdout.read() == "got\nrequeue 7\n"
-    assert job.returncode == 75
 
 
 def shown(state: str, log: Path, code: str = "0:0", reason: str = "None") -> str:
