@@ -87,7 +87,10 @@ def submit(
             fix="leave --follow out, and run `headway follow JOB_TASK` for one of them",
         )
     inherited = _inherited(parsed, environ, options)
-    command = [*interpreter(), "-m", "headway", "launch", *_words(own, program)]
+    words = _words(own, program)
+    if parsed.dry_run and not parsed.show_secrets:
+        words = masked_command(words)
+    command = [*interpreter(), "-m", "headway", "launch", *words]
     script = batch_script(Job(options, inherited.written, command))
     _print_notes(options, inherited, program, is_quiet=parsed.quiet)
     if parsed.dry_run:

@@ -271,7 +271,6 @@ class _Connection:
     async def end(self) -> End | None:
         """Return how the launch has ended; None if the connection did before."""
         answer = await self._answers.get()
-        await asyncio.sleep(0)
         return None if answer is None else decode(End, answer)
 
     def lost(self) -> End:
