@@ -18,7 +18,7 @@ SUBCOMMANDS = {  # name: the function that runs it, its help
     "edit": ("config.draft.edit", "open the profile in $EDITOR, and check it before writing"),
     "export": (
         "exchange.export_settings.export",
-        "--format torchrun|env|sh|accelerate: print the settings for another tool",
+        "--format torchrun|env|sh|accelerate|k8s: print the settings for another tool",
     ),
     "import": (
         "exchange.import_settings.import_file",

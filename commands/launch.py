@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count, takewhile
 
+from headway.commands.elsewhere import add_flags_of_jobs, nodes_flag, refuse_flags_of_jobs
 from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
 from headway.commands.program import program_from
 from headway.commands.resume_check import resume_problems
@@ -25,7 +26,7 @@ from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
 from headway.settings.setting import Seconds
-from headway.settings.table import Settings
+from headway.settings.table import OF_HOSTS, Settings
 
 FOREVER = "forever"  # --wait without a number
 _USAGE_ERROR = 2  # the exit code of argparse, click and most others
@@ -51,12 +52,25 @@ def main(argv: Sequence[str]) -> int:
             fix="add --dry-run to see the plan for it",
         )
     here = dict(os.environ)
+    refuse_flags_of_jobs(parsed)
     machine, environ = machine_from_flags(parsed, here)
     flags = dict(flag_layer(parsed))
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
+    if parsed.nodes is not None:
+        flags["num_machines"] = nodes_flag(parsed.nodes, flags.get("num_machines"))
     profiles = profile_layers(here, profile=parsed.profile)
     layers = launch_layers(profiles, environ, flags)
+    if parsed.submit is not None:
+        from headway.commands.submit import submit
+
+        return submit(parsed, own, program, layers, machine, environ)
+    if any(name in layer for layer in layers for name in OF_HOSTS):
+        from headway.commands.over_ssh import hosts_of, launch_over_ssh
+
+        settings = resolve(layers, machine, environ)
+        if hosts := hosts_of(settings):
+            return launch_over_ssh(parsed, own, program, hosts, settings, layers, machine, environ)
     cluster = cluster_layer(environ, layers)
 
     def resolved(some: Sequence[Entries]) -> Settings:
@@ -266,6 +280,7 @@ def make_parser() -> Parser:
         help="at the start, print neither the plan's summary nor what is waited for",
     )
     parser.profile_flag()
+    add_flags_of_jobs(parser)
     parser.setting_flags()
     return parser
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "doctor": "report what is wrong with this machine, and how to fix it",
     "env": "print the facts about this machine, ready to paste into an issue",
     "estimate": "say how much memory a script will take, and which settings fit, without a GPU",
+    "follow": "show the output of a job that `launch --submit` started, until it has ended",
     "launch": "run a training script in one or many processes",
     "plot": "draw the metrics of runs that the jsonl tracker wrote",
     "ps": "list your running launches on this machine",
@@ -91,18 +92,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(error: HeadwayError, streams: Iterable[TextIO]) -> None:
     """Print an error on the first of these streams that can be written to."""
-    lines = [f"error: {problem}" for problem in error.problems[:_MOST_PROBLEMS]]
-    if len(error.problems) > _MOST_PROBLEMS:
-        lines.append(f"and {len(error.problems) - _MOST_PROBLEMS} more errors")
-    if error.note:
-        lines.append(f"note: {error.note}")
     with suppress(OSError):
         sys.stdout.flush()
     escape_unencodable()
     for stream in streams:
         with suppress(OSError):
-            print(*lines, sep="\n", file=stream, flush=True)
+            print(described(error), file=stream, flush=True)
             return
+
+
+def described(error: HeadwayError) -> str:
+    """Return an error as it is printed, all its problems and its note."""
+    lines = [f"error: {problem}" for problem in error.problems[:_MOST_PROBLEMS]]
+    if len(error.problems) > _MOST_PROBLEMS:
+        lines.append(f"and {len(error.problems) - _MOST_PROBLEMS} more errors")
+    if error.note:
+        lines.append(f"note: {error.note}")
+    return "\n".join(lines)
 
 
 def _open_closed_streams() -> set[str]:

@@ -98,6 +98,7 @@ class Facts(NamedTuple):
     problems: Callable[[Mapping[str, Raw]], Sequence[Problem]]  # of a launch with these settings
     redetect: bool = False  # do not take device, processes and precision from the profiles
     can_test: bool = False  # with `headway test`; not possible for a recorded machine
+    partitions: tuple[Choice, ...] = ()  # of the SLURM cluster that this machine submits jobs to
     removed: Mapping[str, Raw] = MappingProxyType({})  # answers before going back; offered again
 
 
@@ -120,6 +121,8 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
         yield "num_processes"
     if device != "cpu":
         yield "mixed_precision"
+    if facts.partitions:
+        yield from ("partition", "time")
     if len(facts.profiles) > 1:
         yield PLACE
     yield MORE
@@ -184,6 +187,8 @@ def _choices(name: str, facts: Facts, answers: Answers) -> tuple[Choice, ...]:
         return _devices_here(facts)
     if name == "mixed_precision":
         return _precisions_here(facts, answers)
+    if name == "partition":
+        return (*facts.partitions, Choice(NONE, "let SLURM choose"))
     if name == PLACE:
         reasons = {USER: "for all that you run", PROJECT: "for what is run from here"}
         return tuple(

@@ -9,6 +9,8 @@ TEXTS = {
     "device": "Where should scripts run?",
     "num_processes": "How many processes on this machine?",
     "mixed_precision": "Which precision?",
+    "partition": "Which partition for jobs of --submit slurm?",
+    "time": "How long may a job take? (2h, 1d12h)",
     PLACE: "Where to keep the profile?",
     MORE: "More settings?",
     "devices": "Which GPUs?",

@@ -16,11 +16,10 @@ from headway.launcher.planning.program import Program
 from headway.machine.detection import detect_machine
 from headway.machine.facts import GpuUse, Machine
 from headway.settings.layers import read_found
-from headway.settings.problems import problems
+from headway.settings.problems import profile_problems
 from headway.settings.profile import Entries, Entry, parse_layer, read_layer
 from headway.settings.profile_files import choose_profile, find_project_profile, is_there, shown
 from headway.settings.resolve import NOTHING, try_resolve
-from headway.settings.setting import AUTO
 
 SCRIPT = "your_script.py"
 Reader = Callable[[str, Layer], Entries]  # of a file that was named, or found
@@ -74,21 +73,6 @@ def _is_valid(readers: Mapping[str, Reader], machine: Machine) -> bool:
     if not found:
         print(f"{' with '.join(map(shown, readers))}: ok")
     return not found
-
-
-def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Problem]:
-    """Return the problems that these profiles together have on every machine.
-
-    Args:
-        layers: from the weakest to the strongest.
-        machine: supplies the values that are detected.
-    """
-    devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
-    if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # CUDA allows the most
-        gpus = Origin(Layer.DEFAULT, reason="a machine with GPUs")
-        layers = [*layers, {"device": Entry("cuda", gpus)}]
-    settings, unread = try_resolve(layers, machine, {})
-    return [*unread, *problems(settings)]
 
 
 def checked(

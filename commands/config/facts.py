@@ -9,7 +9,7 @@ from headway.commands.config.answers import QUESTIONS, checked_answers, read_ans
 from headway.commands.config.assignments import assignments
 from headway.commands.config.check import launch_problems, with_idle_gpus
 from headway.commands.flags import Parsed, machine_from_flags
-from headway.config_wizard.questions import LAYER_OF, PROJECT, USER, Facts
+from headway.config_wizard.questions import LAYER_OF, PROJECT, USER, Choice, Facts
 from headway.config_wizard.texts import PLACE
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
@@ -85,6 +85,17 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Fact
         problems=lambda values: problems_of(values, machine, sources),
         redetect=unattended,
         can_test=parsed.machine is None,
+        partitions=() if unattended or parsed.machine is not None else _partitions(),
+    )
+
+
+def _partitions() -> tuple[Choice, ...]:
+    """Return where jobs can be submitted to from here."""
+    from headway.launcher.remote.slurm_jobs import partitions
+
+    return tuple(
+        Choice(one.name, f"{one.nodes} machine{'s' * (one.nodes != 1)}, time {one.time_limit}")
+        for one in partitions()
     )
 
 

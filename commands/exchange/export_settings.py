@@ -10,8 +10,16 @@ from collections.abc import Iterable, Sequence
 
 from headway.commands.config.check import SCRIPT
 from headway.commands.exchange.accelerate_file import not_in_accelerate, to_accelerate
+from headway.commands.exchange.kubernetes_export import (
+    is_name,
+    not_in_kubernetes,
+    secret_name,
+    secrets_of,
+    to_kubernetes,
+)
 from headway.commands.exchange.torchrun_export import not_in_torchrun, to_torchrun
-from headway.commands.flags import Parser, machine_from_flags
+from headway.commands.flags import Parsed, Parser, machine_from_flags
+from headway.contract.run import KEY_VARIABLE
 from headway.errors import ConfigError, MachineError
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.plan import LaunchPlan, build_plan
@@ -22,7 +30,9 @@ from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
 from headway.settings.table import TABLE, Settings
 
-FORMATS = ("torchrun", "env", "sh", "accelerate")
+KUBERNETES = "k8s"
+FORMATS = ("torchrun", "env", "sh", "accelerate", KUBERNETES)
+_NAME = "headway"  # of the Job
 
 
 def export(argv: Sequence[str]) -> int:
@@ -34,6 +44,8 @@ def export(argv: Sequence[str]) -> int:
         metavar="FILE",
         help="write them, with all secrets, to a file that only you can read",
     )
+    parser.flag("--image", metavar="IMAGE", help="for k8s: the image, with Headway and the script")
+    parser.flag("--name", metavar="NAME", help="for k8s: what to call the Job (headway)")
     parser.secrets_flag()
     parser.profile_flag()
     parser.machine_flag()
@@ -42,13 +54,21 @@ def export(argv: Sequence[str]) -> int:
         parser.error(f"--format is required: one of {', '.join(FORMATS)}")
     if parsed.format not in FORMATS:
         parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
+    if parsed.format == KUBERNETES:
+        _check_flags_of_kubernetes(parsed, parser)
+    elif parsed.image is not None or parsed.name is not None:
+        parser.error(f"--image and --name are for --format {KUBERNETES}")
     machine, environ = machine_from_flags(parsed, os.environ)
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     settings = resolve(layers, machine, environ, cluster_layer(environ, layers))
     names = list(dict.fromkeys(name for layer in layers for name in layer))
     is_masked = parsed.output is None and not parsed.show_secrets
     told = settings.without_secrets() if is_masked else settings
-    text, notes = _exported(parsed.format, told, machine, names)
+    if parsed.format == KUBERNETES:
+        told = settings  # a manifest holds no secrets
+        text, notes = _manifest(parsed, settings, names)
+    else:
+        text, notes = _exported(parsed.format, told, machine, names)
     if parsed.output is None:
         print(text, end="")
     else:
@@ -63,6 +83,33 @@ def export(argv: Sequence[str]) -> int:
     for note in notes:
         print(f"headway: note: {note}", file=sys.stderr)
     return 0
+
+
+def _check_flags_of_kubernetes(parsed: Parsed, parser: Parser) -> None:
+    if parsed.image is None:
+        parser.error(f"--format {KUBERNETES} requires --image IMAGE")
+    parsed.name = parsed.name or _NAME
+    if not is_name(parsed.name):
+        parser.error(f"--name is {parsed.name!r}, but it must be at most 52 of a-z, 0-9 and -")
+
+
+def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the manifest, and notes about what it lacks and needs."""
+    import yaml
+
+    texts = {
+        name: _as_text(name, settings) for name in names if settings.values[name].value is not None
+    }
+    objects = to_kubernetes(settings, texts, name=parsed.name, image=parsed.image, program=[SCRIPT])
+    notes = _missing(not_in_kubernetes(settings, names))
+    if secrets := secrets_of(settings):
+        values = {KEY_VARIABLE: "$(openssl rand -hex 32)"}
+        words = [f"--from-literal={name}={values.get(name, '...')}" for name in secrets]
+        create = f"kubectl create secret generic {secret_name(parsed.name)} {' '.join(words)}"
+        notes.append(
+            f"the pods read {', '.join(secrets)} from a Secret, to be made first: {create}"
+        )
+    return yaml.safe_dump_all(objects, sort_keys=False), notes
 
 
 def _exported(
@@ -132,11 +179,7 @@ def _missing(names: Iterable[str]) -> list[str]:
 
 def _assignment(name: str, settings: Settings, style: str) -> str:
     """Return a line that sets the variable of a setting, for a shell or an env file."""
-    value = settings.values[name].value
-    if name == "env":
-        text = shlex.join(f"{k}={v}" for k, v in value.items())
-    else:
-        text = ",".join(map(str, value)) if name == "ranks" else str(value)
+    text = _as_text(name, settings)
     if style == "sh":
         return f"export {TABLE[name].variable}={shlex.quote(text)}"
     if "\n" in text:
@@ -146,3 +189,11 @@ def _assignment(name: str, settings: Settings, style: str) -> str:
             fix="use --format sh",
         )
     return f"{TABLE[name].variable}={text}"
+
+
+def _as_text(name: str, settings: Settings) -> str:
+    """Return the value of a setting as its variable holds it."""
+    value = settings.values[name].value
+    if name == "env":
+        return shlex.join(f"{k}={v}" for k, v in value.items())
+    return ",".join(map(str, value)) if name == "ranks" else str(value)

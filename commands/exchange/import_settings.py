@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from headway.commands.config.assignments import checked_values, layers_of
-from headway.commands.config.check import SCRIPT, checked, profile_problems
+from headway.commands.config.check import SCRIPT, checked
 from headway.commands.config.edit import apply, set_all
 from headway.commands.config.schema import new_profile
 from headway.commands.exchange.accelerate_file import from_accelerate
@@ -20,6 +20,7 @@ from headway.contract.origin import Layer
 from headway.errors import ConfigError, Problem
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
+from headway.settings.problems import profile_problems
 from headway.settings.profile import Entries, Entry, parse_profile
 from headway.settings.profile_edit import unset_value
 from headway.settings.profile_files import choose_profile, read_text, shown, text_at

@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
-from headway.contract.origin import Layer
+from collections.abc import Sequence
+
+from headway.contract.origin import Layer, Origin
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import Code, Problem
 from headway.machine.devices import ALL
 from headway.machine.facts import Machine
+from headway.settings.profile import Entries, Entry
 from headway.settings.remedies import change, on_cpu, on_one_machine, removal
+from headway.settings.resolve import try_resolve
+from headway.settings.setting import AUTO
 from headway.settings.strategy_problems import strategy_problems
 from headway.settings.table import Settings
 
@@ -50,6 +55,21 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
 
         found += device_problems(settings, machine)
     return found
+
+
+def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Problem]:
+    """Return the problems that these profiles together have on every machine.
+
+    Args:
+        layers: from the weakest to the strongest.
+        machine: supplies the values that are detected.
+    """
+    devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
+    if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # CUDA allows the most
+        gpus = Origin(Layer.DEFAULT, reason="a machine with GPUs")
+        layers = [*layers, {"device": Entry("cuda", gpus)}]
+    settings, unread = try_resolve(layers, machine, {})
+    return [*unread, *problems(settings)]
 
 
 def _of_devices(settings: Settings, machine: Machine | None) -> list[Problem]:

@@ -18,6 +18,10 @@ Raw = str | Sequence[str] | Mapping[str, str]
 _MAX_DIGITS = 9  # of a number
 _UNITS = {"h": 3600, "m": 60, "s": 1}  # in seconds, the largest first
 
+_UNITS_OF_JOBS = {"d": 86400, **_UNITS}
+_JOB_TIME = r"(?=\d)((?P<d>\d{1,5})d)?((?P<h>\d{1,6})h)?((?P<m>\d{1,8})m)?((?P<s>\d{1,9})s)?$"
+_SLURM_TIME = r"((?P<d>\d{1,5})-)?(?P<h>\d{1,5}):(?P<m>\d{1,2}):(?P<s>\d{1,2})$"
+
 VARIABLE_PREFIX = "HEADWAY_"
 """Of the environment variables of settings."""
 
@@ -228,6 +232,23 @@ class Seconds(Count):
         return self._checked(str(seconds))
 
 
+def read_job_time(raw: Raw) -> str:
+    """Read 2h, 1d12h or SLURM's 1-12:00:00 and 02:00:00; return it as SLURM writes it.
+
+    A mere number is refused: it would be minutes for SLURM, and seconds for the other settings.
+    """
+    text = _text(raw).strip()
+    match = re.match(_JOB_TIME, text, re.ASCII) or re.match(_SLURM_TIME, text, re.ASCII)
+    if match is None:
+        raise ValueError("which is not a duration with units (2h, 1d12h) or days-hours:min:sec")
+    total = sum(int(match[unit] or 0) * seconds for unit, seconds in _UNITS_OF_JOBS.items())
+    if total == 0:
+        raise ValueError("but it must be longer than 0")
+    days, total = divmod(total, 86400)
+    hours, total = divmod(total, 3600)
+    return f"{days}-{hours:02}:{total // 60:02}:{total % 60:02}"
+
+
 def read_ranks(raw: Raw) -> tuple[int, ...] | None:
     """Read 0,3 or 0-3,8 or a YAML list of such; None is all of them."""
     if isinstance(raw, Mapping):
@@ -265,6 +286,14 @@ def read_host(raw: Raw) -> str:
     if any(char.isspace() or not char.isprintable() for char in host):
         raise ValueError("which is neither a host name nor an IP address")
     return host
+
+
+def read_line(raw: Raw) -> str:
+    """Read a name that another program is given: one line."""
+    line = _text(raw).strip()
+    if not line.isprintable():
+        raise ValueError("which has characters that cannot be printed")
+    return line
 
 
 class SetTwice(ValueError):

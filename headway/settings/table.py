@@ -17,6 +17,7 @@ from headway.contract.run import DEVICES
 from headway.contract.strategies import DDP, FSDP, HSDP, read_wrap
 from headway.errors import Code, Do, Problem, Remedy, Step, described
 from headway.machine.devices import ALL, DeviceSpec
+from headway.settings.hosts import Hosts, read_hosts
 from headway.settings.setting import (
     AUTO,
     Choice,
@@ -27,6 +28,8 @@ from headway.settings.setting import (
     Value,
     read_devices,
     read_host,
+    read_job_time,
+    read_line,
     read_path,
     read_ranks,
     read_variables,
@@ -43,6 +46,12 @@ CLUSTERS = (
 
 LINES, RAW = "lines", "raw"
 """How the ranks' output is shown."""
+
+OF_JOBS = ("partition", "account", "time")
+"""Settings of jobs for a scheduler, by the names of sbatch's options."""
+
+OF_HOSTS = ("hosts", "hostfile")
+"""Settings that name the hosts of a launch over ssh."""
 
 
 class Settings:
@@ -241,6 +250,41 @@ class Settings:
         AUTO,
         "how ranks start: forked from a process that has imported torch (fork), or each in a new "
         "interpreter (exec)",
+    )
+    hosts = Setting[Hosts | None](
+        read_hosts,
+        None,
+        "run on these hosts, over ssh from here; a:2 is host a with 2 processes; none: only here",
+        metavar="a,b:2",
+        shape=Shape.LIST,
+    )
+    hostfile = Setting[str | None](
+        read_path,
+        None,
+        "file of hosts to run on over ssh, one on a line: a, a:2, or a slots=2",
+        metavar="FILE",
+        example="hosts.txt",
+    )
+    partition = Setting[str | None](
+        read_line,
+        None,
+        "partition for --submit slurm",
+        metavar="NAME",
+        example="gpu",
+    )
+    account = Setting[str | None](
+        read_line,
+        None,
+        "account for --submit slurm",
+        metavar="NAME",
+        example="project",
+    )
+    time = Setting[str | None](
+        read_job_time,
+        None,
+        "how long a job of --submit slurm may take: 2h, 1d12h or 1-12:00:00",
+        metavar="T",
+        example="2h",
     )
     env = Setting[dict[str, str]](
         read_variables,

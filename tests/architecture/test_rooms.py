@@ -51,6 +51,7 @@ READ_ENVIRON = {
     *("commands.config.draft", "commands.config.ask"),  # EDITOR; TERM
     # a forked rank gets its own variables, a script in this process those of the plan
     *("launcher.starting.server", "launcher.run"),
+    "commands.on_host",  # what sshd says, and what the caller hands on to the launch there
     "trackers.mlflow",  # variables that stand for its arguments
     "launcher.starting.left_behind",  # those of other processes
     "commands.estimate",  # the script's own, for its attempts

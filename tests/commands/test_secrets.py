@@ -64,6 +64,9 @@ COMMANDS = [
     ["config", "import", "--dry-run", f"HF_TOKEN={OTHER}", "torchrun", "train.py"],
     *(["config", "export", "--machine", LAPTOP, "--format", it] for it in ("torchrun", "env")),
     *(["config", "export", "--machine", LAPTOP, "--format", it] for it in ("sh", "accelerate")),
+    ["config", "export", "--machine", LAPTOP, "--format", "k8s", "--image", "a"],
+    ["launch", "--submit", "slurm", "--dry-run", "train.py", "--api-key", OTHER],
+    ["launch", "--hosts", "a,b", "--dry-run", "train.py", "--api-key", OTHER],
     ["doctor"],
     ["doctor", "--json"],
     ["env"],
@@ -76,7 +79,9 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "detect_machine", lambda *_, **__: load("laptop_cpu"))
     monkeypatch.setattr(doctor, "_ask_torch", lambda _: Check("torch runs", OK, ""))
     monkeypatch.setenv("EDITOR", "true")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    monkeypatch.setattr(
+        subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "", "")
+    )
     Path("train.py").touch()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.machine.devices import DeviceSpec
+from headway.settings.hosts import Host
 from headway.settings.setting import AUTO, Raw
 from headway.settings.table import TABLE
 
@@ -57,6 +58,14 @@ from headway.settings.table import TABLE
         ("ranks", ["0", "2-3"], (0, 2, 3)),
         ("ranks", "all", None),
         ("debug_rank", "0", 0),
+        ("time", "2h", "0-02:00:00"),
+        ("time", "1d12h", "1-12:00:00"),
+        ("time", "90m", "0-01:30:00"),
+        ("time", "02:00:00", "0-02:00:00"),
+        ("time", "1-12:00:00", "1-12:00:00"),
+        ("hosts", "a, me@b:2", (Host("a"), Host("me@b", 2))),
+        ("hosts", ["a", "[::1]:2", "[::2]"], (Host("a"), Host("::1", 2), Host("::2"))),
+        ("hosts", "None", ()),
     ],
 )
 def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) -> None:
@@ -76,6 +85,17 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
         ("num_processes", "²", "whole number"),
         ("num_processes", "9" * 5000, "too large"),
         ("num_processes", {"a": "b"}, "map"),
+        ("time", "600", "duration"),
+        ("time", "2h junk", "duration"),
+        ("time", "0m", "longer than 0"),
+        ("hosts", "a,,b", "''"),
+        ("hosts", "a:x", "whole number"),
+        ("hosts", "a:0", "1 or more"),
+        ("hosts", "-oProxyCommand=x", "neither a host"),
+        ("hosts", "a b", "neither a host"),
+        ("hosts", "a,b,a:2", "twice"),
+        ("hosts", [], "no host"),
+        ("partition", "a\nb", "printed"),
         ("main_port", "65536", "from 1 to 65535"),
         ("max_restarts", "auto", "whole number"),
         ("max_restarts", "2m", "whole number"),

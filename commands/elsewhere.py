@@ -1,0 +1,102 @@
+"""What launches on other machines have in common: a job of a scheduler, or hosts over ssh."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from headway.commands.flags import Parsed, Parser
+from headway.contract.origin import Layer, Origin
+from headway.errors import ConfigError
+from headway.launcher.planning.program import Program
+from headway.machine.facts import Machine
+from headway.settings.problems import profile_problems
+from headway.settings.profile import Entries, Entry
+from headway.settings.table import OF_JOBS, TABLE
+
+SCHEDULERS = ("slurm",)
+"""That --submit knows."""
+
+OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
+"""Settings that say which machine of a run this is; not known before the run is there."""
+
+
+def add_flags_of_jobs(parser: Parser) -> None:
+    """Add the flags of `headway launch` that say that, and how, it is a job."""
+    schedulers = "{" + ",".join(SCHEDULERS) + "}"
+    parser.flag("--submit", metavar=schedulers, help="run as a job of this scheduler, not here")
+    parser.flag("--nodes", metavar="M", help="the same as --num-machines")
+    parser.flag(
+        "--sbatch",
+        metavar="KEY=VALUE",
+        action="append",
+        help="with --submit: an option of sbatch, such as gres=gpu:8 or exclusive (repeatable)",
+    )
+    parser.flag(
+        "--follow",
+        help="with --submit: show the job's output, and end with its exit code; Ctrl-C leaves it "
+        "running",
+    )
+
+
+def refuse_flags_of_jobs(parsed: Parsed) -> None:
+    """Refuse flags that only a job obeys, without --submit; a profile may hold them for jobs."""
+    if parsed.submit is not None:
+        if parsed.submit not in SCHEDULERS:
+            raise ConfigError(
+                f"--submit is {parsed.submit!r}, but it must be {', '.join(SCHEDULERS)}",
+                where="flag --submit",
+                fix=f"pass --submit {SCHEDULERS[0]}",
+            )
+        return
+    given = [TABLE[name].flag for name in OF_JOBS if getattr(parsed, name) is not None]
+    given += ["--sbatch"] * bool(parsed.sbatch) + ["--follow"] * parsed.follow
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)} is for jobs of a scheduler, and this launch is none",
+            where="the command line",
+            fix=f"add --submit {SCHEDULERS[0]}, or leave it out",
+        )
+
+
+def nodes_flag(text: str, machines: Entry | None) -> Entry:
+    """Return the entry of --nodes; `machines` is that of --num-machines."""
+    if machines is not None:
+        raise ConfigError(
+            f"--nodes {text} and --num-machines {machines.raw} are the same setting",
+            where="the command line",
+            fix="pass one of the two",
+        )
+    return Entry(text, Origin(Layer.FLAG, flag="--nodes"))
+
+
+def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
+    """Check the settings as far as they do not depend on where the launch will be.
+
+    Args:
+        layers: from the weakest to the strongest.
+        machine: supplies the values that are detected.
+
+    Raises:
+        ConfigError: no machine could run them.
+    """
+    anywhere = [
+        {name: entry for name, entry in layer.items() if name not in OF_MACHINES}
+        for layer in layers
+    ]
+    if found := profile_problems(anywhere, machine):
+        raise ConfigError.of(found)
+
+
+def words_elsewhere(own: Sequence[str], program: Program, without: Collection[str]) -> list[str]:
+    """Return the words after `headway launch` for another machine.
+
+    Args:
+        own: the launcher's flags that were typed here.
+        program: with its arguments.
+        without: flags that concern this machine alone.
+    """
+    flags = [word for word in own if word.partition("=")[0] not in without]
+    if program.kind == "module":  # the last of the flags names it
+        return [*flags, *program.args]
+    dashes = ["--"] if program.name.startswith("-") else []
+    return [*flags, *dashes, program.name, *program.args]

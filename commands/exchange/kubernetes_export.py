@@ -1,0 +1,148 @@
+"""Write a launch of ours as a manifest for Kubernetes: an indexed Job, a pod for each machine.
+
+Pure. Source: the API reference of Kubernetes, batch/v1 and core/v1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from headway.contract.run import KEY_VARIABLE
+from headway.contract.secrets import masked
+from headway.settings.table import OF_HOSTS, OF_JOBS, TABLE, Settings
+
+_PORT = 29500  # each pod has an address of its own, so that any port is free
+_SAVED = 75
+_STOP_MARGIN_S = 30  # after the grace period, until the pod is killed
+_OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
+_NOT_THERE = (*OF_HOSTS, *OF_JOBS)
+_VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # a host name, with an index after it
+
+Manifest = Mapping[str, Any]
+
+
+def is_name(name: str) -> bool:
+    """Return whether the objects of a manifest can have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def to_kubernetes(
+    settings: Settings,
+    texts: Mapping[str, str],
+    *,
+    name: str,
+    image: str,
+    program: Sequence[str],
+) -> list[Manifest]:
+    """Return the objects that run `program` on as many pods as there are machines.
+
+    Args:
+        settings: of the launch on each machine.
+        texts: those that the pods are told, as texts, by their names.
+        name: of all objects.
+        image: with Headway and the script in it.
+        program: the words after `headway launch`.
+    """
+    is_one = settings.num_machines == 1
+    grace_s = settings.grace_period_s + _STOP_MARGIN_S
+    container: dict[str, Any] = {
+        "name": "launch",
+        "image": image,
+        "command": ["headway", "launch", *map(_literal, program)],
+        "env": [*_variables(settings, texts, name)],
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    if settings.device == "cuda":
+        container["resources"] = {"limits": {"nvidia.com/gpu": settings.num_processes}}
+    pod = {
+        **({} if is_one else {"subdomain": name}),
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": grace_s,
+        "containers": [container],
+        # the default of 64 MiB is too little for the workers of data loaders
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": settings.num_machines,
+            "parallelism": settings.num_machines,
+            "backoffLimit": 0,
+            "podFailurePolicy": {"rules": [_run_again_once_saved()]},
+            "template": {"spec": pod},
+        },
+    }
+    return [job] if is_one else [_service(name), job]
+
+
+def secrets_of(settings: Settings) -> list[str]:
+    """Return the variables that the pods get from a Secret, which the manifest only names."""
+    hidden = [name for name in _sent(settings) if _is_secret(name, settings.env[name])]
+    return hidden if settings.num_machines == 1 else [KEY_VARIABLE, *hidden]
+
+
+def secret_name(name: str) -> str:
+    """Return the name of that Secret."""
+    return f"{name}-secrets"
+
+
+def not_in_kubernetes(settings: Settings, names: Sequence[str]) -> Iterator[str]:
+    """Yield those of the settings `names` that a manifest cannot express."""
+    yield from (name for name in names if name in _NOT_THERE)
+    yield from (f"env.{name}" for name in settings.env if name not in _sent(settings))
+
+
+def _service(name: str) -> Manifest:
+    """Return the headless service that gives each pod a host name, before it is ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"job-name": name},
+        },
+    }
+
+
+def _run_again_once_saved() -> Manifest:
+    codes = {"containerName": "launch", "operator": "In", "values": [_SAVED]}
+    return {"action": "Ignore", "onExitCodes": codes}
+
+
+def _variables(settings: Settings, texts: Mapping[str, str], name: str) -> Iterator[Manifest]:
+    """Yield the variables of the pods; the index of a pod in its Job is its machine rank."""
+    place: dict[str, object] = {"num_machines": settings.num_machines}
+    if settings.num_machines > 1:
+        place |= {"main_address": f"{name}-0.{name}", "main_port": settings.main_port or _PORT}
+    told = {key: text for key, text in texts.items() if key not in ("env", *_OF_MACHINES)}
+    for key, value in {**place, **told}.items():
+        if key not in _NOT_THERE:
+            yield {"name": TABLE[key].variable, "value": _literal(str(value))}
+    secrets = secrets_of(settings)
+    for variable in _sent(settings):
+        if variable not in secrets:
+            yield {"name": variable, "value": _literal(settings.env[variable])}
+    for variable in secrets:
+        reference = {"name": secret_name(name), "key": variable}
+        yield {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _sent(settings: Settings) -> list[str]:
+    return [name for name in settings.env if _VARIABLE.fullmatch(name)]
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return masked(name, value) != value
+
+
+def _literal(text: str) -> str:
+    """Return a text that Kubernetes leaves as it is: it replaces $(NAME) in commands and values."""
+    return text.replace("$(", "$$(")

@@ -1,0 +1,63 @@
+"""`headway follow JOB`: the output of a job that `headway launch --submit` started, to its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from headway.commands.flags import Parser
+from headway.errors import ConfigError
+
+_INTERRUPTED = 130
+
+
+def make_parser() -> Parser:
+    """Return the parser of `headway follow`."""
+    return Parser(
+        "follow",
+        "Show the output of a job of SLURM until it has ended, and end with its exit code. Ctrl-C "
+        "leaves the job alone.",
+        usage="headway follow JOB",
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `headway follow` with these words and return the exit code."""
+    from headway.launcher.remote.slurm_jobs import is_job_id
+
+    parser = make_parser()
+    _, words = parser.parse_words(argv)
+    if len(words) != 1 or not is_job_id(words[0]):
+        raise ConfigError(
+            "headway follow takes the id of one job, such as 12 or 12_3",
+            where="the command line",
+            fix="`squeue --me` lists your jobs",
+        )
+    return follow_job(words[0])
+
+
+def follow_job(job: str) -> int:
+    """Show a job's output until it has ended or Ctrl-C comes; return the exit code.
+
+    Raises:
+        LaunchError: SLURM does not know the job.
+    """
+    from headway.launcher.remote.slurm_jobs import follow
+
+    try:
+        ended = follow(job, _write, _say)
+    except KeyboardInterrupt:
+        _say(f"job {job} goes on; `headway follow {job}` shows it again, `scancel {job}` ends it")
+        return _INTERRUPTED
+    if ended.exit_code:
+        _say(f"job {job} ended: {ended.name}, exit code {ended.exit_code}")
+    return ended.exit_code
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _say(text: str) -> None:
+    print(f"headway: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,177 @@
+"""Runs on each host of a launch over ssh, at the other end of the connection: one launch there.
+
+Its orders come on standard input, and nothing secret is on a command line. When the input ends,
+because the caller has, so does the launch.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import NoReturn
+
+from headway.commands.main import described
+from headway.contract.run import KEY_VARIABLE
+from headway.errors import HeadwayError
+from headway.launcher.inside.process_cleanup import die_with_parent, reap, wake_on_child_end
+from headway.launcher.remote.environment import environment_there
+from headway.launcher.remote.facts import address_towards, facts_here
+from headway.launcher.remote.messages import (
+    End,
+    Order,
+    Question,
+    Route,
+    Signal,
+    Start,
+    decode,
+    encode,
+)
+
+_CHUNK_BYTES = 1 << 16
+
+
+def main() -> None:
+    """Answer the orders on standard input, and run the launch that they ask for."""
+    lines = _Lines(0)
+    first = lines.wait()
+    if first is None:
+        return
+    order = decode(Order, first)
+    mark = order.mark.encode()
+    _answer(mark + encode(facts_here(order, os.environ)))
+    while (line := lines.wait()) is not None:
+        if b"reaches" not in line:
+            break
+        question = decode(Question, line)
+        _answer(mark + encode(Route(address_towards(question.reaches))))
+    else:
+        return
+    end = _run(decode(Start, line), order.variables, lines)
+    _answer(mark + encode(end))
+
+
+class _Lines:
+    """Reads lines from a descriptor, all that have come or one after the other."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.has_ended = False
+        self._rest = b""
+
+    def wait(self) -> bytes | None:
+        """Return the next line; None once the input has ended."""
+        while b"\n" not in self._rest and not self.has_ended:
+            self._read()
+        line, newline, rest = self._rest.partition(b"\n")
+        if not newline:
+            return None
+        self._rest = rest
+        return line
+
+    def arrived(self) -> Iterator[bytes]:
+        """Read what is there, and yield the lines that are complete."""
+        self._read()
+        *lines, self._rest = self._rest.split(b"\n")
+        yield from lines
+
+    def _read(self) -> None:
+        data = os.read(self.fd, _CHUNK_BYTES)
+        self.has_ended = not data
+        self._rest += data
+
+
+def _answer(line: bytes) -> None:
+    with suppress(OSError):  # the caller has gone, and the end of the input says so
+        sys.stdout.flush()
+        while line:
+            line = line[os.write(1, line) :]
+
+
+def _run(start: Start, variables: Mapping[str, str], lines: _Lines) -> End:
+    """Run the launch in a child, signal it as the caller says, and return how it has ended."""
+    woken, _ = wake_on_child_end()
+    reading, writing = os.pipe()
+    agent, child = os.getpid(), os.fork()
+    if child == 0:
+        die_with_parent(agent)
+        _launch(start, variables, writing)
+    os.close(writing)
+    reports: list[bytes] = []
+    kill_at: float | None = None
+    watched = [lines.fd, woken, reading]
+    while True:
+        left = None if kill_at is None else max(0.0, kill_at - time.monotonic())
+        ready = select.select(watched, [], [], left)[0]
+        if woken in ready:
+            os.read(woken, _CHUNK_BYTES)
+        if reading in ready:
+            reports.append(os.read(reading, _CHUNK_BYTES))
+            if not reports[-1]:
+                watched.remove(reading)
+        for pid, status in reap() if woken in ready else ():
+            if pid == child:
+                return End(_exit_code(status), _rest_of(reading, reports))
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+            kill_at = None
+        if lines.fd in ready:
+            stops = [decode(Signal, line).number for line in lines.arrived()]
+            if lines.has_ended:
+                watched.remove(lines.fd)
+                stops.append(signal.SIGTERM)
+            for number in stops:
+                os.kill(child, number)
+                kill_at = time.monotonic() + start.stops_within_s
+
+
+def _rest_of(reading: int, reports: list[bytes]) -> str:
+    """Return what the child has reported, with what has not been read yet."""
+    os.set_blocking(reading, False)
+    with suppress(BlockingIOError):
+        while data := os.read(reading, _CHUNK_BYTES):
+            reports.append(data)
+    return b"".join(reports).decode(errors="replace")
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _launch(start: Start, variables: Mapping[str, str], report_to: int) -> NoReturn:
+    """Launch in this process, and end it; an error is reported to the caller instead of printed."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    there = environment_there(os.environ, variables)
+    os.environ.clear()
+    os.environ.update({**there, KEY_VARIABLE: start.key})
+    exit_code = 1
+    try:
+        from headway.commands.launch import main as launch
+
+        exit_code = launch(start.words)
+    except HeadwayError as error:
+        exit_code = error.exit_code
+        os.write(report_to, described(error).encode())
+    except SystemExit as error:
+        exit_code = error.code if isinstance(error.code, int) else 1
+    except KeyboardInterrupt:
+        exit_code = 130
+    except BaseException:  # noqa: BLE001  of ours; Python would show it the same
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()

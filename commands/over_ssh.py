@@ -1,0 +1,160 @@
+"""`headway launch --hosts a,b:2`: the same launch on other hosts, over ssh."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+
+from headway.commands.elsewhere import refuse_everywhere, words_elsewhere
+from headway.commands.flags import Parsed
+from headway.contract.secrets import masked_command
+from headway.errors import ConfigError
+from headway.launcher.planning.program import Program, interpreter
+from headway.machine.facts import Machine
+from headway.settings.hosts import Hosts, read_hostfile
+from headway.settings.profile import Entries
+from headway.settings.setting import AUTO
+from headway.settings.table import TABLE, Settings
+
+_AGENT = "headway.commands.on_host"
+_STOP_MARGIN_S = 15  # after the grace period, for a launcher to end
+_HERE = (
+    *("--dry-run", "--show-secrets", "--nodes"),
+    *(TABLE[name].flag for name in ("hosts", "hostfile", "num_machines", "main_address")),
+    TABLE["main_port"].flag,
+)
+"""Flags for here, which the launches on the hosts do not get."""
+
+
+def hosts_of(settings: Settings) -> Hosts:
+    """Return the hosts to run on; none where the launch stays here.
+
+    Raises:
+        ConfigError: the hostfile cannot be used, or hosts are given twice.
+    """
+    hosts, file = settings.hosts, settings.hostfile
+    if file is None or settings.is_overridden("hostfile", "hosts"):
+        return hosts or Hosts()
+    if hosts is not None and not settings.is_overridden("hosts", "hostfile"):
+        raise ConfigError(
+            f"hosts is {hosts}, and hostfile names hosts, too",
+            where=settings.where("hosts", "hostfile"),
+            fix="keep one of the two",
+        )
+    return read_hostfile(file, settings.where("hostfile"))
+
+
+def launch_over_ssh(
+    parsed: Parsed,
+    own: Sequence[str],
+    program: Program,
+    hosts: Hosts,
+    settings: Settings,
+    layers: Sequence[Entries],
+    machine: Machine,
+    environ: Mapping[str, str],
+) -> int:
+    """Run the launch on the hosts and return its exit code.
+
+    Args:
+        parsed: the flags.
+        own: the same as words.
+        program: the user's.
+        hosts: at least one, in the order of their machine ranks.
+        settings: as they are resolved here.
+        layers: what they were resolved from.
+        machine: this one, which need not take part.
+        environ: of this process.
+
+    Raises:
+        ConfigError: what is asked for is wrong on any machine.
+        LaunchError: a host cannot be reached, or differs from this one.
+    """
+    _refuse_contradictions(parsed, hosts, settings, program)
+    refuse_everywhere(layers, machine)
+
+    def words(rank: int, address: str, port: int) -> list[str]:
+        flags = {**_place(rank, len(hosts), address, port), "hosts": str(Hosts())}
+        if hosts[rank].num_processes is not None:
+            flags["num_processes"] = str(hosts[rank].num_processes)
+        ours = [f"{TABLE[name].flag}={value}" for name, value in flags.items()]
+        quiet = ["--quiet"] * (rank > 0 and not parsed.quiet)
+        return [*ours, *quiet, *words_elsewhere(own, program, _without(flags))]
+
+    if parsed.dry_run:
+        address = settings.main_address or hosts[0].name
+        for rank, host in enumerate(hosts):
+            shown = words(rank, address, settings.main_port or 0)
+            shown = shown if parsed.show_secrets else masked_command(shown)
+            print(f"{host.name}: headway launch {shlex.join(shown)}")
+        return 0
+    from headway.launcher.remote.environment import handed_on
+    from headway.launcher.remote.messages import Order
+    from headway.launcher.remote.ssh import RemoteLaunch, order_with_facts, run_on_hosts
+
+    order, here = order_with_facts(
+        Order(
+            mark="",
+            folder=os.getcwd(),
+            script=program.name if program.kind == "script" else None,
+            profile=parsed.profile,
+            variables=handed_on(environ),
+        ),
+        environ,
+    )
+    is_port_set = settings.are_user_set("main_port")
+    launch = RemoteLaunch(
+        hosts=hosts,
+        agent=[*_python_path(environ), *interpreter(), "-m", _AGENT],
+        order=order,
+        words=words,
+        main_address=settings.main_address if settings.are_user_set("main_address") else None,
+        main_port=settings.main_port if is_port_set else None,
+        stops_within_s=settings.grace_period_s + _STOP_MARGIN_S,
+    )
+    return run_on_hosts(launch, here)
+
+
+def _python_path(environ: Mapping[str, str]) -> list[str]:
+    """Return the words that let the agent find Headway where it is not installed."""
+    name = "PYTHONPATH"
+    return ["env", f"{name}={environ[name]}"] if environ.get(name) else []
+
+
+def _place(rank: int, count: int, address: str, port: int) -> dict[str, str]:
+    """Return the settings that say which machine of the run a host is."""
+    if count == 1:
+        return {"num_machines": "1"}
+    return {
+        "num_machines": str(count),
+        "machine_rank": str(rank),
+        "main_address": address,
+        "main_port": str(port) if port else AUTO,
+    }
+
+
+def _without(flags: Mapping[str, str]) -> list[str]:
+    return [*_HERE, *(TABLE[name].flag for name in flags)]
+
+
+def _refuse_contradictions(
+    parsed: Parsed, hosts: Hosts, settings: Settings, program: Program
+) -> None:
+    """Refuse what says something else of the machines, or works on this one alone."""
+    where = settings.where("hosts" if settings.hosts else "hostfile")
+    is_counted = settings.are_user_set("num_machines") and settings.num_machines != len(hosts)
+    own = {"--machine-rank": parsed.machine_rank, "--in-process": parsed.in_process or None}
+    given = [flag for flag, value in own.items() if value is not None]
+    if is_counted and settings.origin("num_machines").is_for_this_launch:
+        what = f"num_machines is {settings.num_machines}, but there are {len(hosts)} hosts"
+        where, fix = f"{settings.where('num_machines')}; {where}", "leave num_machines out"
+    elif given:
+        what = f"{given[0]} is for a launch on this machine alone, but hosts are {hosts}"
+        fix = f"leave {given[0]} out, or pass --hosts none"
+    elif program.is_stream:
+        what = f"the script {program.name!r} is read from a pipe, which no other host can"
+        fix = "save the script to a file"
+    else:
+        return
+    raise ConfigError(what, where=where, fix=fix)

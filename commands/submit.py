@@ -1,0 +1,328 @@
+"""`headway launch --submit slurm`: the same launch, as a job of SLURM."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from headway.commands.elsewhere import OF_MACHINES, refuse_everywhere, words_elsewhere
+from headway.commands.flags import Parsed
+from headway.contract.secrets import masked_command, masked_line, masked_pairs
+from headway.errors import ConfigError, MachineError
+from headway.launcher.planning.program import Program, interpreter
+from headway.launcher.remote.batch_script import Job, batch_script, sbatch_words
+from headway.launcher.remote.environment import OF_ONE_RUN
+from headway.machine.facts import Machine
+from headway.settings.layers import environment_layer
+from headway.settings.profile import Entries
+from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
+from headway.settings.profile_files import shown
+from headway.settings.resolve import resolve
+from headway.settings.table import OF_JOBS, TABLE, Settings
+
+_FOLDER = "headway-jobs"  # of scripts and logs, unless log_dir is set
+_SAID_BY_SLURM = OF_MACHINES[1:]
+_KEY = re.compile(r"[a-z][a-z0-9-]+")
+_SAVING_S = 90  # before the time limit, beside the grace period: SLURM signals up to 60 s off
+_OWN_FLAGS = (
+    *("--submit", "--follow", "--nodes", "--sbatch", "--dry-run", "--show-secrets"),
+    *(TABLE[name].flag for name in (*OF_JOBS, "num_machines")),
+)
+"""Flags for here, which the launch in the job does not get."""
+
+_ENV = TABLE["env"]
+_GPUS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
+_CORES = ("cpus-per-task", "cpus-per-gpu", "exclusive")
+
+
+class _Inherited(NamedTuple):
+    """What the job finds in its environment.
+
+    Args:
+        written: variables that the script sets.
+        handed_on: sbatch's own environment, with the secrets that no script may hold.
+        secrets: the names of the variables with them.
+    """
+
+    written: Mapping[str, str]
+    handed_on: Mapping[str, str]
+    secrets: Sequence[str]
+
+
+def submit(
+    parsed: Parsed,
+    own: Sequence[str],
+    program: Program,
+    layers: Sequence[Entries],
+    machine: Machine,
+    environ: Mapping[str, str],
+) -> int:
+    """Submit the launch, and follow it if --follow asks for that; return the exit code.
+
+    Args:
+        parsed: the flags.
+        own: the same as words.
+        program: the user's, on this machine's file system.
+        layers: profiles, environment and flags.
+        machine: this one, which need not be able to run the program.
+        environ: of this process.
+
+    Raises:
+        ConfigError: what is asked for is wrong on any machine.
+        LaunchError: SLURM refuses the job.
+    """
+    settings = _checked(layers, machine, environ)
+    _refuse_elsewhere(parsed, settings)
+    name = re.sub(r"[^\w.-]", "_", os.path.splitext(os.path.basename(program.name))[0])
+    folder = os.path.abspath(settings.log_dir or _FOLDER)
+    options = _options(parsed, settings, name, folder)
+    if parsed.follow and "array" in options:
+        raise ConfigError(
+            "--follow shows one job, and an array has several",
+            where="flags --follow and --sbatch",
+            fix="leave --follow out, and run `headway follow JOB_TASK` for one of them",
+        )
+    inherited = _inherited(parsed, environ, options)
+    words = _words(own, program)
+    if parsed.dry_run and not parsed.show_secrets:
+        words = masked_command(words)
+    command = [*interpreter(), "-m", "headway", "launch", *words]
+    script = batch_script(Job(options, inherited.written, command))
+    _print_notes(options, inherited, program, is_quiet=parsed.quiet)
+    if parsed.dry_run:
+        print(script, end="")
+        return 0
+    from headway.launcher.remote.slurm_jobs import submit as sbatch
+
+    _make_folder(folder, settings)
+    job = sbatch(script, sbatch_words(options), inherited.handed_on)
+    _keep(script, os.path.join(folder, f"{name}-{job}.sh"))
+    if not parsed.follow:
+        print(job)
+        _say(f"submitted; `headway follow {job}` shows its output, `scancel {job}` ends it")
+        return 0
+    from headway.commands.follow import follow_job
+
+    _say(f"submitted job {job}")
+    return follow_job(job)
+
+
+def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
+    """Refuse what concerns this machine, or one launch of several."""
+    given = [name for name in _SAID_BY_SLURM if settings.origin(name).is_for_this_launch]
+    flags = [flag for flag in ("--in-process", "--machine") if _is_given(parsed, flag)]
+    if given or flags:
+        raise ConfigError(
+            f"{', '.join(given + flags)} cannot be set for a job: SLURM chooses its machines",
+            where=settings.where(*given) if given else "the command line, beside --submit",
+            fix=f"leave {' and '.join(given + flags)} out; --nodes N says how many machines",
+        )
+
+
+def _is_given(parsed: Parsed, flag: str) -> bool:
+    return getattr(parsed, flag[2:].replace("-", "_")) not in (None, False)
+
+
+def _checked(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str]) -> Settings:
+    """Return the settings, of which those that are detected are this machine's.
+
+    Raises:
+        ConfigError: no machine could run them, or they say where to run.
+    """
+    refuse_everywhere(layers, machine)
+    settings = resolve(layers, machine, environ)
+    given = [name for name in ("hosts", "hostfile") if settings.values[name].value]
+    if given:
+        raise ConfigError(
+            f"{given[0]} says on which machines to run, and so does --submit",
+            where=f"flag --submit; {settings.where(given[0])}",
+            fix="leave --submit out, or pass --hosts none",
+        )
+    return settings
+
+
+def _options(parsed: Parsed, settings: Settings, name: str, folder: str) -> dict[str, str]:
+    """Return the options of sbatch: those of --sbatch replace ours and those of profiles."""
+    own = _own_options(parsed)
+    is_array = "array" in own
+    pattern = f"{folder.replace('%', '%%')}/{name}-{'%A_%a' if is_array else '%j'}.log"
+    options = {
+        "job-name": name,
+        "nodes": str(settings.num_machines),
+        "ntasks-per-node": "1",
+        **{key: str(getattr(settings, key) or "") for key in OF_JOBS},
+        "chdir": os.getcwd(),
+        "output": pattern,
+        "open-mode": "append",
+        "requeue": "",
+        "signal": f"TERM@{settings.grace_period_s + _SAVING_S}",
+    }
+    options = {key: value for key, value in options.items() if value or key not in OF_JOBS}
+    if settings.device == "cuda" and not any(key in own for key in _GPUS):
+        options |= _gpus(settings)
+    if settings.are_user_set("threads_per_process", "num_processes") and not (
+        any(key in own for key in _CORES)
+    ):
+        options["cpus-per-task"] = str(settings.threads_per_process * settings.num_processes)
+    if "no-requeue" in own:
+        del options["requeue"]
+    options |= own
+    for key, value in options.items():
+        _refuse_unwritable(key, value)
+    return options
+
+
+def _gpus(settings: Settings) -> dict[str, str]:
+    """Return the option for as many GPUs on each machine as the user has set."""
+    count = settings.devices.size
+    if settings.are_user_set("num_processes"):
+        count = settings.num_processes
+    return {} if count is None else {"gpus-per-node": str(count)}
+
+
+def _own_options(parsed: Parsed) -> dict[str, str]:
+    """Return the options of --sbatch.
+
+    Raises:
+        ConfigError: one is not KEY or KEY=VALUE, or is given twice.
+    """
+    options: dict[str, str] = {}
+    for word in parsed.sbatch or ():
+        key, _, value = word.partition("=")
+        key = key.removeprefix("--")
+        if not _KEY.fullmatch(key):
+            raise ConfigError(
+                f"--sbatch is {word!r}, which is not KEY=VALUE with a long option of sbatch",
+                where="flag --sbatch",
+                fix="write --sbatch gres=gpu:8, or --sbatch exclusive",
+            )
+        flags = ["--sbatch"] * (key in options)
+        flags += [f"--{key}"] * (key in OF_JOBS and getattr(parsed, key) is not None)
+        flags += ["--nodes"] * (key == "nodes" and _are_nodes_given(parsed))
+        if flags:
+            raise ConfigError(
+                f"{key} is given twice",
+                where=f"flags {flags[0]} and --sbatch {key}",
+                fix="keep one of the two",
+            )
+        options[key] = value
+    return options
+
+
+def _are_nodes_given(parsed: Parsed) -> bool:
+    return parsed.nodes is not None or parsed.num_machines is not None
+
+
+def _refuse_unwritable(key: str, value: str) -> None:
+    """Refuse what no line of a batch script can hold, and file names that SLURM would change."""
+    if not value.isprintable() or (key == "output" and "\\" in value):
+        raise ConfigError(
+            f"sbatch's option {key} would be {value!r}, which a batch script cannot hold",
+            where="the flags, the profile and the working directory",
+            fix="use a name without line breaks, control characters and, for files, backslashes",
+        )
+
+
+def _inherited(
+    parsed: Parsed, environ: Mapping[str, str], options: Mapping[str, str]
+) -> _Inherited:
+    """Return the job's environment; a secret reaches it through sbatch alone.
+
+    Raises:
+        ConfigError: there are secrets, and sbatch is not to hand them on.
+    """
+    flagged = [word for word in parsed.env or () if masked_pairs([word]) != [word]]
+    kept = environ.get(_ENV.variable, "")
+    both = {**Settings.env.kind(kept), **Settings.env.kind(flagged)}
+    with_secrets = {**environ, _ENV.variable: shlex.join(f"{k}={v}" for k, v in both.items())}
+    held = environment_layer(environ).keys() - {*OF_MACHINES}
+    names = [row.variable for row in TABLE.values() if row.name in held]
+    names += [PROFILE_VARIABLE] * (PROFILE_VARIABLE in environ)
+    secrets = [_ENV.variable] if flagged or masked_line(kept) != kept else []
+    exported = options.get("export", environ.get("SBATCH_EXPORT", "ALL"))
+    if secrets and "ALL" not in exported.split(","):
+        raise ConfigError(
+            f"{_ENV.variable} holds a secret, which no batch script may hold, and sbatch is not to "
+            "hand the environment on",
+            where=f"sbatch's option export, which is {exported!r}",
+            fix="leave that option out, or let the script read the secret from a file",
+        )
+    return _Inherited(
+        written={name: environ[name] for name in names if name not in secrets},
+        handed_on=_of_no_other_run(with_secrets if flagged else environ),
+        secrets=secrets,
+    )
+
+
+def _of_no_other_run(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what says where a run is: this one, or one that we are in."""
+    of_machines = [TABLE[name].variable for name in OF_MACHINES]
+    is_in_job = "SLURM_JOB_ID" in environ
+    stays = ("SLURM_CONF", "SLURM_CLUSTERS")
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in (*OF_ONE_RUN, *of_machines)
+        and not (is_in_job and name.startswith("SLURM_") and name not in stays)
+    }
+
+
+def _words(own: Sequence[str], program: Program) -> list[str]:
+    """Return the words after `headway launch` in the job: those typed here that concern it."""
+    parts = [(word, *word.partition("=")[::2]) for word in own]
+    public = [
+        word for word, name, value in parts if name != _ENV.flag or masked_pairs([value]) == [value]
+    ]
+    return words_elsewhere(public, program, _OWN_FLAGS)
+
+
+def _print_notes(
+    options: Mapping[str, str], inherited: _Inherited, program: Program, *, is_quiet: bool
+) -> None:
+    if inherited.secrets:
+        _say(
+            f"note: {', '.join(inherited.secrets)} holds a secret and is not in the script: the "
+            "job inherits it from the environment of this command"
+        )
+    if masked_command(program.args) != list(program.args):
+        _say(
+            "note: an argument of the script looks like a secret, and the batch script holds it, "
+            "which SLURM keeps; a variable of the environment would not be in it"
+        )
+    if not is_quiet and not any(key in options for key in (*_CORES, *_GPUS)):
+        _say(
+            "note: SLURM may give one core on each machine: --sbatch cpus-per-task=N asks for more"
+        )
+
+
+def _make_folder(folder: str, settings: Settings) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return
+        reason = "no permission"
+    except OSError as error:
+        reason = str(error.strerror)
+    raise MachineError(
+        f"the folder of the job's log cannot be written to: {reason}",
+        where=shown(folder),
+        fix=f"name another: {TABLE['log_dir'].flag} DIR ({settings.where('log_dir')})",
+    )
+
+
+def _keep(script: str, path: str) -> None:
+    """Keep the script beside the log; the job runs also where that fails."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(script)
+    except OSError as error:
+        _say(f"note: {shown(path)}, a copy of the script, was not written: {error.strerror}")
+
+
+def _say(text: str) -> None:
+    print(f"headway: {text}", file=sys.stderr, flush=True)

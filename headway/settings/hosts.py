@@ -1,0 +1,111 @@
+"""Hosts to run on: how lists and files of them are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from headway.errors import ConfigError
+from headway.settings.setting import Count, Raw
+
+_HOST = r"(\[(?P<bracketed>[^\s\[\]]+)\]|(?P<name>[^\s:\[\],]+))(:(?P<count>[^:\s]+))?$"
+_SLOTS = "slots"
+_NONE = "none"
+
+
+class Host(NamedTuple):
+    """A host of a run.
+
+    Args:
+        name: as ssh understands it: an alias, user@host, an address.
+        num_processes: on it; None: what is right for it.
+    """
+
+    name: str
+    num_processes: int | None = None
+
+    def __str__(self) -> str:
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return name if self.num_processes is None else f"{name}:{self.num_processes}"
+
+
+class Hosts(tuple[Host, ...]):
+    """The hosts of a run, in the order of their machine ranks; empty: no others than this one."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self)) or _NONE
+
+
+def read_hosts(raw: Raw) -> Hosts:
+    """Read a,b:2 or a YAML list of such, [::1]:2 for an address with colons, or none."""
+    if isinstance(raw, Mapping):
+        raise ValueError("which is a map, not a list of hosts")
+    if isinstance(raw, str) and raw.strip().lower() == _NONE:
+        return Hosts()
+    words = raw.split(",") if isinstance(raw, str) else raw
+    return _distinct([_read_host(word.strip()) for word in words])
+
+
+def _distinct(hosts: Sequence[Host]) -> Hosts:
+    if not hosts:
+        raise ValueError("which names no host")
+    names = [host.name for host in hosts]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"in which {', '.join(twice)} is named twice")
+    return Hosts(hosts)
+
+
+def _read_host(word: str) -> Host:
+    match = re.match(_HOST, word)
+    name = (match["bracketed"] or match["name"]) if match else ""
+    # ssh takes a word that begins with a dash for an option
+    if match is None or name.startswith("-") or not name.isprintable():
+        raise ValueError(f"in which {word!r} is neither a host (a) nor one with processes (a:2)")
+    if match["count"] is None:
+        return Host(name)
+    try:
+        return Host(name, Count(1)(match["count"]))
+    except ValueError as error:
+        what = f"in which the processes of {word!r} are {match['count']!r}, {error}"
+        raise ValueError(what) from None
+
+
+def read_hostfile(path: str, where: str) -> Hosts:
+    """Return the hosts in a file: `a`, `a:2`, or `a slots=2` as MPI and DeepSpeed write it.
+
+    Args:
+        path: of the file.
+        where: what named it, for messages.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such file.
+    """
+    fix = "write one host on each line: a, a:2, or a slots=2"
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.partition("#")[0].split() for line in file]
+        return _distinct([_read_line(words) for words in lines if words])
+    except OSError as error:
+        what = f"hostfile {path!r} cannot be read: {error.strerror}"
+        fix = "check the path"
+    except UnicodeDecodeError:
+        what = f"hostfile {path!r} is not a text file"
+    except ValueError as error:
+        what = f"hostfile is {path!r}, {error}"
+    raise ConfigError(what, where=where, fix=fix)
+
+
+def _read_line(words: Sequence[str]) -> Host:
+    """Read the words of a line; beside slots, MPI's max_slots and the like limit what we do not."""
+    host = _read_host(words[0])
+    options = dict(word.partition("=")[::2] for word in words[1:])
+    if unknown := options.keys() - {_SLOTS}:
+        raise ValueError(f"in which {host.name} has {', '.join(sorted(unknown))}, not {_SLOTS}=N")
+    if not options:
+        return host
+    if host.num_processes is not None:
+        raise ValueError(f"in which {host.name} has its processes twice")
+    return _read_host(f"{host}:{options[_SLOTS]}")

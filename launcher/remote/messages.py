@@ -1,0 +1,79 @@
+"""What the launch over ssh and its agents on the hosts say to each other: lines of JSON.
+
+Everything travels through ssh, which has authenticated both sides. The agents' lines begin with a
+word that only this launch knows, because a login shell and the ranks write to the same stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T", "Order", "Question", "Start", "Signal", "Facts", "Route", "End")
+
+
+class Order(NamedTuple):
+    """The first words to an agent: where the launch is to run, and with what."""
+
+    mark: str  # at the beginning of the agent's lines
+    folder: str  # the working directory
+    script: str | None  # a file, to be compared
+    profile: str | None  # the value of --profile
+    variables: Mapping[str, str]  # the environment of the launch
+
+
+class Facts(NamedTuple):
+    """What must be the same on all hosts, and how a host is reached; the answer to an order."""
+
+    headway: str
+    python: str
+    torch: str
+    script: str  # a digest; empty where there is no file
+    profile: Mapping[str, str]  # a digest for each setting
+    fault: str = ""  # why nothing can run there
+    address: str = ""  # at which ssh has reached the host
+    port: int = 0  # a free one
+
+
+class Question(NamedTuple):
+    """Asks an agent from which address it reaches another host."""
+
+    reaches: str
+
+
+class Route(NamedTuple):
+    """The answer to a question."""
+
+    address: str
+
+
+class Start(NamedTuple):
+    """Lets an agent run `headway launch` with these words, and its secret in the environment."""
+
+    words: Sequence[str]
+    key: str
+    stops_within_s: float  # after a stop signal; then the launch is killed
+
+
+class Signal(NamedTuple):
+    """A signal for the launch."""
+
+    number: int
+
+
+class End(NamedTuple):
+    """How the launch has ended: an agent's last words."""
+
+    exit_code: int
+    report: str  # the error, as it is printed
+
+
+def encode(message: T) -> bytes:
+    """Return a message as one line."""
+    return json.dumps(message._asdict()).encode() + b"\n"
+
+
+def decode(kind: type[T], line: bytes) -> T:
+    """Return the message in a line."""
+    return kind(**json.loads(line))

@@ -1,0 +1,234 @@
+"""Submits jobs to SLURM, and follows one: its output, its state, how it ends."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from headway.errors import LaunchError, MachineError
+
+_LEAST_S, _MOST_S = 1.0, 15.0  # between two questions to SLURM's controller, which all users share
+_READ_EVERY_S = 0.5
+_LIST_WITHIN_S = 5.0
+_CHUNK_BYTES = 1 << 16
+_ENDED = {  # squeue(1), "JOB STATE CODES"
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
+    *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
+}
+_PENDING = "PENDING"
+_JOB_ID = re.compile(r"\d+(_\d+)?")
+
+
+class JobState(NamedTuple):
+    """What SLURM says of a job.
+
+    Args:
+        name: RUNNING, PENDING, FAILED, ...
+        reason: why it waits, or why it ended.
+        log: the file of its output; "" where SLURM does not say.
+        code: the exit code of its script.
+        signal: the number of the signal that ended its script; 0 for none.
+    """
+
+    name: str
+    reason: str = ""
+    log: str = ""
+    code: int = 0
+    signal: int = 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.name in _ENDED
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that stands for the job, once it has ended."""
+        if self.code or self.signal:
+            return self.code or 128 + self.signal
+        return int(self.name != "COMPLETED")
+
+
+class Partition(NamedTuple):
+    """A partition of a cluster.
+
+    Args:
+        name: of it.
+        time_limit: of its jobs, as SLURM writes it.
+        nodes: how many machines it has.
+        is_default: jobs that name none run there.
+    """
+
+    name: str
+    time_limit: str
+    nodes: int
+    is_default: bool
+
+
+def partitions() -> list[Partition]:
+    """Return the partitions of the cluster that this machine submits to, the default one first.
+
+    Empty where there is no SLURM, or where it does not answer.
+    """
+    try:
+        done = _run(["sinfo", "--noheader", "--format", "%P|%l|%D"], within_s=_LIST_WITHIN_S)
+    except (MachineError, subprocess.TimeoutExpired):
+        return []
+    found: dict[str, Partition] = {}
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        marked, limit, nodes = line.strip().rsplit("|", 2)
+        name = marked.removesuffix("*")
+        before = found[name].nodes if name in found else 0  # a line for each kind of machine
+        found[name] = Partition(name, limit, before + int(nodes), marked != name)
+    return sorted(found.values(), key=lambda one: not one.is_default)
+
+
+def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Submit a batch script and return the job's id.
+
+    Args:
+        script: its text.
+        options: of sbatch. On its command line, because SBATCH_* variables override those in the
+            script.
+        environ: what the job inherits.
+
+    Raises:
+        LaunchError: sbatch refuses.
+        MachineError: there is no sbatch here.
+    """
+    command = ["sbatch", "--parsable", *options]
+    done = _run(command, environ, script)
+    if done.returncode != 0:
+        raise LaunchError(
+            f"SLURM refused the job: {_last_line(done.stderr)}",
+            where="sbatch",
+            fix="correct the option that it names; `sinfo` lists the partitions",
+        )
+    return done.stdout.strip().partition(";")[0]  # JOB, or JOB;CLUSTER
+
+
+def is_job_id(word: str) -> bool:
+    """Return whether a word is the id of a job, or of one task of an array: 12, 12_3."""
+    return _JOB_ID.fullmatch(word) is not None
+
+
+def state_of(job: str) -> JobState:
+    """Return what SLURM's controller says of a job, or its accounting once that has forgotten it.
+
+    Raises:
+        LaunchError: neither knows the job.
+        MachineError: there is no SLURM here.
+    """
+    shown = _run(["scontrol", "show", "job", job])
+    if shown.returncode == 0:
+        return read_state(shown.stdout)
+    with suppress(MachineError):  # without accounting there may be no sacct
+        columns = ["sacct", "--noheader", "--allocations", "--parsable2", "--format"]
+        kept = _run([*columns, "State,ExitCode", "--jobs", job])
+        name, _, code = kept.stdout.partition("\n")[0].partition("|")
+        if kept.returncode == 0 and code:
+            exit_code, _, signal = code.partition(":")
+            return JobState(name.split()[0], code=int(exit_code), signal=int(signal))
+    raise LaunchError(
+        f"SLURM says nothing of job {job}: {_last_line(shown.stderr)}",
+        where="scontrol show job",
+        fix="`squeue --me` lists your jobs that have not ended",
+    )
+
+
+def read_state(text: str) -> JobState:
+    """Return the state in the output of `scontrol show job`, where a line can end in any text."""
+
+    def value(pattern: str) -> str:
+        found = re.search(pattern, text, re.MULTILINE)
+        return found[1] if found else ""
+
+    code, _, signal = value(r"^ +Requeue=.* ExitCode=(\d+:\d+)").partition(":")
+    return JobState(
+        value(r"^ +JobState=(\w+)"),
+        value(r"^ +JobState=\w+ Reason=(\S+)"),
+        value(r"^ +StdOut=(.*)$").replace("%%", "%"),  # shown as it was given, but for %j
+        int(code or 0),
+        int(signal or 0),
+    )
+
+
+def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], object]) -> JobState:
+    """Copy the job's output until it has ended; return how. A job that is run again goes on.
+
+    Args:
+        job: its id.
+        write: takes the output.
+        say: takes a line about the job.
+
+    Raises:
+        LaunchError: SLURM does not know the job, or its output cannot be read.
+    """
+    state = state_of(job)
+    read_bytes, said, pause_s = 0, "", _LEAST_S
+    ended_before = False
+    while True:
+        read_bytes += _copy(state.log, read_bytes, write)
+        waits_for = state.reason if state.name == _PENDING else ""
+        if waits_for not in (said, "None"):
+            say(f"job {job} waits: {waits_for}" if waits_for else f"job {job} has started")
+            said, pause_s = waits_for, _LEAST_S
+        if state.has_ended and ended_before:  # not only until it is in the queue again
+            return state
+        ended_before = state.has_ended
+        asked_at = time.monotonic()
+        while time.monotonic() < asked_at + (_LEAST_S if ended_before else pause_s):
+            time.sleep(_READ_EVERY_S)
+            read_bytes += _copy(state.log, read_bytes, write)
+        pause_s = min(1.5 * pause_s, _MOST_S)
+        state = state_of(job)
+
+
+def _copy(path: str, offset: int, write: Callable[[bytes], object]) -> int:
+    """Write what the file holds from `offset` on, and return how much that is."""
+    copied = 0
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            while data := file.read(_CHUNK_BYTES):
+                write(data)
+                copied += len(data)
+    except FileNotFoundError:  # the job has not started
+        pass
+    except OSError as error:
+        raise LaunchError(
+            f"the job's output cannot be read: {error.strerror}", where=path, fix="check the path"
+        ) from None
+    return copied
+
+
+def _run(
+    command: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    text: str = "",
+    within_s: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            env=environ,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=within_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise MachineError(
+            f"{command[0]} was not found: SLURM is not installed here",
+            where="PATH",
+            fix="submit from a login node of the cluster",
+        ) from None
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it does not say why"])[-1]

@@ -1,0 +1,110 @@
+"""`headway config export --format k8s`: what a cluster would be told, checked by its own schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headway.settings.layers import environment_layer
+from headway.settings.resolve import resolve
+from tests.commands.running import run
+from tests.machines.recorded import load
+
+SECRET = "dont-tell-anyone"
+PROFILE = f"""\
+num_machines: 2
+device: cuda
+mixed_precision: bf16
+grace_period_s: 120
+env:
+  HF_TOKEN: {SECRET}
+  DSN: {SECRET}
+  PLAIN: "$(HOME) it's"
+"""
+
+
+def exported(profile: str, machine: str = "gpu_8_h100", *words: str) -> list[dict[str, Any]]:
+    """Return the objects of a manifest for a profile."""
+    Path("headway.yaml").write_text(profile)
+    flags = ["--format", "k8s", "--image", "me/train:1", "--output", "job.yaml"]
+    load_from = Path(__file__).parents[2] / "machines" / f"{machine}.json"
+    code, text = run("config", "export", *flags, "--machine", str(load_from), *words)
+    assert code == 0, text
+    return list(yaml.safe_load_all(Path("job.yaml").read_text()))
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = objects[-1]["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+@pytest.mark.parametrize("profile", [PROFILE, "device: cpu\n", "num_machines: 3\nmain_port: 7\n"])
+def test_a_manifest_is_valid_for_kubernetes_and_has_no_key_that_it_does_not_know(
+    profile: str,
+) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    newest = kubernetes_validate.latest_version()
+    for manifest in exported(profile):
+        kubernetes_validate.validate(manifest, newest, strict=True)
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate({**manifest, "odd": 1}, newest, strict=True)
+
+
+def test_the_pods_are_the_machines_of_one_run_and_find_each_other_by_name() -> None:
+    service, job = objects = exported(PROFILE, "gpu_8_h100", "--name", "train")
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"]  # or no pod could wait for another
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"] == "train"
+    assert container(objects)["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert pod["terminationGracePeriodSeconds"] > 120
+
+
+def test_headway_in_a_pod_reads_the_settings_that_were_exported() -> None:
+    objects = exported(PROFILE)
+    variables = {one["name"]: one.get("value", "x") for one in container(objects)["env"]}
+    settings = resolve([environment_layer(variables)], load("gpu_8_h100"), {})
+    assert settings.num_machines == 2
+    assert settings.main_address == "headway-0.headway"
+    assert (settings.mixed_precision, settings.grace_period_s) == ("bf16", 120)
+    assert not settings.are_user_set("machine_rank")  # the index of the pod
+    assert variables["PLAIN"] == "$$(HOME) it's"  # Kubernetes makes one $ of two
+
+
+def test_secrets_are_named_and_not_written() -> None:
+    objects = exported(PROFILE)
+    assert SECRET not in Path("job.yaml").read_text()
+    refs = {
+        one["name"]: one["valueFrom"]["secretKeyRef"]
+        for one in container(objects)["env"]
+        if "valueFrom" in one
+    }
+    assert refs.keys() == {"HEADWAY_RUN_KEY", "HF_TOKEN", "DSN"}
+    assert {ref["name"] for ref in refs.values()} == {"headway-secrets"}
+
+
+def test_one_machine_needs_no_service_and_no_key() -> None:
+    (job,) = exported("device: cpu\n", "laptop_cpu")
+    assert job["spec"]["completions"] == 1
+    assert "resources" not in container([job])
+    names = {one["name"] for one in container([job])["env"]}
+    assert names == {"HEADWAY_NUM_MACHINES", "HEADWAY_DEVICE"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--format", "k8s"],
+        ["--format", "k8s", "--image", "a", "--name", "Not_A_Name"],
+        ["--format", "k8s", "--image", "a", "--name", "a" * 53],
+        ["--format", "sh", "--image", "a"],
+    ],
+)
+def test_a_manifest_that_no_cluster_would_take_is_not_written(words: list[str]) -> None:
+    assert run("config", "export", *words)[0] == 2

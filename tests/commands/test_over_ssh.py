@@ -1,0 +1,139 @@
+"""`headway launch --hosts`: what is refused before a connection is made, and what is compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.errors import ConfigError
+from headway.launcher.remote.environment import environment_there, handed_on
+from headway.launcher.remote.facts import address_towards, differences, facts_here
+from headway.launcher.remote.messages import End, Facts, Order, decode, encode
+from headway.settings.hosts import Host, read_hostfile
+from tests.commands.running import run
+
+
+@pytest.fixture
+def script() -> str:
+    Path("train.py").write_text("print(1)")
+    return "train.py"
+
+
+def test_a_dry_run_shows_the_launch_of_each_host_without_secrets(script: str) -> None:
+    words = ["--cpu", "--env", "A_KEY=dont-tell", script, "--lr", "1"]
+    code, text = run("launch", "--hosts", "a:2,b", "--dry-run", *words)
+    assert code == 0
+    first, second = text.splitlines()
+    assert first.startswith("a: headway launch --num-machines=2 --machine-rank=0 --main-address=a ")
+    assert "--num-processes=2" in first
+    assert second.startswith("b: headway launch --num-machines=2 --machine-rank=1 ")
+    assert "--num-processes" not in second
+    assert second.endswith(" train.py --lr 1")
+    assert "dont-tell" not in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--hosts", "a,a"],
+        ["--hosts", "a,b", "--num-machines", "3"],
+        ["--hosts", "a,b", "--machine-rank", "1"],
+        ["--hosts", "a,b", "--in-process"],
+        ["--hosts", "a,b", "--hostfile", "hosts.txt"],
+        ["--hostfile", "missing.txt"],
+        ["--hosts", "a,b", "--mixed-precision", "fp16", "--cpu"],
+    ],
+)
+def test_hosts_that_contradict_another_setting_are_refused(words: list[str], script: str) -> None:
+    Path("hosts.txt").write_text("a\n")
+    code, text = run("launch", *words, "--dry-run", script)
+    assert code == 2, text
+
+
+def test_the_stronger_of_hosts_and_hostfile_wins_and_none_stays_here(script: str) -> None:
+    Path("hosts.txt").write_text("of-the-file\n")
+    Path("headway.yaml").write_text("hosts: [of-the-profile]\n")
+    code, text = run("launch", "--hostfile", "hosts.txt", "--dry-run", script)
+    assert (code, text.partition(":")[0]) == (0, "of-the-file")
+    code, text = run("launch", "--dry-run", script)
+    assert (code, text.partition(":")[0]) == (0, "of-the-profile")
+    code, text = run("launch", "--hosts", "none", "--dry-run", script)
+    assert (code, text.partition(":")[0]) == (0, script)
+
+
+def test_without_ssh_that_is_said(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert run("launch", "--hosts", "a", script)[0] == 3
+
+
+def test_a_hostfile_is_read_as_mpi_and_deepspeed_write_it() -> None:
+    Path("hosts").write_text("# mine\n\na\nb:2   # two\nme@c slots=4\n[::1]:8\n")
+    expected = (Host("a"), Host("b", 2), Host("me@c", 4), Host("::1", 8))
+    assert read_hostfile("hosts", "here") == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a slots=x", "a slots=0", "a max_slots=4", "a:2 slots=2", "a\na\n", "-o x"]
+)
+def test_a_hostfile_that_is_none_is_refused(text: str) -> None:
+    Path("hosts").write_text(text)
+    with pytest.raises(ConfigError):
+        read_hostfile("hosts", "here")
+
+
+HERE = Facts("0.1", "3.11", "2.11", "digest", {"device": "x"})
+
+
+@pytest.mark.parametrize(
+    ("there", "count"),
+    [
+        (HERE._replace(address="10.0.0.1", port=4), 0),
+        (HERE._replace(headway="0.2"), 1),
+        (HERE._replace(python="3.12", torch="2.12", script="another"), 3),
+        (HERE._replace(profile={}), 1),
+        (HERE._replace(profile={"device": "y", "env": "z"}), 1),
+        (HERE._replace(fault="/folder: No such file or directory", headway=""), 1),
+    ],
+)
+def test_what_differs_on_a_host_is_named_and_nothing_else(there: Facts, count: int) -> None:
+    found = list(differences("a", HERE, there))
+    assert len(found) == count
+    assert all("a" in problem.where for problem in found)
+
+
+def test_the_facts_of_a_host_are_those_of_the_folder_that_was_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "train.py").write_text("1")
+    (folder / "headway.yaml").write_text("device: cpu\n")
+    order = Order("", str(folder), "train.py", None, {"HOME": "/nowhere"})
+    sshd = {"HOME": str(tmp_path), "SSH_CONNECTION": "10.0.0.9 5 10.0.0.1 22"}
+    there = facts_here(order, sshd)
+    assert (there.address, there.fault) == ("10.0.0.1", "")
+    assert there.profile.keys() == {"device"}
+    (folder / "train.py").write_text("2")
+    assert facts_here(order, sshd).script != there.script
+    assert facts_here(order._replace(folder=str(tmp_path / "missing")), sshd).fault
+    assert facts_here(order._replace(script="missing.py"), sshd).fault
+    (folder / "headway.yaml").write_text("device: what\n: :")
+    assert facts_here(order, sshd).fault
+
+
+def test_the_environment_goes_along_but_for_what_belongs_to_one_host() -> None:
+    caller = {"A": "1", "HOME": "/me", "SSH_AUTH_SOCK": "x", "HEADWAY_RUN_KEY": "k", "PATH": "p"}
+    assert handed_on(caller) == {"A": "1", "PATH": "p"}
+    own = {"HOME": "/there", "PATH": "short", "B": "2"}
+    assert environment_there(own, handed_on(caller)) == {"HOME": "/there", "A": "1", "PATH": "p"}
+
+
+def test_a_route_is_found_without_sending_anything() -> None:
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert address_towards("no address at all") == ""
+
+
+def test_messages_are_lines_whatever_they_hold() -> None:
+    end = End(3, "error: two\nlines \u2713")
+    line = encode(end)
+    assert line.count(b"\n") == 1
+    assert decode(End, line) == end

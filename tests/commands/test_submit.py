@@ -1,0 +1,375 @@
+"""`headway launch --submit slurm`: what SLURM is given, and how the job is followed.
+
+SLURM's commands are scripts that record what they are given; tests/clusters has the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.launcher.remote import slurm_jobs
+from headway.launcher.remote.batch_script import Job, batch_script
+from headway.launcher.remote.slurm_jobs import JobState, read_state
+from tests.commands.running import run
+
+SECRET = "dont-tell-anyone"
+
+SHOWN = """\
+JobId=7 JobName=a JobState=FAILED ExitCode=9:9
+   UserId=me(0) GroupId=me(0) MCS_label=N/A
+   JobState={state} Reason={reason} Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode={code}
+   StdErr=/dev/null
+   StdOut={log}
+   Power=
+"""
+
+
+@pytest.fixture
+def script() -> str:
+    Path("train.py").write_text("")
+    return "train.py"
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of commands that comes first on PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+def add_command(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def sbatch(fakes: Path) -> Path:
+    """Return the file in which an sbatch records its words, its script and its environment."""
+    record = fakes.parent / "sbatch.json"
+    python = (
+        "import json, os, sys; json.dump([sys.argv[2:], sys.stdin.read(), dict(os.environ)], "
+        f"open({str(record)!r}, 'w'))"
+    )
+    add_command(fakes, "sbatch", f'{sys.executable} -c "{python}" - "$@"; echo "7;cluster"')
+    return record
+
+
+def submitted(*words: str) -> str:
+    """Return the script of a job that would be submitted."""
+    code, text = run("launch", "--submit", "slurm", "--dry-run", "--quiet", *words)
+    assert code == 0, text
+    return text
+
+
+def options_in(script: str) -> dict[str, str]:
+    lines = [line for line in script.splitlines() if line.startswith("#SBATCH --")]
+    return dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in lines)
+
+
+def test_a_job_asks_slurm_for_what_flags_profile_and_sbatch_options_say(script: str) -> None:
+    Path("headway.yaml").write_text("partition: cpu\naccount: physics\ntime: 1d\n")
+    words = ["--nodes", "4", "--time", "2h", "--sbatch", "exclusive", "--sbatch", "qos=a=b"]
+    options = options_in(submitted(*words, script))
+    assert options["nodes"] == "4"
+    assert options["time"] == "0-02:00:00"
+    assert (options["partition"], options["account"]) == ("cpu", "physics")
+    assert (options["exclusive"], options["qos"]) == ("", "a=b")
+    assert options["chdir"] == os.getcwd()
+    assert options["output"] == f"{os.getcwd()}/headway-jobs/train-%j.log"
+
+
+def test_sbatch_options_replace_those_of_headway_and_of_profiles(script: str) -> None:
+    Path("headway.yaml").write_text("time: 1d\n")
+    words = [f"--sbatch={word}" for word in ("time=unlimited", "no-requeue", "signal=USR1@9")]
+    options = options_in(submitted(*words, script))
+    assert (options["time"], options["signal"]) == ("unlimited", "USR1@9")
+    assert "requeue" not in options
+
+
+def test_a_job_asks_for_the_gpus_and_cores_that_the_settings_use(script: str) -> None:
+    assert "gpus-per-node" not in options_in(submitted(script))
+    words = ["--device", "cuda", "--num-processes", "8", "--threads-per-process", "4"]
+    options = options_in(submitted(*words, script))
+    assert (options["gpus-per-node"], options["cpus-per-task"]) == ("8", "32")
+    assert (
+        options_in(submitted("--device", "cuda", "--devices", "2", script))["gpus-per-node"] == "2"
+    )
+    options = options_in(submitted(*words, "--sbatch", "gres=gpu:a:8", script))
+    assert "gpus-per-node" not in options
+
+
+def test_the_signal_comes_early_enough_for_the_grace_period(script: str) -> None:
+    assert options_in(submitted("--grace-period-s", "10m", script))["signal"] == "TERM@690"
+    assert options_in(submitted(script))["signal"] == "TERM@120"
+
+
+def test_the_job_gets_the_words_typed_here_and_the_variables_of_settings(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_MIXED_PRECISION", "bf16")
+    odd = ["a b", "it's", "$HOME", "--nodes=3", "two\nlines"]
+    text = submitted("--nodes", "2", "--num_processes", "2", script, *odd)
+    assert "export HEADWAY_MIXED_PRECISION=bf16\n" in text
+    command = text[text.index(f"{sys.executable} -m headway") : text.index("\ncode=$?")]
+    assert shlex.split(command)[3:] == ["launch", "--quiet", "--num-processes=2", script, *odd]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("where", ["--env", "HEADWAY_ENV"])
+def test_no_secret_is_in_the_script_or_on_sbatchs_command_line(
+    where: str, script: str, sbatch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_RUN_KEY", SECRET)  # of another run
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    words = ["--env", "A=1"]
+    if where == "--env":
+        words += ["--env", f"HF_TOKEN={SECRET}"]
+    else:
+        monkeypatch.setenv("HEADWAY_ENV", f"HF_TOKEN={SECRET}")
+    code, shown = run("launch", "--submit", "slurm", *words, script)
+    assert code == 0
+    assert "HEADWAY_ENV" in shown  # how the job gets it
+    arguments, text, environ = json.loads(sbatch.read_text())
+    kept = Path("headway-jobs/train-7.sh").read_text()
+    for public in (*arguments, text, kept, shown):
+        assert SECRET not in public
+    assert environ["HEADWAY_ENV"] == f"HF_TOKEN={SECRET}"
+    assert environ["WANDB_API_KEY"] == SECRET  # as sbatch inherits anything
+    assert "HEADWAY_RUN_KEY" not in environ
+
+
+@pytest.mark.processes
+def test_the_script_is_kept_beside_the_log_and_the_job_id_is_all_of_stdout(
+    script: str, sbatch: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from headway.commands.main import main
+
+    assert main(["launch", "--submit", "slurm", "--log-dir", "logs", script]) == 0
+    assert capfd.readouterr().out == "7\n"
+    arguments, text, _ = json.loads(sbatch.read_text())
+    assert Path("logs/train-7.sh").read_text() == text
+    # SBATCH_* variables override what is in the script, but not the command line
+    in_script = [
+        f"--{key}={value}" if value else f"--{key}" for key, value in options_in(text).items()
+    ]
+    assert arguments == ["--parsable", *in_script]
+
+
+@pytest.mark.processes
+def test_a_job_of_a_job_inherits_nothing_of_the_outer_one_but_where_slurm_is(
+    script: str, sbatch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_CONF"):
+        monkeypatch.setenv(name, "1")
+    assert run("launch", "--submit", "slurm", script)[0] == 0
+    environ = json.loads(sbatch.read_text())[2]
+    assert [name for name in environ if name.startswith("SLURM_")] == ["SLURM_CONF"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--time", "600"],
+        ["--time", "0h"],
+        ["--nodes", "2", "--num-machines", "2"],
+        ["--nodes", "0"],
+        ["--sbatch", "p=x"],
+        ["--sbatch", "time=1", "--time", "2h"],
+        ["--sbatch", "nodes=1", "--num-machines", "2"],
+        ["--sbatch", "qos=a", "--sbatch", "qos=b"],
+        ["--sbatch", "comment=a\nb"],
+        ["--partition", "a\nb"],
+        ["--machine-rank", "1"],
+        ["--main-address", "a"],
+        ["--hosts", "a,b"],
+        ["--in-process"],
+        ["--follow", "--sbatch", "array=0-3"],
+        ["--submit", "pbs"],
+        ["--mixed-precision", "fp16", "--cpu"],
+        ["--sbatch", "export=NONE", "--env", f"A_KEY={SECRET}"],
+    ],
+)
+def test_what_no_job_can_be_is_refused_before_it_is_submitted(
+    words: list[str], script: str
+) -> None:
+    code, text = run("launch", "--submit", "slurm", *words, script)
+    assert code == 2
+    assert text.startswith("error: ")
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize("words", [["--time", "2h"], ["--sbatch", "a=b"], ["--follow"]])
+def test_flags_of_jobs_are_refused_for_a_launch_that_is_none(words: list[str], script: str) -> None:
+    code, text = run("launch", *words, script)
+    assert code == 2
+    assert "--submit" in text
+
+
+def test_the_number_of_machines_is_for_slurm_and_the_launch_in_the_job_asks_slurm(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_NUM_MACHINES", "3")
+    text = submitted(script)
+    assert options_in(text)["nodes"] == "3"
+    assert "HEADWAY_NUM_MACHINES" not in text
+    monkeypatch.setenv("HEADWAY_MAIN_ADDRESS", "here")
+    assert run("launch", "--submit", "slurm", script)[0] == 2
+
+
+@pytest.mark.processes
+def test_what_sbatch_refuses_is_said_in_its_words(script: str, fakes: Path) -> None:
+    add_command(fakes, "sbatch", "echo 'sbatch: error: no such partition' >&2; exit 1")
+    code, text = run("launch", "--submit", "slurm", script)
+    assert code == 4
+    assert "no such partition" in text
+
+
+def test_without_slurm_that_is_said(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert run("launch", "--submit", "slurm", script)[0] == 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("code", "state", "variables", "requeued"),
+    [
+        (75, "RUNNING", {}, "requeue 7\n"),
+        (75, "RUNNING", {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}, "requeue 5_3\n"),
+        (75, "COMPLETING", {}, ""),
+        (1, "RUNNING", {}, ""),
+        (0, "RUNNING", {}, ""),
+    ],
+)
+def test_only_a_job_that_has_saved_and_is_not_cancelled_is_run_again(
+    code: int, state: str, variables: dict[str, str], requeued: str, fakes: Path
+) -> None:
+    add_command(fakes, "squeue", f"echo {state}")
+    add_command(fakes, "scontrol", 'echo "$@"')
+    text = batch_script(Job({}, {}, ["sh", "-c", f"exit {code}"]))
+    environ = {**os.environ, "SLURM_JOB_ID": "7", **variables}
+    done = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, requeued)
+
+
+def shown(state: str, log: Path, code: str = "0:0", reason: str = "None") -> str:
+    return SHOWN.format(state=state, log=str(log).replace("%", "%%"), code=code, reason=reason)
+
+
+def test_what_slurm_shows_of_a_job_is_read_whatever_its_name_is() -> None:
+    state = read_state(shown("FAILED", Path("/a b/50%/x.log"), "3:0", "NonZeroExitCode"))
+    assert state == JobState("FAILED", "NonZeroExitCode", "/a b/50%/x.log", 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "signal", "exit_code"),
+    [
+        ("COMPLETED", 0, 0, 0),
+        ("FAILED", 3, 0, 3),
+        ("FAILED", 0, 9, 137),
+        ("TIMEOUT", 0, 0, 1),
+        ("CANCELLED", 75, 0, 75),
+    ],
+)
+def test_a_followed_job_has_the_exit_code_of_its_script(
+    name: str, code: int, signal: int, exit_code: int
+) -> None:
+    assert JobState(name, code=code, signal=signal).exit_code == exit_code
+
+
+@pytest.mark.processes
+def test_a_job_is_followed_over_a_requeue_to_its_end(
+    fakes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    """Each question to SLURM gets the next answer; the log grows before the answer is given."""
+    log = tmp_path / "50% job.log"
+    answers = [
+        ("", "PENDING", "0:0", "Resources"),
+        ("one\n", "RUNNING", "0:0", "None"),
+        ("", "PREEMPTED", "0:0", "None"),
+        ("", "PENDING", "0:0", "BeginTime"),
+        ("two", "RUNNING", "0:0", "None"),
+        ("", "FAILED", "3:0", "NonZeroExitCode"),
+        ("\n", "FAILED", "3:0", "NonZeroExitCode"),
+    ]
+    given = iter(answers)
+
+    def ask(job: str) -> JobState:
+        printed, *state = next(given)
+        with log.open("a") as file:
+            file.write(printed)
+        return read_state(shown(state[0], log, *state[1:]))
+
+    monkeypatch.setattr(slurm_jobs, "state_of", ask)
+    monkeypatch.setattr(slurm_jobs, "_LEAST_S", 0.0)
+    monkeypatch.setattr(slurm_jobs, "_MOST_S", 0.0)
+    from headway.commands.main import main
+
+    assert main(["follow", "7"]) == 3
+    out, err = capfdbinary.readouterr()
+    assert out == b"one\ntwo\n"
+    assert [b"Resources" in line for line in err.splitlines()].count(True) == 1
+    assert not list(given)
+
+
+def test_ctrl_c_leaves_the_job_alone_and_says_how_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(_: str) -> JobState:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm_jobs, "state_of", interrupt)
+    code, text = run("follow", "12_3")
+    assert code == 130
+    assert "headway follow 12_3" in text
+
+
+@pytest.mark.parametrize("words", [[], ["a"], ["1", "2"], ["-1"], ["1;ls"]])
+def test_follow_takes_one_job(words: list[str]) -> None:
+    assert run("follow", *words)[0] == 2
+
+
+@pytest.mark.processes
+def test_a_job_that_the_controller_has_forgotten_is_looked_up_in_the_accounting(
+    fakes: Path,
+) -> None:
+    add_command(fakes, "scontrol", "echo 'Invalid job id specified' >&2; exit 1")
+    add_command(fakes, "sacct", "echo 'CANCELLED by 0|0:15'")
+    code, text = run("follow", "7")
+    assert code == 128 + 15
+    add_command(fakes, "sacct", "exit 1")
+    code, text = run("follow", "7")
+    assert code == 4
+    assert "Invalid job id specified" in text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("echo 'a|1:00|2'; echo 'b*|inf|1'; echo 'b*|inf|3'", ["b inf 4", "a 1:00 2"]),
+        ("echo 'no controller' >&2; exit 1", []),
+    ],
+)
+def test_partitions_are_those_that_sinfo_lists(text: str, found: list[str], fakes: Path) -> None:
+    add_command(fakes, "sinfo", text)
+    listed = slurm_jobs.partitions()
+    assert [f"{one.name} {one.time_limit} {one.nodes}" for one in listed] == found
+
+
+def test_without_sinfo_there_are_no_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert slurm_jobs.partitions() == []

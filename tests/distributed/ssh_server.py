@@ -1,0 +1,98 @@
+"""An ssh server of our own, on two addresses of this machine, that stand for two hosts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.distributed.launching import free_port
+
+_HOSTS = {"a": "127.0.0.1", "b": "127.0.0.2"}
+_PRIVILEGES = Path("/run/sshd")  # sshd wants it where root starts it
+
+_SERVER = """\
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/key.pub
+PidFile {folder}/sshd.pid
+UsePAM no
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+"""
+_CLIENT = """\
+Host *
+  Port {port}
+  IdentityFile {folder}/key
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known_hosts
+"""
+
+
+def why_no_server() -> str:
+    """Return why no server can be started here; empty if one can."""
+    if sys.platform != "linux":
+        return "other systems have no second loopback address"
+    if _sshd() is None or shutil.which("ssh-keygen") is None:
+        return "OpenSSH's server is not installed"
+    with suppress(OSError):
+        if os.geteuid() == 0:
+            _PRIVILEGES.mkdir(mode=0o755, exist_ok=True)
+        return ""
+    return f"{_PRIVILEGES} cannot be made"
+
+
+def _sshd() -> str | None:
+    return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+@contextmanager
+def ssh_server(folder: Path) -> Iterator[psutil.Process]:
+    """Run a server in which hosts a and b are known to the `ssh` in folder/bin."""
+    port = free_port()
+    for name in ("host_key", "key"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
+        )
+    listening = [f"ListenAddress {address}:{port}\n" for address in _HOSTS.values()]
+    (folder / "sshd_config").write_text("".join(listening) + _SERVER.format(folder=folder))
+    names = [f"Host {name}\n  HostName {address}\n" for name, address in _HOSTS.items()]
+    (folder / "config").write_text("".join(names) + _CLIENT.format(folder=folder, port=port))
+    key = (folder / "host_key.pub").read_text()
+    known = [f"[{address}]:{port} {key}" for address in _HOSTS.values()]
+    (folder / "known_hosts").write_text("".join(known))
+    ssh = folder / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
+    ssh.chmod(0o755)
+    sshd = _sshd()
+    assert sshd is not None
+    log = folder / "sshd.log"
+    command = [sshd, "-D", "-f", str(folder / "sshd_config"), "-E", str(log)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as server:
+        try:
+            wait_until(lambda: server.poll() is not None or _listens(log))
+            if server.poll() is not None:
+                pytest.skip(f"sshd does not start here: {log.read_text()}")
+            yield psutil.Process(server.pid)
+        finally:
+            server.send_signal(signal.SIGTERM)
+
+
+def _listens(log: Path) -> bool:
+    return log.exists() and log.read_text().count("Server listening") == len(_HOSTS)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for a condition, for as long as the test may take."""
+    while not is_so():
+        time.sleep(0.05)

@@ -1,0 +1,118 @@
+"""`headway launch --hosts a,b`: over a real ssh, two hosts are one run with one end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.distributed.launching import is_alive, launch, script, start
+from tests.distributed.ssh_server import ssh_server, wait_until, why_no_server
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.usefixtures("executed_starts", "hosts"),
+    pytest.mark.skipif(bool(why_no_server()), reason=why_no_server()),
+]
+
+SECRET = "dont-tell-anyone"
+
+# what each rank finds, and whether any process shows a secret
+RANK = """
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+commands = ""
+for pid in filter(str.isdecimal, os.listdir("/proc")):
+    try:
+        commands += open(f"/proc/{pid}/cmdline").read()
+    except OSError:
+        pass
+secrets = (os.environ["A_TOKEN"], os.environ["B_TOKEN"], os.environ["HEADWAY_RUN_KEY"])
+shown = [secret for secret in secrets if secret in commands]
+print(int(total), os.environ["LOCAL_RANK"], os.getcwd(), os.environ["HOME"], sys.argv[1:], shown)
+print(os.environ["HEADWAY_RUN_KEY"], file=open("key_" + os.environ["RANK"], "w"))
+"""
+
+FAILS = """
+import os, sys, time
+if os.environ["RANK"] == "2":
+    sys.exit(7)
+time.sleep(600)
+"""
+
+WAITS = """
+import os, time
+open("up_" + os.environ["RANK"], "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[psutil.Process, Path]]:
+    folder = tmp_path_factory.mktemp("ssh")
+    with ssh_server(folder) as process:
+        yield process, folder
+
+
+@pytest.fixture
+def hosts(server: tuple[psutil.Process, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let `ssh a` and `ssh b` work, and wait until no connection is left."""
+    process, folder = server
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    yield
+    wait_until(lambda: not process.children())
+
+
+def test_two_hosts_are_one_run_with_one_output_and_no_secret_is_in_sight() -> None:
+    words = ["--hosts", "a:2,b", "--cpu", script(RANK), "x y", "$HOME"]
+    done = launch(*words, HEADWAY_ENV=f"A_TOKEN={SECRET}", B_TOKEN="of-the-shell")
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line for line in done.stdout.splitlines() if line)
+    for rank, local_rank in ((0, 0), (1, 1), (2, 0)):
+        assert lines[rank].startswith(f"[{rank}] 3 {local_rank} {os.getcwd()} ")
+        assert lines[rank].endswith(" ['x y', '$HOME'] []")
+        home = lines[rank].split()[4]  # of the account, which sshd looks up
+        assert home != os.environ["HOME"]
+    keys = {Path(f"key_{rank}").read_text() for rank in range(3)}
+    assert len(keys) == 1
+    assert len(keys.pop().strip()) == 64
+
+
+def test_the_code_of_the_rank_that_failed_is_that_of_the_run_and_there_is_one_report() -> None:
+    Path("hosts.txt").write_text("# two machines\na slots=2\nb\n")
+    done = launch("-q", "--cpu", "--hostfile", "hosts.txt", script(FAILS))
+    assert done.returncode == 7
+    assert done.stderr.count("error: ") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_the_caller_is_the_end_on_all_hosts(number: signal.Signals) -> None:
+    with start("-q", "--cpu", "--hosts", "a,b:2", script(WAITS)) as process:
+        ups = [Path(f"up_{rank}") for rank in range(3)]
+        wait_until(lambda: all(up.exists() and up.read_text() for up in ups))
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    wait_until(lambda: not any(is_alive(int(up.read_text())) for up in ups))
+
+
+def test_hosts_that_cannot_take_part_are_all_named_before_anything_starts() -> None:
+    ssh = Path("bin") / "ssh"
+    ssh.parent.mkdir()
+    real = os.environ["PATH"].partition(os.pathsep)[0]
+    refusal = '*" refuses exec "*) echo "Permission denied" >&2; exit 255;;'
+    ssh.write_text(f'#!/bin/sh\ncase "$*" in {refusal} esac\nexec {real}/ssh "$@"\n')
+    ssh.chmod(0o755)
+    path = f"{ssh.parent.absolute()}{os.pathsep}{os.environ['PATH']}"
+    done = launch("--hosts", "a,refuses", "--cpu", script(WAITS), PATH=path)
+    assert done.returncode == 4
+    assert "Permission denied" in done.stderr
+    assert "refuses" in done.stderr
+    assert not Path("up_0").exists()
