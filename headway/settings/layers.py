@@ -21,8 +21,11 @@ from headway.settings.profile_trust import owner_name, writing_group
 from headway.settings.setting import VARIABLE_PREFIX
 from headway.settings.table import TABLE
 
+RUN_KEY = f"{VARIABLE_PREFIX}RUN_KEY"
+"""The variable with the key by which the machines of a run know each other."""
+
 # a launch inside a launch: the outer run's contract is not a setting of this one
-_NOT_SETTINGS = (RUN_VARIABLE, PROFILE_VARIABLE, *LOG_LEVELS)
+_NOT_SETTINGS = (RUN_VARIABLE, PROFILE_VARIABLE, RUN_KEY, *LOG_LEVELS)
 
 
 def profile_layers(

@@ -212,6 +212,55 @@ class Count:
         return number
 
 
+class Machines(int):
+    """A number of machines, or a range of them: as a number it is the most that there can be.
+
+    Args:
+        most: with which the run is complete.
+        least: with which it can begin and go on.
+    """
+
+    least: int
+
+    def __new__(cls, most: int, least: int | None = None) -> Machines:
+        self = super().__new__(cls, most)
+        self.least = most if least is None else least
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.least}:{int(self)}" if self.is_range else str(int(self))
+
+    __repr__ = __str__
+
+    @property
+    def is_range(self) -> bool:
+        """Whether machines may come and go."""
+        return self.least < int(self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, int):
+            return False
+        return int(self) == int(other) and self.least == getattr(other, "least", other)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+
+def read_machines(raw: Raw) -> Machines:
+    """Read 4, or 2:4 for from 2 to 4 machines."""
+    least, colon, most = _text(raw).strip().partition(":")
+    count = Count(1)
+    if not colon:
+        return Machines(count(least))
+    try:
+        found = Machines(count(most), count(least))
+    except ValueError:
+        raise ValueError("which is neither a number of machines (4) nor a range (2:4)") from None
+    if found.least > found:
+        raise ValueError("which is a range whose end is below its start")
+    return found
+
+
 class Seconds(Count):
     """Parses whole seconds, also written with units: 90s, 10m, 3h55m."""
 

@@ -15,6 +15,7 @@ from headway.contract.run import (
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.launcher.planning.supervision import is_world_of_one
 from headway.machine.facts import Machine
+from headway.settings.layers import RUN_KEY
 from headway.settings.resolve import threads_given_by
 from headway.settings.setting import Value
 from headway.settings.table import YES, Settings
@@ -63,6 +64,8 @@ def variables_of(
         changes |= _gpu_mask(settings, machine, gpus)
     stale = _ours(None, "left over from another launch")
     changes |= {name: stale for name in RANK_VARIABLES if name in environ}
+    if RUN_KEY in environ:
+        changes[RUN_KEY] = _ours(None, "for launchers only")
     is_only_rank = supervised is None and is_world_of_one(settings)
     if is_only_rank:
         changes |= {

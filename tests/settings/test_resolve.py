@@ -37,6 +37,7 @@ TWO_VALUES = {  # for each setting, two different values that are possible
     "machine_rank": ("0", "1"),
     "main_address": ("a", "b"),
     "main_port": ("1000", "2000"),
+    "machine_timeout_s": ("20", "30"),
     "max_restarts": ("1", "2"),
     "restart_delay": ("0", "2"),
     "grace_period_s": ("1", "2"),
