@@ -15,6 +15,7 @@ from headway.commands.resume_check import resume_problems
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, WorkerFailed
+from headway.launcher.clusters.channel.run_key import describe_run_key
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
@@ -109,6 +110,8 @@ def main(argv: Sequence[str]) -> int:
         from headway.launcher.planning.describe import describe
 
         escape_unencodable()
+        if not plan.is_one_machine:
+            plan = plan._replace(notes=(*plan.notes, describe_run_key(environ)))
         print(describe(plan, parsed.show_secrets))
         return 0
     _announce(plan, is_quiet=parsed.quiet)

@@ -398,9 +398,12 @@ class MachinesRendezvous(Rendezvous):
         told: Failed | None = None
         began = time.monotonic()
         while not member.wait(lambda: member.restart is not None, _POLL_INTERVAL_S):
+            if member.stopping is not None:
+                self._stop_at = 0.0  # the ranks here have failed because of it
+                self._follow_stop(member)
             failed = describe()
             within_s = self._timeout_s * failed.doubt + _DECISION_WITHIN_S
-            if member.is_over or member.stopping or time.monotonic() > began + within_s:
+            if member.is_over or time.monotonic() > began + within_s:
                 break
             if told is None or (failed.cause, failed.doubt) != (told.cause, told.doubt):
                 told = failed

@@ -199,7 +199,8 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
     if stopped_by is not None and not has_lost:
         _tell(agent, f"stopped by {stopped_by.name}{describe_killed(agent.exits)}")
-        return failure.exit_code
+        is_consequence = isinstance(failure, Failure) and failure.doubt > 1
+        return 128 + stopped_by if is_consequence else failure.exit_code
     where = socket.gethostname()
     if isinstance(failure, Failure):
         where = f"process {failure.first.pid} on {where}"

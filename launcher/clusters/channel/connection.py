@@ -81,15 +81,10 @@ class Connection:
                 self._lines.limit = MAX_LINE
                 yield message
 
-    def send(self, message: Message) -> None:
-        """Send a message as far as the connection takes it now.
-
-        Raises:
-            OSError: the connection has failed.
-        """
+    def put(self, message: Message) -> None:
+        """Have a message sent by the next `flush`."""
         assert self._session is not None, "the other end has greeted"
         self._unsent += self._session.seal(message)
-        self.flush()
 
     def flush(self) -> None:
         """Send what is left, as far as the connection takes it now.

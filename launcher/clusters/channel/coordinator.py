@@ -175,10 +175,12 @@ class Coordinator:
         machine = self.machines[peer]
         machine.heard_at = now
         if isinstance(message, Beat):
-            machine.word = message.word
+            machine.word = message.word or machine.word
         elif isinstance(message, Ready):
             machine.ready = message
             self._settle_at = now + SETTLE_S
+            if self._is_running:
+                self._tell([machine], Missing("the next restart of the run, which has begun"))
         elif isinstance(message, Probed):
             self._note_probe(machine, message)
         elif isinstance(message, Failed):

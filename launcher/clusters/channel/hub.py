@@ -216,11 +216,16 @@ class Hub:
     def _send_all(self) -> None:
         while self._coordinator.outbox:
             pending, self._coordinator.outbox = self._coordinator.outbox, []
-            for number, message in pending:
-                if number in self._peers and not self._peers[number].is_refused:
-                    with suppress(OSError):  # its end is read, and then it is lost
-                        self._peers[number].connection.send(message)
-                        self._flush(number)
+            there = [
+                (number, message)
+                for number, message in pending
+                if number in self._peers and not self._peers[number].is_refused
+            ]
+            for number, message in there:
+                self._peers[number].connection.put(message)
+            for number in dict.fromkeys(number for number, _ in there):
+                with suppress(OSError):  # its end is read, and then it is lost
+                    self._flush(number)
 
     def _flush(self, number: int) -> None:
         connection = self._peers[number].connection

@@ -60,6 +60,7 @@ class Member:
         self._connection = Connection(link, key, is_hub=False)
         self._timeout_s = machine_timeout_s
         self._word = word
+        self._last_word = ""
         self._to_send: deque[Message] = deque()
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closing = False
@@ -156,7 +157,9 @@ class Member:
             self._timeout_s = message.machine_timeout_s
             self.accepted = message
         elif isinstance(message, Beat):
-            self._to_send.append(Beat(self._word()))
+            word = self._word()
+            self._to_send.append(Beat("" if word == self._last_word else word))
+            self._last_word = word
         elif isinstance(message, Round):
             self.restart, self.probe = None, None
             self.round = message
@@ -179,7 +182,7 @@ class Member:
 
     def _send_all(self) -> None:
         while self.has_greeted and self._to_send:
-            self._connection.send(self._to_send.popleft())
+            self._connection.put(self._to_send.popleft())
         self._connection.flush()
         writing = selectors.EVENT_WRITE if self._connection.has_unsent else 0
         link = self._connection.link

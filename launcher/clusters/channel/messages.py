@@ -8,6 +8,7 @@ is refused. Nothing is encrypted.
 
 from __future__ import annotations
 
+import binascii
 import hashlib
 import hmac
 import json
@@ -22,7 +23,7 @@ PROTOCOL = "headway-channel/1"
 MAX_GREETING = 128  # bytes, as of every line that is not authenticated
 MAX_LINE = 2**18  # bytes
 _TAG_BYTES = 16  # half of SHA-256's output: RFC 2104, section 5
-_TAG_CHARS = 2 * _TAG_BYTES
+_TAG_CHARS = 22  # in base64
 _GREETING = re.compile(rb"headway-channel/(\d{1,9}) ([0-9a-f]{32}) (keyed|open)")
 _REFUSAL = re.compile(rb"headway-channel refused: (key|version)")
 
@@ -89,7 +90,7 @@ class Stopping(NamedTuple):
 class Beat(NamedTuple):
     """The sender is alive."""
 
-    word: str  # of its ranks: how far they are
+    word: str  # of its ranks: how far they are; empty: as before
 
 
 class Bye(NamedTuple):
@@ -251,7 +252,7 @@ class Session:
 
 def _tag(key: bytes, number: int, content: bytes) -> bytes:
     whole = hmac.digest(key, number.to_bytes(8, "big") + content, hashlib.sha256)
-    return whole[:_TAG_BYTES].hex().encode()
+    return binascii.b2a_base64(whole[:_TAG_BYTES], newline=False)[:_TAG_CHARS]
 
 
 class Lines:

@@ -38,12 +38,12 @@ class RunKey(NamedTuple):
 
 
 def describe_run_key(environ: Mapping[str, str]) -> str:
-    """Return where the key of a run with this environment comes from."""
+    """Return how the machines of a run with this environment know each other, as a sentence."""
     if RUN_KEY in environ:
-        return f"authenticated, by {RUN_KEY}"
+        return f"machines know each other by {RUN_KEY}"
     if path := key_file(environ):
-        return f"authenticated, by a file that machine 0 writes: {path}"
-    return f"not authenticated: {HOW_TO_SET}"
+        return f"machines know each other by a key that machine 0 writes to {path}"
+    return f"nothing keeps other programs of the network out of the run: {HOW_TO_SET}"
 
 
 def run_key_of_machine_0(environ: Mapping[str, str], say: Callable[[str], None]) -> RunKey:

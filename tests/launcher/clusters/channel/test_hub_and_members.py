@@ -139,7 +139,7 @@ def attacks(some: Channel) -> Iterator[bytes]:
     yield b"\x80\x04\x95" + bytes(200)  # a pickle
     yield b"x" * 300_000
     yield b'["Failed",0,"h","c","w","d","f",1,0,0.0,true]\n'
-    yield b"0" * 32 + b'["Failed",0,"h","c","w","d","f",1,0,0.0,true]\n'
+    yield b"0" * 22 + b'["Failed",0,"h","c","w","d","f",1,0,0.0,true]\n'
     with socket.create_connection(some.address) as other:  # recorded on another connection
         session = greeted(other, KEY)
         yield session.seal(Join(1, 2, 2, "n1", 1, time.time(), (), ())) + session.seal(failure())
