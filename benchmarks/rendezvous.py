@@ -90,6 +90,10 @@ class Agents:
             if isinstance(message, messages.Probe):
                 socket.create_connection((message.address, message.port)).close()
                 connection.put(messages.Probed(""))
+            elif isinstance(message, messages.Accepted):
+                probe = socket.create_server(("127.0.0.1", 0))
+                self._probes.append(probe)
+                connection.put(messages.Ready(probe.getsockname()[1], None))
             elif isinstance(message, messages.Round):
                 self.rounds += 1
             elif isinstance(message, messages.Beat):
@@ -97,9 +101,6 @@ class Agents:
         if connection.has_greeted and not has_joined:
             agent[2] = True
             connection.put(introduction(machine, self._total))
-            probe = socket.create_server(("127.0.0.1", 0))
-            self._probes.append(probe)
-            connection.put(messages.Ready(probe.getsockname()[1], None))
         connection.flush()
 
     @property
@@ -109,12 +110,10 @@ class Agents:
 
 def introduction(machine: int, machines: int) -> Any:
     """Return what a machine of a real launch tells."""
-    from headway.launcher.clusters.channel.messages import Fact, Join
+    from headway.launcher.clusters.channel.messages import Join
 
-    must = [Fact(f"setting_{number}", "0123456789ab") for number in range(12)]
-    should = [Fact(f"setting_{number}", "0123456789ab") for number in range(9)]
     host = f"node{machine:04d}.cluster.local"
-    return Join(machine, machines, machines, host, 8, time.time(), tuple(must), tuple(should))
+    return Join(machine, machines, machines, host, 8, time.time())
 
 
 def _run_agents(address: tuple[str, int], count: int, end: Any) -> None:
@@ -129,7 +128,7 @@ def channel(count: int, idle_s: float) -> Cost:
     from headway.launcher.clusters.channel.coordinator import Coordinator
     from headway.launcher.clusters.channel.hub import Hub
     from headway.launcher.clusters.channel.member import Member
-    from headway.launcher.clusters.channel.messages import Probed, Ready
+    from headway.launcher.clusters.channel.messages import Facts, Probed, Ready
 
     before = device_bytes()
     began = time.monotonic()
@@ -140,6 +139,7 @@ def channel(count: int, idle_s: float) -> Cost:
         max_restarts=0,
         join_timeout_s=600,
         machine_timeout_s=TIMEOUT_S,
+        facts=Facts((), ()),
         say=print,
         now=began,
     )
@@ -197,11 +197,17 @@ def counter(count: int) -> Cost:
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     port = listener.getsockname()[1]
     limit = timedelta(seconds=600)
-    options = {"timeout": limit, "wait_for_workers": False}
-    main = TCPStore("127.0.0.1", port, None, True, master_listen_fd=listener.detach(), **options)
+    main = TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        timeout=limit,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
     def act(_: int) -> None:
-        store = TCPStore("127.0.0.1", port, None, False, **options)
+        store = TCPStore("127.0.0.1", port, timeout=limit, wait_for_workers=False)
         if store.add("joined", 1) == count:
             store.set("open", "1")
         store.wait(["open"], limit)

@@ -29,10 +29,7 @@ from headway.launcher.clusters.channel.messages import (
     Round,
     Stopping,
 )
-from headway.launcher.clusters.channel.preflight import (
-    facts_that_must_agree,
-    facts_that_should_agree,
-)
+from headway.launcher.clusters.channel.preflight import facts_of
 from headway.launcher.clusters.channel.run_key import (
     HOW_TO_SET,
     RunKey,
@@ -96,6 +93,7 @@ class MachinesRendezvous(Rendezvous):
         self.address: str = settings.main_address
         self.port: int = settings.main_port
         self._plan = plan
+        self._facts = facts_of(plan, torch.__version__)
         self._environ = environ
         self._least, self._most = settings.num_machines.least, int(settings.num_machines)
         self._asked_rank: int | None = settings.machine_rank
@@ -161,6 +159,9 @@ class MachinesRendezvous(Rendezvous):
                 print_notice(
                     f"waiting for {place}: something listens there, but has not answered yet"
                 )
+        assert member.accepted is not None
+        if member.accepted.digest != self._facts.digest():
+            member.send(self._facts)
         return member
 
     def _introduction(self) -> Join:
@@ -171,8 +172,6 @@ class MachinesRendezvous(Rendezvous):
             host=socket.gethostname(),
             num_processes=self._plan.settings.num_processes,
             clock=time.time(),
-            must_agree=facts_that_must_agree(self._plan, torch.__version__),
-            should_agree=facts_that_should_agree(self._plan),
         )
 
     def _is_machine_0(self) -> bool:
@@ -201,6 +200,7 @@ class MachinesRendezvous(Rendezvous):
             max_restarts=self._plan.settings.max_restarts,
             join_timeout_s=self._join_timeout_s,
             machine_timeout_s=self._timeout_s,
+            facts=self._facts,
             say=say,
             now=time.monotonic(),
         )

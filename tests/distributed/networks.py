@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,21 +61,17 @@ class Network:
 
     def launch(self, number: int, *words: str, **variables: str) -> subprocess.Popen[str]:
         """Begin `headway launch` with these words on machine n`number`."""
-        return self.run(number, *HEADWAY, *words, env=environment(**variables))
-
-    def run(self, number: int, *command: str, **options: Any) -> subprocess.Popen[str]:
-        """Begin a command on machine n`number`."""
         hosts = str(self._folder / f"hosts{number}")
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(
             [
                 *("nsenter", f"--net=/run/netns/{self._space(number)}"),
                 *("unshare", "--uts", "--mount", "bash", "-c", _ON_MACHINE),
-                *(f"n{number}", hosts, *command),
+                *(f"n{number}", hosts, *HEADWAY, *words),
             ],
+            env=environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            **streams,
-            **options,
         )
 
     def cut(self, number: int) -> None:

@@ -14,6 +14,7 @@ from headway.launcher.clusters.channel.messages import (
     Beat,
     Bye,
     Done,
+    Facts,
     Failed,
     Join,
     Message,
@@ -43,6 +44,7 @@ class Machine:
         address: where it is, as machine 0 sees it; empty for machine 0 itself.
         reached_at: the address of machine 0 that it has connected to.
         clock_ahead_s: of machine 0's clock.
+        facts: those of machine 0, unless it tells others.
         now: on the monotonic clock.
     """
 
@@ -53,6 +55,7 @@ class Machine:
         address: str,
         reached_at: str,
         clock_ahead_s: float,
+        facts: Facts,
         now: float,
     ) -> None:
         self.peer = peer
@@ -61,6 +64,7 @@ class Machine:
         self.reached_at = reached_at
         self.clock_ahead_s = clock_ahead_s
         self.heard_at = now
+        self.facts = facts
         self.rank = join.machine
         self.ready: Ready | None = None
         self.has_ranks = False  # in the current round
@@ -86,6 +90,7 @@ class Coordinator:
         max_restarts: after failures, in the whole run.
         join_timeout_s: how long to wait for missing machines.
         machine_timeout_s: how long a machine may be silent.
+        facts: of machine 0, compared with those of the others.
         say: prints a line on machine 0.
         now: on the monotonic clock.
     """
@@ -98,6 +103,7 @@ class Coordinator:
         max_restarts: int,
         join_timeout_s: float,
         machine_timeout_s: float,
+        facts: Facts,
         say: Callable[[str], None],
         now: float,
     ) -> None:
@@ -109,7 +115,10 @@ class Coordinator:
         self._most = most
         self._max_restarts = max_restarts
         self._join_timeout_s = join_timeout_s
-        self._machine_timeout_s = machine_timeout_s
+        self._facts = facts
+        self._accepted = Accepted(float(machine_timeout_s), facts.digest())
+        self._asked_ranks: set[int | None] = set()
+        self._num_ready = 0
         self._say = say
         self._round = -1
         self._is_running = False
@@ -141,12 +150,12 @@ class Coordinator:
             self._say(f"refused machine {join.machine} ({join.host}, {address}): {refused.what}")
             return False
         ahead_s = join.clock - clock
-        self.machines[peer] = Machine(peer, join, address, reached_at, ahead_s, now)
-        self.outbox.append((peer, Accepted(float(self._machine_timeout_s))))
+        self.machines[peer] = Machine(peer, join, address, reached_at, ahead_s, self._facts, now)
+        self._asked_ranks.add(join.machine)
+        self.outbox.append((peer, self._accepted))
         return True
 
     def _why_not(self, join: Join) -> Refused | None:
-        others = self.machines.values()
         if self.is_ended or self._is_stopping:
             return Refused("the run has ended", "machine 0", "start it again on all machines")
         if (join.least, join.most) != (self._least, self._most):
@@ -156,13 +165,13 @@ class Coordinator:
                 f"machine {join.machine}, and machine 0",
                 "pass the same --num-machines on every machine",
             )
-        if join.machine is not None and join.machine in [one.join.machine for one in others]:
+        if join.machine is not None and join.machine in self._asked_ranks:
             return Refused(
                 f"machine_rank {join.machine} was given to two machines",
                 "the run at machine 0",
                 f"give every machine its own --machine-rank, from 0 to {self._most - 1}",
             )
-        if len(others) == self._most:
+        if len(self.machines) == self._most:
             return Refused(
                 f"the run has all of its {self._most} machines",
                 "the run at machine 0",
@@ -176,7 +185,10 @@ class Coordinator:
         machine.heard_at = now
         if isinstance(message, Beat):
             machine.word = message.word or machine.word
+        elif isinstance(message, Facts):
+            machine.facts = message
         elif isinstance(message, Ready):
+            self._num_ready += machine.ready is None
             machine.ready = message
             self._settle_at = now + SETTLE_S
             if self._is_running:
@@ -192,13 +204,16 @@ class Coordinator:
             self._stop(machine, message)
         elif isinstance(message, Bye):
             machine.is_leaving = self.is_ended or self._is_stopping or machine.is_done
-        self._advance(now)
+        if isinstance(message, (Ready, Probed)):
+            self._advance(now)
 
     def lose(self, peer: int, reason: str, now: float) -> None:
         """Act on the end of a machine's connection."""
         machine = self.machines.pop(peer, None)
         if machine is None:
             return
+        self._asked_ranks.discard(machine.join.machine)
+        self._num_ready -= machine.ready is not None
         self._probes = {by: of for by, of in self._probes.items() if peer not in (by, of)}
         if self.is_ended or self._is_stopping or machine.is_leaving:
             return
@@ -262,9 +277,11 @@ class Coordinator:
         """Start a round if all that it needs is there."""
         if self._is_running or self.is_ended or self._is_stopping or self._probes:
             return
+        if self._num_ready < self._least:
+            return
         present = list(self.machines.values())
         ready = [one for one in present if one.ready is not None]
-        if len(ready) < self._least or any(one.has_ranks and not one.ready for one in present):
+        if any(one.has_ranks and not one.ready for one in present):
             return
         if not any(one.rank == 0 for one in ready):
             return
@@ -288,7 +305,7 @@ class Coordinator:
         for one in machines:
             one.is_checked = True
         for one in others:
-            errors, warnings = preflight.differences(main.join, one.join, one.label)
+            errors, warnings = preflight.differences(self._facts, one.facts, one.label)
             found += errors
             clock = preflight.describe_clock(one.label, one.clock_ahead_s)
             for warning in filter(None, [*map(str, warnings), clock]):
@@ -342,6 +359,7 @@ class Coordinator:
         own_address = next((one.reached_at for one in machines[1:] if one.reached_at), "")
         self._round += 1
         self._is_running = True
+        self._num_ready -= len(machines)
         for rank, one in enumerate(machines):
             one.ready = one.failure = None
             one.has_ranks, one.is_done = True, False
@@ -397,9 +415,10 @@ class Coordinator:
             self._tell([one for one in self.machines.values() if one is not machine], stopping)
 
     def _look_whether_all_are_done(self) -> None:
-        with_ranks = [one for one in self.machines.values() if one.has_ranks]
-        if self._is_running and not self.is_ended and all(one.is_done for one in with_ranks):
+        are_done = all(one.is_done for one in self.machines.values() if one.has_ranks)
+        if self._is_running and not self.is_ended and are_done:
             self.is_ended = True
+            with_ranks = [one for one in self.machines.values() if one.has_ranks]
             self._tell(with_ranks, AllDone())
             late = Refused("the run has ended", "machine 0", "nothing is left to do here")
             self._tell([one for one in self.machines.values() if not one.has_ranks], late)

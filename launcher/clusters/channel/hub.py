@@ -94,7 +94,7 @@ class Hub:
         self._waking_end.close()
 
     def _serve(self) -> None:
-        looked_at = time.monotonic()
+        looked_at = tick_at = time.monotonic()
         try:
             while self._close_at == float("inf") or self._has_members:
                 ready = self._selector.select(self._wait_s())
@@ -104,8 +104,10 @@ class Hub:
                 looked_at = now
                 for key, events in ready:
                     self._attend(key, events, now)
-                self._look_at_clocks(now)
-                self._coordinator.tick(now)
+                if now >= tick_at:
+                    tick_at = now + _BUSY_TICK_S
+                    self._look_at_clocks(now)
+                    self._coordinator.tick(now)
                 self._send_all()
                 if now > self._close_at:
                     break
@@ -156,9 +158,9 @@ class Hub:
     def _add(self, link: socket.socket, address: str, reached_at: str) -> None:
         now = time.monotonic()
         connection = Connection(link, self._key, is_hub=True)
-        strangers = [one for one, peer in self._peers.items() if not peer.has_joined]
-        if len(strangers) > _MAX_STRANGERS + self._coordinator.room:
-            self._drop(strangers[0])
+        room = self._coordinator.room + _MAX_STRANGERS
+        if len(self._peers) > len(self._coordinator.machines) + room:
+            self._drop(next(one for one, peer in self._peers.items() if not peer.has_joined))
         self._num_peers += 1
         self._peers[self._num_peers] = _Peer(connection, address, reached_at, now)
         self._selector.register(link, selectors.EVENT_READ, self._num_peers)

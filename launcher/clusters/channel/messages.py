@@ -36,7 +36,7 @@ class Fact(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A machine's first message: who it is, and what is compared before ranks start."""
+    """A machine's first message: who it is."""
 
     machine: int | None  # its rank; None: machine 0 gives it one
     least: int  # machines that it expects
@@ -44,8 +44,17 @@ class Join(NamedTuple):
     host: str
     num_processes: int
     clock: float  # seconds since the epoch
+
+
+class Facts(NamedTuple):
+    """What is compared before ranks start; sent where it is not the same as on machine 0."""
+
     must_agree: tuple[Fact, ...]
     should_agree: tuple[Fact, ...]
+
+    def digest(self) -> str:
+        """Return the same text for the same facts alone."""
+        return hashlib.sha256(json.dumps(self).encode()).hexdigest()[:32]
 
 
 class Ready(NamedTuple):
@@ -101,6 +110,7 @@ class Accepted(NamedTuple):
     """The machine has been taken in."""
 
     machine_timeout_s: float
+    digest: str  # of the facts of machine 0
 
 
 class Refused(NamedTuple):
@@ -147,7 +157,7 @@ class AllDone(NamedTuple):
     """All ranks of the run have ended well."""
 
 
-Message = (Join | Ready | Probed | Failed | Done | Stopping | Beat | Bye) | (
+Message = (Join | Facts | Ready | Probed | Failed | Done | Stopping | Beat | Bye) | (
     Accepted | Refused | Missing | Probe | Round | Restart | AllDone
 )
 

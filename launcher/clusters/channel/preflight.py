@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headway._version import __version__
-from headway.launcher.clusters.channel.messages import Fact, Join
+from headway.launcher.clusters.channel.messages import Fact, Facts
 from headway.launcher.planning.plan import LaunchPlan
 
 CLOCK_TOLERANCE_S = 5.0
@@ -38,8 +38,12 @@ class Difference(NamedTuple):
         return f"{self.machine}: {self.what} {self.here}, on machine 0 {self.on_machine_0}"
 
 
-def facts_that_must_agree(plan: LaunchPlan, torch_version: str) -> tuple[Fact, ...]:
-    """Return what machines of one run must have in common."""
+def facts_of(plan: LaunchPlan, torch_version: str) -> Facts:
+    """Return what is compared between the machines of one run; possible secrets by digest."""
+    return Facts(_that_must_agree(plan, torch_version), _that_should_agree(plan))
+
+
+def _that_must_agree(plan: LaunchPlan, torch_version: str) -> tuple[Fact, ...]:
     program = plan.program
     facts = [Fact("headway", __version__), Fact("torch", torch_version.partition("+")[0])]
     with suppress(OSError):  # a module is found by Python
@@ -49,8 +53,7 @@ def facts_that_must_agree(plan: LaunchPlan, torch_version: str) -> tuple[Fact, .
     return (*facts, *_settings(plan, _MUST_AGREE))
 
 
-def facts_that_should_agree(plan: LaunchPlan) -> tuple[Fact, ...]:
-    """Return what is different by mistake only, most often; secrets may be in it, so by digest."""
+def _that_should_agree(plan: LaunchPlan) -> tuple[Fact, ...]:
     arguments = _digest("\0".join(plan.program.args).encode())
     return (
         Fact("python", platform.python_version().rpartition(".")[0]),
@@ -67,12 +70,14 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
 
-def differences(main: Join, other: Join, machine: str) -> tuple[list[Difference], list[Difference]]:
+def differences(
+    main: Facts, other: Facts, machine: str
+) -> tuple[list[Difference], list[Difference]]:
     """Return how `other` differs from machine 0: what must agree, and what should.
 
     Args:
-        main: what machine 0 has told.
-        other: what another machine has told.
+        main: the facts of machine 0.
+        other: those of another machine.
         machine: its name in messages.
     """
     return (

@@ -11,6 +11,7 @@ from headway.launcher.clusters.channel.messages import (
     Beat,
     Done,
     Fact,
+    Facts,
     Failed,
     Join,
     Message,
@@ -23,6 +24,10 @@ from headway.launcher.clusters.channel.messages import (
     Round,
     Stopping,
 )
+
+
+def facts(script: str) -> Facts:
+    return Facts((Fact("script", script), Fact("torch", "2.13.0")), (Fact("python", "3.11"),))
 
 
 class Run:
@@ -38,18 +43,18 @@ class Run:
             max_restarts=max_restarts,
             join_timeout_s=600,
             machine_timeout_s=15,
+            facts=facts("a"),
             say=self.lines.append,
             now=self.now,
         )
 
     def join(self, peer: int, machine: int | None, script: str = "a", clock: float = 0.0) -> bool:
-        join = Join(
-            *(machine, self.least, self.most, f"n{peer}", 1, clock),
-            must_agree=(Fact("script", script), Fact("torch", "2.13.0")),
-            should_agree=(Fact("python", "3.11"),),
-        )
+        join = Join(machine, self.least, self.most, f"n{peer}", 1, clock)
         address = "" if peer == 1 else f"10.0.0.{peer}"
-        return self.coordinator.join(peer, join, address, "10.0.0.1", 0.0, self.now)
+        is_in = self.coordinator.join(peer, join, address, "10.0.0.1", 0.0, self.now)
+        if script != "a":
+            self.take(peer, facts(script))
+        return is_in
 
     def take(self, peer: int, message: Message) -> None:
         self.coordinator.take(peer, message, self.now)
@@ -131,13 +136,13 @@ def test_a_machine_that_cannot_be_reached_ends_the_run_before_a_rank_starts() ->
 
 def test_a_machine_with_another_script_ends_the_run_with_a_table() -> None:
     run = Run(2, 2)
-    run.join(1, 0, script="aaaa")
+    run.join(1, 0)
     run.join(2, 1, script="bbbb", clock=3600.0)
     run.ready(1, 2)
     (_, end), _ = run.sent()
     assert isinstance(end, Failed)
     assert end.exit_code == 4
-    assert end.details.splitlines()[1].split() == ["machine", "1", "(n2)", "script", "bbbb", "aaaa"]
+    assert end.details.splitlines()[1].split() == ["machine", "1", "(n2)", "script", "bbbb", "a"]
     assert any("3600 s ahead" in line for line in run.lines)  # a warning
 
 

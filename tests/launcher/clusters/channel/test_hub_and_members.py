@@ -14,6 +14,7 @@ from headway.launcher.clusters.channel.messages import (
     Beat,
     Bye,
     Done,
+    Facts,
     Failed,
     Join,
     Message,
@@ -43,6 +44,7 @@ class Channel:
             max_restarts=0,
             join_timeout_s=600,
             machine_timeout_s=timeout_s,
+            facts=Facts((), ()),
             say=self.lines.append,
             now=time.monotonic(),
         )
@@ -55,9 +57,7 @@ class Channel:
             link = self.hub.take_own_end() if own else socket.create_connection(self.address)
         member = Member(link, key, self.timeout_s, lambda: f"rank {machine} at optimizer step 3")
         self.members.append(member)
-        member.send(
-            Join(machine, self.machines, self.machines, f"n{machine}", 1, time.time(), (), ())
-        )
+        member.send(Join(machine, self.machines, self.machines, f"n{machine}", 1, time.time()))
         member.send(Ready(1, 29501 if machine == 0 else None))
         return member
 
@@ -142,7 +142,7 @@ def attacks(some: Channel) -> Iterator[bytes]:
     yield b"0" * 22 + b'["Failed",0,"h","c","w","d","f",1,0,0.0,true]\n'
     with socket.create_connection(some.address) as other:  # recorded on another connection
         session = greeted(other, KEY)
-        yield session.seal(Join(1, 2, 2, "n1", 1, time.time(), (), ())) + session.seal(failure())
+        yield session.seal(Join(1, 2, 2, "n1", 1, time.time())) + session.seal(failure())
 
 
 def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
