@@ -15,7 +15,6 @@ from headway.commands.resume_check import resume_problems
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem, WorkerFailed
-from headway.launcher.clusters.channel.run_key import describe_run_key
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
@@ -111,6 +110,8 @@ def main(argv: Sequence[str]) -> int:
 
         escape_unencodable()
         if not plan.is_one_machine:
+            from headway.launcher.clusters.channel.run_key import describe_run_key
+
             plan = plan._replace(notes=(*plan.notes, describe_run_key(environ)))
         print(describe(plan, parsed.show_secrets))
         return 0

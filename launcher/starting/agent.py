@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -19,7 +19,6 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from headway.launcher.clusters.channel.messages import Failed
 from headway.launcher.clusters.rendezvous import Rendezvous
 from headway.launcher.inside.debugging import CtrlC, breakpoint_variables
 from headway.launcher.planning.plan import LaunchPlan
@@ -41,6 +40,9 @@ from headway.launcher.starting.restarts import MAX_DELAY_S, Restarts
 from headway.launcher.starting.starter import ServerEnded, Starter
 from headway.machine.cgroups import count_memory_kills
 from headway.settings.table import YES, Settings
+
+if TYPE_CHECKING:
+    from headway.launcher.clusters.channel.messages import Failed
 
 # torch's agent logs a traceback for a stop signal; Headway prints one line
 _torch_log = logging.getLogger("torch.distributed.elastic")
@@ -160,6 +162,8 @@ class Agent(LocalElasticAgent):
 
     def _describe_failure(self) -> Failed:
         """Return how the ranks have failed here, as far as it is known, for the other machines."""
+        from headway.launcher.clusters.channel.messages import Failed
+
         if self._ranks is not None:
             self._ranks.collect()
         failure = self.find_failure()

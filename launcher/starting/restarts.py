@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from headway.launcher.clusters.channel.messages import Restart
+from typing import TYPE_CHECKING
+
 from headway.launcher.reporting.failures import Failure, ServerDeath
 from headway.launcher.reporting.hang import Hang
+
+if TYPE_CHECKING:
+    from headway.launcher.clusters.channel.messages import Restart
 
 MAX_DELAY_S = 60
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from headway.errors import HeadwayError, WorkerFailed
-from headway.launcher.clusters.channel.messages import Failed
 from headway.launcher.clusters.rendezvous import Rendezvous, RunEnded
 from headway.launcher.inside.debugging import leave_prompt, lent_terminal
 from headway.launcher.planning.plan import LaunchPlan
@@ -36,6 +36,9 @@ from headway.launcher.starting.log_folder import create_log_folder
 from headway.launcher.starting.starter import ServerEnded, Starter
 from headway.settings.profile_files import shown
 from headway.settings.table import RAW
+
+if TYPE_CHECKING:
+    from headway.launcher.clusters.channel.messages import Failed
 
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _FORWARDED = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that has the terminal
@@ -120,6 +123,8 @@ def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezv
 
 def _as_failed(error: HeadwayError) -> Failed:
     """Return what other machines are told of an error of this launcher."""
+    from headway.launcher.clusters.channel.messages import Failed
+
     problem = error.problems[0]
     return Failed(
         machine=0,

@@ -120,6 +120,28 @@ def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
         assert "of 2" in out
 
 
+def test_a_machine_with_another_key_is_refused_and_no_script_sees_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = on_loopback("2")
+    name = script("import os\nprint('key', os.environ.get('HEADWAY_RUN_KEY'))")
+
+    def begin(rank: int, key: str) -> subprocess.Popen[str]:
+        monkeypatch.setenv("HEADWAY_RUN_KEY", key)
+        return start(*place, "--machine-rank", str(rank), name)
+
+    main, other = begin(0, "the key of this run"), begin(1, "the key of another one")
+    ((code, errors),) = ends([other])
+    assert code == 4
+    assert "does not know the key of machine 1" in errors
+    assert "another one" not in errors
+    machines = [main, begin(1, "the key of this run")]
+    told = [one.communicate(timeout=120) for one in machines]
+    assert [one.returncode for one in machines] == [0, 0], told
+    assert all("key None" in out for out, _ in told)
+    assert "refused a connection from 127.0.0.1" in told[0][1]
+
+
 @pytest.fixture
 def three_machines(tmp_path: Path) -> Iterator[Network]:
     with network(3, tmp_path) as made:
