@@ -188,6 +188,9 @@ class Choice:
 class Count:
     """Parses whole numbers from `minimum` to `maximum`, both included."""
 
+    pattern = ""
+    """What text is valid besides a number."""
+
     _what = "a whole number"
 
     def __init__(self, minimum: int, maximum: int | None = None) -> None:
@@ -246,19 +249,23 @@ class Machines(int):
         return super().__hash__()
 
 
-def read_machines(raw: Raw) -> Machines:
-    """Read 4, or 2:4 for from 2 to 4 machines."""
-    least, colon, most = _text(raw).strip().partition(":")
-    count = Count(1)
-    if not colon:
-        return Machines(count(least))
-    try:
-        found = Machines(count(most), count(least))
-    except ValueError:
-        raise ValueError("which is neither a number of machines (4) nor a range (2:4)") from None
-    if found.least > found:
-        raise ValueError("which is a range whose end is below its start")
-    return found
+class MachineCount(Count):
+    """Parses 4, or 2:4 for from 2 to 4 machines."""
+
+    pattern = "^[0-9]+:[0-9]+$"
+
+    def __call__(self, raw: Raw) -> Machines:
+        least, colon, most = _text(raw).strip().partition(":")
+        if not colon:
+            return Machines(self._checked(least))
+        try:
+            found = Machines(self._checked(most.strip()), self._checked(least.strip()))
+        except ValueError:
+            reason = "which is neither a number of machines (4) nor a range (2:4)"
+            raise ValueError(reason) from None
+        if found.least > found:
+            raise ValueError("which is a range whose end is below its start")
+        return found
 
 
 class Seconds(Count):

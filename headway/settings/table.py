@@ -21,13 +21,14 @@ from headway.settings.setting import (
     AUTO,
     Choice,
     Count,
+    MachineCount,
+    Machines,
     Seconds,
     Setting,
     Shape,
     Value,
     read_devices,
     read_host,
-    read_machines,
     read_path,
     read_ranks,
     read_variables,
@@ -117,8 +118,8 @@ class Settings:
         "CPU threads of each process: a number, or auto (usable cores / processes)",
         metavar="N",
     )
-    num_machines = Setting(
-        read_machines,
+    num_machines = Setting[Machines](
+        MachineCount(1),
         AUTO,
         "machines in this run: a number, a range (2:4) of which some may come later or be lost, or "
         "auto (from the cluster's variables, else 1)",

@@ -61,3 +61,17 @@ def test_the_benchmark_of_sharding_compares_with_sharding_by_hand() -> None:
     done = run("sharding.py", *sizes)
     assert done.returncode in (0, 1), done.stderr
     assert "2 ranks: " in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="forks the agents")
+def test_the_benchmark_of_meeting_compares_with_torchs_store() -> None:
+    done = run("rendezvous.py", "--agents", "8", "--idle-s", "1", "--json", "result.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(Path("result.json").read_text())
+    assert [row["by"] for row in rows] == [
+        "headway's channel",
+        "a counter in TCPStore",
+        "torch's c10d",
+    ]
+    assert all(row["seconds"] > 0 for row in rows)

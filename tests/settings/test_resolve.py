@@ -13,7 +13,7 @@ from headway.machine.facts import Gpu, Machine
 from headway.settings.layers import environment_layer, profile_layers
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.setting import read_machines
+from headway.settings.setting import MachineCount
 from headway.settings.table import TABLE, Settings
 
 CPU = Machine(cores=8, cores_reason="8 usable cores")
@@ -233,13 +233,13 @@ def test_a_variable_is_no_typo_of_another_because_both_begin_alike(
     ("text", "least", "most"), [("4", 4, 4), ("2:4", 2, 4), (" 1 : 2 ", 1, 2), ("3:3", 3, 3)]
 )
 def test_a_number_of_machines_may_be_a_range(text: str, least: int, most: int) -> None:
-    found = read_machines(text)
+    found = MachineCount(1)(text)
     assert (found.least, int(found)) == (least, most)
-    assert read_machines(str(found)) == found
+    assert MachineCount(1)(str(found)) == found
     assert (found == most) == (least == most)
 
 
 @pytest.mark.parametrize("text", ["0", "4:2", "2:", ":3", "0:2", "a:b", "1:2:3"])
 def test_an_impossible_range_of_machines_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"which is|must be"):
-        read_machines(text)
+        MachineCount(1)(text)
