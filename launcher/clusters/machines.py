@@ -14,8 +14,9 @@ from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from headway.errors import LaunchError
-from headway.launcher.clusters.channel.coordinator import Coordinator, loss
+from headway.launcher.clusters.channel.coordinator import Coordinator
 from headway.launcher.clusters.channel.hub import Hub
+from headway.launcher.clusters.channel.joined import loss
 from headway.launcher.clusters.channel.member import Member
 from headway.launcher.clusters.channel.messages import (
     Bye,
@@ -31,7 +32,6 @@ from headway.launcher.clusters.channel.messages import (
 )
 from headway.launcher.clusters.channel.preflight import facts_of
 from headway.launcher.clusters.channel.run_key import (
-    HOW_TO_SET,
     RunKey,
     run_key_of_machine_0,
     run_key_of_other,
@@ -40,8 +40,15 @@ from headway.launcher.clusters.interfaces import (
     interface_of,
     is_here,
     is_literally_local,
-    is_loopback,
     resolved,
+)
+from headway.launcher.clusters.reaching import (
+    allow_open_files,
+    connect,
+    listening_host,
+    not_machine_0,
+    not_taken_in,
+    try_to_reach,
 )
 from headway.launcher.clusters.rendezvous import (
     Rendezvous,
@@ -51,14 +58,13 @@ from headway.launcher.clusters.rendezvous import (
     own_store,
     print_notice,
 )
-from headway.launcher.clusters.store_calls import begin, interruptible, is_done
+from headway.launcher.clusters.store_calls import begin, is_done
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
 from headway.launcher.reporting.rank_channel import say
 
 JOIN_TIMEOUT_S = 600.0
 _POLL_INTERVAL_S = 0.1
 _NOTICE_AFTER_S = 1.0
-_CONNECT_TIMEOUT_S = 5.0
 _STORE_TIMEOUT_S = 60.0
 _KEY_FILE_WITHIN_S = 30.0  # on a network file system
 _DECISION_WITHIN_S = 5.0  # of a machine 0 that is suspended, say
@@ -142,7 +148,8 @@ class MachinesRendezvous(Rendezvous):
     def _join(self) -> Member:
         link = self._listen() if self._is_machine_0() else None
         if link is None:
-            link, self._key = self._connect(), self._read_key()
+            link = connect(self.address, self.port, self._this, self._join_timeout_s)
+            self._key = self._read_key()
         assert self._key is not None
         member = self._member = Member(link, self._key.key, self._timeout_s, lambda: self.word())
         member.send(self._introduction())
@@ -150,9 +157,9 @@ class MachinesRendezvous(Rendezvous):
         until = time.monotonic() + self._join_timeout_s
         while not member.wait(lambda: member.accepted is not None, _POLL_INTERVAL_S):
             if member.is_over:
-                raise self._not_taken_in(member)
+                raise not_taken_in(member, self.address, self.port, self._this, self._key_origin)
             if time.monotonic() > until:
-                raise self._not_machine_0("has not answered")
+                raise not_machine_0(self.address, self.port, "has not answered")
             if time.monotonic() > notice_at:
                 notice_at = until
                 place = f"machine 0 at {self.address}:{self.port}"
@@ -186,7 +193,7 @@ class MachinesRendezvous(Rendezvous):
     def _listen(self) -> socket.socket | None:
         """Become machine 0 and return its own connection; None: another on this host is it."""
         try:
-            listener = listening_socket(self._listening_host(), self.port)
+            listener = listening_socket(listening_host(self.address), self.port)
         except OSError:  # the address is that of a router to this machine, say
             listener = listening_socket("", self.port)
         except LaunchError:
@@ -204,61 +211,17 @@ class MachinesRendezvous(Rendezvous):
             say=say,
             now=time.monotonic(),
         )
+        allow_open_files(self._most)
         self._hub = Hub(listener, self._key.key, coordinator, self._timeout_s, say)
         return self._hub.take_own_end()
-
-    def _listening_host(self) -> str:
-        """Return the main address if other machines reach this one by it, else all addresses."""
-        if is_literally_local(self.address):
-            return self.address
-        try:
-            addresses = resolved(self.address)
-        except (OSError, UnicodeError):  # it has no name yet, as in a new pod
-            return ""
-        if any(map(is_loopback, addresses)):
-            say(
-                f"note: main_address {self.address} is {addresses[0]} on this machine, which no "
-                "other reaches; listening on all of its addresses"
-            )
-            return ""
-        return self.address
-
-    def _connect(self) -> socket.socket:
-        """Return a connection to machine 0, once its name resolves and something listens there.
-
-        Raises:
-            LaunchError: nothing does within the join timeout.
-        """
-        until = time.monotonic() + self._join_timeout_s
-        notice_at = time.monotonic() + _NOTICE_AFTER_S
-        place = f"{self.address}:{self.port}"
-        while True:
-            try:
-                return interruptible(
-                    socket.create_connection, (self.address, self.port), _CONNECT_TIMEOUT_S
-                )
-            except UnicodeError as error:
-                raise self._cannot_reach(f"it is no host name: {error}") from None
-            except OSError as error:
-                reason = error.strerror or str(error)
-            if time.monotonic() > until:
-                raise self._cannot_reach(reason)
-            if time.monotonic() > notice_at:
-                print_notice(f"waiting for machine 0 at {place} ({reason})")
-                notice_at = until
-            time.sleep(_POLL_INTERVAL_S)
-
-    def _cannot_reach(self, reason: str) -> LaunchError:
-        return LaunchError(
-            f"{self._this} cannot reach machine 0 at {self.address}:{self.port}: {reason}",
-            where=f"main_address {self.address}, main_port {self.port}",
-            fix="start the run on machine 0, and open that port in its firewall; --main-address is "
-            "a name or IP address of machine 0 that all machines know",
-        )
 
     @property
     def _this(self) -> str:
         return "this machine" if self._asked_rank is None else f"machine {self._asked_rank}"
+
+    @property
+    def _key_origin(self) -> str:
+        return self._key.origin if self._key is not None else "none"
 
     def _read_key(self) -> RunKey:
         """Return the run's key; machine 0 has written it before it listened."""
@@ -267,36 +230,9 @@ class MachinesRendezvous(Rendezvous):
             time.sleep(_POLL_INTERVAL_S)
         return key or RunKey(b"", "none")
 
-    def _not_taken_in(self, member: Member) -> Exception:
-        if member.refused is not None:
-            refused = member.refused
-            return LaunchError(refused.what, where=refused.where, fix=refused.fix)
-        unacceptable = member.unacceptable
-        if unacceptable is None or not unacceptable.reason:
-            return self._not_machine_0(str(unacceptable or "has closed the connection"))
-        if unacceptable.reason == "version":
-            return LaunchError(
-                f"machine 0 at {self.address}:{self.port} runs another version of Headway",
-                where=self._this,
-                fix="install the same version on every machine",
-            )
-        return LaunchError(
-            f"machine 0 at {self.address}:{self.port} does not know the key of {self._this}",
-            where=f"the run's key here: {self._key.origin if self._key is not None else 'none'}",
-            fix=f"another run may listen there: pass another --main-port; or {HOW_TO_SET}",
-        )
-
-    def _not_machine_0(self, what: str) -> LaunchError:
-        return LaunchError(
-            f"what listens at {self.address}:{self.port} is not machine 0 of a run: {what}",
-            where=f"main_address {self.address}, main_port {self.port}",
-            fix="start the run on machine 0, or, if another program uses that port there, pass "
-            "another --main-port on every machine",
-        )
-
     def _open_store(self) -> int:
         """Open the store of the next round on this machine, and return its port."""
-        host = self._listening_host() if is_literally_local(self.address) else ""
+        host = listening_host(self.address) if is_literally_local(self.address) else ""
         listener = listening_socket(host, 0)
         port: int = listener.getsockname()[1]
         self._store = own_store(host or LOOPBACK, listener)
@@ -337,11 +273,11 @@ class MachinesRendezvous(Rendezvous):
                     return member.round
                 tried = member.probe
                 if tried is not None:
-                    member.send(Probed(_try(tried)))
+                    member.send(Probed(try_to_reach(tried)))
                 continue
             self._look()
             if member.refused is not None:
-                raise self._not_taken_in(member)
+                raise not_taken_in(member, self.address, self.port, self._this, self._key_origin)
             if member.missing is not missing and member.missing is not None:
                 missing = member.missing
                 print_notice(f"waiting for {missing.text}")
@@ -464,15 +400,3 @@ class MachinesRendezvous(Rendezvous):
         if self._key is not None:
             self._key.forget()
         return True
-
-
-def _try(probe: Probe) -> str:
-    """Connect to another machine; return what is wrong, or empty."""
-    try:
-        interruptible(
-            socket.create_connection, (probe.address, probe.port), _CONNECT_TIMEOUT_S
-        ).close()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        return f"cannot reach {probe.label} at {probe.address}: {reason}"
-    return ""

@@ -5,7 +5,6 @@ stopping the processes is done in `ranks.py`.
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -63,7 +62,7 @@ class Agent(LocalElasticAgent):
     that follows a failure, `_pcontext` is the context that torch polls and closes, and
     `_remaining_restarts` the number of failures that it still answers with a restart: 0 on several
     machines, where machine 0 decides. `_monitor_workers(worker_group)` returns how the ranks are,
-    `_shutdown(signal, timeout)` stops them, and `_exit_barrier()` waits for the other machines.
+    `_shutdown` stops them, and `_exit_barrier()` waits for the other machines.
     """
 
     def __init__(
@@ -155,10 +154,10 @@ class Agent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         """Wait for nobody: `_monitor_workers` has told of no success before all machines had it."""
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch 2.11 has no timeout
         if self._ranks is not None and (self._handler.ended_by or self._handler.restart):
             self._ranks.are_victims = True
-        super()._shutdown(death_sig, timeout=timeout)
+        super()._shutdown(*args, **kwargs)
 
     def _describe_failure(self) -> Failed:
         """Return how the ranks have failed here, as far as it is known, for the other machines."""

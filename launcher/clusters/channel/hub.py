@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from headway.launcher.clusters.channel.connection import Connection
-from headway.launcher.clusters.channel.coordinator import Coordinator, since
+from headway.launcher.clusters.channel.coordinator import Coordinator
+from headway.launcher.clusters.channel.joined import since
 from headway.launcher.clusters.channel.messages import Beat, Join, Message, Unacceptable
 
 BEATS_PER_TIMEOUT = 3

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from headway.launcher.clusters.channel.connection import Connection
-from headway.launcher.clusters.channel.coordinator import since
+from headway.launcher.clusters.channel.joined import since
 from headway.launcher.clusters.channel.messages import (
     Accepted,
     AllDone,
