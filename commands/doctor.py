@@ -232,7 +232,7 @@ def _check_port(settings: Settings) -> Check:
     """Check the port for runs on several machines; a run on one machine takes a free one."""
     port = settings.main_port or 29500
     address = settings.main_address
-    if settings.num_machines > 1 and settings.machine_rank > 0 and address is not None:
+    if settings.num_machines > 1 and settings.machine_rank and address is not None:
         return _check_reachable(address, port)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -129,6 +129,10 @@ def main(argv: Sequence[str]) -> int:
         from headway.launcher.planning.describe import describe
 
         escape_unencodable()
+        if not plan.is_one_machine:
+            from headway.launcher.clusters.channel.run_key import describe_run_key
+
+            plan = plan._replace(notes=(*plan.notes, describe_run_key(environ)))
         print(describe(plan, parsed.show_secrets))
         return 0
     from headway.launcher.run import outlive_early_signals, run

@@ -65,7 +65,9 @@ def run(plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False)
             ):
                 from headway.launcher.starting.supervise import supervise
 
-            return supervise(plan, starter, run_socket, colored=wants_color(environ))
+            return supervise(
+                plan, starter, run_socket, colored=wants_color(environ), environ=environ
+            )
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
             raise

@@ -11,7 +11,7 @@ from headway.errors import ConfigError
 from headway.settings.profile import VERSION
 from headway.settings.profile_edit import BLANK, change_profile, is_blank
 from headway.settings.profile_files import user_folder
-from headway.settings.setting import AUTO, Count, Seconds, Setting, Shape
+from headway.settings.setting import AUTO, Count, Setting, Shape
 from headway.settings.table import TABLE
 
 _FILE = "schema.json"
@@ -53,7 +53,7 @@ def _kind(row: Setting[Any]) -> dict[str, Any]:
     if isinstance(row.kind, Count):
         highest = {} if row.kind.maximum is None else {"maximum": row.kind.maximum}
         number = {"type": "integer", "minimum": row.kind.minimum, **highest}
-        if isinstance(row.kind, Seconds):
+        if row.kind.pattern:
             return {"anyOf": [number, {"type": "string", "pattern": row.kind.pattern}]}
         return number
     if row.shape is Shape.LIST:

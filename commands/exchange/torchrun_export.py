@@ -20,6 +20,10 @@ def to_torchrun(plan: LaunchPlan, program: Sequence[str]) -> str:
     words = ["torchrun"]
     if settings.num_machines == 1:
         words.append("--standalone")
+    elif settings.num_machines.is_range:  # torchrun's static rendezvous has no ranges
+        place = f"{settings.main_address}:{settings.main_port}"
+        words += ["--nnodes", f"{settings.num_machines}"]
+        words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", place]
     else:
         words += ["--nnodes", f"{settings.num_machines}", "--node-rank", f"{settings.machine_rank}"]
         words += ["--master-addr", f"{settings.main_address}"]

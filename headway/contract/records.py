@@ -317,7 +317,7 @@ def decode_record(line: bytes) -> Record | Refused:
         kind, version = _RECORDS.get(str(fields.pop("record", ""))), fields.pop("version", None)
         if kind is None or version != VERSION:
             return Refused(f"it is not a record of version {VERSION}")
-        record: Record = _read_fields(kind, fields)
+        record: Record = read_fields(kind, fields)
         return record
     except (ValueError, TypeError, RecursionError) as error:
         return Refused(str(error))
@@ -328,7 +328,12 @@ def _types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _read_fields(kind: Any, fields: dict[str, Any]) -> Any:
+def read_fields(kind: Any, fields: dict[str, Any]) -> Any:
+    """Return a NamedTuple of these JSON values; every field is present, and of its declared type.
+
+    Raises:
+        TypeError, ValueError: the values do not fit.
+    """
     types = _types(kind)
     if fields.keys() != types.keys():
         raise TypeError(f"{kind.__name__} has the fields {', '.join(types) or 'none'}")
@@ -342,7 +347,7 @@ def _read(expected: Any, value: Any) -> Any:
     if get_origin(expected) is tuple and type(value) is list:
         return tuple(_read(get_args(expected)[0], one) for one in value)
     if hasattr(expected, "_fields") and type(value) is list:  # a NamedTuple in a record
-        return _read_fields(expected, dict(zip(expected._fields, value, strict=True)))
+        return read_fields(expected, dict(zip(expected._fields, value, strict=True)))
     if type(value) is not expected:
         raise TypeError(f"{type(value).__name__} is not {expected}")
     return value

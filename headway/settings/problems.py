@@ -141,7 +141,7 @@ def _several_on_mps(settings: Settings) -> list[Problem]:
 def _of_machines(settings: Settings) -> list[Problem]:
     found = []
     machines, rank = settings.num_machines, settings.machine_rank
-    if rank >= machines:
+    if rank is not None and rank >= machines:
         found += settings.problem(
             Code.MACHINE_RANK,
             f"machine_rank is {rank}, but num_machines is {machines}"

@@ -28,5 +28,5 @@ def on_cpu(settings: Settings) -> Remedy:
 
 def on_one_machine(settings: Settings) -> Remedy:
     """Return the steps to a run on one machine."""
-    has_rank = settings.origin("machine_rank").is_user_set and settings.machine_rank > 0
+    has_rank = settings.origin("machine_rank").is_user_set and bool(settings.machine_rank)
     return (change("num_machines", 1), *([removal("machine_rank")] if has_rank else []))

@@ -18,7 +18,15 @@ from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.machine.facts import Machine, is_on
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.settings.setting import AUTO, VARIABLE_PREFIX, Setting, SetTwice, Shape, Value
+from headway.settings.setting import (
+    AUTO,
+    VARIABLE_PREFIX,
+    Machines,
+    Setting,
+    SetTwice,
+    Shape,
+    Value,
+)
 from headway.settings.table import NO_CLUSTER, TABLE, Settings
 
 NOTHING: Entries = MappingProxyType({})
@@ -256,10 +264,12 @@ def threads_given_by(variables: Mapping[str, str]) -> int | None:
 
 
 def _detect_num_machines(_: Settings, __: Machine, ___: Mapping[str, str]) -> Value:
-    return _detected(1, "one machine")
+    return _detected(Machines(1), "one machine")
 
 
 def _detect_machine_rank(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
+    if settings.num_machines.is_range:
+        return _detected(None, "given when the machines meet")
     return _detected(0, "the only machine" if settings.num_machines == 1 else "not set")
 
 

@@ -192,6 +192,9 @@ class Choice:
 class Count:
     """Parses whole numbers from `minimum` to `maximum`, both included."""
 
+    pattern = ""
+    """What text is valid besides a number."""
+
     _what = "a whole number"
 
     def __init__(self, minimum: int, maximum: int | None = None) -> None:
@@ -214,6 +217,59 @@ class Count:
                 allowed = f"from {self.minimum} to {self.maximum}"
             raise ValueError(f"but it must be {allowed}")
         return number
+
+
+class Machines(int):
+    """A number of machines, or a range of them: as a number it is the most that there can be.
+
+    Args:
+        most: with which the run is complete.
+        least: with which it can begin and go on.
+    """
+
+    least: int
+
+    def __new__(cls, most: int, least: int | None = None) -> Machines:
+        self = super().__new__(cls, most)
+        self.least = most if least is None else least
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.least}:{int(self)}" if self.is_range else str(int(self))
+
+    __repr__ = __str__
+
+    @property
+    def is_range(self) -> bool:
+        """Whether machines may come and go."""
+        return self.least < int(self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, int):
+            return False
+        return int(self) == int(other) and self.least == getattr(other, "least", other)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+
+class MachineCount(Count):
+    """Parses 4, or 2:4 for from 2 to 4 machines."""
+
+    pattern = "^[0-9]+:[0-9]+$"
+
+    def __call__(self, raw: Raw) -> Machines:
+        least, colon, most = _text(raw).strip().partition(":")
+        if not colon:
+            return Machines(self._checked(least))
+        try:
+            found = Machines(self._checked(most.strip()), self._checked(least.strip()))
+        except ValueError:
+            reason = "which is neither a number of machines (4) nor a range (2:4)"
+            raise ValueError(reason) from None
+        if found.least > found:
+            raise ValueError("which is a range whose end is below its start")
+        return found
 
 
 class Seconds(Count):

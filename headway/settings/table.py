@@ -22,6 +22,8 @@ from headway.settings.setting import (
     AUTO,
     Choice,
     Count,
+    MachineCount,
+    Machines,
     Seconds,
     Setting,
     Shape,
@@ -131,16 +133,18 @@ class Settings:
         "CPU threads of each process: a number, or auto (usable cores / processes)",
         metavar="N",
     )
-    num_machines = Setting(
-        Count(1),
+    num_machines = Setting[Machines](
+        MachineCount(1),
         AUTO,
-        "machines in this run: a number, or auto (from the cluster's variables, else 1)",
+        "machines in this run: a number, a range (2:4) of which some may come later or be lost, or "
+        "auto (from the cluster's variables, else 1)",
         metavar="M",
     )
-    machine_rank = Setting(
+    machine_rank = Setting[int | None](
         Count(0),
         AUTO,
-        "rank of this machine, from 0 (auto: from the cluster's variables, else 0)",
+        "rank of this machine, from 0 (auto: from the cluster's variables, else 0; with a range of "
+        "machines, given when they meet, and 0 to the one at main_address)",
         metavar="R",
     )
     main_address = Setting[str | None](
@@ -162,10 +166,17 @@ class Settings:
         "whose variables say which machines belong to the run: of the scheduler or of mpirun, "
         "where there are any (auto), of the named one alone, or of none",
     )
+    machine_timeout_s = Setting(
+        Seconds(3, 86400),
+        15,
+        "seconds without a sign of life from another machine's launcher, after which that machine "
+        "is lost, and the run ends or goes on without it",
+        metavar="S",
+    )
     max_restarts = Setting(
         Count(0),
         0,
-        "how often to restart all processes after a failure",
+        "how often to restart all processes, on all machines, after a failure",
         metavar="N",
         needs_launcher=True,
     )

@@ -42,6 +42,8 @@ class AnsweringStore:
         self._store = store
         self._within_s = within_s
         self._lost = lost
+        self.while_waiting: Callable[[], None] = lambda: None
+        """Called while an answer is waited for; what it raises ends the wait."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._store, name)
@@ -51,6 +53,7 @@ class AnsweringStore:
         called = begin(do, *args, **kwargs)
         until = time.monotonic() + self._within_s
         while not is_done(called, _CHECK_EVERY_S):
+            self.while_waiting()
             if time.monotonic() > until:
                 raise self._lost(TimeoutError(f"no answer within {self._within_s:.0f} s"))
         return called.result()

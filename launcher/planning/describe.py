@@ -21,7 +21,7 @@ def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
     lines += ["", "start"]
     ranks = f"{settings.num_processes} on this machine"
     if settings.num_machines > 1:
-        ranks += f" (machine {settings.machine_rank} of {settings.num_machines})"
+        ranks += f" ({_place(settings)})"
     start = [
         ("command", shlex.join(plan.program.command(plan.python)), ""),
         ("processes", ranks, ""),
@@ -77,7 +77,7 @@ def summary(plan: LaunchPlan) -> str:
     processes = _counted(settings.num_processes, "process", "processes")
     parts = [f"{processes} on {settings.device}"]
     if settings.num_machines > 1:
-        parts.append(f"machine {settings.machine_rank} of {settings.num_machines}")
+        parts.append(_place(settings))
     if plan.task is not None:
         parts.append(f"rank {plan.task.rank} of {plan.task.world_size}")
     parts.append(
@@ -88,6 +88,12 @@ def summary(plan: LaunchPlan) -> str:
     if plan.supervised is not None and settings.debug_rank is not None:
         parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice ends the run)")
     return f"{printable(plan.program.name)}: {', '.join(parts)}{_without_rank(plan)}"
+
+
+def _place(settings: Settings) -> str:
+    if settings.machine_rank is None:
+        return f"one of {settings.num_machines} machines"
+    return f"machine {settings.machine_rank} of {settings.num_machines}"
 
 
 def _without_rank(plan: LaunchPlan) -> str:

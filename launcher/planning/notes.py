@@ -62,7 +62,8 @@ def _without_effect(settings: Settings, program: Program, supervised: str | None
     if supervised is not None and program.kind == "program":
         where["start_method"] = "with --no-python"
     if settings.num_machines == 1:
-        where |= {"main_address": "on one machine", "main_port": "on one machine"}
+        names = ("main_address", "main_port", "machine_timeout_s")
+        where |= dict.fromkeys(names, "on one machine")
     if settings.device != "cuda" and settings.is_overridden("devices", "device"):
         where["devices"] = f"on {settings.device}, set by {settings.origin('device')}"
     if settings.device != "mps":

@@ -50,7 +50,7 @@ class LaunchPlan(NamedTuple):
         """Whether another process of the same cluster prints what holds for all of them."""
         if self.task is not None:
             return self.task.rank > 0
-        return self.settings.cluster != NO_CLUSTER and self.settings.machine_rank > 0
+        return self.settings.cluster != NO_CLUSTER and bool(self.settings.machine_rank)
 
     @property
     def is_world_of_one(self) -> bool:

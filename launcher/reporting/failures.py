@@ -78,6 +78,13 @@ class Failure(NamedTuple):
         return find_reason(self.evidence)
 
     @property
+    def doubt(self) -> int:
+        """How likely it follows from a failure on another machine: 0 it does not, 1, 2 it may."""
+        if not _may_be_a_victim(self.first):
+            return 0
+        return 2 if self.first.crash is not None or self.first.code == -signal.SIGABRT else 1
+
+    @property
     def cause(self) -> str:
         """One sentence: which rank failed, and of what."""
         of = f" of {self.world_size}" if self.world_size > 1 else ""

@@ -176,8 +176,13 @@ class RankChannel:
         return describe_crash(self._text)
 
     @property
+    def step(self) -> int:
+        """The optimizer steps that it has told of."""
+        return self._progress.step if self._progress is not None else 0
+
+    @property
     def has_trained(self) -> bool:
-        return self._progress is not None and self._progress.step > 0
+        return self.step > 0
 
     @property
     def status(self) -> RankStatus:

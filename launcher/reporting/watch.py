@@ -109,6 +109,14 @@ class Watch:
         with self._lock:
             return any(one.has_trained for one in self._ranks.values())
 
+    def last_word(self) -> str:
+        """Return how far the rank is that has told of the most optimizer steps; may be empty."""
+        steps = {one.rank: one.step for one in self._ranks.copy().values()}
+        furthest = max(steps, key=lambda rank: steps[rank], default=None)
+        if furthest is None or not steps[furthest]:
+            return ""
+        return f"rank {furthest} at optimizer step {steps[furthest]}"
+
     def will_save(self) -> bool:
         """Return whether a rank of this attempt saves once it is asked to stop."""
         with self._lock:

@@ -6,13 +6,20 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from headway.launcher.clusters import rendezvous
+from headway.launcher.clusters.rendezvous import Rendezvous
 from headway.launcher.inside.debugging import CtrlC, breakpoint_variables
 from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.planning.supervision import refuse_missing_ranks
@@ -34,6 +41,9 @@ from headway.launcher.starting.starter import ServerEnded, Starter
 from headway.machine.cgroups import count_memory_kills
 from headway.settings.table import YES, Settings
 
+if TYPE_CHECKING:
+    from headway.launcher.clusters.channel.messages import Failed
+
 # torch's agent logs a traceback for a stop signal; Headway prints one line
 _torch_log = logging.getLogger("torch.distributed.elastic")
 _torch_log.addHandler(logging.NullHandler())
@@ -41,6 +51,7 @@ _torch_log.propagate = False
 
 # unless the user has set another
 _VICTIM_GRACE_S = 5
+_MAX_DETAILS = 50_000  # characters of a report for other machines
 _SAVING_GRACE_S = 600
 
 
@@ -50,29 +61,34 @@ class Agent(LocalElasticAgent):
     The only class that relies on these private names of torch: `_start_workers(worker_group)` is
     called after each rendezvous and returns the pids, `_restart_workers(worker_group)` before one
     that follows a failure, `_pcontext` is the context that torch polls and closes, and
-    `_remaining_restarts` the number of failures that it still answers with a restart.
+    `_remaining_restarts` the number of failures that it still answers with a restart: 0 on several
+    machines, where machine 0 decides. `_monitor_workers(worker_group)` returns how the ranks are,
+    `_shutdown` stops them, and `_exit_barrier()` waits for the other machines.
     """
 
     def __init__(
         self,
         plan: LaunchPlan,
         starter: Starter,
-        handler: rendezvous.FixedRendezvous,
+        handler: Rendezvous,
         output: Output,
         watch: Watch,
+        environ: Mapping[str, str],
     ) -> None:
         spec = WorkerSpec(
             role="headway",
             local_world_size=plan.settings.num_processes,
             rdzv_handler=handler,
             entrypoint=plan.program.name,
-            max_restarts=plan.settings.max_restarts,
+            max_restarts=plan.settings.max_restarts if plan.is_one_machine else 0,
             monitor_interval=0.001,  # RankProcesses waits for the next end itself
         )
         super().__init__(spec, NoLogs())
         self._plan = plan
         self._starter = starter
+        self._environ = environ
         self._handler = handler
+        handler.word = watch.last_word
         self.output = output
         self.watch = watch
         self._ranks: RankProcesses | None = None
@@ -98,6 +114,16 @@ class Agent(LocalElasticAgent):
         return self._plan.settings
 
     @property
+    def machine(self) -> int:
+        """The rank of this machine."""
+        return self._handler.machine
+
+    @property
+    def ended_by(self) -> Failed | None:
+        """How the run failed, if another machine said so."""
+        return self._handler.ended_by
+
+    @property
     def is_stopping(self) -> bool:
         """Whether the ranks have been asked to stop."""
         return self._ranks is not None and self._ranks.is_stopping
@@ -116,15 +142,62 @@ class Agent(LocalElasticAgent):
             return False
         return self._ranks.interrupt_debugged()
 
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state == WorkerState.SUCCEEDED:
+            goes_on = not self._handler.are_all_done()
+        elif result.is_failed() and not self._remaining_restarts:
+            goes_on = self._handler.restarts_after(self._describe_failure)
+        else:
+            return result
+        return RunResult(state=WorkerState.HEALTHY) if goes_on else result
+
+    def _exit_barrier(self) -> None:
+        """Wait for nobody: `_monitor_workers` has told of no success before all machines had it."""
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch 2.11 has no timeout
+        if self._ranks is not None and (self._handler.ended_by or self._handler.restart):
+            self._ranks.are_victims = True
+        super()._shutdown(*args, **kwargs)
+
+    def _describe_failure(self) -> Failed:
+        """Return how the ranks have failed here, as far as it is known, for the other machines."""
+        from headway.launcher.clusters.channel.messages import Failed
+
+        if self._ranks is not None:
+            self._ranks.collect()
+        failure = self.find_failure()
+        assert failure is not None, "torch has seen it"
+        ago_s = 0.0
+        doubt = 0
+        where = socket.gethostname()
+        if isinstance(failure, Failure):
+            doubt = failure.doubt
+            ago_s = max(time.time() - failure.first.time, 0.0)
+            where = f"process {failure.first.pid} on {where}"
+        return Failed(
+            machine=self._handler.machine,
+            host=socket.gethostname(),
+            cause=failure.cause,
+            where=where,
+            details=failure.details[-_MAX_DETAILS:],
+            fix=failure.fix,
+            exit_code=failure.exit_code,
+            doubt=doubt,
+            ago_s=ago_s,
+        )
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         settings = self._plan.settings
         refuse_missing_ranks(settings, worker_group.workers[0].world_size)
         attempt = self._handler.round
         if attempt > 0:
             self._starter.restart_server()
+        shared = self._handler.rank_variables({**self._environ, **settings.env})
         envs = {
             worker.local_rank: {
-                **_rank_environment(worker_group, worker, attempt),
+                **shared,
+                **_rank_environment(worker_group, worker, attempt, settings.max_restarts),
                 **breakpoint_variables(worker.global_rank, settings.debug_rank),
             }
             for worker in worker_group.workers
@@ -146,11 +219,16 @@ class Agent(LocalElasticAgent):
         try:
             self._ranks.start()
         except ServerEnded:
-            if not self._remaining_restarts:
+            if self._remaining_restarts:
+                self._remaining_restarts -= 1
+            elif not self._handler.restarts_after(self._describe_failure):
                 raise
-            self._remaining_restarts -= 1
             self._restart_workers(worker_group)
         return self._ranks.pids()
+
+    def tell_stop(self, number: int) -> None:
+        """Tell the other machines of a stop signal; may be called from its handler."""
+        self._handler.tell_stop(number)
 
     def forward(self, number: int) -> None:
         """Send a signal on to the ranks that are alive; say so if it was the user's for none."""
@@ -198,13 +276,17 @@ class Agent(LocalElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._stop_workers(worker_group)
         lasted_s = time.monotonic() - self._began_at
-        line, delay_s = self._restarts.after(
-            self.find_failure(),
-            number=worker_group.spec.max_restarts - self._remaining_restarts,
-            made_progress=lasted_s > MAX_DELAY_S or self.watch.has_trained(),
-        )
+        made_progress = lasted_s > MAX_DELAY_S or self.watch.has_trained()
+        ordered = self._handler.restart
+        if ordered is None:
+            number = worker_group.spec.max_restarts - self._remaining_restarts
+            failure = self.find_failure()
+            assert failure is not None, "nobody else restarts ranks"
+            line, delay_s = self._restarts.after(failure, number, made_progress)
+        else:
+            line, delay_s = self._restarts.as_ordered(ordered, made_progress)
         say(line)
-        time.sleep(delay_s)
+        self._handler.pause(delay_s)
         super()._restart_workers(worker_group)
 
 
@@ -222,7 +304,9 @@ def saving_grace_s(settings: Settings) -> float:
     return max(settings.grace_period_s, _SAVING_GRACE_S)
 
 
-def _rank_environment(group: WorkerGroup, worker: Any, attempt: int) -> dict[str, str]:
+def _rank_environment(
+    group: WorkerGroup, worker: Any, attempt: int, max_restarts: int
+) -> dict[str, str]:
     """Return the variables for one rank that torchrun sets too."""
     return {
         "RANK": str(worker.global_rank),
@@ -238,7 +322,7 @@ def _rank_environment(group: WorkerGroup, worker: Any, attempt: int) -> dict[str
         "MASTER_PORT": str(group.master_port),
         # the same on all machines, so that the ranks of one attempt use the same store keys
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
-        "TORCHELASTIC_MAX_RESTARTS": str(group.spec.max_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_RUN_ID": group.spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }

@@ -94,6 +94,7 @@ class RankProcesses(PContext):
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
         self._failed_at: dict[int, float] = {}  # by local rank: its program, on the monotonic clock
         self._stuck: list[int] = []  # local ranks that failed, and do not end
+        self.are_victims = False  # the run has failed on another machine
         self._killed_after_s: dict[int, float] = {}  # by local rank: SIGKILL ended its grace
         self.statuses: list[RankStatus] = []  # of all ranks when communication failed
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
@@ -170,6 +171,10 @@ class RankProcesses(PContext):
                     end = end._replace(code=record.code)
         return end
 
+    def collect(self) -> None:
+        """Record the ranks that have ended."""
+        self._collect()
+
     def _poll(self) -> RunProcsResult | None:
         self._collect(timeout_s=_CHECK_EVERY_S if self._alive() else 0)
         failures = {
@@ -240,7 +245,7 @@ class RankProcesses(PContext):
             self._kill_at = min(self._kill_at, time.monotonic() + left_s)
 
     def _grace_of(self, is_failure: bool) -> float:
-        if is_failure:
+        if is_failure or self.are_victims:
             return self._victim_grace_s
         return self._saving_grace_s if self._watch.will_save() else self._grace_s
 

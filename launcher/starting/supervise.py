@@ -7,16 +7,17 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from headway.errors import ConfigError, WorkerFailed
-from headway.launcher.clusters import rendezvous
+from headway.errors import HeadwayError, WorkerFailed
+from headway.launcher.clusters.rendezvous import Rendezvous, RunEnded
 from headway.launcher.inside.debugging import leave_prompt, lent_terminal
-from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
+from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.planning.unused import unused
 from headway.launcher.reporting.console import Console
 from headway.launcher.reporting.failures import (
@@ -36,13 +37,20 @@ from headway.launcher.starting.starter import ServerEnded, Starter
 from headway.settings.profile_files import shown
 from headway.settings.table import RAW
 
+if TYPE_CHECKING:
+    from headway.launcher.clusters.channel.messages import Failed
+
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _FORWARDED = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that has the terminal
 _ENDED_BY_INTERRUPT = 130
 
 
 def supervise(
-    plan: LaunchPlan, starter: Starter, run_socket: RunSocket | None, colored: bool
+    plan: LaunchPlan,
+    starter: Starter,
+    run_socket: RunSocket | None,
+    colored: bool,
+    environ: Mapping[str, str],
 ) -> int:
     """Run all ranks of this machine and return the launcher's exit code.
 
@@ -51,6 +59,7 @@ def supervise(
         starter: starts the ranks.
         run_socket: answers where the ranks are.
         colored: prefixes may be coloured on a terminal.
+        environ: what the launcher has inherited.
 
     Raises:
         WorkerFailed: a rank failed; the error's exit code is the rank's.
@@ -71,8 +80,8 @@ def supervise(
     watch = Watch(None if is_debugged else settings.hang_timeout, lambda: output.last_output_at)
     if run_socket is not None:
         run_socket.describe = lambda interrupts: watch.observe(interrupts).describe()
-    handler = _rendezvous_handler(plan)
-    agent = Agent(plan, starter, handler, output, watch)
+    handler = _rendezvous_handler(plan, environ)
+    agent = Agent(plan, starter, handler, output, watch, environ)
     stopped_by = None
     try:
         with (
@@ -84,16 +93,14 @@ def supervise(
                 agent.leave_or_await_children()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
-    except ServerEnded:
-        handler.announce_failure()
-    except ConfigError:
-        handler.announce_failure()
+    except (ServerEnded, RunEnded):
+        pass
+    except HeadwayError as error:
+        handler.give_up(_as_failed(error))
         raise
     finally:
         has_failed = any(end.is_failure for end in agent.exits)
         has_failed |= stopped_by is not None and not _have_saved(agent)
-        if has_failed:
-            handler.announce_failure()
         watch.close()
         if has_failed or watch.hang is not None:
             output.close(UNREAD_AFTER_FAILURE_S)
@@ -105,19 +112,29 @@ def supervise(
     return _exit_code(agent, stopped_by, folder)
 
 
-def _rendezvous_handler(plan: LaunchPlan) -> rendezvous.FixedRendezvous:
-    settings = plan.settings
-    address, port = settings.main_address, settings.main_port
+def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezvous:
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if plan.is_one_machine:
-        address, port = LOOPBACK, 0
-    assert address is not None, "the plan has been checked"
-    assert port is not None
-    return rendezvous.FixedRendezvous(
-        address=address,
-        port=port,
-        machine_rank=settings.machine_rank,
-        num_machines=settings.num_machines,
-        run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
+        return Rendezvous(run_id)
+    from headway.launcher.clusters.machines import MachinesRendezvous
+
+    return MachinesRendezvous(plan, environ, run_id)
+
+
+def _as_failed(error: HeadwayError) -> Failed:
+    """Return what other machines are told of an error of this launcher."""
+    from headway.launcher.clusters.channel.messages import Failed
+
+    problem = error.problems[0]
+    return Failed(
+        machine=0,
+        host="",
+        cause=problem.what,
+        where=problem.where,
+        details="",
+        fix=problem.fix,
+        exit_code=error.exit_code,
+        is_final=True,
     )
 
 
@@ -135,6 +152,7 @@ def _signals(agent: Agent) -> Iterator[None]:
         if number == signal.SIGINT and not seen and agent.forwards_interrupt():
             return
         seen.append(number)
+        agent.tell_stop(number)
         is_repeated = len(seen) > 1 and agent.is_stopping  # else other code swallowed the first
         if is_repeated and number == signal.SIGINT:
             agent.end_grace_period()
@@ -171,6 +189,9 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         _tell(agent, f"interrupted{unsaved}{describe_killed(agent.exits)}")
         return _ENDED_BY_INTERRUPT
     failure = agent.find_failure()
+    ended_by = agent.ended_by
+    if ended_by is not None and (failure is None or ended_by.machine != agent.machine):
+        raise _failed_elsewhere(agent, ended_by)
     if failure is None:
         if stopped_by is not None and len(agent.exits) < agent.num_ranks:
             _tell(agent, f"stopped by {stopped_by.name}")  # before all ranks had started
@@ -182,7 +203,8 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
     if stopped_by is not None and not has_lost:
         _tell(agent, f"stopped by {stopped_by.name}{describe_killed(agent.exits)}")
-        return failure.exit_code
+        is_consequence = isinstance(failure, Failure) and failure.doubt > 1
+        return 128 + stopped_by if is_consequence else failure.exit_code
     where = socket.gethostname()
     if isinstance(failure, Failure):
         where = f"process {failure.first.pid} on {where}"
@@ -199,6 +221,18 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         fix=failure.fix,
         details=failure.details,
         exit_code=failure.exit_code,
+    )
+
+
+def _failed_elsewhere(agent: Agent, failed: Failed) -> WorkerFailed:
+    """Return the report of a failure on another machine; machine 0 has it with the traceback."""
+    agent.output.begin_line()
+    return WorkerFailed(
+        failed.cause + describe_killed(agent.exits),
+        where=f"{failed.where} (machine {failed.machine})",
+        fix=failed.fix,
+        details=failed.details if agent.machine == 0 else "",
+        exit_code=failed.exit_code,
     )
 
 

@@ -69,3 +69,17 @@ def test_the_benchmark_of_estimates_compares_with_the_truth() -> None:
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(Path("result.json").read_text())
     assert abs(row["estimate"]) <= row["tolerance"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="forks the agents")
+def test_the_benchmark_of_meeting_compares_with_torchs_store() -> None:
+    done = run("rendezvous.py", "--agents", "8", "--idle-s", "1", "--json", "result.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(Path("result.json").read_text())
+    assert [row["by"] for row in rows] == [
+        "headway's channel",
+        "a counter in TCPStore",
+        "torch's c10d",
+    ]
+    assert all(row["seconds"] > 0 for row in rows)

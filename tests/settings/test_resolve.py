@@ -13,6 +13,7 @@ from headway.machine.facts import Gpu, Machine
 from headway.settings.layers import environment_layer, profile_layers
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
+from headway.settings.setting import MachineCount
 from headway.settings.table import TABLE, Settings
 
 CPU = Machine(cores=8, cores_reason="8 usable cores")
@@ -38,6 +39,7 @@ TWO_VALUES = {  # for each setting, two different values that are possible
     "main_address": ("a", "b"),
     "main_port": ("1000", "2000"),
     "cluster": ("none", "slurm"),
+    "machine_timeout_s": ("20", "30"),
     "max_restarts": ("1", "2"),
     "restart_delay": ("0", "2"),
     "grace_period_s": ("1", "2"),
@@ -231,3 +233,19 @@ def test_a_variable_is_no_typo_of_another_because_both_begin_alike(
     with pytest.raises(ConfigError) as refused:
         settled(environment_layer({variable: "1"}))
     assert refused.value.problems[0].what.partition("did you mean ")[2].strip("'?") == close
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"), [("4", 4, 4), ("2:4", 2, 4), (" 1 : 2 ", 1, 2), ("3:3", 3, 3)]
+)
+def test_a_number_of_machines_may_be_a_range(text: str, least: int, most: int) -> None:
+    found = MachineCount(1)(text)
+    assert (found.least, int(found)) == (least, most)
+    assert MachineCount(1)(str(found)) == found
+    assert (found == most) == (least == most)
+
+
+@pytest.mark.parametrize("text", ["0", "4:2", "2:", ":3", "0:2", "a:b", "1:2:3"])
+def test_an_impossible_range_of_machines_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"which is|must be"):
+        MachineCount(1)(text)

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from headway.contract.records import Crash
+from headway.launcher.clusters.channel.messages import Restart
 from headway.launcher.reporting.failures import Failure, RankExit, ServerDeath
 from headway.launcher.starting.restarts import MAX_DELAY_S, Restarts
 
@@ -34,16 +35,25 @@ def test_a_delay_of_zero_stays_zero() -> None:
 @pytest.mark.wording
 def test_a_restart_says_whether_the_failure_is_the_same_as_before() -> None:
     restarts = Restarts(5, 1)
+    failures: list[Failure | ServerDeath] = [failure(), failure(), failure("gone")]
+    failures.append(ServerDeath(-signal.SIGKILL))
     lines = [
         restarts.after(what, number, made_progress=False)[0]
-        for number, what in enumerate(
-            [failure(), failure(), failure("gone"), None, ServerDeath(-signal.SIGKILL)], 1
-        )
+        for number, what in enumerate(failures, 1)
     ]
     assert lines == [
         "rank 0 of 2 failed with OSError; restart 1 of 5 in 1 s",
         "same failure as before (2 of 5): rank 0 of 2 failed with OSError; restart in 2 s",
         "rank 0 of 2 failed with OSError; restart 3 of 5 in 4 s",
-        "ranks on another machine failed; restart in 8 s",
-        "the process that starts the ranks was ended by SIGKILL; restart 5 of 5 in 16 s",
+        "the process that starts the ranks was ended by SIGKILL; restart 4 of 5 in 8 s",
+    ]
+
+
+@pytest.mark.wording
+def test_a_restart_of_all_machines_says_what_failed_and_a_loss_is_not_counted() -> None:
+    restarts = Restarts(5, 1)
+    ordered = [Restart("rank 3 of 4 failed with OSError", 2), Restart("machine 1 was lost", 0)]
+    assert [restarts.as_ordered(one, made_progress=False) for one in ordered] == [
+        ("rank 3 of 4 failed with OSError; restart 2 of 5 on all machines in 1 s", 1),
+        ("machine 1 was lost; going on with the machines that are there in 2 s", 2),
     ]

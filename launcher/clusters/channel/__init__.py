@@ -1,0 +1,1 @@
+"""The channel between the launchers of one run: authenticated messages to and from machine 0."""

@@ -1,0 +1,290 @@
+"""The messages between launchers, one line of JSON each, authenticated by HMAC-SHA256.
+
+Each end first sends one plain line with a nonce. Every later line begins with the tag of its
+content and of its number on the connection, under a key that is derived from the run's key, both
+nonces and the direction: what is forged, repeated, reordered, reflected or of another connection
+is refused. Nothing is encrypted.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from typing import Any, NamedTuple, get_args
+
+from headway.contract.records import read_fields
+
+PROTOCOL = "headway-channel/1"
+MAX_GREETING = 128  # bytes, as of every line that is not authenticated
+MAX_LINE = 2**18  # bytes
+_TAG_BYTES = 16  # half of SHA-256's output: RFC 2104, section 5
+_TAG_CHARS = 22  # in base64
+_GREETING = re.compile(rb"headway-channel/(\d{1,9}) ([0-9a-f]{32}) (keyed|open)")
+_REFUSAL = re.compile(rb"headway-channel refused: (key|version)")
+
+
+class Fact(NamedTuple):
+    """Something that machines must have in common, or should."""
+
+    name: str
+    value: str
+
+
+class Join(NamedTuple):
+    """A machine's first message: who it is."""
+
+    machine: int | None  # its rank; None: machine 0 gives it one
+    least: int  # machines that it expects
+    most: int
+    host: str
+    num_processes: int
+    clock: float  # seconds since the epoch
+
+
+class Facts(NamedTuple):
+    """What is compared before ranks start; sent where it is not the same as on machine 0."""
+
+    must_agree: tuple[Fact, ...]
+    should_agree: tuple[Fact, ...]
+
+    def digest(self) -> str:
+        """Return the same text for the same facts alone."""
+        return hashlib.sha256(json.dumps(self).encode()).hexdigest()[:32]
+
+
+class Ready(NamedTuple):
+    """The machine runs no rank, and waits for a round."""
+
+    probe_port: int  # on which it listens, to be tried by another machine
+    store_port: int | None  # of torch's store, from machine 0
+
+
+class Probed(NamedTuple):
+    """Whether the machine that it was to try has been reached."""
+
+    problem: str  # empty: reached
+
+
+class Failed(NamedTuple):
+    """How a run failed: a machine reports it, and machine 0 tells all which failure ended it."""
+
+    machine: int
+    host: str
+    cause: str
+    where: str
+    details: str
+    fix: str
+    exit_code: int
+    doubt: int = 0  # that it is the cause: 0 none, 1 it left silently, 2 in communication
+    ago_s: float = 0.0  # when it happened, before the message was sent
+    is_final: bool = False  # a restart would not help
+
+
+class Done(NamedTuple):
+    """All ranks of the machine have ended well."""
+
+
+class Stopping(NamedTuple):
+    """A signal stops the run, on the machine that sends it; machine 0 tells the others."""
+
+    signal: int
+    host: str
+
+
+class Beat(NamedTuple):
+    """The sender is alive."""
+
+    word: str  # of its ranks: how far they are; empty: as before
+
+
+class Bye(NamedTuple):
+    """The machine leaves the run, and its connection will close."""
+
+
+class Accepted(NamedTuple):
+    """The machine has been taken in."""
+
+    machine_timeout_s: float
+    digest: str  # of the facts of machine 0
+
+
+class Refused(NamedTuple):
+    """The machine has not been taken in."""
+
+    what: str
+    where: str
+    fix: str
+
+
+class Missing(NamedTuple):
+    """What the run waits for."""
+
+    text: str
+
+
+class Probe(NamedTuple):
+    """Try to reach another machine."""
+
+    label: str
+    address: str
+    port: int
+
+
+class Round(NamedTuple):
+    """All machines of the round are there: start the ranks."""
+
+    number: int
+    machine: int  # the rank of the receiver
+    num_machines: int
+    num_restarts: int  # so far, in the whole run
+    address: str  # of the receiver, as the others see it
+    store_port: int
+
+
+class Restart(NamedTuple):
+    """Stop the ranks, and be ready for the next round."""
+
+    cause: str
+    number: int  # of the restart; 0: this one is not counted
+
+
+class AllDone(NamedTuple):
+    """All ranks of the run have ended well."""
+
+
+Message = (Join | Facts | Ready | Probed | Failed | Done | Stopping | Beat | Bye) | (
+    Accepted | Refused | Missing | Probe | Round | Restart | AllDone
+)
+
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+class Unacceptable(Exception):
+    """What has come is not what the other end of this channel would send.
+
+    Args:
+        reason: `key` or `version` where the other end has another one, else empty.
+    """
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Greeting(NamedTuple):
+    """The plain first line of each end."""
+
+    nonce: str
+    has_key: bool
+
+    def line(self) -> bytes:
+        """Return it as it is sent."""
+        return f"{PROTOCOL} {self.nonce} {'keyed' if self.has_key else 'open'}\n".encode()
+
+
+def new_greeting(key: bytes) -> Greeting:
+    """Return the greeting of one end of a new connection."""
+    return Greeting(secrets.token_hex(16), bool(key))
+
+
+def read_greeting(line: bytes) -> Greeting:
+    """Return the greeting in a line.
+
+    Raises:
+        Unacceptable: it is none, or that of another version of the protocol.
+    """
+    match = _GREETING.fullmatch(line)
+    if match is None:
+        raise Unacceptable("it does not speak the protocol of Headway's launchers")
+    if f"headway-channel/{int(match[1])}" != PROTOCOL:
+        raise Unacceptable(f"it speaks version {int(match[1])} of the protocol", "version")
+    return Greeting(match[2].decode(), match[3] == b"keyed")
+
+
+def refusal(reason: str) -> bytes:
+    """Return the plain line that says why a connection is closed: `key` or `version`."""
+    return f"headway-channel refused: {reason}\n".encode()
+
+
+class Session:
+    """The authenticated messages of one connection, in both directions.
+
+    Args:
+        key: the run's; empty where it has none, and then anybody can send messages.
+        ours: the greeting that this end sent.
+        theirs: the one that it received.
+        is_hub: this end is machine 0's.
+    """
+
+    def __init__(self, key: bytes, ours: Greeting, theirs: Greeting, *, is_hub: bool) -> None:
+        nonces = [ours.nonce, theirs.nonce] if is_hub else [theirs.nonce, ours.nonce]
+
+        def derived(direction: str) -> bytes:
+            text = " ".join([PROTOCOL, direction, *nonces])
+            return hmac.digest(key, text.encode(), "sha256")
+
+        to_hub, from_hub = derived("to machine 0"), derived("from machine 0")
+        self._sending, self._receiving = (from_hub, to_hub) if is_hub else (to_hub, from_hub)
+        self._num_sent = self._num_received = 0
+
+    def seal(self, message: Message) -> bytes:
+        """Return the line of the next message to send."""
+        content = json.dumps([type(message).__name__, *message], separators=(",", ":")).encode()
+        tag = _tag(self._sending, self._num_sent, content)
+        self._num_sent += 1
+        return tag + content + b"\n"
+
+    def open(self, line: bytes) -> Message:
+        """Return the message in the next line received.
+
+        Raises:
+            Unacceptable: it is not the next message of the other end.
+        """
+        tag, content = line[:_TAG_CHARS], line[_TAG_CHARS:]
+        if not hmac.compare_digest(tag, _tag(self._receiving, self._num_received, content)):
+            if match := _REFUSAL.fullmatch(line):
+                raise Unacceptable("it refuses this machine", match[1].decode())
+            raise Unacceptable("a message was not made with the key of this run", "key")
+        self._num_received += 1
+        try:
+            name, *values = json.loads(content)
+            kind = _KINDS[name]
+            message: Message = read_fields(kind, dict(zip(kind._fields, values, strict=True)))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise Unacceptable(f"a message cannot be read: {error}") from None
+        return message
+
+
+def _tag(key: bytes, number: int, content: bytes) -> bytes:
+    whole = hmac.digest(key, number.to_bytes(8, "big") + content, hashlib.sha256)
+    return binascii.b2a_base64(whole[:_TAG_BYTES], newline=False)[:_TAG_CHARS]
+
+
+class Lines:
+    """Splits what comes on a connection into lines of limited length."""
+
+    def __init__(self) -> None:
+        self.limit = MAX_GREETING
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the lines that `data` completes, without their ends.
+
+        Raises:
+            Unacceptable: a line is longer than `limit`.
+        """
+        self._rest += data
+        while True:
+            line, end, rest = self._rest.partition(b"\n")
+            if len(line) > self.limit:
+                self._rest = b""
+                raise Unacceptable(f"a line is longer than {self.limit} bytes")
+            if not end:
+                return
+            self._rest = rest
+            yield line

@@ -1,0 +1,114 @@
+"""The run's key: from the environment, or from a file in the folder that a SLURM job came from."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from headway.contract.run import KEY_VARIABLE
+from headway.errors import ConfigError
+
+_MIN_LENGTH = 16
+_JOB = ("SLURM_SUBMIT_DIR", "SLURM_JOB_ID", "SLURM_STEP_ID")
+HOW_TO_SET = f"`export {KEY_VARIABLE}=$(openssl rand -hex 16)`, and the same value on every machine"
+
+
+class RunKey(NamedTuple):
+    """What authenticates the machines of a run to each other.
+
+    Args:
+        key: empty: nothing does.
+        origin: where it comes from, for messages.
+        path: the file that holds it, to be removed.
+    """
+
+    key: bytes
+    origin: str
+    path: str | None = None
+
+    def forget(self) -> None:
+        """Remove the file that holds it."""
+        if self.path is not None:
+            with suppress(OSError):
+                os.unlink(self.path)
+
+
+def describe_run_key(environ: Mapping[str, str]) -> str:
+    """Return how the machines of a run with this environment know each other, as a sentence."""
+    if KEY_VARIABLE in environ:
+        return f"machines know each other by {KEY_VARIABLE}"
+    if path := key_file(environ):
+        return f"machines know each other by a key that machine 0 writes to {path}"
+    return f"nothing keeps other programs of the network out of the run: {HOW_TO_SET}"
+
+
+def run_key_of_machine_0(environ: Mapping[str, str], say: Callable[[str], None]) -> RunKey:
+    """Return the key, after writing it where the other machines can read it.
+
+    Raises:
+        ConfigError: the one in the environment is too short.
+    """
+    path = key_file(environ)
+    if KEY_VARIABLE in environ or path is None:
+        return _of_environment(environ)
+    key = secrets.token_hex(32)
+    new = f"{path}.new"
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(new)  # of a launcher that was killed
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(key)
+        os.replace(new, path)
+    except OSError as error:
+        say(f"note: the run has no key: {path} cannot be written: {error.strerror}; {HOW_TO_SET}")
+        return RunKey(b"", "none")
+    return RunKey(key.encode(), path, path)
+
+
+def run_key_of_other(environ: Mapping[str, str]) -> RunKey | None:
+    """Return the key; None while machine 0's file is not there.
+
+    Raises:
+        ConfigError: the one in the environment is too short, or another user's file is in the way.
+    """
+    path = key_file(environ)
+    if KEY_VARIABLE in environ or path is None:
+        return _of_environment(environ)
+    with suppress(OSError):
+        os.listdir(os.path.dirname(path))  # has NFS look for new files
+    try:
+        with open(path) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise ConfigError(
+                    "the file with the run's key is not one that only you can read",
+                    where=path,
+                    fix=f"remove it, or {HOW_TO_SET}",
+                )
+            return RunKey(file.read().encode(), path)
+    except OSError:
+        return None
+
+
+def key_file(environ: Mapping[str, str]) -> str | None:
+    """Return the file for the key of a SLURM job's step; None outside of one."""
+    if any(not environ.get(name) for name in _JOB):
+        return None
+    folder, job, step = (environ[name] for name in _JOB)
+    attempt = environ.get("SLURM_RESTART_COUNT", "0")
+    return os.path.join(folder, f".headway-{job}.{step}.{attempt}.key")
+
+
+def _of_environment(environ: Mapping[str, str]) -> RunKey:
+    key = environ.get(KEY_VARIABLE, "")
+    if KEY_VARIABLE in environ and len(key) < _MIN_LENGTH:
+        raise ConfigError(
+            f"{KEY_VARIABLE} has {len(key)} characters, which is too short for a key",
+            where=f"environment {KEY_VARIABLE}",
+            fix=HOW_TO_SET,
+        )
+    return RunKey(key.encode(), f"environment {KEY_VARIABLE}" if key else "none")

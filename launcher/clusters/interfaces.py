@@ -1,0 +1,51 @@
+"""This machine's addresses and network interfaces."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+
+def resolved(host: str) -> list[str]:
+    """Return the addresses of a host name.
+
+    Raises:
+        OSError: it has none, or none yet.
+        UnicodeError: it cannot be a host name.
+    """
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(place[0]) for *_, place in found))
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an IP address is one that no other machine can reach."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def is_literally_local(host: str) -> bool:
+    """Return whether a host, as it was typed, means this machine alone, whoever says it."""
+    try:
+        return is_loopback(host)
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def is_here(address: str) -> bool:
+    """Return whether an IP address is one of this machine's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has this address; None if none has."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in [one.address for one in addresses]:
+            return str(name)
+    return None

@@ -1,0 +1,133 @@
+"""How a machine listens for the others of a run and reaches them, and what it says if it cannot."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+
+from headway.errors import LaunchError
+from headway.launcher.clusters.channel.member import Member
+from headway.launcher.clusters.channel.messages import Probe
+from headway.launcher.clusters.channel.run_key import HOW_TO_SET
+from headway.launcher.clusters.interfaces import is_literally_local, is_loopback, resolved
+from headway.launcher.clusters.rendezvous import print_notice
+from headway.launcher.clusters.store_calls import interruptible
+from headway.launcher.reporting.rank_channel import say
+
+_CONNECT_TIMEOUT_S = 5.0
+_POLL_INTERVAL_S = 0.1
+_NOTICE_AFTER_S = 1.0
+_OTHER_FILES = 512  # open in a launcher, besides its connections to other machines
+
+
+def listening_host(address: str) -> str:
+    """Return the main address if other machines reach this one by it, else all addresses."""
+    if is_literally_local(address):
+        return address
+    try:
+        addresses = resolved(address)
+    except (OSError, UnicodeError):  # it has no name yet, as in a new pod
+        return ""
+    if any(map(is_loopback, addresses)):
+        say(
+            f"note: main_address {address} is {addresses[0]} on this machine, which no "
+            "other reaches; listening on all of its addresses"
+        )
+        return ""
+    return address
+
+
+def connect(address: str, port: int, this: str, within_s: float) -> socket.socket:
+    """Return a connection to machine 0, once its name resolves and something listens there.
+
+    Raises:
+        LaunchError: nothing does within the join timeout.
+    """
+    until = time.monotonic() + within_s
+    notice_at = time.monotonic() + _NOTICE_AFTER_S
+    place = f"{address}:{port}"
+    while True:
+        try:
+            return interruptible(socket.create_connection, (address, port), _CONNECT_TIMEOUT_S)
+        except UnicodeError as error:
+            raise _cannot_reach(address, port, this, f"it is no host name: {error}") from None
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if time.monotonic() > until:
+            raise _cannot_reach(address, port, this, reason)
+        if time.monotonic() > notice_at:
+            print_notice(f"waiting for machine 0 at {place} ({reason})")
+            notice_at = until
+        time.sleep(_POLL_INTERVAL_S)
+
+
+def _cannot_reach(address: str, port: int, this: str, reason: str) -> LaunchError:
+    return LaunchError(
+        f"{this} cannot reach machine 0 at {address}:{port}: {reason}",
+        where=f"main_address {address}, main_port {port}",
+        fix="start the run on machine 0, and open that port in its firewall; --main-address is "
+        "a name or IP address of machine 0 that all machines know",
+    )
+
+
+def not_taken_in(
+    member: Member, address: str, port: int, this: str, key_origin: str
+) -> LaunchError:
+    """Return the error for a machine that machine 0 has not taken in.
+
+    Args:
+        member: its end of the connection.
+        address: of machine 0.
+        port: of machine 0.
+        this: the machine, for messages.
+        key_origin: where its key comes from.
+    """
+    if member.refused is not None:
+        refused = member.refused
+        return LaunchError(refused.what, where=refused.where, fix=refused.fix)
+    unacceptable = member.unacceptable
+    if unacceptable is None or not unacceptable.reason:
+        return not_machine_0(address, port, str(unacceptable or "has closed the connection"))
+    if unacceptable.reason == "version":
+        return LaunchError(
+            f"machine 0 at {address}:{port} runs another version of Headway",
+            where=this,
+            fix="install the same version on every machine",
+        )
+    return LaunchError(
+        f"machine 0 at {address}:{port} does not know the key of {this}",
+        where=f"the run's key here: {key_origin}",
+        fix=f"another run may listen there: pass another --main-port; or {HOW_TO_SET}",
+    )
+
+
+def not_machine_0(address: str, port: int, what: str) -> LaunchError:
+    """Return the error for something else that listens where machine 0 should."""
+    return LaunchError(
+        f"what listens at {address}:{port} is not machine 0 of a run: {what}",
+        where=f"main_address {address}, main_port {port}",
+        fix="start the run on machine 0, or, if another program uses that port there, pass "
+        "another --main-port on every machine",
+    )
+
+
+def try_to_reach(probe: Probe) -> str:
+    """Connect to another machine; return what is wrong, or empty."""
+    try:
+        interruptible(
+            socket.create_connection, (probe.address, probe.port), _CONNECT_TIMEOUT_S
+        ).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return f"cannot reach {probe.label} at {probe.address}: {reason}"
+    return ""
+
+
+def allow_open_files(num_machines: int) -> None:
+    """Raise this process's limit of open files as far as a run with many machines needs it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = num_machines + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

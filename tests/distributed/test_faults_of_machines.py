@@ -1,0 +1,231 @@
+"""The table of faults: what is said, after how long, and that nothing is left. Needs root and `ip`.
+
+With `-s` the rows are printed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from tests.distributed.launching import script
+from tests.distributed.networks import Network, needs_namespaces, network
+from tests.distributed.test_machines import TRAINS, are_up, ends, wait_until
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.long,
+    pytest.mark.usefixtures("executed_starts"),
+    needs_namespaces,
+]
+
+TIMEOUT_S = 5
+_SLACK_S = 15.0  # on a busy machine, beyond the setting
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Network]:
+    with network(2, tmp_path) as made:
+        yield made
+
+
+def begin(
+    net: Network, rank: int, name: str, *words: str, **variables: str
+) -> subprocess.Popen[str]:
+    place = ["--num-machines", "2", "--machine-rank", str(rank), "--main-address", "n1"]
+    timeout = ["--machine-timeout-s", str(TIMEOUT_S)]
+    return net.launch(rank + 1, "-q", "--cpu", *place, *timeout, *words, name, **variables)
+
+
+def both(net: Network, *words: str, **variables: str) -> list[subprocess.Popen[str]]:
+    name = script(TRAINS)
+    return [begin(net, rank, name, *words, **variables) for rank in range(2)]
+
+
+def pid_of_rank(rank: int) -> int:
+    return int(Path(f"up_0_{rank}").read_text().split()[0])
+
+
+class Fault(NamedTuple):
+    """What happens to a run on two machines, and what both have to say of it."""
+
+    name: str
+    times: int
+    cause: Callable[[Network, list[subprocess.Popen[str]]], None]
+    codes: tuple[int, int]
+    said: tuple[str, str]  # on machine 0 and 1
+    within_s: float = _SLACK_S
+
+
+def stop_ranks(_: Network, machines: list[subprocess.Popen[str]]) -> None:
+    os.kill(pid_of_rank(1), signal.SIGKILL)
+
+
+FAULTS = [
+    Fault(
+        "the launcher of machine 1 is killed",
+        10,
+        lambda _, machines: machines[1].kill(),
+        (4, -9),
+        ("machine 1 (n2) was lost: its launcher has ended", ""),
+    ),
+    Fault(
+        "the launcher of machine 0 is killed",
+        10,
+        lambda _, machines: machines[0].kill(),
+        (-9, 4),
+        ("", "machine 0 (n1) was lost: its launcher has ended"),
+    ),
+    Fault(
+        "a rank is killed",
+        10,
+        stop_ranks,
+        (137, 137),
+        ("rank 1 of 2 was ended by SIGKILL",) * 2,
+    ),
+    Fault(
+        "the link is cut both ways",
+        10,
+        lambda net, _: net.cut(2),
+        (4, 4),
+        (
+            "machine 1 (n2) was lost: nothing was heard",
+            "machine 0 (n1) was lost: nothing was heard",
+        ),
+        TIMEOUT_S + _SLACK_S,
+    ),
+    Fault(
+        "the link is cut from machine 1 to machine 0",
+        10,
+        lambda net, _: net.cut_outgoing(2, to=1),
+        (4, 4),
+        ("machine 1 (n2) was lost", "was lost"),
+        TIMEOUT_S + _SLACK_S,
+    ),
+    Fault(
+        "the link is cut from machine 0 to machine 1",
+        10,
+        lambda net, _: net.cut_outgoing(1, to=2),
+        (4, 4),
+        ("machine 1 (n2) was lost", "machine 0 (n1) was lost"),
+        TIMEOUT_S + _SLACK_S,
+    ),
+    Fault(
+        "machine 1 is stopped by a signal",
+        3,
+        lambda _, machines: machines[1].terminate(),
+        (143, 143),
+        ("stopped by SIGTERM on n2", "stopped by SIGTERM"),
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_each_fault_is_known_in_time_on_both_machines_with_the_right_culprit(
+    net: Network, fault: Fault
+) -> None:
+    took = []
+    for _ in range(fault.times):
+        machines = both(net)
+        wait_until(are_up(2), machines)
+        ranks = [psutil.Process(pid_of_rank(rank)) for rank in range(2)]
+        began = time.monotonic()
+        fault.cause(net, machines)
+        told = ends(machines)
+        took.append(time.monotonic() - began)
+        net.mend()
+        assert tuple(code for code, _ in told) == fault.codes, told
+        for (_, errors), said in zip(told, fault.said, strict=True):
+            assert said in errors
+            assert "fix the script" not in errors
+        _, alive = psutil.wait_procs(ranks, timeout=10)
+        assert not alive
+        assert took[-1] < fault.within_s
+        for path in Path.cwd().glob("up_*"):
+            path.unlink()
+    print(f"\n{fault.name}: {fault.times} times, known after {min(took):.1f} to {max(took):.1f} s")
+
+
+def wait_for(machine: subprocess.Popen[str], text: str) -> str:
+    """Read stderr until a line contains `text`; return that line."""
+    assert machine.stderr is not None
+    for line in machine.stderr:
+        if text in line:
+            return line
+    raise AssertionError(f"it ended without {text!r}")
+
+
+def test_a_machine_that_is_20_s_late_is_waited_for_and_named(net: Network) -> None:
+    name = script(TRAINS)
+    first = begin(net, 0, name)
+    print(wait_for(first, "waiting for machine 1 of 2"))
+    time.sleep(20)
+    machines = [first, begin(net, 1, name)]
+    wait_until(are_up(2), machines)
+    Path("end_0").touch()
+    assert [code for code, _ in ends(machines)] == [0, 0]
+
+
+def test_a_machine_that_never_comes_is_named_and_a_signal_ends_the_wait(net: Network) -> None:
+    for rank, said in ((0, "waiting for machine 1 of 2"), (1, "waiting for machine 0 at n1:29500")):
+        alone = begin(net, rank, script(TRAINS))
+        print(wait_for(alone, said))
+        alone.send_signal(signal.SIGTERM)
+        alone.communicate(timeout=60)
+        assert alone.returncode == 143
+
+
+def test_two_jobs_on_one_port_do_not_mix(net: Network) -> None:
+    machines = both(net, HEADWAY_RUN_KEY="the key of the first job")
+    wait_until(are_up(2), machines)
+    others = [
+        begin(net, rank, script(TRAINS, "other.py"), HEADWAY_RUN_KEY="the key of the other job")
+        for rank in range(2)
+    ]
+    (main_code, main), (code, errors) = ends(others)
+    assert (main_code, code) == (4, 4)
+    assert "port 29500 is in use on this machine" in main
+    assert "does not know the key of machine 1" in errors
+    Path("end_0").touch()
+    (_, named), _ = told = ends(machines)
+    assert [code for code, _ in told] == [0, 0]
+    assert "refused a connection from 10.79.0.2" in named
+
+
+def test_a_clock_that_is_an_hour_off_is_named_and_the_run_goes_on(
+    net: Network, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\n_now = time.time\ntime.time = lambda: _now() + 3600\n"
+    )
+    name = script(TRAINS)
+    with pytest.MonkeyPatch.context() as patch:
+        first = begin(net, 0, name)
+        patch.syspath_prepend(str(tmp_path))
+        second = begin(net, 1, name)
+    wait_until(are_up(2), [first, second])
+    Path("end_0").touch()
+    (code, errors), (other, _) = ends([first, second])
+    assert (code, other) == (0, 0)
+    assert "machine 1 (n2): its clock is 3600 s ahead of that of machine 0" in errors
+
+
+def test_a_full_disk_on_one_machine_is_blamed_on_that_machine(net: Network) -> None:
+    full = script(
+        TRAINS.replace(
+            "rank, attempt =",
+            "if os.environ['RANK'] == '1': open('/dev/full', 'w', 1).write('x' * 9999)\n"
+            "rank, attempt =",
+        )
+    )
+    for code, errors in ends([begin(net, rank, full) for rank in range(2)]):
+        assert code == 1
+        assert "rank 1 of 2 failed with OSError" in errors

@@ -1,0 +1,180 @@
+"""Several machines are one run: what ends one of them is known, blamed and answered on all."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.distributed.launching import free_port, script, start
+from tests.distributed.networks import Network, needs_namespaces, network
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.usefixtures("executed_starts"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
+]
+
+TRAINS = """
+import os, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+with open(f"up_{attempt}_{rank}.new", "w") as file:
+    file.write(f"{os.getpid()} {dist.get_world_size()}")
+os.rename(file.name, f"up_{attempt}_{rank}")
+while not os.path.exists(f"end_{attempt}"):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.05)
+print("of", dist.get_world_size())
+os._exit(0)
+"""
+"""Ranks that depend on each other, until they may end."""
+
+
+def on_loopback(machines: str, *words: str) -> list[str]:
+    place = ["--main-address", "127.0.0.1", "--main-port", str(free_port())]
+    return ["-q", "--cpu", "--num-machines", machines, *place, *words]
+
+
+def wait_until(is_so: Callable[[], bool], machines: Sequence[subprocess.Popen[str]]) -> None:
+    deadline = time.monotonic() + 120
+    while not is_so():
+        ended = [one for one in machines if one.poll() is not None]
+        assert not ended, [one.communicate() for one in ended]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def are_up(count: int, attempt: int = 0) -> Callable[[], bool]:
+    return lambda: all(Path(f"up_{attempt}_{rank}").exists() for rank in range(count))
+
+
+def ends(machines: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Return exit code and stderr of each machine."""
+    told = [one.communicate(timeout=120)[1] for one in machines]
+    return [(one.returncode, errors) for one, errors in zip(machines, told, strict=True)]
+
+
+def two(*words: str, name: str = "") -> list[subprocess.Popen[str]]:
+    """Start two machines on the loopback device."""
+    place = on_loopback("2", *words)
+    name = name or script(TRAINS)
+    return [start(*place, "--machine-rank", str(rank), name) for rank in range(2)]
+
+
+def test_a_killed_launcher_is_blamed_and_not_the_script_of_the_other_machine() -> None:
+    machines = two()
+    wait_until(are_up(2), machines)
+    machines[1].kill()
+    (code, errors), _ = ends(machines)
+    assert code == 4
+    assert "machine 1" in errors
+    assert "was lost: its launcher has ended" in errors
+    assert "fix the script" not in errors
+
+
+def test_a_stop_signal_on_one_machine_stops_both_and_is_no_failure_of_a_rank() -> None:
+    machines = two()
+    wait_until(are_up(2), machines)
+    machines[1].send_signal(signal.SIGTERM)
+    for code, errors in ends(machines):
+        assert code == 128 + signal.SIGTERM
+        assert "stopped by SIGTERM" in errors
+        assert "error: " not in errors
+
+
+def test_machines_with_different_scripts_are_refused_with_a_table_before_a_rank_starts() -> None:
+    place = on_loopback("2")
+    names = [script("open('up', 'w')"), script("open('up', 'w')  # changed", "other.py")]
+    machines = [start(*place, "--machine-rank", str(rank), names[rank]) for rank in range(2)]
+    for code, errors in ends(machines):
+        assert code == 4
+        assert "the machines differ in script" in errors
+    assert not Path("up").exists()
+
+
+def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
+    place = on_loopback("2:3", "--restart-delay", "0")
+    machines = [start(*place, script(TRAINS)) for _ in range(3)]
+    wait_until(are_up(1), machines)
+    world = int(Path("up_0_0").read_text().split()[1])  # 2 where the third came late
+    wait_until(are_up(world), machines)
+    rank_1 = int(Path("up_0_1").read_text().split()[0])
+    launchers = {one.pid for one in psutil.Process(rank_1).parents()}
+    (lost,) = [one for one in machines if one.pid in launchers]
+    machines.remove(lost)
+    lost.kill()
+    lost.communicate()
+    wait_until(are_up(2, attempt=1), machines)
+    Path("end_1").touch()
+    for one in machines:
+        out, errors = one.communicate(timeout=120)
+        assert one.returncode == 0, errors
+        assert "of 2" in out
+
+
+def test_a_machine_with_another_key_is_refused_and_no_script_sees_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = on_loopback("2")
+    name = script("import os\nprint('key', os.environ.get('HEADWAY_RUN_KEY'))")
+
+    def begin(rank: int, key: str) -> subprocess.Popen[str]:
+        monkeypatch.setenv("HEADWAY_RUN_KEY", key)
+        return start(*place, "--machine-rank", str(rank), name)
+
+    main, other = begin(0, "the key of this run"), begin(1, "the key of another one")
+    ((code, errors),) = ends([other])
+    assert code == 4
+    assert "does not know the key of machine 1" in errors
+    assert "another one" not in errors
+    machines = [main, begin(1, "the key of this run")]
+    told = [one.communicate(timeout=120) for one in machines]
+    assert [one.returncode for one in machines] == [0, 0], told
+    assert all("key None" in out for out, _ in told)
+    assert "refused a connection from 127.0.0.1" in told[0][1]
+
+
+@pytest.fixture
+def three_machines(tmp_path: Path) -> Iterator[Network]:
+    with network(3, tmp_path) as made:
+        yield made
+
+
+def in_network(net: Network, *words: str, timeout_s: int = 5) -> list[subprocess.Popen[str]]:
+    name = script(TRAINS)
+    place = ["--main-address", "n1", "--machine-timeout-s", str(timeout_s), *words]
+    return [
+        net.launch(
+            rank + 1,
+            "-q",
+            "--cpu",
+            "--num-machines",
+            "2",
+            "--machine-rank",
+            str(rank),
+            *place,
+            name,
+        )
+        for rank in range(2)
+    ]
+
+
+@needs_namespaces
+def test_machines_whose_own_names_are_loopback_meet_and_a_cut_link_is_known_on_both(
+    three_machines: Network,
+) -> None:
+    machines = in_network(three_machines)
+    wait_until(are_up(2), machines)
+    three_machines.cut(2)
+    main, other = ends(machines)
+    assert (main[0], other[0]) == (4, 4)
+    assert "machine 1 (n2) was lost: nothing was heard from it for" in main[1]
+    assert "machine 0 (n1) was lost: nothing was heard from it for" in other[1]

@@ -1,0 +1,263 @@
+"""The channel over real sockets: strangers change nothing, and who falls silent is lost in time."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from headway.launcher.clusters.channel.coordinator import Coordinator
+from headway.launcher.clusters.channel.hub import Hub
+from headway.launcher.clusters.channel.member import Member
+from headway.launcher.clusters.channel.messages import (
+    Beat,
+    Bye,
+    Done,
+    Facts,
+    Failed,
+    Join,
+    Message,
+    Missing,
+    Probed,
+    Ready,
+    Session,
+    new_greeting,
+    read_greeting,
+)
+
+KEY = b"0123456789abcdef"
+
+
+class Channel:
+    """A hub on the loopback device, and its members."""
+
+    def __init__(self, machines: int, timeout_s: float, key: bytes) -> None:
+        self.lines: list[str] = []
+        self.timeout_s = timeout_s
+        self.machines = machines
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        self.coordinator = Coordinator(
+            least=machines,
+            most=machines,
+            max_restarts=0,
+            join_timeout_s=600,
+            machine_timeout_s=timeout_s,
+            facts=Facts((), ()),
+            say=self.lines.append,
+            now=time.monotonic(),
+        )
+        self.hub = Hub(listener, key, self.coordinator, timeout_s, self.lines.append)
+        self.members: list[Member] = []
+
+    def join(self, machine: int, key: bytes = KEY, link: socket.socket | None = None) -> Member:
+        if link is None:
+            own = machine == 0
+            link = self.hub.take_own_end() if own else socket.create_connection(self.address)
+        member = Member(link, key, self.timeout_s, lambda: f"rank {machine} at optimizer step 3")
+        self.members.append(member)
+        member.send(Join(machine, self.machines, self.machines, f"n{machine}", 1, time.time()))
+        member.send(Ready(1, 29501 if machine == 0 else None))
+        return member
+
+
+@contextmanager
+def channel(machines: int = 2, timeout_s: float = 60.0, key: bytes = KEY) -> Iterator[Channel]:
+    opened = Channel(machines, timeout_s, key)
+    try:
+        yield opened
+    finally:
+        for member in opened.members:
+            member.send(Bye())
+            member.close()
+        opened.hub.close(0.5)
+
+
+def until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def begin(some: Channel) -> list[Member]:
+    """Have all machines join, and their ranks start."""
+    members = [some.join(machine) for machine in range(some.machines)]
+    start_ranks(members)
+    return members
+
+
+def start_ranks(members: list[Member]) -> None:
+    until(lambda: all(one.probe for one in members))
+    for member in members:
+        member.send(Probed(""))
+    until(lambda: all(one.round for one in members))
+
+
+def test_machines_meet_and_end_together() -> None:
+    with channel(3) as some:
+        members = begin(some)
+        assert [one.round.machine for one in members if one.round] == [0, 1, 2]
+        for one in members:
+            one.send(Done())
+        until(lambda: all(one.is_all_done for one in members))
+        assert not some.lines
+
+
+def test_a_machine_without_the_key_is_refused_and_named_and_the_run_goes_on() -> None:
+    with channel() as some:
+        members = begin(some)
+        other = some.join(1, key=b"another run's key")
+        keyless = some.join(1, key=b"")
+        until(lambda: other.unacceptable and keyless.unacceptable)
+        for one in (other, keyless):
+            assert one.unacceptable is not None
+            assert one.unacceptable.reason == "key"
+        until(lambda: len(some.lines) >= 2)
+        assert all("refused a connection from 127.0.0.1" in line for line in some.lines)
+        assert not any(one.is_over for one in members)
+
+
+def greeted(link: socket.socket, key: bytes) -> Session:
+    """Greet as a member does; return what seals its messages."""
+    ours = new_greeting(key)
+    link.sendall(ours.line())
+    file = link.makefile("rb")
+    theirs = read_greeting(file.readline().rstrip(b"\n"))
+    file.close()
+    return Session(key, ours, theirs, is_hub=False)
+
+
+def failure() -> Failed:
+    return Failed(0, "stranger", "ended by a stranger", "", "", "", 1, is_final=True)
+
+
+def attacks(some: Channel) -> Iterator[bytes]:
+    """Yield what strangers send after the greeting; each goes to a connection of its own."""
+    yield b"GET / HTTP/1.1\r\n\r\n"
+    yield b"\x80\x04\x95" + bytes(200)  # a pickle
+    yield b"x" * 300_000
+    yield b'["Failed",0,"h","c","w","d","f",1,0,0.0,true]\n'
+    yield b"0" * 22 + b'["Failed",0,"h","c","w","d","f",1,0,0.0,true]\n'
+    with socket.create_connection(some.address) as other:  # recorded on another connection
+        session = greeted(other, KEY)
+        yield session.seal(Join(1, 2, 2, "n1", 1, time.time())) + session.seal(failure())
+
+
+def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
+    with channel() as some:
+        members = begin(some)
+        sent = 0
+        for data in [b"", *attacks(some)]:
+            for greets in (False, True):
+                with socket.create_connection(some.address) as stranger, suppress(OSError):
+                    if greets:
+                        stranger.sendall(new_greeting(KEY).line())
+                    stranger.sendall(data)
+                    sent += 1
+        assert sent == 14
+        for one in members:
+            one.send(Beat("still here"))
+            one.send(Done())
+        until(lambda: all(one.is_all_done for one in members))
+        assert not any(one.ended_by or one.lost for one in members)
+        assert not any("stranger" in line for line in some.lines)
+
+
+def test_one_with_the_key_who_has_not_joined_cannot_end_the_run() -> None:
+    with channel() as some:
+        members = begin(some)
+        with socket.create_connection(some.address) as early:
+            early.sendall(greeted(early, KEY).seal(failure()))
+            until(lambda: any("has not joined" in line for line in some.lines))
+        assert not any(one.is_over for one in members)
+
+
+def test_a_machine_whose_launcher_is_killed_is_known_as_lost_to_all() -> None:
+    with channel(3) as some:
+        members = begin(some)
+        members[2]._connection.link.shutdown(socket.SHUT_RDWR)  # as the kernel does
+        until(lambda: members[0].ended_by and members[1].ended_by)
+        for one in members[:2]:
+            assert one.ended_by is not None
+            assert "machine 2 (n2) was lost: its launcher has ended" in one.ended_by.cause
+
+
+class Relay:
+    """Passes bytes between a member and the hub, in the directions that are open."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        import selectors
+        import threading
+
+        self.end, inner = socket.socketpair()
+        outer = socket.create_connection(address)
+        self.passes = {inner: True, outer: True}
+        other = {inner: outer, outer: inner}
+        selector = selectors.DefaultSelector()
+        for one in other:
+            selector.register(one, selectors.EVENT_READ)
+
+        def run() -> None:
+            with suppress(OSError), inner, outer, selector:
+                while True:
+                    for key, _ in selector.select():
+                        one = key.fileobj
+                        assert isinstance(one, socket.socket)
+                        data = one.recv(65536)
+                        if not data:
+                            return
+                        if self.passes[one]:
+                            other[one].sendall(data)
+
+        self.to_hub, self.from_hub = inner, outer
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+
+
+def test_a_cut_link_is_known_at_both_ends_whatever_way_it_is_cut() -> None:
+    with ExitStack() as stack:
+        cuts = []
+        for is_cut in ((True, True), (True, False), (False, True)):
+            some = stack.enter_context(channel(timeout_s=4.0))
+            relay = Relay(some.address)
+            stack.callback(relay.thread.join)
+            members = [some.join(0), some.join(1, link=relay.end)]
+            start_ranks(members)
+            until(lambda some=some: some.coordinator.machines[2].word)  # type: ignore[misc]
+            cuts.append((relay, is_cut, members))
+        for relay, is_cut, _ in cuts:
+            for link, is_it in zip((relay.to_hub, relay.from_hub), is_cut, strict=True):
+                relay.passes[link] = not is_it
+        for _, _, (main, other) in cuts:
+            until(lambda main=main: main.ended_by)  # type: ignore[misc]
+            until(lambda other=other: other.ended_by or other.lost)  # type: ignore[misc]
+            assert main.ended_by is not None
+            assert "machine 1 (n1) was lost" in main.ended_by.cause
+            assert "rank 1 at optimizer step 3" in main.ended_by.details
+            other.close()
+
+
+def test_what_a_machine_waits_for_is_told_to_it() -> None:
+    with channel(3) as some:
+        main, other = some.join(0), some.join(2)
+        until(lambda: main.missing and other.missing)
+        assert main.missing == other.missing == Missing("machine 1 of 3")
+
+
+def test_all_kinds_of_messages_can_be_sent() -> None:
+    """Each field has a type that JSON and the reader of records know."""
+    from typing import get_args
+
+    ours, theirs = new_greeting(KEY), new_greeting(KEY)
+    hub = Session(KEY, ours, theirs, is_hub=True)
+    member = Session(KEY, theirs, ours, is_hub=False)
+    samples = {"int": 1, "float": 0.5, "str": "x", "bool": True, "int | None": None}
+    for kind in get_args(Message):
+        values = [
+            samples.get(getattr(type_, "__forward_arg__", str(type_)), ())
+            for type_ in kind.__annotations__.values()
+        ]
+        message = kind(*values)
+        assert member.open(hub.seal(message).rstrip(b"\n")) == message

@@ -1,0 +1,136 @@
+"""A message is taken only as the other end sent it: the right key, order, direction and shape."""
+
+from __future__ import annotations
+
+import json
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.launcher.clusters.channel.messages import (
+    MAX_GREETING,
+    Beat,
+    Failed,
+    Lines,
+    Missing,
+    Round,
+    Session,
+    Unacceptable,
+    new_greeting,
+    read_greeting,
+)
+
+KEY = b"0123456789abcdef"
+
+
+def sessions(key: bytes = KEY, other_key: bytes = KEY) -> tuple[Session, Session]:
+    """Return the two ends of a connection: machine 0's, and that of another machine."""
+    hub, member = new_greeting(key), new_greeting(other_key)
+    return (
+        Session(key, hub, member, is_hub=True),
+        Session(other_key, member, hub, is_hub=False),
+    )
+
+
+def sealed(session: Session, *texts: str) -> list[bytes]:
+    return [session.seal(Missing(text)).rstrip(b"\n") for text in texts]
+
+
+def test_messages_arrive_as_they_were_sent_in_both_directions() -> None:
+    hub, member = sessions()
+    failed = Failed(1, "n2", "cause\n\u2028", "where", "lines\nof details", "fix", 9, 2, 0.5)
+    for message in (failed, Beat(""), Round(0, 1, 2, 0, "10.0.0.1", 4711)):
+        assert member.open(hub.seal(message).rstrip(b"\n")) == message
+        assert hub.open(member.seal(message).rstrip(b"\n")) == message
+
+
+def test_a_message_made_with_another_key_is_refused() -> None:
+    hub, stranger = sessions(other_key=b"another key, as long")
+    with pytest.raises(Unacceptable) as error:
+        hub.open(*sealed(stranger, "hello"))
+    assert error.value.reason == "key"
+
+
+def test_a_message_that_is_repeated_left_out_or_reordered_is_refused() -> None:
+    for *before, last in ([0, 0], [1], [0, 2], [0, 1, 0]):
+        hub, member = sessions()
+        lines = sealed(member, "a", "b", "c")
+        for index in before:
+            hub.open(lines[index])
+        with pytest.raises(Unacceptable):
+            hub.open(lines[last])
+
+
+def test_a_message_of_this_end_or_of_another_connection_is_refused() -> None:
+    hub, _ = sessions()
+    with pytest.raises(Unacceptable):
+        hub.open(*sealed(sessions()[1], "of another connection"))
+    with pytest.raises(Unacceptable):
+        hub.open(*sealed(hub, "reflected"))
+
+
+@given(st.binary(max_size=300), st.integers(0, 200), st.integers(0, 7))
+def test_no_bytes_and_no_changed_bit_are_taken_for_a_message(
+    data: bytes, place: int, bit: int
+) -> None:
+    hub, member = sessions()
+    with pytest.raises(Unacceptable):
+        hub.open(data)
+    line = bytearray(sealed(member, "x" * 200)[0])
+    line[place] ^= 1 << bit
+    with pytest.raises(Unacceptable):
+        hub.open(bytes(line))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+KINDS = st.sampled_from(["Join", "Ready", "Failed", "Round", "Beat", "Restart", "exec", ""])
+
+
+@given(st.one_of(JSON, st.builds(lambda kind, rest: [kind, *rest], KINDS, st.lists(JSON))))
+def test_whatever_one_with_the_key_sends_is_a_message_of_the_declared_types_or_refused(
+    content: object,
+) -> None:
+    hub, member = sessions()
+    text = json.dumps(content)
+    with patch.object(json, "dumps", lambda *_, **__: text):
+        line = member.seal(Beat("")).rstrip(b"\n")
+    try:
+        message = hub.open(line)
+    except Unacceptable:
+        return
+    assert json.loads(json.dumps([type(message).__name__, *message])) == json.loads(text)
+
+
+@given(st.lists(st.binary(max_size=50)))
+def test_lines_are_the_same_in_whatever_pieces_they_come(pieces: list[bytes]) -> None:
+    whole = b"".join(pieces)
+    lines = Lines()
+    lines.limit = len(whole)
+    found = [line for piece in pieces for line in lines.feed(piece)]
+    assert found == whole.split(b"\n")[:-1]
+
+
+def test_a_line_that_is_too_long_is_refused_before_it_has_ended() -> None:
+    lines = Lines()
+    with pytest.raises(Unacceptable):
+        list(lines.feed(b"x" * (MAX_GREETING + 1)))
+
+
+@given(st.binary(max_size=100))
+def test_no_bytes_are_taken_for_a_greeting(data: bytes) -> None:
+    with pytest.raises(Unacceptable):
+        read_greeting(data)
+
+
+def test_a_greeting_of_another_version_says_so() -> None:
+    line = new_greeting(KEY).line().rstrip(b"\n")
+    assert read_greeting(line).has_key
+    with pytest.raises(Unacceptable) as error:
+        read_greeting(line.replace(b"channel/1", b"channel/2"))
+    assert error.value.reason == "version"
