@@ -71,8 +71,8 @@ def to_kubernetes(
         "metadata": {"name": name},
         "spec": {
             "completionMode": "Indexed",
-            "completions": settings.num_machines,
-            "parallelism": settings.num_machines,
+            "completions": int(settings.num_machines),
+            "parallelism": int(settings.num_machines),
             "backoffLimit": 0,
             "podFailurePolicy": {"rules": [_run_again_once_saved()]},
             "template": {"spec": pod},

@@ -31,7 +31,7 @@ launcher = socket.socket(fileno=int(sys.argv[1]))
 launcher.sendall({line!r})
 launcher.recv(9)
 """
-    monkeypatch.setattr(starting, "bootstrap_code", lambda _: code)
+    monkeypatch.setattr(starting.worker, "bootstrap_code", lambda _: code)
     machine = load("laptop_cpu")
     settings = resolve([], machine, {})
     plan = build_plan(settings, machine, Program("a.py"), python=[sys.executable], environ={})
