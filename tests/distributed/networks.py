@@ -106,7 +106,7 @@ class Network:
 
     @staticmethod
     def _ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=60)
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=300)
 
 
 @contextmanager

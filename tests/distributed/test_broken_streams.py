@@ -66,7 +66,7 @@ def test_a_failure_is_acted_on_while_stdout_is_not_read() -> None:
         Path("fail").touch()
         assert process.stderr is not None
         errors = process.stderr.read()  # to its end, while stdout is still not read
-        assert process.wait(timeout=60) == 7
+        assert process.wait(timeout=300) == 7
     assert "rank 1 of 2 ended with exit code 7" in errors
     assert "stdout was not read" in errors
     assert Path("saved").exists()
@@ -83,7 +83,7 @@ def test_a_stop_signal_is_obeyed_while_stdout_is_not_read(number: int, code: int
         process.send_signal(number)
         assert process.stderr is not None
         errors = process.stderr.read()
-        assert process.wait(timeout=60) == code, errors
+        assert process.wait(timeout=300) == code, errors
     assert Path("saved").exists()
 
 
@@ -164,7 +164,7 @@ print("error \\udce9", file=sys.stderr)
 
 def test_a_rank_has_its_streams_where_the_fork_server_has_none() -> None:
     command = [sys.executable, "-c", REOPENED]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr) == ("out\n", "error \\udce9\n")
 
 
@@ -228,7 +228,7 @@ def test_a_full_disk_behind_stderr_does_not_keep_the_script_from_running(words: 
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=full,
-            timeout=60,
+            timeout=300,
         )
     assert done.returncode == 7
     assert done.stdout.startswith(b"ran\n")  # and the report, where there is a launcher

@@ -179,7 +179,7 @@ def test_a_machine_that_never_comes_is_named_and_a_signal_ends_the_wait(net: Net
         alone = begin(net, rank, script(TRAINS))
         print(wait_for(alone, said))
         alone.send_signal(signal.SIGTERM)
-        alone.communicate(timeout=60)
+        alone.communicate(timeout=300)
         assert alone.returncode == 143
 
 

@@ -123,7 +123,7 @@ show("at the end")
 
 def test_warning_filters_come_with_the_import_of_their_package() -> None:
     name = script(FILTERS)
-    plain = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=60)
+    plain = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=300)
     for when in ("at first", "after numpy", "within", "at the end"):
         assert when in plain.stdout
     done = launch("-q", "--cpu", "--supervise", "--start-method", "fork", name)
@@ -154,7 +154,7 @@ def test_a_script_ends_as_under_plain_python(end: str, way: str) -> None:
         "atexit.register(print, 'atexit')\n"
         f"print('begun')\n{text}\n"
     )
-    plain = subprocess.run([sys.executable, "-u", name], capture_output=True, text=True, timeout=60)
+    plain = subprocess.run([sys.executable, "-u", name], capture_output=True, text=True, timeout=300)
     assert plain.returncode == code
     done = launch("-q", "--cpu", "--supervise", "--start-method", way, name)
     assert done.returncode == (code if code >= 0 else 128 - code)

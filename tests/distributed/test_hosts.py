@@ -98,7 +98,7 @@ def test_the_end_of_the_caller_is_the_end_on_all_hosts(number: signal.Signals) -
         ups = [Path(f"up_{rank}") for rank in range(3)]
         wait_until(lambda: all(up.exists() and up.read_text() for up in ups))
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert process.returncode == (130 if number == signal.SIGINT else -number)
     wait_until(lambda: not any(is_alive(int(up.read_text())) for up in ups))
 

@@ -42,7 +42,7 @@ def test_children_of_ranks_that_succeeded_end_by_themselves_and_are_named() -> N
     assert "sh (pid " in line
     Path("go").touch()
     assert uploads(2)
-    output, rest = process.communicate(timeout=60)
+    output, rest = process.communicate(timeout=300)
     assert (output, "are over" in rest) == ("", False)
     assert process.returncode == 0
 

@@ -87,7 +87,7 @@ def test_a_rank_that_fails_is_reported_while_machine_0_is_suspended() -> None:
     with two_machines_of_which_0_is_suspended() as other:
         Path("fail").touch()
         Path("end_1").touch()
-        _, errors = other.communicate(timeout=60)
+        _, errors = other.communicate(timeout=300)
         assert other.returncode == 3
         assert "rank 1 of 2 ended with exit code 3" in errors
 

@@ -29,7 +29,7 @@ pytestmark = [
 
 def run_python(text: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", text]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
 
 
 def test_a_launcher_that_is_asked_for_stacks_all_the_time_starts_all_the_same() -> None:

@@ -38,6 +38,6 @@ def test_descendants_are_ended_without_a_list_of_processes() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr

@@ -76,7 +76,7 @@ def chosen_by(process: subprocess.Popen[str]) -> list[int]:
 
 def end(*processes: subprocess.Popen[str]) -> None:
     for process in processes:
-        process.communicate("", timeout=60)
+        process.communicate("", timeout=300)
 
 
 @pytest.mark.processes
@@ -300,7 +300,7 @@ def test_real_launches_at_once_give_each_script_a_gpu_of_its_own(names: str) -> 
     ]
     chosen = [chosen_by(launch) for launch in launches]
     refused = launches[chosen.index([])]
-    _, said = refused.communicate("", timeout=60)
+    _, said = refused.communicate("", timeout=300)
     end(*(launch for launch in launches if launch is not refused))
     assert sorted(gpu for gpus in chosen for gpu in gpus) == [0, 1, 2, 3]
     assert refused.returncode == 3
