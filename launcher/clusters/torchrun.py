@@ -5,7 +5,7 @@ Source: torch/distributed/argparse_util.py; the environment of a PyTorchJob's an
 
 from __future__ import annotations
 
-from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by
+from headway.launcher.clusters.row import Cluster, Environ, said_by
 from headway.settings.profile import Entries, Entry
 
 _NNODES = "PET_NNODES"
@@ -31,16 +31,8 @@ def _derive(environ: Environ) -> Entries:
 
 
 def _machines(environ: Environ) -> Entries:
-    """Read PET_NNODES, which may be a range: 2:2 is 2, and 1:4 would change during the run."""
     text = environ.get(_NNODES)
-    if text is None:
-        return {}
-    least, colon, most = (part.strip() for part in text.partition(":"))
-    if colon and least != most:
-        what = f"{_NNODES} is {text!r}, but the number of machines cannot change during a run"
-        fix = f"set {_NNODES} to one number, or pass --num-machines M, which replaces it"
-        return {"num_machines": faulty("num_machines", least, _NNODES, what, fix)}
-    return {"num_machines": Entry(least if colon else text, said_by(_NNODES))}
+    return {} if text is None else {"num_machines": Entry(text, said_by(_NNODES))}
 
 
 def _endpoint(environ: Environ) -> Entries:

@@ -154,7 +154,9 @@ def test_a_script_ends_as_under_plain_python(end: str, way: str) -> None:
         "atexit.register(print, 'atexit')\n"
         f"print('begun')\n{text}\n"
     )
-    plain = subprocess.run([sys.executable, "-u", name], capture_output=True, text=True, timeout=300)
+    plain = subprocess.run(
+        [sys.executable, "-u", name], capture_output=True, text=True, timeout=300
+    )
     assert plain.returncode == code
     done = launch("-q", "--cpu", "--supervise", "--start-method", way, name)
     assert done.returncode == (code if code >= 0 else 128 - code)

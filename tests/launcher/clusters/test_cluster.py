@@ -19,7 +19,7 @@ from headway.launcher.clusters.row import Cluster
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import NOTHING, resolve
-from headway.settings.setting import AUTO
+from headway.settings.setting import AUTO, Machines
 from headway.settings.table import NO_CLUSTER, TABLE, Settings
 from tests.distributed.launching import environment, free_port, script
 
@@ -108,10 +108,15 @@ def test_a_range_of_one_number_of_machines_is_that_number(text: str) -> None:
     assert settings_in({**POD, "PET_NNODES": text}).num_machines == 3
 
 
+def test_a_range_of_machines_is_one_of_the_run() -> None:
+    machines = settings_in({**POD, "PET_NNODES": "1:4"}).num_machines
+    assert (machines, machines.least) == (Machines(4, 1), 1)
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "name"),
     [
-        ("PET_NNODES", "1:4", "num_machines"),
+        ("PET_NNODES", "4:1", "num_machines"),
         ("PET_NNODES", "two", "num_machines"),
         ("PET_NNODES", "", "num_machines"),
         ("PET_NNODES", "0", "num_machines"),
@@ -181,10 +186,10 @@ def test_export_writes_the_clusters_place_into_a_torchrun_line_only(
 def test_doctor_shows_a_variable_that_a_launch_would_refuse(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PET_NNODES", "1:4")
+    monkeypatch.setenv("PET_NNODES", "4:1")
     assert main(["doctor", "--json"]) == 1
     checks = json.loads(capsys.readouterr().out)["checks"]
-    assert any("PET_NNODES is '1:4'" in check["what"] for check in checks)
+    assert any("'4:1'" in check["what"] for check in checks)
 
 
 @pytest.mark.parametrize("row", CLUSTERS, ids=lambda row: row.name)

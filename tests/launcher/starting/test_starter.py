@@ -10,6 +10,7 @@ import pytest
 from headway.contract import records
 from headway.contract.records import Serving, encode_record
 from headway.errors import LaunchError
+from headway.launcher.inside import worker
 from headway.launcher.planning.plan import build_plan
 from headway.launcher.planning.program import Program
 from headway.launcher.starting import starter as starting
@@ -31,7 +32,7 @@ launcher = socket.socket(fileno=int(sys.argv[1]))
 launcher.sendall({line!r})
 launcher.recv(9)
 """
-    monkeypatch.setattr(starting.worker, "bootstrap_code", lambda _: code)
+    monkeypatch.setattr(worker, "bootstrap_code", lambda _: code)
     machine = load("laptop_cpu")
     settings = resolve([], machine, {})
     plan = build_plan(settings, machine, Program("a.py"), python=[sys.executable], environ={})
