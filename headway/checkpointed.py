@@ -181,10 +181,10 @@ class Checkpointed(CheckpointHooks):
         from headway.training_state import Restoring, spread_as
 
         self.wait_for_checkpoint()
-        given, training = self._folder_to_load(input_dir), self._training()
-        # as save_state does: some scripts make a temporary folder on each rank
-        folder = Path(on_rank_0(lambda: str(given)))
         with in_phase("load_state"):
+            given, training = self._folder_to_load(input_dir), self._training()
+            # as save_state does: some scripts make a temporary folder on each rank
+            folder = Path(on_rank_0(lambda: str(given)))
             loaded = load_checkpoint(folder, spread_as(training))
             restoring = Restoring(
                 loaded, training, folder, strict=strict, allow_pickle=allow_pickle
