@@ -111,9 +111,13 @@ class Slurm:
         for node in NODES:
             self._run("slurmd", "-N", node)
         if not wait_for(
-            lambda: self.ask("sinfo", "-h", "-N", "-p", "usual", "-o", "%T").split() == ["idle"] * 2
+            lambda: (
+                self.ask("sinfo", "-h", "-N", "-p", "usual", "-o", "%T").split() == ["idle"] * 2
+            ),
+            within_s=60,
         ):
-            raise OSError((self.folder / "slurmctld.log").read_text().splitlines()[-1])
+            log = self.folder / "slurmctld.log"
+            raise OSError(f"the nodes are not up: {log.read_text()[-300:] if log.exists() else ''}")
 
     def stop(self) -> None:
         """End all jobs, and then all daemons, each by its own pid."""
@@ -199,7 +203,7 @@ class Job:
         return self.output
 
 
-def wait_for(is_so: Callable[[], bool], within_s: float = 60) -> bool:
+def wait_for(is_so: Callable[[], bool], within_s: float = 300) -> bool:
     """Return whether it becomes so in time."""
     deadline = time.monotonic() + within_s
     while not is_so():

@@ -118,7 +118,7 @@ def test_scancel_leaves_nothing(slurm: Slurm) -> None:
     job.cancel()
     job.wait()
     pids = [int(pid) for text in texts for pid in text.split()]
-    assert wait_for(lambda: not any(map(is_alive, pids)), within_s=60)
+    assert wait_for(lambda: not any(map(is_alive, pids)), within_s=300)
 
 
 @pytest.mark.wording
