@@ -23,6 +23,7 @@ _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL
 _CONFIG = """\
 ClusterName=headway
 SlurmctldHost={host}(127.0.0.1)
+FirstJobId={first_job}
 SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
@@ -105,7 +106,14 @@ class Slurm:
             for node, port in zip(NODES, ports[1:], strict=True)
         ]
         self.conf.write_text(
-            _CONFIG.format(host=host, port=ports[0], folder=self.folder, nodes="\n".join(nodes))
+            _CONFIG.format(
+                host=host,
+                port=ports[0],
+                folder=self.folder,
+                nodes="\n".join(nodes),
+                # runs take their ports from it, and another worker may have a SLURM here too
+                first_job=1 + os.getpid() * 1000,
+            )
         )
         self._run("slurmctld", "-c")
         for node in NODES:

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from tests.clusters.slurm import launch
-from tests.distributed.launching import environment, run, script
+from tests.distributed.launching import environment, executed, run, script
 
 pytestmark = [
     pytest.mark.distributed,
@@ -30,7 +30,8 @@ dist.destroy_process_group()
 def test_the_processes_of_mpirun_on_one_machine_are_the_ranks() -> None:
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
     words = launch("-q", "--cpu", script(PLACE)).split()
-    done = run([*mpirun, *words], environment(), timeout_s=120)
+    with executed():
+        done = run([*mpirun, *words], environment(), timeout_s=300)
     here = f"{socket.gethostname()} 1 0"
     assert sorted(done.stdout.splitlines()) == [f"0 0 2 2 3 {here}", f"1 1 2 2 3 {here}"], (
         done.stderr

@@ -154,7 +154,9 @@ import os, signal
 from types import SimpleNamespace
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.launcher.starting.supervise import _signals
-agent = SimpleNamespace(is_stopping=False, end_grace_period=lambda: print("end_grace_period"))
+agent = SimpleNamespace(
+    is_stopping=False, end_grace_period=lambda: print("end_grace_period"), tell_stop=str
+)
 with _signals(agent):
     for _ in range(2):
         try:
