@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -211,23 +212,22 @@ def _run(
     text: str = "",
     within_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command,
-            env=environ,
-            input=text,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=within_s,
-            check=False,
-        )
-    except FileNotFoundError:
+    if shutil.which(command[0]) is None:
         raise MachineError(
             f"{command[0]} was not found: SLURM is not installed here",
             where="PATH",
             fix="submit from a login node of the cluster",
-        ) from None
+        )
+    return subprocess.run(
+        command,
+        env=environ,
+        input=text,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=within_s,
+        check=False,
+    )
 
 
 def _last_line(text: str) -> str:

@@ -62,6 +62,7 @@ def test_the_stronger_of_hosts_and_hostfile_wins_and_none_stays_here(script: str
     assert (code, text.partition(":")[0]) == (0, script)
 
 
+@pytest.mark.processes
 def test_without_ssh_that_is_said(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert run("launch", "--hosts", "a", script)[0] == 3

@@ -16,6 +16,7 @@ from headway.commands import flags, test
 from headway.commands.main import main
 from headway.config_wizard.questions import TEST
 from headway.contract.origin import Layer
+from headway.launcher.remote import slurm_jobs
 from headway.machine.facts import Machine
 from headway.settings.profile import read_profile
 from headway.settings.profile_files import choose_profile
@@ -30,6 +31,12 @@ Capture = pytest.CaptureFixture[str]
 def profile(path: str | None = None) -> dict[str, Raw]:
     entries = read_profile(path or choose_profile().path, Layer.USER_PROFILE)
     return {name: entry.raw for name, entry in entries.items()}
+
+
+@pytest.fixture(autouse=True)
+def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask the same questions where SLURM is installed."""
+    monkeypatch.setattr(slurm_jobs, "partitions", list)
 
 
 @pytest.fixture
