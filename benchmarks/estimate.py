@@ -318,7 +318,6 @@ def compare(case: Case, folder: Path) -> Row:
         attempt = Attempt(
             str(script),
             (),
-            "",
             world_size=case.ranks,
             local_world_size=case.ranks,
             sharded=is_sharded,

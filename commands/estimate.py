@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headway.commands.flags import Parsed, Parser
 from headway.commands.program import program_from
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import ACCELERATE
 from headway.errors import ConfigError, UsageError, did_you_mean
-from headway.estimate.attempt import Attempt
+from headway.estimate.attempt import Attempt, Outcome
 from headway.estimate.devices import Devices, devices_of, parse_devices
 from headway.estimate.planner import BatchSizes, Planner, Row, rows_for
 from headway.estimate.report import Report, as_data, failure, show
@@ -21,7 +21,11 @@ from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
 
+COUNTED = ("mixed_precision", "gradient_accumulation_steps")
+"""The settings of a launch that count for memory, beside those of the strategies."""
+
 _TIME_LIMIT_S = 300.0
+_MOST_SECONDS = 1e9  # timers of every system can be set to as much
 
 EXAMPLES = """
 The script runs unmodified up to its second optimizer step, without memory, GPU or network: its
@@ -45,17 +49,21 @@ def main(argv: Sequence[str]) -> int:
     batches = None if parsed.batch_size is None else parse_batch_sizes(parsed.batch_size)
     attempt = attempt_at(program, devices)._replace(time_limit_s=_time_limit(parsed.time_limit))
     rows = _rows(parsed.strategy, devices)
+    given = {name: getattr(parsed, name) for name in COUNTED}
     with (
         waiting_for("the script's first two optimizer steps, without memory"),
-        Planner(interpreter(), {**os.environ, **_variables(parsed)}) as planner,
+        Planner(interpreter(), {**os.environ, **variables_for(given)}) as planner,
     ):
         found = [planner.judge(row, attempt, devices, batches) for row in rows]
     if not found[0].outcome.rung:
+        said = failure(one.outcome for one in found)
         raise UsageError(
             f"the script could not be followed: {found[0].outcome.failed_at}",
-            where=f"{program.name}; its last lines:\n{failure(one.outcome for one in found)}",
-            fix="see that it makes a model and an optimizer step when it is run by itself",
+            where=f"{program.name}; its last lines:\n{said}" if said else program.name,
+            fix="let the script make an optimizer step, with these arguments and devices, without"
+            " what failed there",
         )
+    require_use_of_gpu([one.outcome for one in found], devices, program)
     report = Report(attempt, devices, [one for one in found if one.outcome.rung], batches)
     if parsed.json:
         print(json.dumps(as_data(report), indent=2))
@@ -64,12 +72,27 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def require_use_of_gpu(outcomes: Sequence[Outcome], devices: Devices, program: Program) -> None:
+    """Refuse to say that a script fits into a GPU on which it puts nothing.
+
+    Raises:
+        UsageError: the script was followed, and left all that it trains on the CPU.
+    """
+    followed = [one for one in outcomes if one.rung]
+    if devices.kind == "cuda" and followed and not any(one.peak_bytes for one in followed):
+        raise UsageError(
+            f"{program.name} leaves its model on the CPU: it takes no memory of a GPU",
+            where=program.name,
+            fix="let the script move its model, by model.to('cuda') or accelerator.prepare(model); "
+            "or pass --devices cpu for the memory that it takes there",
+        )
+
+
 def attempt_at(program: Program, devices: Devices) -> Attempt:
-    """Return an attempt at a program on these devices; the planner gives it a scratch folder."""
+    """Return an attempt at a program on these devices."""
     return Attempt(
         program=program.name,
         args=program.args,
-        scratch="",
         is_module=program.kind == "module",
         device=devices.kind,
         device_name=devices.name,
@@ -167,21 +190,18 @@ def _rows(name: str | None, devices: Devices) -> tuple[Row, ...]:
 def _time_limit(text: str | None) -> float:
     try:
         seconds = _TIME_LIMIT_S if text is None else float(text)
-        if seconds > 0:
+        if 0 < seconds <= _MOST_SECONDS:
             return seconds
     except ValueError:
         pass
     raise ConfigError(
-        f"time limit is {text!r}, not a number of seconds",
+        f"time limit is {text!r}, not a number of seconds up to {_MOST_SECONDS:g}",
         where="--time-limit",
         fix="pass such as --time-limit 60",
     )
 
 
-def _variables(parsed: Parsed) -> dict[str, str]:
-    """Return the variables by which an Accelerator gets its settings."""
-    given = {
-        ACCELERATE["mixed_precision"]: parsed.mixed_precision,
-        ACCELERATE["gradient_accumulation_steps"]: parsed.gradient_accumulation_steps,
-    }
-    return {name: value for name, value in given.items() if value is not None}
+def variables_for(settings: Mapping[str, object]) -> dict[str, str]:
+    """Return the variables by which an Accelerator gets these settings; those of None are none."""
+    given = {ACCELERATE[name]: value for name, value in settings.items() if value is not None}
+    return {name: str(value) for name, value in given.items()}

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from headway.commands.estimate import attempt_at
+from headway.commands.estimate import (
+    COUNTED,
+    attempt_at,
+    require_use_of_gpu,
+    variables_for,
+)
+from headway.contract.memory_use import size
 from headway.contract.origin import Layer, Origin
-from headway.contract.run import ACCELERATE
 from headway.contract.strategies import AUTO, HSDP
 from headway.errors import ConfigError, UsageError
 from headway.estimate.devices import Devices, devices_of
 from headway.estimate.planner import Judged, Planner, Row, rows_for
-from headway.estimate.report import failure, size
+from headway.estimate.report import failure
 from headway.launcher.planning.program import Program
 from headway.launcher.reporting.waiting import waiting_for
 from headway.machine.facts import Machine
@@ -21,6 +27,20 @@ from headway.settings.table import Settings
 _FLAG = "--fit-memory"
 
 
+class Fitted(NamedTuple):
+    """The cheapest strategy that fits.
+
+    Attributes:
+        entries: its settings, as a layer.
+        estimated_bytes: the peak of tensors on each rank, without a margin.
+        note: a line about it.
+    """
+
+    entries: Entries
+    estimated_bytes: int
+    note: str
+
+
 def fit_memory(
     settings: Settings,
     machine: Machine,
@@ -28,10 +48,8 @@ def fit_memory(
     *,
     python: Sequence[str],
     environ: Mapping[str, str],
-) -> tuple[Entries, str]:
-    """Return the settings of the cheapest strategy that fits, as a layer, and a line about it.
-
-    What the user has set of them is kept.
+) -> Fitted:
+    """Return the cheapest strategy that fits; what the user has set of its settings is kept.
 
     Raises:
         ConfigError: the program, its device or its strategy is one that cannot be estimated.
@@ -40,13 +58,16 @@ def fit_memory(
     devices = _devices(settings, machine, program)
     rows = [row for row in rows_for(devices.world_size, devices.kind) if _agrees(row, settings)]
     attempt = attempt_at(program, devices)._replace(wrap=settings.wrap)
+    said = [name for name in COUNTED if settings.origin(name).layer is not Layer.DEFAULT]
+    variables = variables_for({name: settings.values[name].value for name in said})
     found: list[Judged] = []
     with (
         waiting_for("the script's first two optimizer steps, without memory"),
-        Planner(python, {**environ, **_variables(settings)}) as planner,
+        Planner(python, {**environ, **variables}) as planner,
     ):
         for row in rows:
             found.append(planner.judge(row, attempt, devices, None))
+            require_use_of_gpu([found[-1].outcome], devices, program)
             if found[-1].fits:
                 break
     chosen = found[-1] if found else None
@@ -58,10 +79,11 @@ def fit_memory(
         for name, value in chosen.row.settings.items()
         if not _is_set(settings, name)
     }
-    return given, (
+    note = (
         f"{_FLAG}: {chosen.row.name} takes {size(chosen.needed_bytes)} of "
         f"{size(devices.bytes_per_rank)} on each rank, with a margin"
     )
+    return Fitted(given, chosen.outcome.peak_bytes, note)
 
 
 def _devices(settings: Settings, machine: Machine, program: Program) -> Devices:
@@ -99,12 +121,6 @@ def _agrees(row: Row, settings: Settings) -> bool:
         for name in ("strategy", "activation_checkpointing", "cpu_offload")
         if _is_set(settings, name)
     )
-
-
-def _variables(settings: Settings) -> dict[str, str]:
-    """Return the variables by which an Accelerator gets what counts for memory."""
-    names = ("mixed_precision", "gradient_accumulation_steps")
-    return {ACCELERATE[name]: str(settings.values[name].value) for name in names}
 
 
 def _nothing_fits(found: Sequence[Judged], devices: Devices, program: Program) -> UsageError:

@@ -1,11 +1,17 @@
-"""Frees the memory of a device: objects that are dropped, and what torch caches."""
+"""The memory of a device: freed, and compared with its estimate when the script has ended."""
 
 from __future__ import annotations
 
+import atexit
 import gc
+import sys
+from functools import cache
 from typing import Any
 
 import torch
+
+from headway.contract.memory_use import describe_memory_use, read_memory_use
+from headway.contract.records import is_connected
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:
@@ -44,3 +50,20 @@ def release_memory(*objects: Any) -> list[None]:
     del objects
     clear_device_cache(garbage_collection=True)
     return released
+
+
+@cache
+def tell_memory_at_exit(estimated_bytes: int) -> None:
+    """Say at the end of a successful script what it was estimated to take, and what it took, once.
+
+    Under a launcher, that itself says so, of all ranks.
+    """
+    atexit.register(_tell_memory, estimated_bytes)
+
+
+def _tell_memory(estimated_bytes: int) -> None:
+    has_failed = getattr(sys, "last_type", None) is not None
+    use = None if has_failed or is_connected() else read_memory_use()
+    if use is not None:
+        line = describe_memory_use(estimated_bytes, {0: use})
+        print(f"headway: {line}", file=sys.stderr, flush=True)

@@ -15,9 +15,16 @@ OFFLOADED = ("parameters", "gradients", "optimizer")
 """What FSDP keeps in the memory of the CPU; what it gathers of it for a while is an activation."""
 
 FAKE, REAL, STATES = "fake tensors", "real steps", "states alone"
+_SHOWN = 200  # characters of what is no outcome
+
 RUNGS = (FAKE, REAL, STATES)
 """How far a script was followed, best first: all its steps without memory; real steps on this CPU;
 no step, but what parameters, gradients and optimizer take."""
+
+
+def scratch_prefix(server: int) -> str:
+    """Return how the names of the scratch folders begin that a server of this process id makes."""
+    return f"headway-estimate-{server}-"
 
 
 class Attempt(NamedTuple):
@@ -40,12 +47,10 @@ class Attempt(NamedTuple):
         steps: optimizer steps, after which the script is stopped.
         time_limit_s: seconds.
         memory_limit_bytes: for REAL: what tensors may take here.
-        scratch: the only folder in which files change.
     """
 
     program: str
     args: tuple[str, ...]
-    scratch: str
     is_module: bool = False
     rung: str = FAKE
     device: str = "cpu"
@@ -83,6 +88,7 @@ class Outcome(NamedTuple):
         notes: what was skipped, bounded or refused, each with its line.
         failed_at: the line of the script that did not work, and why; empty where all did.
         output: the last lines that the script printed.
+        is_late: the time limit stopped it.
     """
 
     rung: str = ""
@@ -95,6 +101,7 @@ class Outcome(NamedTuple):
     notes: tuple[str, ...] = ()
     failed_at: str = ""
     output: str = ""
+    is_late: bool = False
 
 
 def encode(one: Attempt | Outcome) -> str:
@@ -112,9 +119,45 @@ def decode_attempt(line: str) -> Attempt:
 
 
 def decode_outcome(line: str) -> Outcome:
-    """Return the outcome in a line."""
-    fields: dict[str, Any] = json.loads(line)
-    for name in ("notes", "units"):
-        fields[name] = tuple(fields[name])
-    fields["modules"] = tuple(Part(**part) for part in fields["modules"])
-    return Outcome(**fields)
+    """Return the outcome in a line.
+
+    Raises:
+        ValueError: it has none, for the script of an attempt can have written it.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        for name in ("notes", "units"):
+            fields[name] = tuple(fields[name])
+        fields["modules"] = tuple(Part(**part) for part in fields["modules"])
+        outcome = Outcome(**fields)
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"no outcome: {line[:_SHOWN]}") from error
+    if not _is_outcome(outcome):
+        raise ValueError(f"no outcome: {line[:_SHOWN]}")
+    return outcome
+
+
+def _is_outcome(one: Outcome) -> bool:
+    """Return whether all that an outcome has is of its type."""
+    numbers = (one.peak_bytes, one.steps)
+    texts = (
+        one.failed_at,
+        one.output,
+        *one.notes,
+        *one.units,
+        *(part.module for part in one.modules),
+    )
+    return (
+        one.rung in ("", *RUNGS)
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and type(one.seconds) in (int, float)
+        and all(isinstance(text, str) for text in texts)
+        and all(map(_is_by_category, (one.categories, *(part.bytes for part in one.modules))))
+        and (not one.rung or {*CATEGORIES} == {*one.categories})
+    )
+
+
+def _is_by_category(found: Any) -> bool:
+    return isinstance(found, dict) and all(
+        name in CATEGORIES and type(count) is int for name, count in found.items()
+    )

@@ -7,10 +7,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
 from headway.contract.strategies import DDP, FSDP
+from headway.errors import LaunchError
 from headway.estimate.attempt import (
     FAKE,
     REAL,
@@ -18,6 +21,7 @@ from headway.estimate.attempt import (
     Outcome,
     decode_outcome,
     encode,
+    scratch_prefix,
 )
 from headway.estimate.devices import Devices
 from headway.settings.table import YES
@@ -112,7 +116,6 @@ class Judged(NamedTuple):
         fits: whether a device has as much; None where activations were not counted, and the rest
             fits.
         largest_batch: of the sizes that were asked for, the largest that fits; None if none does.
-        batches: whether sizes were asked for.
     """
 
     row: Row
@@ -120,7 +123,16 @@ class Judged(NamedTuple):
     needed_bytes: int
     fits: bool | None
     largest_batch: int | None = None
-    batches: bool = False
+
+
+_SERVER = """
+import sys
+sys.path[:] = [one for one in sys.path if one]
+sys.path += [one for one in sys.argv[1:] if one not in sys.path]
+from headway.estimate.child.server import main
+main()
+"""
+"""Runs the server without the working folder on its path: it imports before it confines itself."""
 
 
 class Planner:
@@ -134,17 +146,16 @@ class Planner:
     def __init__(self, python: Sequence[str], environ: Mapping[str, str]) -> None:
         self._python = python
         self._environ = {**environ, **CONFINED}
+        self._late_at = ""  # where the time limit has stopped the script
 
     def __enter__(self) -> Planner:
-        self._scratch = tempfile.mkdtemp(prefix="headway-estimate-")
         self._server = subprocess.Popen(
-            [*self._python, "-m", "headway.estimate.child.server"],
+            [*self._python, "-c", _SERVER, os.path.abspath(f"{__file__}/../../..")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=self._environ,
         )
-        self._count = 0
         return self
 
     def __exit__(
@@ -153,10 +164,7 @@ class Planner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._server:
-            if error is not None:
-                self._server.terminate()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._server.__exit__(kind, error, trace)  # closes its standard input, which ends it
 
     def judge(
         self, row: Row, attempt: Attempt, devices: Devices, batches: BatchSizes | None
@@ -167,14 +175,13 @@ class Planner:
         )
         outcome = self.climb_down(asked)
         needed, fits = judged(outcome, devices)
-        if batches is None:
-            return Judged(row, outcome, needed, fits)
-        return Judged(row, outcome, needed, fits, self._largest(asked, devices, batches), True)
+        largest = None if batches is None else self._largest(asked, devices, batches)
+        return Judged(row, outcome, needed, fits, largest)
 
     def climb_down(self, attempt: Attempt) -> Outcome:
         """Return the outcome of the best rung that the script can be followed on."""
         fake = self._attempt(attempt)
-        if fake.rung == FAKE:
+        if fake.rung == FAKE or fake.is_late:
             return fake
         limit = int(_PART_OF_MEMORY * _free_bytes())
         if fake.peak_bytes >= limit:  # of the states, or 0 where not even they are known
@@ -197,13 +204,27 @@ class Planner:
         return batches.sizes[low - 1] if low else None
 
     def _attempt(self, attempt: Attempt) -> Outcome:
-        self._count += 1
-        scratch = os.path.join(self._scratch, str(self._count))
-        os.mkdir(scratch)
+        if self._late_at:  # another strategy or batch size would be late as well
+            return Outcome(failed_at=self._late_at, is_late=True)
+        outcome = self._answer(attempt)
+        self._late_at = outcome.failed_at if outcome.is_late else ""
+        return outcome
+
+    def _answer(self, attempt: Attempt) -> Outcome:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        print(encode(attempt._replace(scratch=scratch)), file=self._server.stdin, flush=True)
-        return decode_outcome(self._server.stdout.readline())
+        with suppress(BrokenPipeError):
+            print(encode(attempt), file=self._server.stdin, flush=True)
+        line = self._server.stdout.readline()
+        if not line:
+            code = self._server.wait()
+            _remove_scratch(self._server.pid)
+            raise LaunchError(
+                f"the process that follows the script ended with exit code {code}",
+                where=attempt.program,
+                fix="see its own message above; report it if it is a traceback of headway's",
+            )
+        return decode_outcome(line)
 
 
 def judged(outcome: Outcome, devices: Devices) -> tuple[int, bool | None]:
@@ -213,6 +234,12 @@ def judged(outcome: Outcome, devices: Devices) -> tuple[int, bool | None]:
         is_too_large = bool(outcome.rung) and needed > devices.bytes_per_rank
         return needed, False if is_too_large else None
     return needed, needed <= devices.bytes_per_rank
+
+
+def _remove_scratch(server: int) -> None:
+    """Remove what a server has left that was killed."""
+    for one in Path(tempfile.gettempdir()).glob(f"{scratch_prefix(server)}*"):
+        shutil.rmtree(one, ignore_errors=True)
 
 
 def _free_bytes() -> int:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headway.contract.memory_use import size
 from headway.contract.strategies import DDP
 from headway.estimate.attempt import CATEGORIES, FAKE, REAL, STATES, Attempt, Outcome
 from headway.estimate.devices import Devices
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CHECKED = "checked against CPU runs only"
+_LONGEST_LINE = 300  # characters of a script's output
 
 _COLOURS = dict(zip(CATEGORIES, ("blue", "magenta", "yellow", "green", "cyan"), strict=True))
 _LETTERS = dict(zip(CATEGORIES, "pgoab", strict=True))  # of the bar, where there are no colours
@@ -65,8 +67,9 @@ class Report(NamedTuple):
 def _flags(row: Row) -> list[str]:
     words = []
     for name, value in row.settings.items():
-        flag = f"--{name.replace('_', '-')}"
-        words += [flag] if value == YES else [flag, value] if value != DDP else []
+        if value != DDP:  # what a launch does by itself
+            words.append(f"--{name.replace('_', '-')}")
+            words += [value] * (value != YES)
     return words
 
 
@@ -110,7 +113,7 @@ def _row_data(report: Report, judged: Judged) -> dict[str, Any]:
             for rank in range(report.devices.world_size)
         ],
     }
-    if judged.batches:
+    if report.batches is not None:
         data["largest_batch"] = judged.largest_batch
     return data
 
@@ -134,16 +137,6 @@ def show(report: Report) -> None:
     for note in dict.fromkeys(note for one in report.rows for note in one.outcome.notes):
         _say(console, f"note: {note}")
     _say(console, CHECKED)
-
-
-def size(nbytes: int) -> str:
-    """Return bytes for people: 31.4 GiB."""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.1f} {unit}" if unit != "B" else f"{nbytes} B"
-        value /= 1024
-    return f"{value:.2f} GiB"
 
 
 def _say(console: Console, text: str) -> None:
@@ -236,4 +229,4 @@ def _show_launch(console: Console, report: Report) -> None:
 def failure(outcomes: Iterable[Outcome]) -> str:
     """Return the last lines that a script printed before it could not be followed."""
     text = next((one.output for one in outcomes if one.output), "")
-    return "\n".join(text.splitlines()[-10:])
+    return "\n".join(line[:_LONGEST_LINE] for line in text.splitlines()[-10:])

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from headway.estimate.attempt import FAKE, STATES, Attempt, Outcome, Part, decode_outcome, encode
+from headway.contract.memory_use import size
+from headway.errors import LaunchError
+from headway.estimate.attempt import (
+    CATEGORIES,
+    FAKE,
+    STATES,
+    Attempt,
+    Outcome,
+    Part,
+    decode_outcome,
+    encode,
+)
 from headway.estimate.devices import Devices, devices_of, parse_devices
-from headway.estimate.planner import ROWS, BatchSizes, judged, rows_for
-from headway.estimate.report import Report, as_data, size
+from headway.estimate.planner import ROWS, BatchSizes, Planner, judged, rows_for
+from headway.estimate.report import Report, as_data
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
 from tests.commands.running import run
+from tests.distributed.launching import is_alive
 from tests.docs.test_screens import ROOT
 
 MACHINES = ROOT / "tests" / "machines"
@@ -103,7 +119,8 @@ def test_one_rank_has_nothing_to_shard() -> None:
 
 
 def test_outcomes_travel_as_one_line() -> None:
-    outcome = Outcome(FAKE, 3, {"parameters": 3}, (Part("net", {"parameters": 3}),), ("a",))
+    counted = dict.fromkeys(CATEGORIES, 3)
+    outcome = Outcome(FAKE, 3, counted, (Part("net", {"parameters": 3}),), ("a",))
     assert decode_outcome(encode(outcome)) == outcome
     assert "\n" not in encode(outcome._replace(failed_at="a\nb"))
 
@@ -117,6 +134,9 @@ def test_outcomes_travel_as_one_line() -> None:
         ["--devices", "H100", "--strategy", "ddpp", "script.py"],
         ["--devices", "H100", "--strategy", "fsdp", "script.py"],
         ["--devices", "H100", "--time-limit", "soon", "script.py"],
+        ["--devices", "H100", "--time-limit", "inf", "script.py"],
+        ["--devices", "H100", "--time-limit", "nan", "script.py"],
+        ["--devices", "H100", "--time-limit", "1e20", "script.py"],
         ["--devices", "H100", "missing.py"],
         ["--devices", "H100"],
     ],
@@ -194,6 +214,27 @@ def test_what_is_printed_says_rung_peak_and_line_and_a_script_that_trains_nothin
     code, printed = run("estimate", "--devices", "RTX4090", "none.py")
     assert (code, "error:" in printed) == (2, True), printed
     assert "nothing here" in printed
+    Path("random.py").write_text("open('was imported', 'w').close()\nfrom random import nothing")
+    Path("scripts").mkdir()
+    Path("scripts/uneven.py").write_text(
+        "from headway import Accelerator\nAccelerator(global_batch_size=3)"
+    )
+    code, printed = run(
+        "estimate", "--devices", "2xRTX4090", "--strategy", "ddp", "scripts/uneven.py"
+    )
+    assert (code, printed.count("fix:")) == (2, 2), printed
+    assert not Path("was imported").exists()
+
+
+@pytest.mark.processes
+def test_a_child_that_ends_without_an_answer_is_an_error_that_says_so(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 7\n")
+    python.chmod(0o755)
+    with Planner([str(python)], os.environ) as planner, pytest.raises(LaunchError) as refused:
+        planner.climb_down(Attempt("script.py", ()))
+    assert refused.value.problems[0].where == "script.py"
+    assert "7" in refused.value.problems[0].what
 
 
 def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
@@ -205,9 +246,83 @@ def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
         Judged(ROWS[2], Outcome(FAKE, 3), 3, True),
     ]
     devices = Devices("cuda", "GPU", 8, 4, 2)
-    report = Report(Attempt("train.py", ("--x", "a b"), ""), devices, rows)
+    report = Report(Attempt("train.py", ("--x", "a b")), devices, rows)
     assert report.chosen is rows[1]
     assert report.launch_line(rows[0]) == (
         "headway launch --num-machines 2 --num-processes 4 train.py --x 'a b'"
     )
     assert [one["fits"] for one in as_data(report)["strategies"]] == [False, True, True]
+
+
+@pytest.mark.processes
+def test_the_time_limit_is_waited_for_once() -> None:
+    pytest.importorskip("torch")
+    Path("endless.py").write_text(f"{TRAINING[: TRAINING.index('for')]}while True: pass")
+    attempt = Attempt("endless.py", (), time_limit_s=3, world_size=2)
+    with Planner([sys.executable], {**os.environ, "PYTHONPATH": str(ROOT)}) as planner:
+        devices = Devices("cpu", "CPU", 2**40, 2)
+        first, second = (planner.judge(row, attempt, devices, None) for row in ROWS[:2])
+    assert (first.outcome.rung, second.outcome.rung) == (STATES, "")
+    assert first.outcome.failed_at == second.outcome.failed_at != ""
+
+
+@pytest.mark.processes
+def test_an_estimate_that_is_killed_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    Path("endless.py").write_text("open('begun', 'w').close()\nwhile True: pass")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "headway", "estimate", "--devices", "RTX4090", "endless.py"]
+    environ = {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, env={**os.environ, **environ}) as process:
+        wait_until(lambda: any(temporary.rglob("begun")))
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    assert len(started) == 2
+    wait_until(lambda: not any(is_alive(one.pid) for one in started))
+    assert [*temporary.iterdir()] == []
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends the script on Linux alone")
+def test_a_killed_child_takes_the_script_with_it_and_is_an_error() -> None:
+    pytest.importorskip("torch")
+    Path("random.py").write_text("open('imported', 'w').close()")  # not to be found by the child
+    folder = Path("folder")
+    folder.mkdir()
+    (folder / "endless.py").write_text("print('begun', flush=True)\nwhile True: pass")
+    command = [sys.executable, "-P"] if sys.version_info >= (3, 11) else [sys.executable]
+    command += ["-m", "headway", "estimate", "--devices", "RTX4090", "folder/endless.py"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        estimate = psutil.Process(process.pid)
+        wait_until(lambda: len(estimate.children(recursive=True)) == 2)
+        server, script = estimate.children(recursive=True)
+        server.kill()
+        _, said = process.communicate()
+    assert "error:" in said
+    assert "Traceback" not in said
+    wait_until(lambda: not is_alive(script.pid))
+    if sys.version_info >= (3, 11):
+        assert not Path("imported").exists()
+
+
+def wait_until(is_so: Callable[[], bool], within_s: float = 300) -> None:
+    deadline = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.wording
+@pytest.mark.processes
+def test_a_script_that_leaves_its_model_on_the_cpu_is_not_said_to_fit_a_gpu() -> None:
+    pytest.importorskip("torch")
+    Path("script.py").write_text(TRAINING.replace("    net.cuda()\n", "    pass\n"))
+    code, printed = run("estimate", "--devices", "24GB", "--strategy", "ddp", "script.py")
+    assert code == 2
+    assert "script.py leaves its model on the CPU" in printed
+    assert "fits" not in printed
+    code, printed = run("estimate", "--devices", "cpu-24GB", "--strategy", "ddp", "script.py")
+    assert code == 0
+    assert "fits" in printed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ class Server:
         """Return what an attempt at a script found."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with tempfile.TemporaryDirectory(prefix="headway-estimate-") as scratch:
-            attempt = Attempt(str(script.resolve()), args, scratch, **options)
-            print(encode(attempt), file=self._process.stdin, flush=True)
-            return decode_outcome(self._process.stdout.readline())
+        attempt = Attempt(str(script.resolve()), args, **options)
+        print(encode(attempt), file=self._process.stdin, flush=True)
+        return decode_outcome(self._process.stdout.readline())

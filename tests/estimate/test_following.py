@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.estimate.attempt import REAL
+from headway.estimate.attempt import OFFLOADED, REAL
 from tests.estimate.following import ROOT, Server
 
 pytestmark = pytest.mark.processes
@@ -83,6 +83,9 @@ def test_data_parallel_training_takes_a_copy_of_the_gradients_more(server: Serve
     alone.write_text(TRAINING)
     one = server.follow(alone, device="cuda")
     assert several.categories["gradients"] == one.categories["gradients"] + WEIGHTS
+    parts = {part.module: part.bytes for part in several.modules}
+    assert parts["DistributedDataParallel"]["gradients"] == WEIGHTS
+    assert "Net" in parts
 
 
 def test_sharded_states_are_a_fraction_and_the_units_are_the_repeated_blocks(
@@ -120,6 +123,18 @@ def test_a_strategy_in_the_script_is_left_to_those_that_are_compared(server: Ser
         assert found.rung == "fake tensors", found
         assert found.peak_bytes == expected.peak_bytes
         assert [*found.notes] != [*expected.notes]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_is_offloaded_is_not_counted_however_few_steps_there_are(
+    steps: int, server: Server
+) -> None:
+    path = Path("few.py")
+    path.write_text(TRAINING.replace("range(3)", f"range({steps})"))
+    world = {"device": "cuda", "world_size": 2, "local_world_size": 2}
+    found = server.follow(path, sharded=True, offloaded=True, **world)
+    assert found.steps == min(steps, 2)
+    assert not any(found.categories[name] for name in OFFLOADED), found.categories
 
 
 def test_recomputed_activations_take_less(server: Server) -> None:
@@ -207,6 +222,13 @@ def test_a_script_that_fails_has_its_states_alone_and_its_line(server: Server) -
     assert found.categories["optimizer"] == 2 * WEIGHTS
     assert found.categories["activations"] == 0
     assert found.peak_bytes == sum(found.categories.values())
+
+
+def test_a_script_may_replace_its_streams_and_close_all_descriptors(server: Server) -> None:
+    path = Path("closing.py")
+    path.write_text(f"import os, sys\nos.closerange(3, 256)\nsys.stdout = None\n{TRAINING}")
+    found = server.follow(path)
+    assert (found.rung, found.steps) == ("fake tensors", 2), found
 
 
 def test_a_script_without_end_is_stopped_at_its_line(server: Server) -> None:

@@ -60,6 +60,12 @@ def test_idioms_of_each_kind_are_followed(server: Server) -> None:
     assert not unfollowed(followed[::QUICK], server)
 
 
+def test_the_accelerator_of_torch_is_the_gpu_that_is_asked_for(server: Server) -> None:
+    chosen = [one for one in IDIOMS if one.name.startswith("the accelerator of torch")]
+    assert len(chosen) == 1
+    assert not unfollowed(chosen, server)
+
+
 def test_a_script_that_cannot_be_followed_names_its_line_and_its_states(server: Server) -> None:
     hard = [one for one in IDIOMS if one.kind == "hard"]
     assert len(unfollowed(hard, server)) == len(hard)

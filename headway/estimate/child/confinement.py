@@ -1,9 +1,9 @@
 """Keeps a script from changing anything: what it writes goes to a scratch folder.
 
 Files opened for writing, and folders made, are those of the same path below the scratch folder;
-what was written is read from there. Removing and renaming what is outside is noted and not done. An
-audit hook refuses what goes other ways, and programs and the network; the kernel refuses native
-code (`landlock.py`).
+what was written is read from there. Removing and renaming what is outside is noted and not done;
+modes, owners and times of all files stay. An audit hook refuses what goes other ways, and processes
+and the network; the kernel refuses native code (`landlock.py`, `seccomp.py`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,19 @@ import builtins
 import io
 import os
 import shutil
+import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
+from urllib.parse import parse_qs, urlsplit
 
-from headway.estimate.child.replacing import replace_wherever_imported
+from headway.estimate.child.replacing import replace, replace_wherever_imported
 from headway.estimate.child.script_lines import line_now
+from headway.estimate.child.seccomp import CHANGING_IOCTLS
+from headway.estimate.child.sharing import replace_sharing
 
 Note = Callable[[str], None]
 
@@ -26,23 +32,30 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
     **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), ((0, 1),)),
     **dict.fromkeys(("os.rename", "os.link"), ((0, 2), (1, 3))),
-    **dict.fromkeys(("os.mkdir", "os.chmod"), ((0, 2),)),
-    **dict.fromkeys(("os.chown", "os.utime"), ((0, 3),)),
-    **dict.fromkeys(("os.truncate", "os.setxattr", "os.removexattr", "os.chflags"), ((0, None),)),
+    "os.mkdir": ((0, 2),),
+    "os.truncate": ((0, None),),
     "os.symlink": ((1, 2),),
     "shutil.move": ((0, None), (1, None)),
 }
 """Audit events of changes: which arguments are paths, and which the folders that these are in."""
 
-_PROGRAMS = {
+_ATTRIBUTES = {f"os.{name}" for name in ("chmod", "chown", "utime", "setxattr", "removexattr")}
+_ATTRIBUTES |= {"os.chflags"}
+
+_PROCESSES = {
     *("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn"),
-    *("os.spawn", "os.startfile", "pty.spawn", "os.kill", "os.killpg"),
+    *("os.spawn", "os.startfile", "pty.spawn"),
 }
+_OWN_PROCESS = {"os.kill", "os.killpg", "resource.prlimit"}
 _NETWORK = {
     *("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"),
     *("socket.gethostbyname", "socket.gethostbyaddr", "urllib.Request"),
 }
-_DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/dev/stdout", "/dev/stderr", "/dev/fd")
+_DEVICES = ("/dev/null", "/dev/tty", "/dev/stdout", "/dev/stderr", "/dev/fd")
+_FOLDERS = ("dir_fd", "src_dir_fd", "dst_dir_fd")
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_IN_MEMORY = ("", ":memory:")  # databases of sqlite
+_READING = (["ro"], ["memory"])  # in the address of a database
 
 
 class Refused(PermissionError):
@@ -70,6 +83,11 @@ class Confinement:
         self._replace_opening()
         self._replace_folders()
         self._replace_removal()
+        self._replace_attributes()
+        self._replace_temporary_files()
+        self._replace_databases()
+        self._replace_processes()
+        replace_sharing()
         sys.addaudithook(self._audit)
 
     # ------------------------------------------------------------------ another place
@@ -90,7 +108,8 @@ class Confinement:
 
     def _is_free(self, path: Any) -> bool:
         absolute = self._absolute(path)
-        return absolute == self._scratch or absolute.startswith((self._scratch + os.sep, *_DEVICES))
+        is_scratch = absolute == self._scratch or absolute.startswith(self._scratch + os.sep)
+        return is_scratch or absolute in _DEVICES
 
     def _absolute(self, path: Any) -> str:
         return os.path.realpath(os.fsdecode(path))
@@ -127,8 +146,10 @@ class Confinement:
         def opened_fd(
             path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
         ) -> int:
-            if dir_fd is None:
-                path = self._for_writing(path) if flags & _WRITING else self._seen(path)
+            if flags & _WRITING:
+                path, dir_fd = self._for_writing(_joined((path, dir_fd), 0, 1)), None
+            elif dir_fd is None:
+                path = self._seen(path)
             return open_fd(path, flags, mode, dir_fd=dir_fd)
 
         builtins.open = io.open = opened
@@ -146,7 +167,17 @@ class Confinement:
                 os.makedirs(os.path.dirname(placed), exist_ok=True)
             make(placed, mode, dir_fd=dir_fd)
 
+        def replace_making(name: str) -> None:
+            made = getattr(os, name)
+
+            def make_file(path: Any, *args: Any, **kwargs: Any) -> None:
+                made(self._for_writing(path), *args, **kwargs)
+
+            setattr(os, name, make_file)
+
         os.mkdir = mkdir
+        for name in ("mkfifo", "mknod"):
+            replace_making(name)
         for name in ("stat", "listdir", "scandir", "access"):
             setattr(os, name, self._reading(getattr(os, name)))
 
@@ -168,17 +199,22 @@ class Confinement:
         for module, name, count in (
             *((os, name, 1) for name in ("remove", "unlink", "rmdir", "removedirs")),
             *((os, name, 2) for name in ("rename", "replace", "renames", "link", "symlink")),
-            *((os, name, 1) for name in ("truncate", "chmod", "chown", "utime")),
+            (os, "truncate", 1),
             (shutil, "rmtree", 1),
             (shutil, "move", 2),
         ):
-            said = f"{module.__name__}.{name}"
-            setattr(module, name, self._within(said, getattr(module, name), count))
+            said, change = f"{module.__name__}.{name}", getattr(module, name)
+            changed = self._within(said, change, count)
+            setattr(module, name, changed)
+            closer = tempfile._TemporaryFileCloser  # type: ignore[attr-defined]
+            _replace_default(closer, change, changed)
 
     def _within(self, name: str, change: Callable[..., Any], count: int) -> Callable[..., Any]:
         """Return a function that changes only what lies below the scratch folder."""
 
         def changed(*args: Any, **kwargs: Any) -> Any:
+            if any(kwargs.get(one) is not None for one in _FOLDERS):
+                return change(*args, **kwargs)  # the audit hook knows what they are
             paths = [self._written_place(one) for one in args[:count]]
             if count == 2:
                 paths[1:] = [self.place_of(one) for one in args[1:2]]
@@ -193,6 +229,70 @@ class Confinement:
             raise FileNotFoundError(2, os.strerror(2), args[0])
 
         return changed
+
+    def _replace_attributes(self) -> None:
+        for change in ("chmod", "chown", "chflags"):
+            for name in (change, f"l{change}", f"f{change}"):
+                self._leave_out(name)
+        for name in ("utime", "setxattr", "removexattr"):
+            self._leave_out(name)
+
+    def _leave_out(self, name: str) -> None:
+        """Let a function of `os`, where there is one, not change the file that it is given."""
+
+        def left_out(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:
+            is_file = isinstance(path, int) or dir_fd is not None
+            if not is_file and not os.path.lexists(self._seen(path)):
+                raise FileNotFoundError(2, os.strerror(2), path)
+            if is_file or not self._is_free(self._seen(path)):
+                self._note(f"os.{name}({path!r}) is not done")
+
+        if hasattr(os, name):
+            setattr(os, name, left_out)
+
+    def _replace_temporary_files(self) -> None:
+        """Let temporary files of any folder lie, with their names, below the scratch folder.
+
+        Relies on `tempfile._mkstemp_inner`, by which the module makes all its files: it keeps the
+        function that removes them from before.
+        """
+        make = tempfile._mkstemp_inner  # type: ignore[attr-defined]
+
+        def made(folder: Any, *args: Any, **kwargs: Any) -> Any:
+            placed = self.place_of(folder)
+            if placed is not folder and os.path.isdir(folder):
+                os.makedirs(placed, exist_ok=True)
+            return make(placed, *args, **kwargs)
+
+        replace(tempfile, "_mkstemp_inner", made)
+
+    def _replace_databases(self) -> None:
+        """Let databases lie below the scratch folder, as other files that are written to."""
+        with suppress(ImportError):
+            import sqlite3
+
+            connect = sqlite3.connect
+
+            def connected(database: Any, *args: Any, **kwargs: Any) -> Any:
+                if not kwargs.get("uri") and database not in _IN_MEMORY:
+                    database = self._for_writing(database)
+                return connect(database, *args, **kwargs)
+
+            sqlite3.connect = sqlite3.dbapi2.connect = connected
+
+    def _replace_processes(self) -> None:
+        """Refuse, with its line, what reaches other processes and raises no audit event."""
+
+        def refuse_start(*_: Any, **__: Any) -> None:
+            self._refuse("fork_exec: no other processes are started")
+
+        def refuse_signal(*_: Any, **__: Any) -> None:
+            self._refuse("signal.pidfd_send_signal: no other process is reached")
+
+        for name in ("fork_exec", "_fork_exec"):  # of _posixsubprocess and of subprocess
+            replace_wherever_imported(name, refuse_start)
+        if hasattr(signal, "pidfd_send_signal"):
+            signal.pidfd_send_signal = refuse_signal
 
     def _written_place(self, path: Any) -> Any:
         placed = self.place_of(path)
@@ -209,16 +309,34 @@ class Confinement:
         elif event in _CHANGES:
             for path, folder in _CHANGES[event]:
                 self._require_free(event, _joined(args, path, folder))
-        elif event in _PROGRAMS:
-            self._refuse(f"{event}: no other programs are run")
-        elif event in _NETWORK:
+        elif event in _ATTRIBUTES:
+            self._refuse(f"{event}: no attributes of files are changed")
+        elif event in _PROCESSES:
+            self._refuse(f"{event}: no other processes are started")
+        elif event in _OWN_PROCESS and args[0] not in (0, os.getpid()):
+            self._refuse(f"{event}: no other process is reached")
+        elif event in _NETWORK or (event == "socket.__new__" and args[1] in _INTERNET):
             self._refuse(f"{event}: there is no network")
+        elif event == "sqlite3.connect":
+            self._require_database(event, args[0])
+        elif event == "fcntl.ioctl" and args[1] in CHANGING_IOCTLS:
+            self._refuse(f"{event}: no attributes of files are changed")
+
+    def _require_database(self, event: str, database: Any) -> None:
+        if isinstance(database, str) and database.startswith("file:"):
+            uri = urlsplit(database)
+            if uri.path not in _IN_MEMORY and parse_qs(uri.query).get("mode") not in _READING:
+                self._refuse(f"{event}: {database!r} would be changed")
+        elif database not in _IN_MEMORY:
+            self._require_free(event, database)
 
     def _require_free(self, event: str, path: Any) -> None:
-        if not isinstance(path, int) and not self._is_free(path):
+        if isinstance(path, int):
+            path = _path_of(path)
+        if path is not None and not self._is_free(path):
             self._refuse(f"{event}: {os.fsdecode(path)!r} would be changed")
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, what: str) -> NoReturn:
         self._note(what)
         raise Refused(13, f"`headway estimate` lets a script change nothing: {what}; {line_now()}")
 
@@ -228,4 +346,20 @@ def _joined(args: tuple[Any, ...], path: int, folder: int | None) -> Any:
     fd = -1 if folder is None else args[folder]
     if isinstance(args[path], int) or not isinstance(fd, int) or fd < 0:
         return args[path]
-    return os.path.join(os.readlink(f"/proc/self/fd/{fd}"), os.fsdecode(args[path]))
+    return os.path.join(_path_of(fd) or "", os.fsdecode(args[path]))
+
+
+def _replace_default(owner: type, value: object, other: object) -> None:
+    """Replace a default argument of the methods of a class: those of tempfile keep os.unlink."""
+    for method in vars(owner).values():
+        if defaults := getattr(method, "__defaults__", None):
+            method.__defaults__ = tuple(other if one is value else one for one in defaults)
+
+
+def _path_of(fd: int) -> str | None:
+    """Return the path of an open file or folder; None for pipes and the like, or without /proc."""
+    with suppress(OSError):
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if path.startswith("/") and not path.startswith("/memfd:"):
+            return path
+    return None

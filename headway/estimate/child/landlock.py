@@ -1,6 +1,6 @@
 """Lets the kernel refuse changes of files outside one folder, and the network, to native code too.
 
-Source: landlock(7) and linux/landlock.h. Linux 5.13 has it for files, 6.7 for TCP.
+Linux 5.13 has it for files, 6.7 for TCP, 6.12 for signals. Source: landlock(7), linux/landlock.h.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _WRITE_FILE = 1 << 1
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))  # REMOVE_DIR to MAKE_SYM
 _REFER, _TRUNCATE = 1 << 13, 1 << 14  # of versions 2 and 3
 _TCP = 0b11  # of version 4: bind, connect
+_SIGNALS = 0b10  # of version 6: the scope of signals
 
 
 def version() -> int:
@@ -31,7 +32,7 @@ def version() -> int:
 
 
 def confine(writable: Iterable[str]) -> bool:
-    """Refuse this process, for good, to change files elsewhere and to use TCP.
+    """Refuse this process, for good, to change files elsewhere, to use TCP, and to signal others.
 
     Args:
         writable: folders and files that it may change.
@@ -43,8 +44,8 @@ def confine(writable: Iterable[str]) -> bool:
     if not found:
         return False
     changes = _CHANGES | (_REFER if found >= 2 else 0) | (_TRUNCATE if found >= 3 else 0)
-    attributes = struct.pack("=QQ", changes, _TCP if found >= 4 else 0)
-    size = 16 if found >= 4 else 8
+    attributes = struct.pack("=QQQ", changes, _TCP, _SIGNALS)
+    size = 24 if found >= 6 else 16 if found >= 4 else 8
     libc = _libc()
     ruleset = libc.syscall(_CREATE_RULESET, attributes, size, 0)
     if ruleset < 0:

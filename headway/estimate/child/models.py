@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -79,9 +80,10 @@ class Models:
         roots = [*self.roots()]
         found: dict[int, str] = {}
         for root in roots:
+            if isinstance(root, DistributedDataParallel):
+                found[id(root)], root = "DistributedDataParallel", root.module
             prefix = "" if len(roots) == 1 else f"{type(root).__name__}."
             for name, module in root.named_modules():
-                name = name.removeprefix("module.")  # of DistributedDataParallel
                 found.setdefault(id(module), f"{prefix}{name}".rstrip(".") or type(root).__name__)
         return found
 

@@ -76,14 +76,17 @@ def replace_object_collectives(world_size: int) -> None:
     replace(dist, "broadcast_object_list", _nothing)
 
 
-def replace_data_parallel(keep_bucket: Callable[[torch.Tensor], None] | None) -> None:
+def replace_data_parallel(
+    keep_bucket: Callable[[torch.Tensor, torch.nn.Module], None] | None,
+) -> None:
     """Let DistributedDataParallel take the memory that it takes, and exchange nothing.
 
     Its reducer, in C++, cannot work on fake tensors. It keeps a copy of all gradients in buckets,
     unless gradients are views of them.
 
     Args:
-        keep_bucket: is called with each bucket; None where another strategy shares the model.
+        keep_bucket: is called with each bucket and its owner; None where another strategy shares
+            the model.
     """
 
     def init(self: Any, module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -96,7 +99,7 @@ def replace_data_parallel(keep_bucket: Callable[[torch.Tensor], None] | None) ->
             trained = [one for one in module.parameters() if one.requires_grad]
             self._buckets = [torch.empty_like(one, requires_grad=False) for one in trained]
             for bucket in self._buckets:
-                keep_bucket(bucket)
+                keep_bucket(bucket, self)
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         return self.module(*inputs, **kwargs)

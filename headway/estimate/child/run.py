@@ -6,20 +6,32 @@ The process is changed for good, and ended with the outcome; `server.py` forks o
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
 import time
+import traceback
 import warnings
+import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 
 from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome, encode
-from headway.estimate.child import checkpoints, landlock, ranks, reshaping, script_calls, stand_in
+from headway.estimate.child import (
+    checkpoints,
+    landlock,
+    privileges,
+    ranks,
+    reshaping,
+    script_calls,
+    seccomp,
+    stand_in,
+)
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
 from headway.estimate.child.ledger import Entry, Ledger, largest_parts, totals
@@ -28,9 +40,12 @@ from headway.estimate.child.script_lines import line_now, line_of
 from headway.strategies.activation_checkpointing import checkpoint_activations
 from headway.strategies.units import units_of
 
+OUTPUT, OUTCOME = "output", "outcome"
+"""The files in the scratch folder that have what the script prints, and what was found."""
+
 _MOST_STEPS = 12  # of one optimizer, while another has not made its second
 _MOST_NOTES = 20
-_OUTPUT_BYTES = 4000
+_LONGEST_LINE = 300  # characters of an exception's message
 
 
 class TimeUp(BaseException):
@@ -42,12 +57,12 @@ class Run:
 
     Args:
         attempt: what is asked for.
-        answer: a descriptor that the outcome is written to.
+        scratch: the only folder in which files change, and in which the outcome is written.
     """
 
-    def __init__(self, attempt: Attempt, answer: int) -> None:
+    def __init__(self, attempt: Attempt, scratch: str) -> None:
         self._attempt = attempt
-        self._answer = answer
+        self._scratch = os.path.realpath(scratch)
         self._notes: dict[str, None] = {}
         self._units: list[torch.nn.Module] = []
         self._reshaped: list[torch.nn.Module] = []
@@ -57,7 +72,6 @@ class Run:
         self._ledger = Ledger(self._counter(), self._mode, limit)
         self._models = Models(self._ledger, self._reshape, self._after_step)
         self._mesh: Any = None
-        self._output = os.path.join(attempt.scratch, "output")
         self._began = time.monotonic()
 
     def note(self, what: str) -> None:
@@ -126,7 +140,8 @@ class Run:
         return stand_in.FAKE_GPU if is_gpu else torch.device("cpu")
 
     def _redirect_output(self) -> None:
-        fd = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        output = os.path.join(self._scratch, OUTPUT)
+        fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         null = os.open(os.devnull, os.O_RDONLY)
         for one, number in ((null, 0), (fd, 1), (fd, 2)):
             os.dup2(one, number)
@@ -142,14 +157,16 @@ class Run:
         else:
             ranks.join_alone()
 
-    def _keep_bucket(self, bucket: torch.Tensor) -> None:
-        self._ledger.classify(bucket, "gradients")
+    def _keep_bucket(self, bucket: torch.Tensor, owner: torch.nn.Module) -> None:
+        self._ledger.classify(bucket, "gradients", weakref.ref(owner))
 
     def _confine(self) -> None:
-        scratch = os.path.realpath(self._attempt.scratch)
-        Confinement(scratch, self.note).begin()
-        if not landlock.confine((scratch, "/dev/null", "/dev/shm")):
-            self.note("this kernel has no Landlock: native code of the script is not held back")
+        Confinement(self._scratch, self.note).begin()
+        privileges.drop()
+        if not landlock.confine((self._scratch, "/dev/null")):
+            self.note("this kernel has no Landlock: native code can change files")
+        if not seccomp.confine():
+            self.note("there is no filter of system calls here: native code can start processes")
 
     # ------------------------------------------------------------------ on the way
 
@@ -167,6 +184,7 @@ class Run:
         if attempt.sharded and self._mesh is not None:
             self._models.classify()
             reshaping.shard(model, units, self._models.optimizers(), self._mesh)
+            gc.collect()  # whole parameters may be in cycles; a launch frees them as it shards
             self._ledger.start_anew()
         if attempt.checkpointed or attempt.sharded:
             self._units += blocks
@@ -174,29 +192,39 @@ class Run:
     def _after_step(self) -> None:
         steps = self._models.steps()
         if min(steps) >= self._attempt.steps or max(steps) >= _MOST_STEPS:
-            self._models.classify()
-            if self._attempt.offloaded:
-                self._ledger.leave_out(OFFLOADED)
-            self._finish(self._outcome(self._attempt.rung))
+            self._finish_with_peak()
 
     def _on_alarm(self, _: int, __: FrameType | None) -> NoReturn:
-        raise TimeUp(f"no second optimizer step within {self._attempt.time_limit_s:g} s")
+        raise TimeUp(
+            f"no second optimizer step within {self._attempt.time_limit_s:g} s (--time-limit)"
+        )
 
     # ------------------------------------------------------------------ the end
+
+    def _finish_with_peak(self) -> NoReturn:
+        """Answer for the steps that the script has made."""
+        self._models.classify()
+        if self._attempt.offloaded:
+            self._ledger.leave_out(OFFLOADED)
+        self._finish(self._outcome(self._attempt.rung))
 
     def _end_early(self, error: BaseException | None) -> NoReturn:
         """Answer for a script that has ended, or failed, before its second step."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._ledger.modules.clear()
         failed_at = "" if error is None else _said(error)
+        if error is not None and not isinstance(error, SystemExit):
+            traceback.print_exception(error)
         if error is None or isinstance(error, SystemExit):
             if any(self._models.steps()):
                 self.note("the script ended before its second optimizer step")
-                self._models.classify()
-                self._finish(self._outcome(self._attempt.rung))
+                self._finish_with_peak()
             failed_at = failed_at or "the script ended without an optimizer step"
-        if self._attempt.rung == REAL:
-            self._finish(self._outcome("")._replace(failed_at=failed_at))
+        outcome = self._outcome("") if self._attempt.rung == REAL else self._states()
+        self._finish(outcome._replace(failed_at=failed_at, is_late=isinstance(error, TimeUp)))
+
+    def _states(self) -> Outcome:
+        """Return what parameters, gradients, optimizer and buffers take, without activations."""
         try:
             self._complete_states()
         except Exception as second:  # noqa: BLE001  it is part of the outcome
@@ -206,9 +234,8 @@ class Run:
         rung = STATES if states else ""
         if self._attempt.offloaded:
             states = [one for one in states if one.category not in OFFLOADED]
-        outcome = self._outcome(rung, states)
         peak = sum(one.nbytes for one in states)
-        self._finish(outcome._replace(peak_bytes=peak, failed_at=failed_at))
+        return self._outcome(rung, states)._replace(peak_bytes=peak)
 
     def _complete_states(self) -> None:
         """Let each optimizer step once with gradients for all that it trains."""
@@ -242,15 +269,13 @@ class Run:
 
     def _finish(self, outcome: Outcome) -> NoReturn:
         """Write the outcome and end this process at once: no handler of the script's runs."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with open(self._output, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _OUTPUT_BYTES))
-            text = file.read().decode(errors="replace")
-        line = f"{encode(outcome._replace(output=text))}\n".encode()
-        while line:
-            line = line[os.write(self._answer, line) :]
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(BaseException):  # they can be the script's own, or closed
+                stream.flush()
+        path = os.path.join(self._scratch, OUTCOME)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK  # not to wait at a FIFO
+        with open(os.open(path, flags, 0o600), "w") as file:
+            file.write(encode(outcome))
         os._exit(0)
 
 
@@ -270,5 +295,6 @@ def _run_program(attempt: Attempt) -> None:
 def _said(error: BaseException) -> str:
     line = line_of(error)
     message = str(error).strip().splitlines() or [""]
-    text = f"{type(error).__name__}: {message[0]}" if message[0] else type(error).__name__
+    said = message[0][:_LONGEST_LINE]
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return f"{line}: {text}" if line else text

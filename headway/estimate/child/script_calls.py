@@ -46,6 +46,7 @@ def replace_loaders(mode: ScriptMode | None, see: Callable[[torch.Tensor], None]
 
     def get_iterator(self: Any) -> Any:
         vars(self).update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0)
+        vars(self).update(pin_memory=False)
         return Iterator(self)
 
     replace(torch.utils.data.DataLoader, "_get_iterator", get_iterator)

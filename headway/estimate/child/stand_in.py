@@ -21,6 +21,36 @@ from headway.estimate.child.replacing import replace, replace_wherever_imported
 FAKE_GPU = torch.device("cpu", 1)
 _CAPABILITY = (9, 0)
 _GPUS = ("cuda", "mps")
+_WITHOUT_RESULT = (  # functions of torch.cuda
+    *(
+        "set_device",
+        "synchronize",
+        "empty_cache",
+        "init",
+        "_lazy_init",
+        "ipc_collect",
+        "set_stream",
+    ),
+    *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
+    *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
+    *("reset_accumulated_memory_stats", "reset_accumulated_host_memory_stats"),
+    *("reset_peak_host_memory_stats", "set_per_process_memory_fraction", "set_sync_debug_mode"),
+    "check_error",
+)
+_NUMBERS = (
+    *("current_device", "initial_seed", "get_sync_debug_mode"),
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    *("memory_cached", "max_memory_cached", "device_memory_used"),
+    *("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"),
+)
+_TRUE = (
+    *("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported"),
+    "can_device_access_peer",
+)
+_STATISTICS = (
+    *("memory_stats", "memory_stats_as_nested_dict"),
+    *("host_memory_stats", "host_memory_stats_as_nested_dict"),
+)
 _OF_VALUES = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 
 
@@ -128,7 +158,7 @@ def replace_places_of_loaded(device: torch.device) -> None:
 
 
 def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
-    """Let torch.cuda say that there are GPUs, and its calls without consequence do nothing.
+    """Let torch.cuda and torch.accelerator say that there are GPUs; calls for effect do nothing.
 
     Args:
         name: of the GPUs.
@@ -143,29 +173,37 @@ def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
         multi_processor_count=132,
     )
     answers: dict[str, Any] = {
-        **dict.fromkeys(("is_available", "is_bf16_supported", "is_initialized"), True),
+        **dict.fromkeys(_WITHOUT_RESULT),
+        **dict.fromkeys(_NUMBERS, 0),
+        **dict.fromkeys(_TRUE, True),
+        **{function: {} for function in _STATISTICS},
+        **dict.fromkeys(("memory_summary", "list_gpu_processes"), ""),
+        "is_current_stream_capturing": False,  # asked by each optimizer where torch has CUDA
+        "memory_snapshot": [],
+        "get_per_process_memory_fraction": 1.0,
         "device_count": count,
-        **dict.fromkeys(("current_device", "memory_allocated", "max_memory_allocated"), 0),
-        **dict.fromkeys(("memory_reserved", "max_memory_reserved", "utilization"), 0),
-        **dict.fromkeys(("set_device", "synchronize", "empty_cache", "init", "_lazy_init")),
-        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect")),
-        **dict.fromkeys(("manual_seed", "manual_seed_all", "set_per_process_memory_fraction")),
-        **dict.fromkeys(("set_rng_state", "set_rng_state_all")),
-        "memory_summary": "",
-        "memory_stats": {},
         "mem_get_info": (memory_bytes, memory_bytes),
         "get_device_name": name,
         "get_device_capability": _CAPABILITY,
         "get_device_properties": properties,
         "get_arch_list": [f"sm_{_CAPABILITY[0]}{_CAPABILITY[1]}"],
     }
-    for function, answer in answers.items():
-        replace(torch.cuda, function, _answering(answer))
+    of_accelerator = {
+        "is_available": True,
+        "device_count": count,
+        "current_accelerator": torch.device("cuda"),
+        "current_device_index": 0,
+        **dict.fromkeys(("set_device_index", "set_stream", "synchronize")),
+    }
+    for module, functions in ((torch.cuda, answers), (torch.accelerator, of_accelerator)):
+        for function, answer in functions.items():
+            replace(module, function, _answering(answer))
     replace(torch.cuda, "Event", _Event)
     replace(torch.cuda, "Stream", _Stream)
     replace(torch.cuda, "stream", lambda *_, **__: nullcontext())
     replace(torch.cuda, "device", lambda *_, **__: nullcontext())
-    replace(torch.cuda, "current_stream", _Stream)
+    for module in (torch.cuda, torch.accelerator):
+        replace(module, "current_stream", _Stream)
     replace(torch.cuda, "default_stream", _Stream)
     replace(torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state())
     replace(torch.cuda, "get_rng_state_all", lambda: [torch.get_rng_state()])
@@ -182,6 +220,7 @@ class _Stream:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.wait_stream = self.synchronize = self.wait_event = _answering(None)
         self.record_event = _Event
+        self.is_capturing = _answering(False)
 
 
 class _Event:

@@ -106,3 +106,12 @@ for x, lengths in DataLoader(rows, 4, shuffle=True, collate_fn=collate):
     out, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True)
     out.sum().backward()
     optimizer.step()
+
+# %% the accelerator of torch, whichever it is, and pinned batches
+device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+assert str(device) == "cuda" and torch.accelerator.device_count() > 0
+data = torch.utils.data.TensorDataset(torch.randn(32, 16), torch.randint(0, 4, (32,)))
+for x, y in torch.utils.data.DataLoader(data, 8, pin_memory=True):
+    x, y = x.to(device, non_blocking=True), y.to(device)
+    step()
+torch.accelerator.synchronize()
