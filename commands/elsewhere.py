@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from headway.commands.flags import Parsed, Parser
 from headway.contract.origin import Layer, Origin
@@ -18,6 +19,26 @@ SCHEDULERS = ("slurm",)
 
 OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 """Settings that say which machine of a run this is; not known before the run is there."""
+
+
+class Request(NamedTuple):
+    """A launch that is typed here, and runs elsewhere.
+
+    Args:
+        parsed: the flags.
+        own: the same as words.
+        program: the user's, on this machine's file system.
+        layers: profiles, environment and flags.
+        machine: this one, which need not be able to run the program.
+        environ: of this process.
+    """
+
+    parsed: Parsed
+    own: Sequence[str]
+    program: Program
+    layers: Sequence[Entries]
+    machine: Machine
+    environ: Mapping[str, str]
 
 
 def add_flags_of_jobs(parser: Parser) -> None:

@@ -238,6 +238,14 @@ class Parser:
         if takes_settings and (foreign := foreign_flag(name, value)) is not None:
             what, fix = foreign
             raise ConfigError(f"{name} {what}", where="the command line", fix=fix)
+        by_flag = {row.flag: setting for setting, row in TABLE.items()}
+        if not takes_settings and name in by_flag:
+            raise ConfigError(
+                f"unknown flag {name} of `{self.prog}`, which takes settings from profiles",
+                where="the command line",
+                fix=f"run `headway config set {by_flag[name]}={value or 'VALUE'}`, or set "
+                f"{TABLE[by_flag[name]].variable} for this command",
+            )
         theirs = did_you_mean(name, {*FLAGS, *self.known}, likeness=_SURE) or ""
         if takes_settings and theirs not in self.known and (foreign := foreign_flag(theirs, value)):
             what, fix = foreign

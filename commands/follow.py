@@ -42,15 +42,17 @@ def follow_job(job: str) -> int:
     Raises:
         LaunchError: SLURM does not know the job.
     """
-    from headway.launcher.remote.slurm_jobs import follow
+    from headway.launcher.remote.slurm_jobs import follow, state_of
 
     try:
         ended = follow(job, _write, _say)
     except KeyboardInterrupt:
-        _say(f"job {job} goes on; `headway follow {job}` shows it again, `scancel {job}` ends it")
-        return _INTERRUPTED
-    if ended.exit_code:
-        _say(f"job {job} ended: {ended.name}, exit code {ended.exit_code}")
+        ended = state_of(job)
+        if not ended.has_ended:
+            again = f"`headway follow {job}` shows it again, `scancel {job}` ends it"
+            _say(f"job {job} goes on; {again}")
+            return _INTERRUPTED
+    _say(f"job {job} ended: {ended.name}, exit code {ended.exit_code}")
     return ended.exit_code
 
 

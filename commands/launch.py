@@ -8,14 +8,20 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count, takewhile
+from typing import NamedTuple
 
-from headway.commands.elsewhere import add_flags_of_jobs, nodes_flag, refuse_flags_of_jobs
+from headway.commands.elsewhere import (
+    Request,
+    add_flags_of_jobs,
+    nodes_flag,
+    refuse_flags_of_jobs,
+)
 from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
 from headway.commands.program import program_from
 from headway.commands.resume_check import resume_problems
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
-from headway.errors import ConfigError, Problem, WorkerFailed
+from headway.errors import ConfigError, HeadwayError, Problem, WorkerFailed
 from headway.launcher.clusters.cluster import cluster_layer, task_of
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
@@ -36,10 +42,36 @@ headway launch [flags] script.py [args of the script]
        headway launch [flags] -m module [args of the module]"""
 
 
+class _Ready(NamedTuple):
+    """A launch of which nothing has started yet.
+
+    Args:
+        plan: it.
+        parsed: its flags.
+        environ: what its processes inherit, before the plan's changes.
+    """
+
+    plan: LaunchPlan
+    parsed: Parsed
+    environ: Mapping[str, str]
+
+
 def main(argv: Sequence[str]) -> int:
     """Run `headway launch` with these words and return the exit code."""
-    began_at = time.time()
     parser = make_parser()
+    try:
+        ready = _prepare(argv, parser, began_at=time.time())
+    except HeadwayError as error:
+        from headway.commands.giving_up import give_up
+
+        with suppress(KeyboardInterrupt):
+            give_up(argv, parser, dict(os.environ), error)
+        raise
+    return ready if isinstance(ready, int) else _run(ready, parser)
+
+
+def _prepare(argv: Sequence[str], parser: Parser, began_at: float) -> _Ready | int:
+    """Return what is to be started here; the exit code, where that is nothing."""
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
     if not rest and own:
@@ -61,16 +93,17 @@ def main(argv: Sequence[str]) -> int:
         flags["num_machines"] = nodes_flag(parsed.nodes, flags.get("num_machines"))
     profiles = profile_layers(here, profile=parsed.profile)
     layers = launch_layers(profiles, environ, flags)
+    request = Request(parsed, own, program, layers, machine, environ)
     if parsed.submit is not None:
         from headway.commands.submit import submit
 
-        return submit(parsed, own, program, layers, machine, environ)
+        return submit(request)
     if any(name in layer for layer in layers for name in OF_HOSTS):
         from headway.commands.over_ssh import hosts_of, launch_over_ssh
 
         settings = resolve(layers, machine, environ)
         if hosts := hosts_of(settings):
-            return launch_over_ssh(parsed, own, program, hosts, settings, layers, machine, environ)
+            return launch_over_ssh(request, hosts, settings)
     cluster = cluster_layer(environ, layers)
 
     def resolved(some: Sequence[Entries]) -> Settings:
@@ -88,13 +121,15 @@ def main(argv: Sequence[str]) -> int:
             machine = _with_use(environ)
         layers, adaptations = fit(layers, machine, resolved)
     settings, problems = try_resolve(layers, machine, environ, cluster)
+    estimated_bytes = None
     if parsed.fit_memory and not (problems or settings_problems(settings, machine)):
         from headway.commands.fit_memory import fit_memory
 
         seen = machine if parsed.machine is not None else detect_machine(environ, full=True)
-        fitted, note = fit_memory(settings, seen, program, python=interpreter(), environ=environ)
-        adaptations.append(note)
-        settings, problems = try_resolve([*layers, fitted], machine, environ, cluster)
+        fitted = fit_memory(settings, seen, program, python=interpreter(), environ=environ)
+        adaptations.append(fitted.note)
+        estimated_bytes = fitted.estimated_bytes
+        settings, problems = try_resolve([*layers, fitted.entries], machine, environ, cluster)
     if _wants_idle(settings):
         if parsed.machine is None:
             machine = _look_for_idle_gpus(settings, problems, parsed, environ)
@@ -122,6 +157,7 @@ def main(argv: Sequence[str]) -> int:
         began_at=0.0 if parsed.dry_run else began_at,
         problems=problems,
         task=task,
+        estimated_bytes=estimated_bytes,
     )
     stronger = overridden(profiles) if parsed.profile else []
     plan = plan._replace(notes=(*adaptations, *plan.notes, *stronger))
@@ -135,6 +171,11 @@ def main(argv: Sequence[str]) -> int:
             plan = plan._replace(notes=(*plan.notes, describe_run_key(environ)))
         print(describe(plan, parsed.show_secrets))
         return 0
+    return _Ready(plan, parsed, environ)
+
+
+def _run(ready: _Ready, parser: Parser) -> int:
+    plan, parsed, environ = ready
     from headway.launcher.run import outlive_early_signals, run
 
     if plan.supervised is not None:
@@ -145,7 +186,7 @@ def main(argv: Sequence[str]) -> int:
         return run(plan, environ, is_quiet=is_quiet)
     except WorkerFailed as failed:
         if failed.exit_code == _USAGE_ERROR:
-            failed.note = _misplaced_flags(program, parser)
+            failed.note = _misplaced_flags(plan.program, parser)
         raise
 
 
@@ -317,7 +358,7 @@ def _cpu_flag(device: Entry | None) -> Entry:
 def _announce(plan: LaunchPlan, is_quiet: bool) -> None:
     lines = [f"note: {note}" for note in plan.notes]
     if not is_quiet:
-        from headway.launcher.planning.describe import summary
+        from headway.launcher.planning.summary import summary
 
         lines.append(summary(plan))
     _print_notes(lines)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from headway.commands.elsewhere import refuse_everywhere, words_elsewhere
+from headway.commands.elsewhere import Request, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
 from headway.contract.secrets import masked_command
 from headway.errors import ConfigError
 from headway.launcher.planning.program import Program, interpreter
-from headway.machine.facts import Machine
 from headway.settings.hosts import Hosts, read_hostfile
-from headway.settings.profile import Entries
 from headway.settings.setting import AUTO
 from headway.settings.table import TABLE, Settings
 
@@ -45,32 +43,19 @@ def hosts_of(settings: Settings) -> Hosts:
     return read_hostfile(file, settings.where("hostfile"))
 
 
-def launch_over_ssh(
-    parsed: Parsed,
-    own: Sequence[str],
-    program: Program,
-    hosts: Hosts,
-    settings: Settings,
-    layers: Sequence[Entries],
-    machine: Machine,
-    environ: Mapping[str, str],
-) -> int:
+def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
     """Run the launch on the hosts and return its exit code.
 
     Args:
-        parsed: the flags.
-        own: the same as words.
-        program: the user's.
+        request: the launch.
         hosts: at least one, in the order of their machine ranks.
         settings: as they are resolved here.
-        layers: what they were resolved from.
-        machine: this one, which need not take part.
-        environ: of this process.
 
     Raises:
         ConfigError: what is asked for is wrong on any machine.
         LaunchError: a host cannot be reached, or differs from this one.
     """
+    parsed, own, program, layers, machine, environ = request
     _refuse_contradictions(parsed, hosts, settings, program)
     refuse_everywhere(layers, machine)
 

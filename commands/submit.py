@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headway.commands.elsewhere import OF_MACHINES, refuse_everywhere, words_elsewhere
+from headway.commands.elsewhere import OF_MACHINES, Request, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
 from headway.errors import ConfigError, MachineError
@@ -22,12 +22,15 @@ from headway.settings.profile import Entries
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
+from headway.settings.setting import job_seconds
 from headway.settings.table import OF_JOBS, TABLE, Settings
 
 _FOLDER = "headway-jobs"  # of scripts and logs, unless log_dir is set
 _SAID_BY_SLURM = OF_MACHINES[1:]
 _KEY = re.compile(r"[a-z][a-z0-9-]+")
-_SAVING_S = 90  # before the time limit, beside the grace period: SLURM signals up to 60 s off
+_SAVING_S = 90  # before the time limit, beside the grace period
+_EARLIER_S = 60  # SLURM's signals come as much before their time
+_START_S = 60  # of a job, before it has anything to save
 _OWN_FLAGS = (
     *("--submit", "--follow", "--nodes", "--sbatch", "--dry-run", "--show-secrets"),
     *(TABLE[name].flag for name in (*OF_JOBS, "num_machines")),
@@ -53,28 +56,14 @@ class _Inherited(NamedTuple):
     secrets: Sequence[str]
 
 
-def submit(
-    parsed: Parsed,
-    own: Sequence[str],
-    program: Program,
-    layers: Sequence[Entries],
-    machine: Machine,
-    environ: Mapping[str, str],
-) -> int:
+def submit(request: Request) -> int:
     """Submit the launch, and follow it if --follow asks for that; return the exit code.
-
-    Args:
-        parsed: the flags.
-        own: the same as words.
-        program: the user's, on this machine's file system.
-        layers: profiles, environment and flags.
-        machine: this one, which need not be able to run the program.
-        environ: of this process.
 
     Raises:
         ConfigError: what is asked for is wrong on any machine.
         LaunchError: SLURM refuses the job.
     """
+    parsed, own, program, layers, machine, environ = request
     settings = _checked(layers, machine, environ)
     _refuse_elsewhere(parsed, settings)
     name = re.sub(r"[^\w.-]", "_", os.path.splitext(os.path.basename(program.name))[0])
@@ -159,7 +148,7 @@ def _options(parsed: Parsed, settings: Settings, name: str, folder: str) -> dict
         "output": pattern,
         "open-mode": "append",
         "requeue": "",
-        "signal": f"TERM@{settings.grace_period_s + _SAVING_S}",
+        **_stop_signal(settings, own),
     }
     options = {key: value for key, value in options.items() if value or key not in OF_JOBS}
     if settings.device == "cuda" and not any(key in own for key in _GPUS):
@@ -174,6 +163,19 @@ def _options(parsed: Parsed, settings: Settings, name: str, folder: str) -> dict
     for key, value in options.items():
         _refuse_unwritable(key, value)
     return options
+
+
+def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the option for a signal before the time limit, unless it would come at the start."""
+    lead_s = settings.grace_period_s + _SAVING_S
+    limit = None if own.keys() & {"signal", "time"} else settings.time
+    if limit is None or job_seconds(limit) > lead_s + _EARLIER_S + _START_S:
+        return {"signal": f"TERM@{lead_s}"}
+    _say(
+        f"note: the job gets no signal to save before its time limit: {limit} is too short "
+        f"for one {lead_s} s ahead"
+    )
+    return {}
 
 
 def _gpus(settings: Settings) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from headway.contract.run import KEY_VARIABLE
 from headway.contract.secrets import masked
+from headway.launcher.planning.grace import grace_of
 from headway.settings.table import OF_HOSTS, OF_JOBS, TABLE, Settings
 
 _PORT = 29500  # each pod has an address of its own, so that any port is free
@@ -47,7 +48,7 @@ def to_kubernetes(
         program: the words after `headway launch`.
     """
     is_one = settings.num_machines == 1
-    grace_s = settings.grace_period_s + _STOP_MARGIN_S
+    grace_s = int(grace_of(settings, {}).to_save_s) + _STOP_MARGIN_S
     container: dict[str, Any] = {
         "name": "launch",
         "image": image,
@@ -60,7 +61,7 @@ def to_kubernetes(
     pod = {
         **({} if is_one else {"subdomain": name}),
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": grace_s,
+        "terminationGracePeriodSeconds": grace_s,  # at most
         "containers": [container],
         # the default of 64 MiB is too little for the workers of data loaders
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],

@@ -186,7 +186,8 @@ def _reset(values: Mapping[str, Raw], flags: Mapping[str, str]) -> tuple[str, ..
     devices = ("devices",) if values.get("device") == "cpu" else ()
     usual = (*_ALWAYS_DECIDED, *devices)
     if _is_several(flags):
-        numbered = () if _numbers_machines(flags) else ("machine_rank",)
+        keeps_rank = _numbers_machines(flags) and _is_fixed(flags)
+        numbered = () if keeps_rank else ("machine_rank",)
         return (*usual, *numbered, "main_port")
     return (*usual, *MULTI_MACHINE) if _is_fixed(flags) else usual
 
@@ -224,24 +225,37 @@ def _of_flag(flag: str, flags: Mapping[str, str], machine: Machine) -> dict[str,
         name = RENAMED[flag]
         if name in ON_ONE_MACHINE and not is_several:
             return ON_ONE_MACHINE[name]
-        if name in ON_ONE_MACHINE and "--rdzv-endpoint" in flags:
+        if name in ON_ONE_MACHINE and "--rdzv-endpoint" in flags and _is_of_machine_0(flags):
             return "--rdzv-endpoint is used"
         return {name: text}
+    if flag == "--rdzv-endpoint" and is_several and not _is_of_machine_0(flags):
+        return f"it is a server of {flags['--rdzv-backend']}, and machine 0 is not known"
     if flag == "--rdzv-endpoint":
         return _endpoint(text, flags) if is_several else ON_ONE_MACHINE["main_address"]
-    if flag == "--rdzv-backend" and _numbers_machines(flags):
+    if flag == "--rdzv-backend" and _numbers_machines(flags) and _is_of_machine_0(flags):
+        if not _is_fixed(flags):
+            return {}  # machines get their ranks when they meet, here too
         return "set machine_rank on each machine, or pass --machine-rank"
     if flag == "--nproc-per-node" and text != "xpu":
         return _processes(text, machine)
     if flag == "--local-ranks-filter" and not is_several:
         return {"ranks": text}
-    if flag == "--nnodes" and _is_fixed(flags):
-        return {"num_machines": text.split(":")[0]} if is_several else {}
+    if flag == "--nnodes":
+        return _machines(text, flags) if is_several else {}
     if flag == "--tee" and text == "3" and "--log-dir" in flags:
         return {}
     if flag == "--redirects" and "--log-dir" in flags:
         return "output goes to log_dir and to the console"
     return ""
+
+
+def _machines(text: str, flags: Mapping[str, str]) -> dict[str, Raw] | str:
+    if _is_fixed(flags):
+        return {"num_machines": text.split(":")[0]}
+    names_machine_0 = "--rdzv-endpoint" in flags and _is_of_machine_0(flags)
+    if names_machine_0 or "--master-addr" in flags:
+        return {"num_machines": text}
+    return "without --rdzv-endpoint, machine 0 is not known"
 
 
 def _processes(text: str, machine: Machine) -> dict[str, Raw]:
@@ -265,6 +279,11 @@ def _numbers_machines(flags: Mapping[str, str]) -> bool:
     """True where torchrun's rendezvous assigns the machine ranks."""
     is_static = flags.get("--rdzv-backend", "static") == "static"
     return _is_several(flags) and not is_static and "--node-rank" not in flags
+
+
+def _is_of_machine_0(flags: Mapping[str, str]) -> bool:
+    """Return whether the endpoint is on machine 0, and not that of a server such as etcd."""
+    return flags.get("--rdzv-backend", "static") in ("static", "c10d")
 
 
 def _endpoint(text: str, flags: Mapping[str, str]) -> dict[str, Raw]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from typing import Any
 
 
 def resolved(host: str) -> list[str]:
@@ -15,6 +16,16 @@ def resolved(host: str) -> list[str]:
     """
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(place[0]) for *_, place in found))
+
+
+def plain_address(end: tuple[Any, ...]) -> str:
+    """Return the IP address of a socket's end; an IPv4 one as such, on a socket for both, too."""
+    return str(end[0]).removeprefix("::ffff:")
+
+
+def host_port(address: str, port: int) -> str:
+    """Return a port of a host, as it is shown: n1:29500, [fd00::1]:29500."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def is_loopback(address: str) -> bool:

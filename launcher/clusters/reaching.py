@@ -5,13 +5,19 @@ from __future__ import annotations
 import resource
 import socket
 import time
+from collections.abc import Callable
 
 from headway.errors import LaunchError
 from headway.launcher.clusters.channel.member import Member
 from headway.launcher.clusters.channel.messages import Probe
 from headway.launcher.clusters.channel.run_key import HOW_TO_SET
-from headway.launcher.clusters.interfaces import is_literally_local, is_loopback, resolved
-from headway.launcher.clusters.rendezvous import print_notice
+from headway.launcher.clusters.interfaces import (
+    host_port,
+    is_literally_local,
+    is_loopback,
+    resolved,
+)
+from headway.launcher.clusters.listening import print_notice
 from headway.launcher.clusters.store_calls import interruptible
 from headway.launcher.reporting.rank_channel import say
 
@@ -38,33 +44,45 @@ def listening_host(address: str) -> str:
     return address
 
 
-def connect(address: str, port: int, this: str, within_s: float) -> socket.socket:
+def connect(
+    address: str, port: int, this: str, within_s: float, look_up: Callable[[str], str | None]
+) -> socket.socket:
     """Return a connection to machine 0, once its name resolves and something listens there.
+
+    Args:
+        address: of machine 0.
+        port: on it.
+        this: this machine, for messages.
+        within_s: how long to wait.
+        look_up: returns another address of machine 0, or None; asked once, for an unknown name.
 
     Raises:
         LaunchError: nothing does within the join timeout.
     """
     until = time.monotonic() + within_s
     notice_at = time.monotonic() + _NOTICE_AFTER_S
-    place = f"{address}:{port}"
+    host: str | None = None
     while True:
         try:
-            return interruptible(socket.create_connection, (address, port), _CONNECT_TIMEOUT_S)
+            place = (host or address, port)
+            return interruptible(socket.create_connection, place, _CONNECT_TIMEOUT_S)
         except UnicodeError as error:
             raise _cannot_reach(address, port, this, f"it is no host name: {error}") from None
         except OSError as error:
             reason = error.strerror or str(error)
+            if isinstance(error, socket.gaierror) and host is None:
+                host = look_up(address) or address
         if time.monotonic() > until:
             raise _cannot_reach(address, port, this, reason)
         if time.monotonic() > notice_at:
-            print_notice(f"waiting for machine 0 at {place} ({reason})")
+            print_notice(f"waiting for machine 0 at {host_port(address, port)} ({reason})")
             notice_at = until
         time.sleep(_POLL_INTERVAL_S)
 
 
 def _cannot_reach(address: str, port: int, this: str, reason: str) -> LaunchError:
     return LaunchError(
-        f"{this} cannot reach machine 0 at {address}:{port}: {reason}",
+        f"{this} cannot reach machine 0 at {host_port(address, port)}: {reason}",
         where=f"main_address {address}, main_port {port}",
         fix="start the run on machine 0, and open that port in its firewall; --main-address is "
         "a name or IP address of machine 0 that all machines know",
@@ -91,12 +109,12 @@ def not_taken_in(
         return not_machine_0(address, port, str(unacceptable or "has closed the connection"))
     if unacceptable.reason == "version":
         return LaunchError(
-            f"machine 0 at {address}:{port} runs another version of Headway",
+            f"machine 0 at {host_port(address, port)} runs another version of Headway",
             where=this,
             fix="install the same version on every machine",
         )
     return LaunchError(
-        f"machine 0 at {address}:{port} does not know the key of {this}",
+        f"machine 0 at {host_port(address, port)} does not know the key of {this}",
         where=f"the run's key here: {key_origin}",
         fix=f"another run may listen there: pass another --main-port; or {HOW_TO_SET}",
     )
@@ -105,7 +123,7 @@ def not_taken_in(
 def not_machine_0(address: str, port: int, what: str) -> LaunchError:
     """Return the error for something else that listens where machine 0 should."""
     return LaunchError(
-        f"what listens at {address}:{port} is not machine 0 of a run: {what}",
+        f"what listens at {host_port(address, port)} is not machine 0 of a run: {what}",
         where=f"main_address {address}, main_port {port}",
         fix="start the run on machine 0, or, if another program uses that port there, pass "
         "another --main-port on every machine",

@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import errno
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
@@ -21,7 +18,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from headway.errors import LaunchError
+from headway.errors import HeadwayError, LaunchError
+from headway.launcher.clusters.interfaces import host_port
+from headway.launcher.clusters.listening import listening_socket, print_notice
 from headway.launcher.clusters.store_calls import AnsweringStore, begin, is_done, result_of
 from headway.launcher.planning.plan import LOOPBACK
 
@@ -32,20 +31,6 @@ BACKEND = "headway"
 _OWN_STORE_TIMEOUT_S = 60.0  # for the machine of the store to connect to itself
 _ANSWER_TIMEOUT_S = 30.0  # for a store, beyond what it waits for on behalf of its caller
 _NOTICE_AFTER_S = 1.0
-_PORT_ERRORS = {
-    errno.EADDRINUSE: (
-        "port {port} is in use on this machine",
-        "pass another --main-port, the same on every machine",
-    ),
-    errno.EACCES: (
-        "this user may not listen on port {port}",
-        "pass a --main-port above 1023, the same on every machine",
-    ),
-    errno.EMFILE: (
-        "the launcher may not open a socket: too many open files",
-        "raise the limit of open files: `ulimit -n 4096`",
-    ),
-}
 
 
 class RunEnded(Exception):
@@ -68,6 +53,9 @@ class Rendezvous(RendezvousHandler):
     ended_by: Failed | None = None
     """How the run failed, if another machine said so."""
 
+    has_lost_machine_0 = False
+    """Whether the run has ended because this machine has lost machine 0."""
+
     restart: Restart | None = None
     """The restart of all machines that has been asked for, and has not begun."""
 
@@ -76,6 +64,8 @@ class Rendezvous(RendezvousHandler):
         self.round = -1
         self.word: Callable[[], str] = str
         """Returns how far the ranks are, for the other machines."""
+        self.end_grace_period: Callable[[], None] = lambda: None
+        """Ends the grace period of the ranks here; called by another thread."""
         self._store: Store | None = None
 
     def get_backend(self) -> str:
@@ -135,10 +125,10 @@ class Rendezvous(RendezvousHandler):
         """Wait, unless the run ends."""
         time.sleep(seconds)
 
-    def tell_stop(self, number: int) -> None:
+    def tell_stop(self, number: int, *, ends_grace: bool) -> None:
         """Tell the other machines of a stop signal; may be called from its handler."""
 
-    def give_up(self, failed: Failed) -> None:
+    def give_up(self, error: HeadwayError) -> None:
         """Tell the other machines that this one cannot go on."""
 
     def rank_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -177,12 +167,12 @@ def own_store(address: str, listener: socket.socket) -> TCPStore:
         master_listen_fd=listener.detach(),  # the store closes it
     )
     if not is_done(made, _NOTICE_AFTER_S):
-        print_notice(f"waiting for this machine's own store at {address}:{port}")
+        print_notice(f"waiting for this machine's own store at {host_port(address, port)}")
     try:
         return result_of(made)
     except DistError as error:
         raise LaunchError(
-            f"the store of this machine does not answer: {address}:{port}",
+            f"the store of this machine does not answer: {host_port(address, port)}",
             where=f"torch says: {str(error).splitlines()[0]}",
             fix="check the loopback interface (`ip address show lo`) and the limit of open files "
             "(`ulimit -n`)",
@@ -192,32 +182,7 @@ def own_store(address: str, listener: socket.socket) -> TCPStore:
 def no_answer(address: str, port: int, error: Exception) -> LaunchError:
     """Return the error for a store that does not answer in time."""
     return LaunchError(
-        f"torch's store at {address}:{port} does not answer",
+        f"torch's store at {host_port(address, port)} does not answer",
         where=f"torch says: {str(error).splitlines()[0]}",
         fix="see the output of machine 0; if it is still running, check the network to it",
     )
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Listen on an address of this machine; with no host on all of them.
-
-    Raises:
-        LaunchError: the port cannot be had.
-        OSError: the address is none of this machine.
-    """
-    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0] if host else None
-    try:
-        return socket.create_server((host, port), family=family or socket.AF_INET, backlog=2048)
-    except OSError as error:
-        if error.errno not in _PORT_ERRORS:
-            raise
-        what, fix = _PORT_ERRORS[error.errno]
-        raise LaunchError(
-            what.format(port=port), where=f"main_address {host}, main_port {port}", fix=fix
-        ) from None
-
-
-def print_notice(line: str) -> None:
-    """Print a line on stderr."""
-    with suppress(OSError):  # stderr cannot be written to
-        print(f"headway: {line}", file=sys.stderr, flush=True)

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from concurrent import futures
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from torch.distributed import Store
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")

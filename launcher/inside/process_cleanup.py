@@ -18,7 +18,8 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
 _MIN_GRACE_S = 2.0
 _POLL_S = 0.05
-_MAX_NUMBER = 2**22  # of processes: PID_MAX_LIMIT of Linux
+_USUAL_MAX = 2**15  # number of a process: PID_MAX_DEFAULT of Linux
+_MAX_NUMBER = 2**22  # PID_MAX_LIMIT
 
 KILL_MARGIN_S = 10.0
 """How long the kernel may take to end a process after SIGKILL; then nobody waits for it."""
@@ -121,10 +122,11 @@ class _Child(NamedTuple):
 def _find_children() -> list[_Child]:
     """Return the children of this process without /proc, by asking for each number.
 
-    Numbers are given out in turn, so the children's lie between this process's and the newest.
+    Numbers are given out in turn, so the children's lie between this process's and the newest, or
+    on both sides of the end, after which they begin anew.
     """
     own, newest = os.getpid(), _newest_number()
-    likely = [range(own, newest)] if own < newest else [range(1, newest), range(own, _MAX_NUMBER)]
+    likely = [range(own, newest)] if own < newest else [range(1, newest), range(own, _USUAL_MAX)]
     others = [range(1, _MAX_NUMBER)]
     for ranges in (likely, others):
         if found := [_Child(pid) for some in ranges for pid in some if _is_child(pid)]:

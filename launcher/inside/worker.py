@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import NoReturn, TypeVar
 
 from headway.contract import process_groups, records
+from headway.contract.memory_use import read_memory_use
 from headway.contract.records import Crash, End, Frame, Uses
 from headway.contract.run import read_ranks, read_run
 from headway.errors import ConfigError, HeadwayError
@@ -184,7 +185,13 @@ def _attempt(do: Callable[[], T], otherwise: T) -> T:
 
 def _report_end(stop: SystemExit | None) -> None:
     """Report that the program ended by itself; not reached after os._exit."""
-    end = End(_now(), 0, "", None, _attempt(rank_monitor.read_groups, ()), _uses())
+    end = End(
+        time=_now(),
+        code=0,
+        groups=_attempt(rank_monitor.read_groups, ()),
+        uses=_uses(),
+        memory=_attempt(read_memory_use, None),
+    )
     if stop is not None:
         end = _attempt(lambda: _with_exit(end, stop), end._replace(code=1))
     records.send(end)

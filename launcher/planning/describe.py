@@ -1,4 +1,4 @@
-"""Describes a plan: in full for `--dry-run`, in one line for a launch."""
+"""Describes a plan in full, for `--dry-run`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.secrets import masked, masked_command
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
+from headway.launcher.planning.summary import counted, place_of, printable, summary
 from headway.settings.setting import Value
 from headway.settings.table import TABLE, Settings
 
@@ -21,7 +22,7 @@ def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
     lines += ["", "start"]
     ranks = f"{settings.num_processes} on this machine"
     if settings.num_machines > 1:
-        ranks += f" ({_place(settings)})"
+        ranks += f" ({place_of(settings)})"
     start = [
         ("command", shlex.join(plan.program.command(plan.python)), ""),
         ("processes", ranks, ""),
@@ -44,7 +45,7 @@ def describe_step(settings: Settings, command: Sequence[str], show_secrets: bool
     """Return the settings, and the command by which a scheduler starts the launch again."""
     words = command if show_secrets else masked_command(command)
     shown = settings if show_secrets else settings.without_secrets()
-    machines = _counted(settings.num_machines, "machine", "machines")
+    machines = counted(settings.num_machines, "machine", "machines")
     lines = [f"one launch on each of {machines}, by srun", "", "settings"]
     lines += [f"  {row}" for row in settings_table(shown).splitlines()]
     lines += ["", "start", f"  {shlex.join(words)}"]
@@ -69,38 +70,6 @@ def settings_table(settings: Settings, with_origin: bool = True) -> str:
         value, origin = settings.values[name]
         rows.append((name, _shown(value), origin.brief if with_origin else ""))
     return "\n".join(_columns(rows))
-
-
-def summary(plan: LaunchPlan) -> str:
-    """Return the plan in one line."""
-    settings = plan.settings
-    processes = _counted(settings.num_processes, "process", "processes")
-    parts = [f"{processes} on {settings.device}"]
-    if settings.num_machines > 1:
-        parts.append(_place(settings))
-    if plan.task is not None:
-        parts.append(f"rank {plan.task.rank} of {plan.task.world_size}")
-    parts.append(
-        f"precision {'fp32' if settings.mixed_precision == 'no' else settings.mixed_precision}"
-    )
-    each = " each" if settings.num_processes > 1 else ""
-    parts.append(_counted(settings.threads_per_process, "thread", "threads") + each)
-    if plan.supervised is not None and settings.debug_rank is not None:
-        parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice ends the run)")
-    return f"{printable(plan.program.name)}: {', '.join(parts)}{_without_rank(plan)}"
-
-
-def _place(settings: Settings) -> str:
-    if settings.machine_rank is None:
-        return f"one of {settings.num_machines} machines"
-    return f"machine {settings.machine_rank} of {settings.num_machines}"
-
-
-def _without_rank(plan: LaunchPlan) -> str:
-    """Say what a script for torchrun lacks; once it has replaced the launcher, none can say so."""
-    if plan.supervised is not None or plan.task is not None or plan.is_world_of_one:
-        return ""
-    return f"; no RANK, LOCAL_RANK, ... ({TABLE['num_processes'].flag} 1 sets them)"
 
 
 def _how(plan: LaunchPlan) -> tuple[str, str]:
@@ -135,10 +104,6 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
-
-
 def _changed(name: str, change: Value) -> tuple[str, str, str]:
     if change.value is None:
         return f"- {name}", "", change.origin.brief
@@ -153,8 +118,3 @@ def _columns(rows: list[tuple[str, str, str]]) -> list[str]:
         f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip()
         for name, value, origin in rows
     ]
-
-
-def printable(text: str) -> str:
-    """Return `text` with control characters escaped, as in Python's strings."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -17,7 +17,6 @@ from headway.launcher.planning.supervision import (
     program_problems,
     why_supervised,
 )
-from headway.launcher.planning.task import task_problems, task_variables
 from headway.launcher.planning.variables import variables_of
 from headway.machine.facts import Machine
 from headway.settings.problems import problems as settings_problems
@@ -39,6 +38,7 @@ class LaunchPlan(NamedTuple):
     environment: Mapping[str, Value]  # what changes; a value of None means removed
     notes: tuple[str, ...]
     task: Ranks | None = None  # this process's place, where its scheduler starts each rank
+    estimated_bytes: int | None = None  # what tensors were estimated to take on each rank
 
     @property
     def is_one_machine(self) -> bool:
@@ -71,6 +71,7 @@ def build_plan(
     began_at: float = 0.0,
     problems: Sequence[Problem] = (),
     task: Ranks | None = None,
+    estimated_bytes: int | None = None,
 ) -> LaunchPlan:
     """Return the plan of one launch.
 
@@ -85,6 +86,7 @@ def build_plan(
         began_at: when the job began, in seconds since the epoch; its time limit counts from then.
         problems: those that `try_resolve` found; reported with all others.
         task: this process's place, if its scheduler has started it as one of several ranks.
+        estimated_bytes: what tensors were estimated to take on each rank; None without an estimate.
 
     Raises:
         ConfigError: there are such problems, or settings contradict each other.
@@ -99,6 +101,8 @@ def build_plan(
         *settings_problems(settings, machine),
     ]
     if task is not None:
+        from headway.launcher.planning.task import task_problems
+
         found = [one for one in found if one.code is not Code.TOO_FEW_GPUS]  # explained below
         found += task_problems(task, settings, machine, supervised)
     if found:
@@ -108,8 +112,12 @@ def build_plan(
     if settings.device == "cuda":
         selected = settings.devices.select(machine.visible_gpus).indices
         gpus = selected[: settings.num_processes]
-    environment = variables_of(settings, machine, gpus, supervised, environ, began_at, task)
+    environment = variables_of(
+        settings, machine, gpus, supervised, environ, began_at, task, estimated_bytes
+    )
     if task is not None:
+        from headway.launcher.planning.task import task_variables
+
         environment |= task_variables(task, settings, settings.main_address or LOOPBACK)
     return LaunchPlan(
         program=program,
@@ -121,4 +129,5 @@ def build_plan(
         environment=environment,
         notes=tuple(notes(settings, machine, program, supervised, in_process)),
         task=task,
+        estimated_bytes=estimated_bytes,
     )

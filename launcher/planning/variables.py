@@ -34,6 +34,7 @@ def variables_of(
     environ: Mapping[str, str],
     began_at: float = 0.0,
     task: Ranks | None = None,
+    estimated_bytes: int | None = None,
 ) -> dict[str, Value]:
     """Return the changes of the environment; None removes a variable.
 
@@ -45,10 +46,12 @@ def variables_of(
         environ: the environment that the script inherits.
         began_at: when the job began, in seconds since the epoch.
         task: this process's place, if its scheduler has started it as one of several ranks.
+        estimated_bytes: what tensors were estimated to take on each rank.
     """
     device = settings.device
+    run = _contract(settings, supervised, began_at)._replace(estimated_bytes=estimated_bytes)
     changes = {
-        "HEADWAY_RUN": _ours(encode(_contract(settings, supervised, began_at)), "the launcher"),
+        "HEADWAY_RUN": _ours(encode(run), "the launcher"),
         "ACCELERATE_USE_CPU": _from(settings, "device", str(device == "cpu").lower()),
         "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
     }

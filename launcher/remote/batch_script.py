@@ -9,6 +9,9 @@ from typing import NamedTuple
 from headway._version import __version__
 
 _BODY = """\
+# until when ranks may save; older releases of SLURM do not say it, and some jobs have no end
+end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e)
+export SLURM_JOB_END_TIME="${{SLURM_JOB_END_TIME:-$(date --date "$end" +%s 2>/dev/null)}}"
 trap : TERM  # the step of the job gets its own: it saves, and ends with exit code 75
 {command}
 code=$?

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from headway.contract.records import Crash, Uses
+from headway.contract.records import Crash, MemoryUse, Uses
 from headway.launcher.reporting.foreign_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
@@ -39,6 +39,7 @@ class RankExit(NamedTuple):
     message: str = ""  # the text of sys.exit("text")
     left_silently: bool = True  # reported neither an end nor an exception: os._exit, or a signal
     uses: Uses | None = None  # what its program used, if it came to its end
+    memory: MemoryUse | None = None  # of GPUs, if its program came to its end
     killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
 
     @property

@@ -43,7 +43,7 @@ class Output:
     def __init__(self, console: Console, *, folder: str | None) -> None:
         self._console = console
         self._console.on_change = self._wake
-        self._folder = folder
+        self.folder = folder
         self._attempt = 0
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
@@ -69,7 +69,7 @@ class Output:
     def add(self, rank: int, pipes: dict[int, int]) -> None:
         """Read a new rank's pipes, {1: fd of stdout, 2: fd of stderr}; closes them at their end."""
         log = None
-        if self._folder is not None and pipes:
+        if self.folder is not None and pipes:
             log = Log(self._log_of(rank), len(pipes), self._report_lost_logs)
         tail = self._tails[rank] = Tail()
         for target, fd in pipes.items():
@@ -80,19 +80,19 @@ class Output:
         """Add to the log and the tail of a rank that has ended, and show nothing."""
         data = text.encode(errors="backslashreplace")
         self._tails[rank].add(data)
-        if self._folder is not None:
+        if self.folder is not None:
             with suppress(OSError), open(self._log_of(rank), "ab") as log:
                 log.write(data)
 
     def _log_of(self, rank: int) -> str:
-        assert self._folder is not None
-        return os.path.join(self._folder, f"rank_{rank}_attempt_{self._attempt}.log")
+        assert self.folder is not None
+        return os.path.join(self.folder, f"rank_{rank}_attempt_{self._attempt}.log")
 
     def _report_lost_logs(self, error: OSError) -> None:
         """Print, once, that log files are incomplete."""
         if not self._has_lost_logs:
             self._has_lost_logs = True
-            self._console.warn(f"logs in {self._folder} are incomplete: {error.strerror}")
+            self._console.warn(f"logs in {self.folder} are incomplete: {error.strerror}")
 
     def tail(self, rank: int) -> list[str]:
         """Return the last lines of a rank's stderr and stdout; complete after `close`."""

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from headway.contract.records import (
@@ -47,9 +48,17 @@ class RankChannel:
         pid: of its process.
         channel: the launcher's end of its status channel.
         stacks: the pipe that faulthandler writes to.
+        send_signal: sends its process a signal; does nothing once that has ended.
     """
 
-    def __init__(self, rank: int, pid: int, channel: int, stacks: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        pid: int,
+        channel: int,
+        stacks: int,
+        send_signal: Callable[[int], object],
+    ) -> None:
         self.rank = rank
         self.fds = (channel, stacks)
         self.closed: set[int] = set()  # of these, by the rank
@@ -60,7 +69,7 @@ class RankChannel:
         self.asked_at: float | None = None  # when it was asked what it has not answered yet
         self.moved_after = 0.0  # the last progress that it showed is later than this
         self.will_save = False  # once it is asked to stop
-        self._pid = pid
+        self._pid, self._send_signal = pid, send_signal
         self._reader = RecordReader()
         self._num_refused = 0  # lines on its channel
         self._is_ready = False  # to be asked
@@ -151,8 +160,7 @@ class RankChannel:
         handled = self._answer is not None and self._answer.handles_quit
         if self.is_silent and not handled and handles_quit(self._pid):
             self._text, self._is_interrupted = "", True
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGQUIT)
+            self._send_signal(signal.SIGQUIT)
 
     @property
     def is_silent(self) -> bool:

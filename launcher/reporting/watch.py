@@ -58,10 +58,17 @@ class Watch:
             self._is_stopping = False
             self._progress_at = time.monotonic()
 
-    def add(self, rank: int, pid: int, channel: int, stacks: int) -> None:
+    def add(
+        self,
+        rank: int,
+        pid: int,
+        channel: int,
+        stacks: int,
+        send_signal: Callable[[int], object],
+    ) -> None:
         """Read a new rank's channel and pipe of stacks; both are closed when it ends."""
         with self._lock:
-            self._ranks[rank] = RankChannel(rank, pid, channel, stacks)
+            self._ranks[rank] = RankChannel(rank, pid, channel, stacks, send_signal)
             self._progress_at = time.monotonic()
             for fd in (channel, stacks):
                 os.set_blocking(fd, False)

@@ -20,7 +20,9 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from headway.launcher.clusters.rendezvous import Rendezvous
+from headway.launcher.clusters.rows import WITH_ONE_OUTPUT
 from headway.launcher.inside.debugging import CtrlC, breakpoint_variables
+from headway.launcher.planning.grace import grace_of
 from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.planning.supervision import refuse_missing_ranks
 from headway.launcher.reporting.failures import (
@@ -34,6 +36,7 @@ from headway.launcher.reporting.hang import Hang, explain_divergence
 from headway.launcher.reporting.output import Output
 from headway.launcher.reporting.rank_channel import say, say_too_early
 from headway.launcher.reporting.watch import Watch
+from headway.launcher.starting.failure_record import place_of, record_here
 from headway.launcher.starting.left_behind import describe, wait_for_left_processes
 from headway.launcher.starting.ranks import NoLogs, RankProcesses
 from headway.launcher.starting.restarts import MAX_DELAY_S, Restarts
@@ -50,9 +53,6 @@ _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
 # unless the user has set another
-_VICTIM_GRACE_S = 5
-_MAX_DETAILS = 50_000  # characters of a report for other machines
-_SAVING_GRACE_S = 600
 
 
 class Agent(LocalElasticAgent):
@@ -89,6 +89,7 @@ class Agent(LocalElasticAgent):
         self._environ = environ
         self._handler = handler
         handler.word = watch.last_word
+        handler.end_grace_period = self.end_grace_period
         self.output = output
         self.watch = watch
         self._ranks: RankProcesses | None = None
@@ -114,6 +115,11 @@ class Agent(LocalElasticAgent):
         return self._plan.settings
 
     @property
+    def estimated_bytes(self) -> int | None:
+        """What tensors were estimated to take on each rank; None without an estimate."""
+        return self._plan.estimated_bytes
+
+    @property
     def machine(self) -> int:
         """The rank of this machine."""
         return self._handler.machine
@@ -124,12 +130,18 @@ class Agent(LocalElasticAgent):
         return self._handler.ended_by
 
     @property
+    def is_reported_by_machine_0(self) -> bool:
+        """Whether machine 0 prints the report of a failure to where this machine prints, too."""
+        is_one_output = self.settings.cluster in WITH_ONE_OUTPUT
+        return is_one_output and self.machine > 0 and not self._handler.has_lost_machine_0
+
+    @property
     def is_stopping(self) -> bool:
         """Whether the ranks have been asked to stop."""
         return self._ranks is not None and self._ranks.is_stopping
 
     def end_grace_period(self) -> None:
-        """End the grace period of ranks that are being stopped."""
+        """End the grace period of ranks that are being stopped; any thread may call it."""
         if self._ranks:
             self._ranks.end_grace_period()
 
@@ -162,7 +174,7 @@ class Agent(LocalElasticAgent):
 
     def _describe_failure(self) -> Failed:
         """Return how the ranks have failed here, as far as it is known, for the other machines."""
-        from headway.launcher.clusters.channel.messages import Failed
+        from headway.launcher.clusters.channel.messages import MAX_DETAILS, MAX_RECORD, Failed
 
         if self._ranks is not None:
             self._ranks.collect()
@@ -170,21 +182,22 @@ class Agent(LocalElasticAgent):
         assert failure is not None, "torch has seen it"
         ago_s = 0.0
         doubt = 0
-        where = socket.gethostname()
         if isinstance(failure, Failure):
             doubt = failure.doubt
             ago_s = max(time.time() - failure.first.time, 0.0)
-            where = f"process {failure.first.pid} on {where}"
+        folder = self.output.folder
+        record = record_here(failure, self._handler.machine, folder) if folder else ""
         return Failed(
             machine=self._handler.machine,
             host=socket.gethostname(),
             cause=failure.cause,
-            where=where,
-            details=failure.details[-_MAX_DETAILS:],
+            where=place_of(failure, folder),
+            details=failure.details[-MAX_DETAILS:],
             fix=failure.fix,
             exit_code=failure.exit_code,
             doubt=doubt,
             ago_s=ago_s,
+            record=record if len(record) < MAX_RECORD else "",
         )
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -212,9 +225,7 @@ class Agent(LocalElasticAgent):
             attempt,
             reports_its_end=self._plan.program.kind != "program",
             debug_rank=settings.debug_rank,
-            grace_s=settings.grace_period_s,
-            victim_grace_s=victim_grace_s(settings),
-            saving_grace_s=saving_grace_s(settings),
+            grace=grace_of(settings, self._environ),
         )
         try:
             self._ranks.start()
@@ -226,9 +237,9 @@ class Agent(LocalElasticAgent):
             self._restart_workers(worker_group)
         return self._ranks.pids()
 
-    def tell_stop(self, number: int) -> None:
+    def tell_stop(self, number: int, *, ends_grace: bool) -> None:
         """Tell the other machines of a stop signal; may be called from its handler."""
-        self._handler.tell_stop(number)
+        self._handler.tell_stop(number, ends_grace=ends_grace)
 
     def forward(self, number: int) -> None:
         """Send a signal on to the ranks that are alive; say so if it was the user's for none."""
@@ -288,20 +299,6 @@ class Agent(LocalElasticAgent):
         say(line)
         self._handler.pause(delay_s)
         super()._restart_workers(worker_group)
-
-
-def victim_grace_s(settings: Settings) -> float:
-    """Return how long ranks may take to stop after another one has failed."""
-    if settings.are_user_set("grace_period_s"):
-        return settings.grace_period_s
-    return min(settings.grace_period_s, _VICTIM_GRACE_S)
-
-
-def saving_grace_s(settings: Settings) -> float:
-    """Return how long ranks may take to end their step, save, and stop."""
-    if settings.are_user_set("grace_period_s"):
-        return settings.grace_period_s
-    return max(settings.grace_period_s, _SAVING_GRACE_S)
 
 
 def _rank_environment(

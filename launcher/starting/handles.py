@@ -32,14 +32,15 @@ class ProcessHandle:
 
     def send(self, number: int) -> None:
         """Send a signal; does nothing once the process has ended."""
-        if self._fd is not None:
+        fd, process = self._fd, self._process  # another thread may close the handle meanwhile
+        if fd is not None:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._fd, number)
-        elif self._process is not None:
+                signal.pidfd_send_signal(fd, number)
+        elif process is not None:
             import psutil
 
             with suppress(psutil.NoSuchProcess):
-                self._process.send_signal(number)
+                process.send_signal(number)
 
     def close(self) -> None:
         """Give the descriptor back; nothing is sent any more."""

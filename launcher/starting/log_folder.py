@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 
 from headway.errors import Code, LaunchError, Problem
@@ -34,7 +35,10 @@ def create_log_folder(settings: Settings) -> str | None:
     """
     if settings.log_dir is None:
         return None
-    folder = os.path.join(settings.log_dir, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    if settings.num_machines > 1:  # which may share log_dir, and count processes alike
+        name += f"-{socket.gethostname()}"
+    folder = os.path.join(settings.log_dir, name)
     try:
         os.makedirs(folder)
     except OSError as error:

@@ -25,6 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from headway.contract.records import Crash, Ended
 from headway.launcher.inside.process_cleanup import KILL_MARGIN_S
+from headway.launcher.planning.grace import Grace
 from headway.launcher.reporting import hang
 from headway.launcher.reporting.failures import RankExit, named
 from headway.launcher.reporting.hang import RankStatus
@@ -52,10 +53,8 @@ class RankProcesses(PContext):
         attempt: 0, and one more for each restart.
         reports_its_end: the program is Python, and sends a record when it comes to its end.
         debug_rank: the rank that has the launcher's terminal.
-        grace_s: how long ranks that are asked to stop may take; the agent of torch 2.11 has no
-            such argument to pass on.
-        victim_grace_s: the same for ranks that are stopped because another one failed.
-        saving_grace_s: the same where ranks have told that they will save.
+        grace: how long ranks that are asked to stop may take; the agent of torch 2.11 has no such
+            argument to pass on.
     """
 
     def __init__(
@@ -67,9 +66,7 @@ class RankProcesses(PContext):
         attempt: int,
         reports_its_end: bool,
         debug_rank: int | None,
-        grace_s: float,
-        victim_grace_s: float,
-        saving_grace_s: float,
+        grace: Grace,
     ) -> None:
         super().__init__(
             name="headway",
@@ -84,14 +81,13 @@ class RankProcesses(PContext):
         self._attempt = attempt
         self._reports_its_end = reports_its_end
         self._debug_rank = debug_rank
-        self._grace_s = grace_s
-        self._victim_grace_s = victim_grace_s
-        self._saving_grace_s = saving_grace_s
+        self._grace = grace
         self._local_ranks: dict[int, int] = {}  # by pid
         self._handles: dict[int, ProcessHandle] = {}  # by local rank
         self._terminals: list[_Terminal] = []  # of rank 0
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
+        self._is_grace_over = False  # set by another thread, or a signal's handler
         self._failed_at: dict[int, float] = {}  # by local rank: its program, on the monotonic clock
         self._stuck: list[int] = []  # local ranks that failed, and do not end
         self.are_victims = False  # the run has failed on another machine
@@ -129,10 +125,10 @@ class RankProcesses(PContext):
                 for fd in streams.theirs:
                     os.close(fd)
             self._terminals += streams.terminals
-            self._handles[local_rank] = ProcessHandle(pid)
+            self._handles[local_rank] = handle = ProcessHandle(pid)
             self._local_ranks[pid] = local_rank
             self._output.add(rank, streams.pipes)
-            self._watch.add(rank, pid, streams.channel, streams.stacks)
+            self._watch.add(rank, pid, streams.channel, streams.stacks, handle.send)
 
     def _collect(self, timeout_s: float = 0) -> None:
         """Record the ranks that have ended, after waiting at most `timeout_s` for the first."""
@@ -163,7 +159,7 @@ class RankProcesses(PContext):
                     self._output.keep(rank, record.traceback)
                 end = end._replace(crash=record)
             else:
-                end = end._replace(message=record.message, uses=record.uses)
+                end = end._replace(message=record.message, uses=record.uses, memory=record.memory)
             end = end._replace(time=record.time, left_silently=False)
             if record.code:
                 end = end._replace(was_stopping=record.time > self._stopped_at)
@@ -208,7 +204,7 @@ class RankProcesses(PContext):
         ranks = {one: int(self.envs[one]["RANK"]) for one in self._alive()}
         failed = [one for one, rank in ranks.items() if self._watch.has_failed(rank)]
         since = {one: self._failed_at.setdefault(one, now) for one in failed}
-        limit_s = max(self._grace_s, _MIN_EXIT_S)
+        limit_s = max(self._grace.usual_s, _MIN_EXIT_S)
         self._stuck = [one for one, began in since.items() if now - began > limit_s]
         if self._stuck:
             which = named([ranks[one] for one in self._stuck])
@@ -241,19 +237,21 @@ class RankProcesses(PContext):
         """Shorten the grace period of ranks that were to save, once one of them has failed."""
         failed = [end.time for end in self.exits.values() if end.is_failure]
         if failed and self._watch.will_save():
-            left_s = min(failed) + self._victim_grace_s - time.time()
+            left_s = min(failed) + self._grace.victim_s - time.time()
             self._kill_at = min(self._kill_at, time.monotonic() + left_s)
 
     def _grace_of(self, is_failure: bool) -> float:
         if is_failure or self.are_victims:
-            return self._victim_grace_s
-        return self._saving_grace_s if self._watch.will_save() else self._grace_s
+            return self._grace.victim_s
+        if self._watch.will_save():
+            return self._grace.saving_s(time.time())
+        return self._grace.usual_s
 
     def _wait_and_kill(self, death_sig: signal.Signals, grace_s: float) -> None:
         self._starter.resume_server()
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
         with waiting_for(self._describe_stop(death_sig, grace_s)):
-            while self._alive() and (left_s := self._kill_at - time.monotonic()) > 0:
+            while self._alive() and (left_s := self._grace_left_s()) > 0:
                 self._collect(timeout_s=left_s)
                 self._hurry_where_none_can_save()
         waited_s = time.time() - self._stopped_at
@@ -264,6 +262,9 @@ class RankProcesses(PContext):
             self._collect(timeout_s=1)
             for local_rank in alive:
                 self._give_up_if_kept(local_rank, is_late=time.monotonic() > given_up_at)
+
+    def _grace_left_s(self) -> float:
+        return 0.0 if self._is_grace_over else self._kill_at - time.monotonic()
 
     def _give_up_if_kept(self, local_rank: int, *, is_late: bool) -> None:
         """Take a killed rank that the kernel does not remove for ended, and say what keeps it."""
@@ -289,8 +290,8 @@ class RankProcesses(PContext):
         return self._stopped_at != float("inf")
 
     def end_grace_period(self) -> None:
-        """End the grace period; may be called from a signal handler while `close` waits."""
-        self._kill_at = 0
+        """End the grace period; any thread may call it, and a signal's handler."""
+        self._is_grace_over = True
         self._starter.woken.put(None)
 
     def forward(self, number: int) -> None:

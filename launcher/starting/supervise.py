@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from headway.contract.memory_use import describe_memory_use
 from headway.errors import HeadwayError, WorkerFailed
 from headway.launcher.clusters.rendezvous import Rendezvous, RunEnded
 from headway.launcher.inside.debugging import leave_prompt, lent_terminal
@@ -23,18 +22,21 @@ from headway.launcher.reporting.console import Console
 from headway.launcher.reporting.failures import (
     STOPPED_AND_SAVED,
     Failure,
-    ServerDeath,
     describe_killed,
 )
-from headway.launcher.reporting.hang import Hang
 from headway.launcher.reporting.output import UNREAD_AFTER_FAILURE_S, Output
 from headway.launcher.reporting.rank_channel import say
 from headway.launcher.reporting.run_socket import RunSocket
 from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.agent import Agent
+from headway.launcher.starting.failure_record import (
+    place_of,
+    record_elsewhere,
+    record_here,
+    write_record,
+)
 from headway.launcher.starting.log_folder import create_log_folder
 from headway.launcher.starting.starter import ServerEnded, Starter
-from headway.settings.profile_files import shown
 from headway.settings.table import RAW
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def supervise(
     except (ServerEnded, RunEnded):
         pass
     except HeadwayError as error:
-        handler.give_up(_as_failed(error))
+        handler.give_up(error)
         raise
     finally:
         has_failed = any(end.is_failure for end in agent.exits)
@@ -121,30 +123,13 @@ def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezv
     return MachinesRendezvous(plan, environ, run_id)
 
 
-def _as_failed(error: HeadwayError) -> Failed:
-    """Return what other machines are told of an error of this launcher."""
-    from headway.launcher.clusters.channel.messages import Failed
-
-    problem = error.problems[0]
-    return Failed(
-        machine=0,
-        host="",
-        cause=problem.what,
-        where=problem.where,
-        details="",
-        fix=problem.fix,
-        exit_code=error.exit_code,
-        is_final=True,
-    )
-
-
 @contextmanager
 def _signals(agent: Agent) -> Iterator[None]:
     r"""Handle the launcher's signals.
 
-    The first stop signal raises torch's SignalException. Ctrl-C after it ends the grace period; a
-    repeated SIGTERM does not, since SLURM sends each one twice. SIGQUIT (Ctrl-\) prints stacks;
-    others are forwarded to the ranks. An ignored SIGHUP (nohup) stays ignored.
+    The first stop signal raises torch's SignalException. Ctrl-C after it ends the grace period, on
+    all machines; a repeated SIGTERM does not, since SLURM sends each one twice. SIGQUIT (Ctrl-\)
+    prints stacks; others are forwarded to the ranks. An ignored SIGHUP (nohup) stays ignored.
     """
     seen: list[int] = []
 
@@ -152,9 +137,10 @@ def _signals(agent: Agent) -> Iterator[None]:
         if number == signal.SIGINT and not seen and agent.forwards_interrupt():
             return
         seen.append(number)
-        agent.tell_stop(number)
         is_repeated = len(seen) > 1 and agent.is_stopping  # else other code swallowed the first
-        if is_repeated and number == signal.SIGINT:
+        ends_grace = is_repeated and number == signal.SIGINT
+        agent.tell_stop(number, ends_grace=ends_grace)
+        if ends_grace:
             agent.end_grace_period()
         elif not is_repeated:
             raise SignalException(f"stopped by signal {number}", signal.Signals(number))
@@ -191,6 +177,11 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
     failure = agent.find_failure()
     ended_by = agent.ended_by
     if ended_by is not None and (failure is None or ended_by.machine != agent.machine):
+        if folder is not None:
+            write_record(record_elsewhere(ended_by), folder)
+        if agent.is_reported_by_machine_0:
+            _tell(agent, f"the run has failed on machine {ended_by.machine}, as machine 0 reports")
+            return ended_by.exit_code
         raise _failed_elsewhere(agent, ended_by)
     if failure is None:
         if stopped_by is not None and len(agent.exits) < agent.num_ranks:
@@ -198,40 +189,47 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
             return 128 + stopped_by
         saved = any(end.code == STOPPED_AND_SAVED for end in agent.exits)
         if stopped_by is None and not saved:
-            for note in unused(agent.settings, [end.uses for end in agent.exits]):
-                _tell(agent, f"note: {note}")
+            _tell_of_success(agent)
         return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
     if stopped_by is not None and not has_lost:
         _tell(agent, f"stopped by {stopped_by.name}{describe_killed(agent.exits)}")
         is_consequence = isinstance(failure, Failure) and failure.doubt > 1
         return 128 + stopped_by if is_consequence else failure.exit_code
-    where = socket.gethostname()
-    if isinstance(failure, Failure):
-        where = f"process {failure.first.pid} on {where}"
     if folder is not None:
-        where += f"; logs in {shown(folder)}"
-        _write_report(failure, folder)
+        write_record(record_here(failure, agent.machine, folder), folder)
+    if ended_by is not None and agent.is_reported_by_machine_0:
+        _tell(agent, "the run has failed here, as machine 0 reports")
+        return failure.exit_code
     if not failure.fix:
         _tell(agent, failure.cause)
         return failure.exit_code
     agent.output.begin_line()
     raise WorkerFailed(
         failure.cause + failure.aftermath,
-        where=where,
+        where=place_of(failure, folder),
         fix=failure.fix,
         details=failure.details,
         exit_code=failure.exit_code,
     )
 
 
+def _tell_of_success(agent: Agent) -> None:
+    """Print what the ranks left unused, and how much memory they took if it was estimated."""
+    for note in unused(agent.settings, [end.uses for end in agent.exits]):
+        _tell(agent, f"note: {note}")
+    memory = {end.rank: end.memory for end in agent.exits if end.memory is not None}
+    if memory and agent.estimated_bytes is not None:
+        _tell(agent, describe_memory_use(agent.estimated_bytes, memory))
+
+
 def _failed_elsewhere(agent: Agent, failed: Failed) -> WorkerFailed:
-    """Return the report of a failure on another machine; machine 0 has it with the traceback."""
+    """Return the report of a failure on another machine; machine 0 alone knows the traceback."""
     agent.output.begin_line()
     return WorkerFailed(
         failed.cause + describe_killed(agent.exits),
         where=f"{failed.where} (machine {failed.machine})",
         fix=failed.fix,
-        details=failed.details if agent.machine == 0 else "",
+        details=failed.details,
         exit_code=failed.exit_code,
     )
 
@@ -246,11 +244,3 @@ def _have_saved(agent: Agent) -> bool:
     """Return whether all ranks have ended as those do that save when they are asked to stop."""
     codes = {end.code for end in agent.exits}
     return len(agent.exits) == agent.num_ranks and codes <= {0, STOPPED_AND_SAVED}
-
-
-def _write_report(failure: Failure | Hang | ServerDeath, folder: str) -> None:
-    try:
-        with open(os.path.join(folder, "failure.json"), "w", encoding="utf-8") as file:
-            json.dump(failure.as_json(), file, indent=2)
-    except OSError as error:  # the report still comes to the terminal
-        say(f"failure.json could not be written to {shown(folder)}: {error.strerror}")

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.clusters.slurm import Slurm, why_not
+from tests.clusters.slurm import NODES, SPARE, Slurm, why_not
 
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Slurm]:
     """Return a SLURM with two nodes; skip where none can be started."""
+    with running_slurm() as started:
+        yield started
+
+
+@pytest.fixture
+def slurm_with_spare() -> Iterator[Slurm]:
+    """Return a SLURM with a third node, which notices soon that a node has failed."""
+    with running_slurm((*NODES, SPARE), node_timeout_s=10) as started:
+        yield started
+
+
+@contextmanager
+def running_slurm(nodes: Sequence[str] = NODES, node_timeout_s: int = 300) -> Iterator[Slurm]:
+    """Run a SLURM with these nodes; skip where none can be started."""
     if reason := why_not():
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="hwd-", ignore_cleanup_errors=True) as folder:
-        started = Slurm(Path(folder))
+        started = Slurm(Path(folder), nodes, node_timeout_s)
         try:
             try:
                 started.start()

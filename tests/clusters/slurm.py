@@ -1,4 +1,4 @@
-"""A real SLURM on this host: two nodes, which have loopback addresses for names."""
+"""A real SLURM on this host; its nodes have loopback addresses for names."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from tests.distributed.launching import environment, is_alive
 
 NODES = ("127.0.0.2", "127.0.0.3")
+SPARE = "127.0.0.4"
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "salloc", "scancel", "squeue")
 _FIRST_PORT = 27200
 _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL"}
@@ -47,6 +50,7 @@ AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 ReturnToService=2
 KillWait=5
+SlurmdTimeout={node_timeout_s}
 MessageTimeout=60
 TCPTimeout=60
 MinJobAge=300
@@ -73,25 +77,30 @@ def why_not() -> str:
 
 
 class Slurm:
-    """A controller, two nodes, and their authentication, in a folder of their own.
+    """A controller, its nodes, and their authentication, in a folder of their own.
 
     Args:
         folder: an empty one; its path is short enough for a socket in it.
+        nodes: their addresses.
+        node_timeout_s: when a node that does not answer is taken for failed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, nodes: Sequence[str] = NODES, node_timeout_s: int = 300
+    ) -> None:
         self.folder = folder
-        self._pids: list[int] = []
+        self._nodes = nodes
+        self._node_timeout_s = node_timeout_s
 
     def start(self) -> None:
-        """Start all daemons and wait until both nodes are idle.
+        """Start all daemons and wait until all nodes are idle.
 
         Raises:
             OSError: one could not be started, or the nodes do not come up.
         """
         self.folder.chmod(0o755)
         (self.folder / "state").mkdir()
-        for node in NODES:
+        for node in self._nodes:
             (self.folder / f"spool-{node}").mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
@@ -100,10 +109,10 @@ class Slurm:
         own = [f"--{name}={self.folder}/munge.{suffix}" for name, suffix in names.items()]
         self._run("munged", "--force", f"--key-file={key}", *own)
         host = socket.gethostname().partition(".")[0]
-        ports = _free_ports(1 + len(NODES))
+        ports = _free_ports(1 + len(self._nodes))
         nodes = [
             f"NodeName={node} NodeHostname={host} NodeAddr={node} Port={port} CPUs=4"
-            for node, port in zip(NODES, ports[1:], strict=True)
+            for node, port in zip(self._nodes, ports[1:], strict=True)
         ]
         self.conf.write_text(
             _CONFIG.format(
@@ -111,35 +120,58 @@ class Slurm:
                 port=ports[0],
                 folder=self.folder,
                 nodes="\n".join(nodes),
+                node_timeout_s=self._node_timeout_s,
                 # runs take their ports from it, and another worker may have a SLURM here too
                 first_job=1 + os.getpid() * 1000,
             )
         )
         self._run("slurmctld", "-c")
-        for node in NODES:
+        for node in self._nodes:
             self._run("slurmd", "-N", node)
         if not wait_for(
             lambda: (
-                self.ask("sinfo", "-h", "-N", "-p", "usual", "-o", "%T").split() == ["idle"] * 2
+                self.ask("sinfo", "-h", "-N", "-p", "usual", "-o", "%T").split()
+                == ["idle"] * len(self._nodes)
             ),
             within_s=60,
         ):
             log = self.folder / "slurmctld.log"
             raise OSError(f"the nodes are not up: {log.read_text()[-300:] if log.exists() else ''}")
 
+    def kill_node(self, node: str, job: str) -> None:
+        """End a node as a loss of power does: its daemon, and all that it runs of a job."""
+        daemon = psutil.Process(int((self.folder / f"slurmd-{node}.pid").read_text()))
+        of_node = {"SLURMD_NODENAME": node, "SLURM_JOB_ID": job, "SLURM_CONF": str(self.conf)}
+        tasks = [one for one in psutil.process_iter() if _has(one, of_node)]
+        steps = [one for task in tasks for one in task.parents() if one.name() == "slurmstepd"]
+        for one in [daemon, *steps, *tasks]:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+
     def stop(self) -> None:
-        """End all jobs, and then all daemons, each by its own pid."""
-        for path in self.folder.glob("*.pid"):
-            with suppress(ValueError):
-                self._pids.append(int(path.read_text()))
+        """End all jobs, and then all daemons."""
+        daemons = self._daemons()
         with suppress(subprocess.SubprocessError):  # the controller may have ended
             for job in self.ask("squeue", "-h", "-o", "%i").split():
                 self.ask("scancel", "-s", "KILL", job)
+                self.ask("scancel", job)
+            wait_for(lambda: not self.ask("squeue", "-h"), within_s=60)  # its daemons end it
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for pid in filter(is_alive, self._pids):
-                os.kill(pid, number)
-            if wait_for(lambda: not any(map(is_alive, self._pids)), within_s=10):
+            for one in daemons:
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(number)
+            if wait_for(lambda: not any(is_alive(one.pid) for one in daemons), within_s=10):
                 return
+
+    def _daemons(self) -> list[psutil.Process]:
+        """Return the daemons that run; a number that one has noted may be another process's now."""
+        found = []
+        for path in self.folder.glob("*.pid"):
+            with suppress(ValueError, psutil.NoSuchProcess):
+                one = psutil.Process(int(path.read_text()))
+                if one.environ().get("SLURM_CONF") == str(self.conf):
+                    found.append(one)
+        return found
 
     @property
     def conf(self) -> Path:
@@ -209,6 +241,13 @@ class Job:
         """Return what it has printed, once it has ended."""
         assert wait_for(lambda: self.states <= _ENDED, within_s), f"{self.states}\n{self.output}"
         return self.output
+
+
+def _has(process: psutil.Process, variables: Mapping[str, str]) -> bool:
+    try:
+        return variables.items() <= process.environ().items()
+    except (psutil.Error, OSError):
+        return False
 
 
 def wait_for(is_so: Callable[[], bool], within_s: float = 300) -> bool:

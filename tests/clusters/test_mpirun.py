@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import socket
+from pathlib import Path
 
 import pytest
 
 from tests.clusters.slurm import launch
 from tests.distributed.launching import environment, executed, run, script
+from tests.distributed.networks import needs_namespaces, network
 
 pytestmark = [
     pytest.mark.distributed,
@@ -36,3 +40,34 @@ def test_the_processes_of_mpirun_on_one_machine_are_the_ranks() -> None:
     assert sorted(done.stdout.splitlines()) == [f"0 0 2 2 3 {here}", f"1 1 2 2 3 {here}"], (
         done.stderr
     )
+
+
+HOST = (
+    PLACE.replace("*ask_server()", "socket.gethostname()")
+    .replace("import os, torch", "import os, socket, torch")
+    .replace("from headway.launcher.clusters.pmix import ask_server\n", "")
+)
+
+
+def agent_of_mpirun(folder: Path, prefixes: dict[str, list[str]]) -> str:
+    """Write what mpirun starts its daemons on other machines with, in place of ssh."""
+    lines = [f'{name}) exec {shlex.join(prefix)} sh -c "$*";;' for name, prefix in prefixes.items()]
+    agent = folder / "agent"
+    agent.write_text("\n".join(["#!/bin/sh", "host=$1; shift", "case $host in", *lines, "esac"]))
+    agent.chmod(0o755)
+    return str(agent)
+
+
+@pytest.mark.long
+@needs_namespaces
+def test_one_process_of_mpirun_on_each_of_two_machines_is_one_run(tmp_path: Path) -> None:
+    with network(2, tmp_path) as net:
+        agent = agent_of_mpirun(tmp_path, {f"n{one}": net.prefix(one) for one in net.numbers})
+        mpirun = ["mpirun", "--allow-run-as-root", "--host", "n1:2,n2:2", "--map-by", "ppr:1:node"]
+        words = launch("-q", "--cpu", "--num-processes", "2", script(HOST)).split()
+        with executed():
+            running = net.start(1, [*mpirun, *words], OMPI_MCA_plm_rsh_agent=agent)
+            out, errors = running.communicate(timeout=300)
+    assert running.returncode == 0, errors
+    places = sorted(re.findall(r"\d \d \d \d \d+ n\d", out))
+    assert places == ["0 0 4 2 10 n1", "1 1 4 2 10 n1", "2 0 4 2 10 n2", "3 1 4 2 10 n2"]

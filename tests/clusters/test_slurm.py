@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.clusters.slurm import NODES, Job, Slurm, launch, wait_for
+from headway.launcher.clusters.channel.messages import new_greeting
+from headway.launcher.clusters.nodelist import read_nodelist
+from headway.launcher.clusters.row import port_from
+from tests.clusters.slurm import NODES, SPARE, Job, Slurm, launch, wait_for
 from tests.distributed.launching import is_alive, script
 from tests.distributed.test_preemption import WORKER, require_exact
 from tests.distributed.test_preemption import Job as Training
@@ -98,6 +102,43 @@ def test_a_heterogeneous_job_is_one_run_that_begins_at_its_first_component(slurm
     assert places(output) == [f"{NODES[1]} 0 0 2 1 sum 3", f"{NODES[0]} 1 0 2 1 sum 3"], output
 
 
+LATE = """
+if [ $SLURM_NODEID = 1 ]; then until [ -e go ]; do sleep 0.1; done; fi
+exec "$@"
+"""
+
+
+@pytest.mark.long
+def test_the_machines_of_srun_by_hand_share_a_key_that_is_gone_once_all_have_joined(
+    slurm: Slurm,
+) -> None:
+    """Without it, nobody can join who reaches the port of machine 0."""
+    text = "import os, time\nopen('up_' + os.environ['RANK'], 'w')\n" + (
+        "while not os.path.exists('end'): time.sleep(0.1)"
+    )
+    command = f"srun --nodes=2 sh {script(LATE, 'late.sh')} {launch('-q', '--cpu', script(text))}"
+    job = slurm.submit(command, "--nodes=2")
+
+    def keys() -> list[Path]:
+        return [*Path.cwd().glob(".headway-*.key")]
+
+    assert wait_for(lambda: bool(keys())), job.output
+    [path] = keys()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(key := path.read_text()) == 64
+    Path("go").touch()
+    assert wait_for(lambda: all(Path(f"up_{rank}").exists() for rank in range(2))), job.output
+    assert not keys()
+    port = int(port_from(f"{job.number}.0"))
+    with socket.create_connection((NODES[0], port), 60) as stranger:
+        stranger.sendall(new_greeting(b"").line())
+        assert wait_for(lambda: "refused a connection" in job.output), job.output
+    Path("end").touch()
+    assert job.wait().count("refused a connection") == 1
+    assert job.states == {"COMPLETED"}
+    assert key not in job.output
+
+
 SLEEPS = """
 import os, time
 open("pid_" + os.environ["RANK"], "w").write(f"{os.getpid()} {os.getppid()}")
@@ -127,7 +168,8 @@ def test_the_exit_code_of_a_rank_is_the_jobs(slurm: Slurm) -> None:
     job = slurm.submit(launch("--cpu", script(text)) + "\necho code $?", "--nodes=2")
     output = job.wait()
     assert codes(output) == [42]
-    assert output.count("rank 1 of 2 ended with exit code 42") == 2  # there, and on machine 0
+    assert output.count("rank 1 of 2 ended with exit code 42") == 1  # by machine 0
+    assert output.count("as machine 0 reports") == 1
 
 
 GOES_ON = """
@@ -141,6 +183,26 @@ if [ $code -eq 75 ]; then scontrol requeue $SLURM_JOB_ID; fi
 def submit_training(slurm: Slurm, training: Training, nap: str, *options: str) -> Job:
     words = launch("-q", "--cpu", WORKER, str(training.folder), "--nap", nap)
     return slurm.submit(words + GOES_ON, "--nodes=2", "--exclusive", "--requeue", *options)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_job_whose_node_fails_goes_on_on_the_spare_one_as_if_nothing_had_happened(
+    slurm_with_spare: Slurm, tmp_path: Path
+) -> None:
+    training, whole = Training(tmp_path / "job"), Training(tmp_path / "whole", "--num-processes=2")
+    job = submit_training(slurm_with_spare, training, "1")
+    assert wait_for(lambda: len(training.ledger(rank=1)) > 9), job.output
+    slurm_with_spare.kill_node(NODES[1], job.number)
+    assert wait_for((training.folder / "done.json").exists, within_s=600), job.output
+    output = job.wait()
+    assert codes(output)[-1] == 0, output
+    nodes = slurm_with_spare.ask("squeue", "-h", "-t", "all", "-o", "%N", "-j", job.number)
+    assert read_nodelist(nodes.strip()) == [NODES[0], SPARE]
+    process = whole.start("--nap", "0")  # SLURM's daemons run on beside it
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert training.done["weights"] == whole.done["weights"]
 
 
 def codes(output: str) -> list[int]:

@@ -112,6 +112,18 @@ def test_a_job_asks_for_the_gpus_and_cores_that_the_settings_use(script: str) ->
 def test_the_signal_comes_early_enough_for_the_grace_period(script: str) -> None:
     assert options_in(submitted("--grace-period-s", "10m", script))["signal"] == "TERM@690"
     assert options_in(submitted(script))["signal"] == "TERM@120"
+    assert options_in(submitted("--time", "1h", script))["signal"] == "TERM@120"
+
+
+@pytest.mark.parametrize(
+    "flags", [("--time", "1m"), ("--time", "4m"), ("--time", "10m", "--grace-period-s", "600")]
+)
+def test_a_job_too_short_for_a_signal_has_none_and_is_told_so(
+    script: str, flags: tuple[str, ...]
+) -> None:
+    text = submitted(*flags, script)
+    assert "signal" not in options_in(text)
+    assert "no signal to save before its time limit" in text
 
 
 def test_the_job_gets_the_words_typed_here_and_the_variables_of_settings(
@@ -325,16 +337,21 @@ def test_a_job_is_followed_over_a_requeue_to_its_end(
     assert not list(given)
 
 
-def test_ctrl_c_leaves_the_job_alone_and_says_how_to_come_back(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("state", "code", "said"),
+    [("RUNNING", 130, "headway follow 12_3"), ("COMPLETED", 0, "ended: COMPLETED")],
+)
+def test_ctrl_c_leaves_the_job_alone_and_says_how_to_come_back_if_it_has_not_ended(
+    state: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(_: str) -> JobState:
+    def interrupt(*_: object) -> JobState:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(slurm_jobs, "state_of", interrupt)
-    code, text = run("follow", "12_3")
-    assert code == 130
-    assert "headway follow 12_3" in text
+    monkeypatch.setattr(slurm_jobs, "follow", interrupt)
+    monkeypatch.setattr(slurm_jobs, "state_of", lambda _: JobState(state))
+    ended, text = run("follow", "12_3")
+    assert ended == code
+    assert said in text
 
 
 @pytest.mark.parametrize("words", [[], ["a"], ["1", "2"], ["-1"], ["1;ls"]])

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,7 +23,7 @@ _PRIVILEGES = Path("/run/sshd")  # sshd wants it where root starts it
 _SERVER = """\
 HostKey {folder}/host_key
 AuthorizedKeysFile {folder}/key.pub
-PidFile {folder}/sshd.pid
+PidFile {folder}/sshd-{name}.pid
 UsePAM no
 StrictModes no
 PasswordAuthentication no
@@ -59,28 +59,50 @@ def _sshd() -> str | None:
 def ssh_server(folder: Path) -> Iterator[psutil.Process]:
     """Run a server in which hosts a and b are known to the `ssh` in folder/bin."""
     port = free_port()
+    prepare(folder, _HOSTS, port)
+    with serve(folder, _HOSTS.values(), port) as server:
+        yield server
+
+
+def prepare(folder: Path, hosts: Mapping[str, str], port: int) -> None:
+    """Write keys, and a folder/bin/ssh that knows hosts by these names, at their addresses."""
     for name in ("host_key", "key"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
         )
-    listening = [f"ListenAddress {address}:{port}\n" for address in _HOSTS.values()]
-    (folder / "sshd_config").write_text("".join(listening) + _SERVER.format(folder=folder))
-    names = [f"Host {name}\n  HostName {address}\n" for name, address in _HOSTS.items()]
+    names = [f"Host {name}\n  HostName {address}\n" for name, address in hosts.items()]
     (folder / "config").write_text("".join(names) + _CLIENT.format(folder=folder, port=port))
     key = (folder / "host_key.pub").read_text()
-    known = [f"[{address}]:{port} {key}" for address in _HOSTS.values()]
+    known = [f"[{address}]:{port} {key}" for address in hosts.values()]
     (folder / "known_hosts").write_text("".join(known))
     ssh = folder / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
     ssh.chmod(0o755)
+
+
+@contextmanager
+def serve(
+    folder: Path, addresses: Collection[str], port: int, prefix: Sequence[str] = ()
+) -> Iterator[psutil.Process]:
+    """Run a server at these addresses, with the keys of `prepare`.
+
+    Args:
+        folder: that of `prepare`.
+        addresses: of the machine that it runs on.
+        port: the same on all.
+        prefix: the words before a command that runs it on another machine.
+    """
     sshd = _sshd()
     assert sshd is not None
-    log = folder / "sshd.log"
-    command = [sshd, "-D", "-f", str(folder / "sshd_config"), "-E", str(log)]
+    name = "-".join(addresses)
+    config, log = folder / f"sshd_config-{name}", folder / f"sshd-{name}.log"
+    listening = [f"ListenAddress {address}:{port}\n" for address in addresses]
+    config.write_text("".join(listening) + _SERVER.format(folder=folder, name=name))
+    command = [*prefix, sshd, "-D", "-f", str(config), "-E", str(log)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as server:
         try:
-            wait_until(lambda: server.poll() is not None or _listens(log))
+            wait_until(lambda: server.poll() is not None or _listens(log, len(addresses)))
             if server.poll() is not None:
                 pytest.skip(f"sshd does not start here: {log.read_text()}")
             yield psutil.Process(server.pid)
@@ -88,8 +110,8 @@ def ssh_server(folder: Path) -> Iterator[psutil.Process]:
             server.send_signal(signal.SIGTERM)
 
 
-def _listens(log: Path) -> bool:
-    return log.exists() and log.read_text().count("Server listening") == len(_HOSTS)
+def _listens(log: Path, count: int) -> bool:
+    return log.exists() and log.read_text().count("Server listening") == count
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

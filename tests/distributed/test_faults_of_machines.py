@@ -5,7 +5,6 @@ With `-s` the rows are printed.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from tests.distributed.families import process_of_this_test
 from tests.distributed.launching import script
 from tests.distributed.networks import Network, needs_namespaces, network
 from tests.distributed.test_machines import TRAINS, are_up, ends, wait_until
@@ -66,7 +66,7 @@ class Fault(NamedTuple):
 
 
 def stop_ranks(_: Network, machines: list[subprocess.Popen[str]]) -> None:
-    os.kill(pid_of_rank(1), signal.SIGKILL)
+    process_of_this_test(pid_of_rank(1)).kill()
 
 
 FAULTS = [

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.distributed.launching import is_alive, launch, script, start
-from tests.distributed.ssh_server import ssh_server, wait_until, why_no_server
+from tests.distributed.launching import HEADWAY, is_alive, launch, script, start
+from tests.distributed.networks import needs_namespaces, network
+from tests.distributed.ssh_server import prepare, serve, ssh_server, wait_until, why_no_server
 
 pytestmark = [
     pytest.mark.distributed,
@@ -113,3 +115,29 @@ def test_hosts_that_cannot_take_part_are_all_named_before_anything_starts() -> N
     assert "Permission denied" in done.stderr
     assert "refuses" in done.stderr
     assert not Path("up_0").exists()
+
+
+WHERE = """
+import os, socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(os.environ["RANK"], socket.gethostname(), int(total))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+@needs_namespaces
+def test_three_machines_with_a_network_of_their_own_are_one_run(tmp_path: Path) -> None:
+    """The launch is typed on the first of them, which ssh reaches at a loopback address there."""
+    with network(3, tmp_path) as net, ExitStack() as stack:
+        addresses = {one: f"10.79.0.{one}" for one in net.numbers} | {1: "127.0.1.1"}
+        prepare(tmp_path, {f"n{one}": address for one, address in addresses.items()}, 2222)
+        for one, address in addresses.items():
+            stack.enter_context(serve(tmp_path, [address], 2222, net.prefix(one)))
+        path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        words = ["-q", "--cpu", "--hosts", "n1,n2:2,n3", script(WHERE)]
+        out, errors = net.start(1, [*HEADWAY, *words], PATH=path).communicate(timeout=300)
+    lines = sorted(line.partition("] ")[2] for line in out.splitlines())
+    assert lines == ["0 n1 4", "1 n2 4", "2 n2 4", "3 n3 4"], errors

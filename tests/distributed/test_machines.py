@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -90,6 +92,57 @@ def test_a_stop_signal_on_one_machine_stops_both_and_is_no_failure_of_a_rank() -
         assert "error: " not in errors
 
 
+STOPS_FOR_EVER = """
+import os, signal, time
+def stop(*_):
+    open("stopping_" + os.environ["RANK"], "w").close()
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, stop)
+open("up_0_" + os.environ["RANK"], "w").close()
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_the_second_ctrl_c_on_one_machine_ends_the_grace_period_on_both() -> None:
+    machines = two("--grace-period-s", "600", name=script(STOPS_FOR_EVER))
+    wait_until(are_up(2), machines)
+    machines[1].send_signal(signal.SIGINT)
+    wait_until(lambda: all(Path(f"stopping_{rank}").exists() for rank in range(2)), machines)
+    machines[1].send_signal(signal.SIGINT)
+    assert [code for code, _ in ends(machines)] == [130, 130]
+
+
+FAILS_LATE = """
+import os, time
+from pathlib import Path
+if os.environ["RANK"] == "1":
+    while not (main := Path("pid_0")).exists() or not main.read_text():
+        time.sleep(0.05)
+    while Path("/proc", main.read_text()).exists():
+        time.sleep(0.05)
+    raise ValueError("zu spät")
+Path("pid_0").write_text(str(os.getpid()))
+"""
+
+
+def test_a_failure_after_the_ranks_of_machine_0_have_ended_well_is_recorded_whole_on_both() -> None:
+    """Nothing waits for the machine that has failed: torch's exit barrier would, for 300 s."""
+    machines = two("--log-dir", "logs", name=script(FAILS_LATE))
+    (code, errors), (other_code, _) = ends(machines)
+    assert (code, other_code) == (1, 1)
+    assert "ValueError: zu spät" in errors
+    host = socket.gethostname()
+    texts = [path.read_text() for path in Path("logs").glob(f"*-{host}/failure.json")]
+    assert len(texts) == 2
+    assert texts[0] == texts[1]
+    record = json.loads(texts[0])
+    assert (record["rank"], record["machine"], record["host"]) == (1, 1, host)
+    assert "zu spät" in record["exception"]["traceback"]
+    assert "zu spät" in Path(record["logs"], "rank_1_attempt_0.log").read_text()
+    assert Path(record["logs"]).name in errors
+
+
 def test_machines_with_different_scripts_are_refused_with_a_table_before_a_rank_starts() -> None:
     place = on_loopback("2")
     names = [script("open('up', 'w')"), script("open('up', 'w')  # changed", "other.py")]
@@ -148,9 +201,11 @@ def three_machines(tmp_path: Path) -> Iterator[Network]:
         yield made
 
 
-def in_network(net: Network, *words: str, timeout_s: int = 5) -> list[subprocess.Popen[str]]:
+def in_network(
+    net: Network, main_address: str = "n1", timeout_s: int = 5
+) -> list[subprocess.Popen[str]]:
     name = script(TRAINS)
-    place = ["--main-address", "n1", "--machine-timeout-s", str(timeout_s), *words]
+    place = ["--main-address", main_address, "--machine-timeout-s", str(timeout_s)]
     return [
         net.launch(
             rank + 1,
@@ -178,3 +233,11 @@ def test_machines_whose_own_names_are_loopback_meet_and_a_cut_link_is_known_on_b
     assert (main[0], other[0]) == (4, 4)
     assert "machine 1 (n2) was lost: nothing was heard from it for" in main[1]
     assert "machine 0 (n1) was lost: nothing was heard from it for" in other[1]
+
+
+@needs_namespaces
+def test_machines_meet_at_an_ipv6_address(three_machines: Network) -> None:
+    machines = in_network(three_machines, "[fd79::1]", timeout_s=60)
+    wait_until(are_up(2), machines)
+    Path("end_0").touch()
+    assert [code for code, _ in ends(machines)] == [0, 0]

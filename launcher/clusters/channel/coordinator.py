@@ -7,7 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from headway.launcher.clusters.channel import preflight
-from headway.launcher.clusters.channel.joined import LAUNCH_FAILED, Machine, loss
+from headway.launcher.clusters.channel.joined import (
+    LAUNCH_FAILED,
+    Machine,
+    loss,
+    refused_machine,
+    why_not,
+)
 from headway.launcher.clusters.channel.messages import (
     Accepted,
     AllDone,
@@ -63,7 +69,9 @@ class Coordinator:
         self.outbox: list[tuple[int, Message]] = []
         self.machines: dict[int, Machine] = {}  # by peer
         self.is_ended = False
+        self.num_untold = 0  # machines that are still to come, to be told that the run has ended
         self.num_restarts = 0
+        self._ended_by: Failed | None = None
         self._least = least
         self._most = most
         self._max_restarts = max_restarts
@@ -97,10 +105,16 @@ class Coordinator:
         self, peer: int, join: Join, address: str, reached_at: str, clock: float, now: float
     ) -> bool:
         """Take a machine in, or refuse it; return whether it is in."""
+        if self._ended_by is not None:
+            self.num_untold -= self.num_untold > 0
+            self.outbox.append((peer, self._ended_by))
+            return False
         refused = self._why_not(join)
         if refused is not None:
             self.outbox.append((peer, refused))
             self._say(f"refused machine {join.machine} ({join.host}, {address}): {refused.what}")
+            if (join.least, join.most) != (self._least, self._most):
+                self._end_before_start(refused_machine(join, refused), num_known=1)
             return False
         ahead_s = join.clock - clock
         self.machines[peer] = Machine(peer, join, address, reached_at, ahead_s, self._facts, now)
@@ -111,26 +125,17 @@ class Coordinator:
     def _why_not(self, join: Join) -> Refused | None:
         if self.is_ended or self._is_stopping:
             return Refused("the run has ended", "machine 0", "start it again on all machines")
-        if (join.least, join.most) != (self._least, self._most):
-            asked, ours = _count(join.least, join.most), _count(self._least, self._most)
-            return Refused(
-                f"num_machines is {asked} here, but {ours} on machine 0",
-                f"machine {join.machine}, and machine 0",
-                "pass the same --num-machines on every machine",
-            )
-        if join.machine is not None and join.machine in self._asked_ranks:
-            return Refused(
-                f"machine_rank {join.machine} was given to two machines",
-                "the run at machine 0",
-                f"give every machine its own --machine-rank, from 0 to {self._most - 1}",
-            )
-        if len(self.machines) == self._most:
-            return Refused(
-                f"the run has all of its {self._most} machines",
-                "the run at machine 0",
-                "raise --num-machines on every machine, or leave this one out",
-            )
-        return None
+        is_full = len(self.machines) == self._most
+        return why_not(join, self._least, self._most, self._asked_ranks, is_full=is_full)
+
+    def give_up(self, failed: Failed) -> None:
+        """Act on a machine that has failed before it could join."""
+        label = f"machine {failed.machine} ({failed.host})"
+        self._say(f"{label} gives up: {failed.cause}")
+        self.num_untold -= self.num_untold > 0
+        if failed.machine not in self._asked_ranks:
+            cause = f"{label} cannot take part: {failed.cause}"
+            self._end_before_start(failed._replace(cause=cause), num_known=1)
 
     def take(self, peer: int, message: Message, now: float) -> None:
         """Act on a message of a machine that is in."""
@@ -173,7 +178,8 @@ class Coordinator:
         if machine.is_done:
             self._look_whether_all_are_done()
         elif not machine.has_ranks:
-            self._say(f"{machine.label} has left before its ranks started")
+            if machine.address:  # else this is machine 0, and it says itself why it ends
+                self._say(f"{machine.label} has left before its ranks started")
         elif self._least < self._most:
             self._say(f"{machine.label} was lost: {reason}")
             self._restart(f"{machine.label} was lost", is_counted=False, now=now)
@@ -264,12 +270,10 @@ class Coordinator:
             for warning in filter(None, [*map(str, warnings), clock]):
                 self._say(f"note: {warning}")
         if found:
-            self._end(
-                self._refusal(
-                    f"the machines differ in {', '.join(dict.fromkeys(row.what for row in found))}",
-                    preflight.table(found),
-                    "install and set the same on every machine, and start the same script",
-                )
+            self._refuse_all(
+                f"the machines differ in {', '.join(dict.fromkeys(row.what for row in found))}",
+                preflight.table(found),
+                "install and set the same on every machine, and start the same script",
             )
             return
         self._problems = []
@@ -285,9 +289,9 @@ class Coordinator:
             probe = Probe(target.label, address, target.ready.probe_port)
             self.outbox.append((by, probe))
 
-    def _refusal(self, cause: str, details: str, fix: str) -> Failed:
+    def _refuse_all(self, cause: str, details: str, fix: str) -> None:
         where = "compared before the ranks start"
-        return Failed(0, self._host, cause, where, details, fix, LAUNCH_FAILED)
+        self._end(Failed(0, self._host, cause, where, details, fix, LAUNCH_FAILED), details)
 
     def _note_probe(self, machine: Machine, probed: Probed) -> None:
         if machine.peer not in self._probes:
@@ -296,13 +300,11 @@ class Coordinator:
         if probed.problem:
             self._problems.append(f"{machine.label}: {probed.problem}")
         if self._problems and not self._probes:
-            self._end(
-                self._refusal(
-                    f"{len(self._problems)} of the machines cannot reach each other",
-                    "\n".join(self._problems),
-                    "open the ports above 1023 between the machines, or let GLOO_SOCKET_IFNAME and "
-                    "NCCL_SOCKET_IFNAME name the interface that connects them",
-                )
+            self._refuse_all(
+                f"{len(self._problems)} of the machines cannot reach each other",
+                "\n".join(self._problems),
+                "open the ports above 1023 between the machines, or let GLOO_SOCKET_IFNAME and "
+                "NCCL_SOCKET_IFNAME name the interface that connects them",
             )
 
     def _open_round(self, machines: list[Machine]) -> None:
@@ -321,6 +323,8 @@ class Coordinator:
             self.outbox.append((one.peer, told))
 
     def _note_failure(self, machine: Machine, failed: Failed, now: float) -> None:
+        if failed.is_final:
+            self._end_before_start(failed)
         if not (self._is_running and machine.has_ranks) or self.is_ended or self._is_stopping:
             return
         machine.failure = (failed.doubt, now - failed.ago_s, failed)
@@ -357,13 +361,31 @@ class Coordinator:
         self._tell(with_ranks, Restart(cause, self.num_restarts if is_counted else 0))
         self._wait_from(now)
 
-    def _end(self, failed: Failed) -> None:
+    def _end(self, failed: Failed, details_for_all: str = "") -> None:
+        """Tell all how the run has failed, and machine 0, which reports it, all that is known."""
         self.is_ended = True
-        self._tell(self.machines.values(), failed)
+        self._ended_by = failed
+        brief = failed._replace(details=details_for_all, record="")
+        for one in self.machines.values():
+            self.outbox.append((one.peer, brief if one.rank else failed))
+
+    def _end_before_start(self, failed: Failed, num_known: int = 0) -> None:
+        """End a run that needs all of its machines, where their ranks do not run.
+
+        Args:
+            failed: why one of them cannot take part.
+            num_known: machines that know of it, besides those that are in.
+        """
+        has_all = self._is_running or self._least < self._most
+        if not (has_all or self.is_ended or self._is_stopping):
+            self.num_untold = max(self._most - len(self.machines) - num_known, 0)
+            self._end(failed)
 
     def _stop(self, machine: Machine, stopping: Stopping) -> None:
-        machine.is_leaving = machine.has_ranks
-        if machine.has_ranks and not (self._is_stopping or self.is_ended):
+        """Stop the run; a machine without ranks only leaves it, unless it is machine 0."""
+        machine.is_leaving = machine.has_ranks or not machine.address
+        is_news = stopping.ends_grace or not self._is_stopping
+        if machine.is_leaving and is_news and not self.is_ended:
             self._is_stopping = True
             self._tell([one for one in self.machines.values() if one is not machine], stopping)
 
@@ -375,7 +397,3 @@ class Coordinator:
             self._tell(with_ranks, AllDone())
             late = Refused("the run has ended", "machine 0", "nothing is left to do here")
             self._tell([one for one in self.machines.values() if not one.has_ranks], late)
-
-
-def _count(least: int, most: int) -> str:
-    return f"{least}" if least == most else f"{least}:{most}"

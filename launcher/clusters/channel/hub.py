@@ -12,7 +12,15 @@ from contextlib import suppress
 from headway.launcher.clusters.channel.connection import Connection
 from headway.launcher.clusters.channel.coordinator import Coordinator
 from headway.launcher.clusters.channel.joined import since
-from headway.launcher.clusters.channel.messages import Beat, Join, Message, Unacceptable
+from headway.launcher.clusters.channel.messages import (
+    Beat,
+    Bye,
+    Failed,
+    Join,
+    Message,
+    Unacceptable,
+)
+from headway.launcher.clusters.interfaces import plain_address
 
 BEATS_PER_TIMEOUT = 3
 _BUSY_TICK_S = 0.05
@@ -86,7 +94,7 @@ class Hub:
         )
 
     def close(self, within_s: float) -> None:
-        """End once all machines have left, or after `within_s` seconds."""
+        """End once all machines have left, and late ones know why, or after `within_s` seconds."""
         self._close_at = time.monotonic() + within_s
         with suppress(OSError):  # the thread has ended
             self._waking_end.send(b"\0")
@@ -97,7 +105,7 @@ class Hub:
     def _serve(self) -> None:
         looked_at = tick_at = time.monotonic()
         try:
-            while self._close_at == float("inf") or self._has_members:
+            while self._close_at == float("inf") or self._is_needed:
                 ready = self._selector.select(self._wait_s())
                 now = time.monotonic()
                 if now > looked_at + self._timeout_s / 2:  # this process was suspended
@@ -120,8 +128,10 @@ class Hub:
             self._woken_end.close()
 
     @property
-    def _has_members(self) -> bool:
-        return any(peer.has_joined for peer in self._peers.values())
+    def _is_needed(self) -> bool:
+        """Whether machines have not left yet, or are to come and be told why the run has ended."""
+        has_members = any(peer.has_joined for peer in self._peers.values())
+        return has_members or self._coordinator.num_untold > 0
 
     def _wait_s(self) -> float:
         if self._coordinator.is_busy or self._close_at < float("inf"):
@@ -148,7 +158,7 @@ class Hub:
             while True:
                 try:
                     link, address = self._listener.accept()
-                    self._add(link, str(address[0]), str(link.getsockname()[0]))
+                    self._add(link, plain_address(address), plain_address(link.getsockname()))
                 except BlockingIOError:
                     raise
                 except OSError as error:  # too many open files; or it has gone already
@@ -195,6 +205,11 @@ class Hub:
             peer.has_joined = self._coordinator.join(
                 number, message, peer.address, peer.reached_at, time.time(), now
             )
+        elif isinstance(message, Failed):
+            self._coordinator.give_up(message)
+            raise EOFError  # there is nothing more to say
+        elif isinstance(message, Bye):  # of one that has been refused
+            raise EOFError
         else:
             raise Unacceptable("it has not joined")
 

@@ -1,15 +1,21 @@
-"""A machine that has joined a run, and how it is reported that one is lost. Pure."""
+"""A machine of a run: whether it may join, and how it is reported that one cannot go on. Pure."""
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
-from headway.launcher.clusters.channel.messages import Facts, Failed, Join, Ready
+from headway.errors import HeadwayError
+from headway.launcher.clusters.channel.messages import Facts, Failed, Join, Ready, Refused
+from headway.settings.setting import Machines
 
 LAUNCH_FAILED = 4
 """The exit code of a run that has failed outside of its ranks, as that of a LaunchError."""
 
 
+@dataclass(eq=False)
 class Machine:
     """A machine that has joined.
 
@@ -20,40 +26,85 @@ class Machine:
         reached_at: the address of machine 0 that it has connected to.
         clock_ahead_s: of machine 0's clock.
         facts: those of machine 0, unless it tells others.
-        now: on the monotonic clock.
+        heard_at: when it has last said something, on the monotonic clock.
+        rank: the one it asked for, until it is given one.
+        ready: what it said when it last waited for a round; None while it does not.
+        has_ranks: in the current round.
+        word: the last one of its ranks.
+        failure: doubt, when, what: how its ranks have failed in the current round.
     """
 
-    def __init__(
-        self,
-        peer: int,
-        join: Join,
-        address: str,
-        reached_at: str,
-        clock_ahead_s: float,
-        facts: Facts,
-        now: float,
-    ) -> None:
-        self.peer = peer
-        self.join = join
-        self.address = address
-        self.reached_at = reached_at
-        self.clock_ahead_s = clock_ahead_s
-        self.heard_at = now
-        self.facts = facts
-        self.rank = join.machine
-        self.ready: Ready | None = None
-        self.has_ranks = False  # in the current round
-        self.is_checked = False
-        self.is_done = False
-        self.is_leaving = False
-        self.word = ""  # of its ranks
-        self.failure: tuple[int, float, Failed] | None = None  # doubt, when, what
+    peer: int
+    join: Join
+    address: str
+    reached_at: str
+    clock_ahead_s: float
+    facts: Facts
+    heard_at: float
+    rank: int | None = field(init=False)
+    ready: Ready | None = None
+    has_ranks: bool = False
+    is_checked: bool = False
+    is_done: bool = False
+    is_leaving: bool = False
+    word: str = ""
+    failure: tuple[int, float, Failed] | None = None
+
+    def __post_init__(self) -> None:
+        self.rank = self.join.machine
 
     @property
     def label(self) -> str:
         """Its name in messages."""
         number = f"machine {self.rank}" if self.rank is not None else "a machine"
         return f"{number} ({self.join.host})"
+
+
+def why_not(
+    join: Join, least: int, most: int, taken: Collection[int | None], *, is_full: bool
+) -> Refused | None:
+    """Return why a machine cannot join; None if it can.
+
+    Args:
+        join: what it has told.
+        least: machines that the run needs.
+        most: machines that it can have.
+        taken: the ranks that machines have asked for; None is no such rank.
+        is_full: the run has all of its machines.
+    """
+    if (join.least, join.most) != (least, most):
+        asked, ours = Machines(join.most, join.least), Machines(most, least)
+        return Refused(
+            f"num_machines is {asked} here, but {ours} on machine 0",
+            f"machine {join.machine}, and machine 0",
+            "pass the same --num-machines on every machine",
+        )
+    if join.machine is not None and join.machine in taken:
+        return Refused(
+            f"machine_rank {join.machine} was given to two machines",
+            "the run at machine 0",
+            f"give every machine its own --machine-rank, from 0 to {most - 1}",
+        )
+    if is_full:
+        return Refused(
+            f"the run has all of its {most} machines",
+            "the run at machine 0",
+            "raise --num-machines on every machine, or leave this one out",
+        )
+    return None
+
+
+def refused_machine(join: Join, refused: Refused) -> Failed:
+    """Return the failure of a run that cannot begin, because a machine was refused."""
+    return Failed(
+        machine=join.machine or 0,
+        host=join.host,
+        cause=f"machine {join.machine} ({join.host}) was refused: {refused.what}",
+        where=refused.where,
+        details="",
+        fix=refused.fix,
+        exit_code=LAUNCH_FAILED,
+    )
 
 
 def loss(label: str, machine: int, host: str, reason: str, word: str) -> Failed:
@@ -75,6 +126,21 @@ def loss(label: str, machine: int, host: str, reason: str, word: str) -> Failed:
         fix="look at that machine, its launcher's output and the network to it; where machines may "
         "go, a range lets a run go on: --num-machines 1:2",
         exit_code=LAUNCH_FAILED,
+    )
+
+
+def failure_of(error: HeadwayError, machine: int) -> Failed:
+    """Return what other machines are told of an error of this machine's launcher."""
+    problem = error.problems[0]
+    return Failed(
+        machine=machine,
+        host=socket.gethostname(),
+        cause=problem.what,
+        where=problem.where,
+        details="",
+        fix=problem.fix,
+        exit_code=error.exit_code,
+        is_final=True,
     )
 
 

@@ -27,6 +27,7 @@ from headway.launcher.clusters.channel.messages import (
     Stopping,
     Unacceptable,
 )
+from headway.launcher.clusters.interfaces import plain_address
 
 _CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
 
@@ -53,6 +54,8 @@ class Member:
         self.ended_by: Failed | None = None
         self.is_all_done = False
         self.stopping: Stopping | None = None
+        self.on_grace_end: Callable[[], None] = lambda: None
+        """Called by the thread when the grace period of the run is ended on another machine."""
         self.lost: str | None = None  # machine 0, and how that was noticed
         self.unacceptable: Unacceptable | None = None  # what came from what is not machine 0
         self.has_greeted = False
@@ -177,6 +180,8 @@ class Member:
             self.probe = message
         elif isinstance(message, Stopping):
             self.stopping = message
+            if message.ends_grace:
+                self.on_grace_end()
         else:
             raise Unacceptable(f"{type(message).__name__} is no message of machine 0")
 
@@ -194,4 +199,4 @@ def _addresses(link: socket.socket) -> tuple[str, str]:
     """Return the addresses of both ends; empty for machine 0's connection to itself."""
     if link.family not in (socket.AF_INET, socket.AF_INET6):
         return "", ""
-    return str(link.getsockname()[0]), str(link.getpeername()[0])
+    return plain_address(link.getsockname()), plain_address(link.getpeername())

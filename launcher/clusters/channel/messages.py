@@ -21,7 +21,9 @@ from headway.contract.records import read_fields
 
 PROTOCOL = "headway-channel/1"
 MAX_GREETING = 128  # bytes, as of every line that is not authenticated
-MAX_LINE = 2**18  # bytes
+MAX_LINE = 2**20  # bytes
+MAX_DETAILS = 50_000  # characters
+MAX_RECORD = 200_000  # characters
 _TAG_BYTES = 16  # half of SHA-256's output: RFC 2104, section 5
 _TAG_CHARS = 22  # in base64
 _GREETING = re.compile(rb"headway-channel/(\d{1,9}) ([0-9a-f]{32}) (keyed|open)")
@@ -71,7 +73,10 @@ class Probed(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """How a run failed: a machine reports it, and machine 0 tells all which failure ended it."""
+    """How a run failed: a machine reports it, and machine 0 tells all which failure ended it.
+
+    A machine that fails before it could join sends it in place of `Join`.
+    """
 
     machine: int
     host: str
@@ -83,6 +88,7 @@ class Failed(NamedTuple):
     doubt: int = 0  # that it is the cause: 0 none, 1 it left silently, 2 in communication
     ago_s: float = 0.0  # when it happened, before the message was sent
     is_final: bool = False  # a restart would not help
+    record: str = ""  # failure.json of that machine, for machine 0
 
 
 class Done(NamedTuple):
@@ -94,6 +100,7 @@ class Stopping(NamedTuple):
 
     signal: int
     host: str
+    ends_grace: bool = False  # the second Ctrl-C: the ranks get no more time to stop
 
 
 class Beat(NamedTuple):
@@ -234,7 +241,10 @@ class Session:
 
     def seal(self, message: Message) -> bytes:
         """Return the line of the next message to send."""
-        content = json.dumps([type(message).__name__, *message], separators=(",", ":")).encode()
+        text = json.dumps(
+            [type(message).__name__, *message], separators=(",", ":"), ensure_ascii=False
+        )
+        content = text.encode("utf-8", "backslashreplace")  # a lone surrogate, as JSON has it
         tag = _tag(self._sending, self._num_sent, content)
         self._num_sent += 1
         return tag + content + b"\n"

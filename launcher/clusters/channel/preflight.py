@@ -16,6 +16,7 @@ from headway.launcher.planning.plan import LaunchPlan
 
 CLOCK_TOLERANCE_S = 5.0
 _MAX_ROWS = 12  # of a table
+_ARGUMENTS = "arguments"
 _MUST_AGREE = (
     *("device", "mixed_precision", "gradient_accumulation_steps", "strategy", "shard_size"),
     *("wrap", "activation_checkpointing", "cpu_offload", "max_restarts"),
@@ -35,6 +36,8 @@ class Difference(NamedTuple):
     on_machine_0: str
 
     def __str__(self) -> str:
+        if self.what == _ARGUMENTS:  # of which the digests say nothing to a reader
+            return f"{self.machine}: {self.what} of the script are not those on machine 0"
         return f"{self.machine}: {self.what} {self.here}, on machine 0 {self.on_machine_0}"
 
 
@@ -57,7 +60,7 @@ def _that_should_agree(plan: LaunchPlan) -> tuple[Fact, ...]:
     arguments = _digest("\0".join(plan.program.args).encode())
     return (
         Fact("python", platform.python_version().rpartition(".")[0]),
-        Fact("arguments", arguments),
+        Fact(_ARGUMENTS, arguments),
         *_settings(plan, _SHOULD_AGREE),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from headway.contract.run import KEY_VARIABLE
 from headway.errors import ConfigError
 
 _MIN_LENGTH = 16
+_FILE_WITHIN_S = 30.0  # on a network file system
+_POLL_INTERVAL_S = 0.1
 _JOB = ("SLURM_SUBMIT_DIR", "SLURM_JOB_ID", "SLURM_STEP_ID")
 HOW_TO_SET = f"`export {KEY_VARIABLE}=$(openssl rand -hex 16)`, and the same value on every machine"
 
@@ -92,6 +95,18 @@ def run_key_of_other(environ: Mapping[str, str]) -> RunKey | None:
             return RunKey(file.read().encode(), path)
     except OSError:
         return None
+
+
+def wait_for_run_key(environ: Mapping[str, str]) -> RunKey:
+    """Return the key; machine 0, which has been reached, has written it before it listened.
+
+    Raises:
+        ConfigError: as for `run_key_of_other`.
+    """
+    until = time.monotonic() + _FILE_WITHIN_S
+    while (key := run_key_of_other(environ)) is None and time.monotonic() < until:
+        time.sleep(_POLL_INTERVAL_S)
+    return key or RunKey(b"", "none")
 
 
 def key_file(environ: Mapping[str, str]) -> str | None:

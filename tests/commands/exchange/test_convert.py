@@ -190,7 +190,30 @@ def test_a_file_that_cannot_be_taken_over_is_refused(
                 "--rdzv-id 7",
             ],
         ),
-        ("torchrun --nnodes 1:4 t.py", {"num_processes": "1"}, ["--nnodes 1:4"]),
+        (
+            "torchrun --nnodes 1:4 --rdzv-backend etcd --rdzv-endpoint etcd:2379 t.py",
+            {"num_processes": "1"},
+            [
+                "--nnodes 1:4 (without --rdzv-endpoint, machine 0 is not known)",
+                "--rdzv-backend etcd",
+                "--rdzv-endpoint etcd:2379 (it is a server of etcd, and machine 0 is not known)",
+            ],
+        ),
+        (
+            "torchrun --nnodes 1:4 t.py",
+            {"num_processes": "1"},
+            ["--nnodes 1:4 (without --rdzv-endpoint, machine 0 is not known)"],
+        ),
+        (
+            "torchrun --nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint b t.py",
+            {
+                "num_machines": "1:4",
+                "main_address": "b",
+                "main_port": "29400",
+                "num_processes": "1",
+            },
+            [],
+        ),
         (
             "CUDA_VISIBLE_DEVICES= torchrun --nproc-per-node 4 --local-ranks-filter 0,3 t.py",
             {"device": "cpu", "num_processes": "4", "ranks": "0,3"},

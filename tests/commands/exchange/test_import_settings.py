@@ -59,6 +59,16 @@ SEVERAL = ("num_machines=2", "machine_rank=1", "main_address=a", "main_port=2950
             },
         ),
         (
+            SEVERAL,
+            "torchrun --nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint b:1 t.py",
+            {
+                "num_machines": "1:4",
+                "main_address": "b",
+                "main_port": "1",
+                "num_processes": "1",
+            },
+        ),
+        (
             ("devices=0,1",),
             "CUDA_VISIBLE_DEVICES= torchrun t.py",
             {"device": "cpu", "num_processes": "1"},

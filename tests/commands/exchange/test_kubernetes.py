@@ -64,6 +64,8 @@ def test_the_pods_are_the_machines_of_one_run_and_find_each_other_by_name() -> N
     assert pod["subdomain"] == service["metadata"]["name"] == "train"
     assert container(objects)["resources"] == {"limits": {"nvidia.com/gpu": 8}}
     assert pod["terminationGracePeriodSeconds"] > 120
+    (job,) = exported("device: cpu\n")
+    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 600, "to save"
 
 
 def test_headway_in_a_pod_reads_the_settings_that_were_exported() -> None:
@@ -108,3 +110,11 @@ def test_one_machine_needs_no_service_and_no_key() -> None:
 )
 def test_a_manifest_that_no_cluster_would_take_is_not_written(words: list[str]) -> None:
     assert run("config", "export", *words)[0] == 2
+
+
+@pytest.mark.wording
+def test_a_flag_of_launches_is_set_in_a_profile_for_an_export() -> None:
+    code, text = run("config", "export", "--format", "k8s", "--num-machines", "2")
+    assert code == 2
+    assert "headway config set num_machines=2" in text
+    assert "HEADWAY_NUM_MACHINES" in text

@@ -13,9 +13,10 @@ import pytest
 from headway.commands.main import main
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError
-from headway.launcher.clusters import cluster
-from headway.launcher.clusters.cluster import CLUSTERS, cluster_layer
+from headway.launcher.clusters import cluster, rows
+from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.clusters.row import Cluster
+from headway.launcher.clusters.rows import CLUSTERS
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import NOTHING, resolve
@@ -198,6 +199,27 @@ def test_a_row_answers_only_for_settings_that_can_be_left_to_auto(row: Cluster) 
     assert not row.is_here({})
 
 
+HERE = {
+    "torchrun": {"PET_NNODES": "2"},
+    "mpi": {"OMPI_COMM_WORLD_SIZE": "2"},
+    "slurm": {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"},
+    "kubernetes": {"JOB_COMPLETION_INDEX": "0"},
+    "skypilot": {"SKYPILOT_NUM_NODES": "2"},
+    "aws-batch": {"AWS_BATCH_JOB_NUM_NODES": "2"},
+    "sagemaker": {"SM_HOSTS": '["a", "b"]'},
+    "ranked": {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"},
+}
+
+
+@pytest.mark.parametrize("row", CLUSTERS, ids=lambda row: row.name)
+def test_the_least_that_a_row_needs_has_a_name_for_which_rows_are_imported(row: Cluster) -> None:
+    least = HERE[row.name]
+    assert row.is_here(least)
+    assert any(name.startswith(cluster.SIGNS) for name in least)
+    for name in least:  # so that no less is enough
+        assert not row.is_here({other: least[other] for other in least if other != name})
+
+
 def test_each_row_is_a_value_of_the_setting() -> None:
     assert {NO_CLUSTER, AUTO, *(row.name for row in CLUSTERS)} == {*TABLE["cluster"].choices}
 
@@ -218,15 +240,16 @@ TOY = {"TOY_JOB": "7", "TOY_MACHINES": "2", "TOY_INDEX": "1", "TOY_HOSTS": "127.
 def test_a_cluster_is_one_row_and_dry_run_shows_its_origins(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row: Cluster = eval(ROW, vars(cluster))
-    monkeypatch.setattr(cluster, "CLUSTERS", (row, *CLUSTERS))
+    row: Cluster = eval(ROW, vars(rows))
+    monkeypatch.setattr(rows, "CLUSTERS", (row, *CLUSTERS))
+    monkeypatch.setattr(cluster, "SIGNS", ("TOY_", *cluster.SIGNS))
     for name, text in TOY.items():
         monkeypatch.setenv(name, text)
     assert main(["launch", "--cpu", "--dry-run", script("pass")]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["num_machines", "2", "TOY_MACHINES"] in rows
-    assert ["machine_rank", "1", "TOY_INDEX"] in rows
-    assert ["main_address", "127.0.0.1", "TOY_HOSTS"] in rows
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["num_machines", "2", "TOY_MACHINES"] in lines
+    assert ["machine_rank", "1", "TOY_INDEX"] in lines
+    assert ["main_address", "127.0.0.1", "TOY_HOSTS"] in lines
 
 
 @pytest.mark.processes
@@ -234,8 +257,9 @@ def test_a_cluster_is_one_row_and_dry_run_shows_its_origins(
 def test_the_machines_of_a_cluster_start_one_run_without_a_flag() -> None:
     name = script("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
     Path("toy.py").write_text(
-        "from headway.launcher.clusters import cluster\n"
-        f"cluster.CLUSTERS = (eval({ROW!r}, vars(cluster)), *cluster.CLUSTERS)\n"
+        "from headway.launcher.clusters import cluster, rows\n"
+        f"rows.CLUSTERS = (eval({ROW!r}, vars(rows)), *rows.CLUSTERS)\n"
+        "cluster.SIGNS = ('TOY_', *cluster.SIGNS)\n"
         "from headway.commands.main import run_command\n"
         "run_command()\n"
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from headway.launcher.inside import process_cleanup
 from tests.distributed.launching import environment
 
 pytestmark = [
@@ -41,3 +43,17 @@ def test_descendants_are_ended_without_a_list_of_processes() -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_where_numbers_have_begun_anew_few_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def is_child(pid: int) -> bool:
+        asked.append(pid)
+        return pid in (40, 30_007)
+
+    monkeypatch.setattr(os, "getpid", lambda: 30_000)
+    monkeypatch.setattr(process_cleanup, "_newest_number", lambda: 50)
+    monkeypatch.setattr(process_cleanup, "_is_child", is_child)
+    assert [child.pid for child in process_cleanup._find_children()] == [40, 30_007]
+    assert len(asked) < 10_000

@@ -11,9 +11,10 @@ import pytest
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, HeadwayError, MachineError
-from headway.launcher.planning.describe import describe, summary
+from headway.launcher.planning.describe import describe
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, flags_in
+from headway.launcher.planning.summary import summary
 from headway.launcher.run import changed
 from headway.launcher.starting.starter import unbuffered
 from headway.machine.facts import Gpu, Machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -23,7 +24,9 @@ from headway.contract.records import (
     Record,
     encode_record,
 )
+from headway.launcher.reporting import rank_channel
 from headway.launcher.reporting.hang import Exit, NoStack, RankStatus, describe_stacks, explain
+from headway.launcher.reporting.rank_channel import RankChannel
 from headway.launcher.reporting.watch import Watch
 
 
@@ -32,10 +35,11 @@ class Rank:
 
     def __init__(self) -> None:
         self.watch = Watch(None, lambda: 0.0)
+        self.signals: list[int] = []  # that its process was sent
         ours, self.channel = socket.socketpair()
         reading, self.stacks = os.pipe()
         self.watch.begin_attempt()
-        self.watch.add(0, os.getpid(), ours.detach(), reading)
+        self.watch.add(0, os.getpid(), ours.detach(), reading, self.signals.append)
 
     def tell(self, *records: Record) -> None:
         self.channel.sendall(b"".join(map(encode_record, records)))
@@ -45,6 +49,25 @@ class Rank:
         self.watch.close()
         self.channel.close()
         os.close(self.stacks)
+
+
+def test_the_signal_for_stacks_goes_to_the_ranks_process_not_to_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_channel, "handles_quit", lambda _: True)
+    monkeypatch.setattr(os, "kill", None)
+    signals: list[int] = []
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    with ours, theirs, open(reading, "rb") as stacks, open(writing, "wb"):
+        for fd in (ours.fileno(), reading):
+            os.set_blocking(fd, False)
+        one = RankChannel(0, os.getpid(), ours.fileno(), stacks.fileno(), signals.append)
+        theirs.sendall(encode_record(Ready()))
+        one.read()
+        one.ask()
+        one.interrupt()
+    assert signals == [signal.SIGQUIT]
 
 
 @pytest.fixture

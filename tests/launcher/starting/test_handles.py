@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headway.contract.records import Ended
+from headway.launcher.planning.grace import Grace
 from headway.launcher.starting.handles import ProcessHandle
 
 pytestmark = pytest.mark.processes
@@ -84,9 +85,7 @@ def test_the_end_of_a_run_does_not_signal_a_group_that_has_a_reaped_ranks_number
         attempt=0,
         reports_its_end=True,
         debug_rank=None,
-        grace_s=0,
-        victim_grace_s=0,
-        saving_grace_s=0,
+        grace=Grace(0, 0, 0),
     )
     ranks._local_ranks[bystander.pid] = 0
     ranks.close()

@@ -139,11 +139,87 @@ def test_a_machine_with_another_script_ends_the_run_with_a_table() -> None:
     run.join(1, 0)
     run.join(2, 1, script="bbbb", clock=3600.0)
     run.ready(1, 2)
-    (_, end), _ = run.sent()
-    assert isinstance(end, Failed)
-    assert end.exit_code == 4
-    assert end.details.splitlines()[1].split() == ["machine", "1", "(n2)", "script", "bbbb", "a"]
+    for _, end in run.sent():
+        assert isinstance(end, Failed)
+        assert end.exit_code == 4
+        row = end.details.splitlines()[1]
+        assert row.split() == ["machine", "1", "(n2)", "script", "bbbb", "a"]
     assert any("3600 s ahead" in line for line in run.lines)  # a warning
+
+
+def test_a_machine_that_fails_before_it_joins_ends_the_wait_of_all_others() -> None:
+    run = Run(3, 3)
+    run.join(1, 0)
+    run.ready(1)
+    run.coordinator.give_up(failed(cause="no such script")._replace(machine=2, host="n3"))
+    ((_, end),) = run.sent()
+    assert isinstance(end, Failed)
+    assert end.exit_code == failed().exit_code
+    assert "machine 2 (n3) cannot take part: no such script" in end.cause
+
+
+def test_machines_that_come_after_the_run_has_ended_are_told_why() -> None:
+    """Machine 0 itself may come last: its hub listens before it joins."""
+    run = Run(4, 4)
+    run.join(2, 1)
+    run.coordinator.give_up(failed()._replace(machine=2))
+    assert run.coordinator.num_untold == 2
+    run.coordinator.give_up(failed()._replace(machine=3))
+    assert not run.join(1, 0)
+    assert kinds(run.sent()) == [(2, "Failed"), (1, "Failed")]
+    assert run.coordinator.num_untold == 0
+
+
+def test_a_machine_that_fails_before_it_joins_changes_no_run_that_can_do_without_it() -> None:
+    began, elastic, twice = Run(2, 2), Run(2, 3), Run(3, 3)
+    began.begin(2)
+    elastic.join(1, 0)
+    twice.join(1, 0)
+    twice.join(2, 1)
+    for run in (began, elastic, twice):
+        run.coordinator.give_up(failed()._replace(machine=1))
+        assert not run.sent()
+        assert any("gives up" in line for line in run.lines)
+
+
+def test_a_machine_that_expects_another_number_of_machines_ends_the_wait_of_all() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    run.ready(1)
+    run.coordinator.join(2, Join(1, 3, 3, "n2", 1, 0.0), "10.0.0.2", "10.0.0.1", 0.0, run.now)
+    (_, refused), (peer, end) = run.sent()
+    assert isinstance(refused, Refused)
+    assert isinstance(end, Failed)
+    assert peer == 1
+    assert "num_machines is 3 here, but 2 on machine 0" in end.cause
+
+
+def test_a_launcher_that_fails_between_joining_and_the_ranks_ends_the_wait_of_all() -> None:
+    run = Run(3, 3)
+    run.join(1, 0)
+    run.join(2, 1)
+    run.take(2, failed(cause="too many open files")._replace(is_final=True))
+    assert kinds(run.sent()) == [(1, "Failed"), (2, "Failed")]
+
+
+def test_a_stop_signal_to_machine_0_before_the_ranks_start_stops_those_that_wait_for_it() -> None:
+    run = Run(3, 3)
+    run.join(1, 0)
+    run.join(2, 1)
+    run.take(2, Stopping(15, "n2"))
+    assert not run.sent()  # that machine may come again
+    run.take(1, Stopping(15, "n1"))
+    run.coordinator.lose(1, "its launcher has ended", run.now)
+    assert run.sent() == [(2, Stopping(15, "n1"))]
+    assert not run.lines
+
+
+def test_machine_0_alone_is_told_the_whole_record_of_a_failure() -> None:
+    run = Run(3, 3)
+    run.begin(3)
+    run.take(3, failed()._replace(details="Traceback", record="{}"))
+    ends = [message for _, message in run.sent() if isinstance(message, Failed)]
+    assert [(end.details, end.record) for end in ends] == [("Traceback", "{}"), ("", ""), ("", "")]
 
 
 def test_a_machine_that_does_not_come_ends_the_wait_of_all() -> None:
@@ -295,6 +371,17 @@ def test_a_stop_signal_on_one_machine_stops_the_others_and_blames_nobody() -> No
     run.take(1, failed())
     run.coordinator.lose(2, "its launcher has ended", run.now)
     assert not run.sent()
+
+
+def test_a_second_stop_signal_on_any_machine_ends_the_grace_period_of_all() -> None:
+    run = Run(3, 3)
+    run.begin(3)
+    run.take(2, Stopping(2, "n2"))
+    run.take(1, Stopping(2, "n1"))
+    run.sent()
+    now = Stopping(2, "n3", ends_grace=True)
+    run.take(3, now)
+    assert run.sent() == [(1, now), (2, now)]
 
 
 def test_a_machine_that_leaves_before_ranks_start_can_come_again() -> None:

@@ -22,6 +22,7 @@ from headway.launcher.clusters.channel.messages import (
     Probed,
     Ready,
     Session,
+    Stopping,
     new_greeting,
     read_greeting,
 )
@@ -165,13 +166,43 @@ def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
         assert not any("stranger" in line for line in some.lines)
 
 
-def test_one_with_the_key_who_has_not_joined_cannot_end_the_run() -> None:
+def test_one_with_the_key_who_has_not_joined_cannot_end_a_run_that_has_begun() -> None:
     with channel() as some:
         members = begin(some)
-        with socket.create_connection(some.address) as early:
-            early.sendall(greeted(early, KEY).seal(failure()))
-            until(lambda: any("has not joined" in line for line in some.lines))
+        for message, said in ((failure(), "gives up"), (Done(), "has not joined")):
+            with socket.create_connection(some.address) as early:
+                early.sendall(greeted(early, KEY).seal(message))
+                until(lambda said=said: any(said in line for line in some.lines))  # type: ignore[misc]
         assert not any(one.is_over for one in members)
+
+
+def test_a_refused_machine_leaves_without_another_line_on_machine_0() -> None:
+    with channel() as some:
+        main = some.join(0)
+        until(lambda: main.accepted)
+        link = socket.create_connection(some.address)
+        other = Member(link, KEY, some.timeout_s, str)
+        other.send(Join(1, 3, 3, "n1", 1, time.time()))
+        until(lambda: other.refused)
+        other.send(Bye())
+        other.close()
+        until(lambda: len(some.hub._peers) == 1)
+        (line,) = some.lines
+        assert "refused machine 1 (n1, 127.0.0.1)" in line
+
+
+def test_the_second_ctrl_c_on_a_machine_ends_the_grace_period_of_the_ranks_on_the_others() -> None:
+    with channel() as some:
+        main, other = begin(some)
+        ended: list[str] = []
+        main.on_grace_end = lambda: ended.append("main")
+        other.on_grace_end = lambda: ended.append("other")
+        other.send(Stopping(2, "n1"))
+        until(lambda: main.stopping)
+        assert not ended
+        other.send(Stopping(2, "n1", ends_grace=True))
+        until(lambda: ended)
+        assert ended == ["main"]
 
 
 def test_a_machine_whose_launcher_is_killed_is_known_as_lost_to_all() -> None:

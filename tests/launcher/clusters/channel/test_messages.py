@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.launcher.clusters.channel.messages import (
+    MAX_DETAILS,
     MAX_GREETING,
+    MAX_LINE,
+    MAX_RECORD,
     Beat,
     Failed,
     Lines,
@@ -44,6 +47,16 @@ def test_messages_arrive_as_they_were_sent_in_both_directions() -> None:
     for message in (failed, Beat(""), Round(0, 1, 2, 0, "10.0.0.1", 4711)):
         assert member.open(hub.seal(message).rstrip(b"\n")) == message
         assert hub.open(member.seal(message).rstrip(b"\n")) == message
+
+
+def test_the_longest_report_of_a_failure_arrives_whatever_its_characters() -> None:
+    for character in ("\N{GRINNING FACE}", "\udc80", '"', "\0"):
+        hub, member = sessions()
+        record = json.dumps(character * MAX_RECORD)[: MAX_RECORD - 1]
+        failed = Failed(1, "n2", "", "", character * MAX_DETAILS, "", 9, record=record)
+        line = member.seal(failed).rstrip(b"\n")
+        assert len(line) < MAX_LINE
+        assert hub.open(line) == failed
 
 
 def test_a_message_made_with_another_key_is_refused() -> None:
