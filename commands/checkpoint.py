@@ -31,7 +31,7 @@ from headway.errors import CheckpointError
 ACTIONS = ("ls", "verify", "prune", "export", "import")
 _ACTIONS = """
 ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last;
-                   complete, incomplete or damaged, as far as sizes show
+                   complete, incomplete, closed (to this user) or damaged, as far as sizes show
 verify FOLDER ...  compare every file with the checksums of the manifest, of one checkpoint or of
                    all that a folder has; 1 if one is damaged
 prune FOLDER       remove all but the newest --keep checkpoints

@@ -104,7 +104,20 @@ class _Attempt:
         self._store.wait(keys, _FOREVER)
         self._store.set("over", "")
         self._watch.join()
-        return [self._store.get(key).decode() for key in keys]
+        outcomes = [self._store.get(key).decode() for key in keys]
+        self._let_others_read(outcomes)
+        return outcomes
+
+    def _let_others_read(self, outcomes: list[str]) -> None:
+        """Let rank 0, in whose process the store may be, go on once the others have read it.
+
+        A rank that failed does not read it.
+        """
+        if self._rank > 0:
+            self._store.set(f"read/{self._rank}", "")
+            return
+        others = [rank for rank, one in enumerate(outcomes) if rank > 0 and one != FAILED]
+        self._store.wait([f"read/{rank}" for rank in others], _FOREVER)
 
     def _cut_when_lost(self) -> None:
         store = self._connect()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headway.arguments import EffectiveSettings
 from headway.checkpoint_hooks import CheckpointHooks
 from headway.contract.records import in_phase
 from headway.data.loader import PreparedDataLoader
@@ -20,8 +20,6 @@ from headway.plugins.project import Folder, ProjectConfiguration
 if TYPE_CHECKING:
     from headway.checkpoint.background import Background
     from headway.checkpoint.saving import Prepared
-
-_NUMBERED = re.compile(r"checkpoint_(\d+)")
 
 # torch.distributed.checkpoint, below `headway.checkpoint`, is imported when it is used: it is slow
 
@@ -34,6 +32,7 @@ class Checkpointed(CheckpointHooks):
     """
 
     project_configuration: ProjectConfiguration
+    _agreed_settings: EffectiveSettings
     _skips_itself = False
     _equal_at: int | None = None  # optimizer steps, while ranks train on their own
 
@@ -177,6 +176,7 @@ class Checkpointed(CheckpointHooks):
         _refuse_others(load_kwargs or {}, "load_state")
         _refuse_others(load_model_func_kwargs, "load_state")
         from headway.checkpoint.loading import load_checkpoint
+        from headway.checkpoint.project import next_number
         from headway.checkpoint.saving import agree, on_rank_0
         from headway.training_state import Restoring, spread_as
 
@@ -194,9 +194,8 @@ class Checkpointed(CheckpointHooks):
         self._has_state = True
         project = self.project_configuration
         if project.automatic_checkpoint_naming:
-            checkpoints = self._checkpoints_folder("load_state")
-            following = on_rank_0(lambda: _next_number(checkpoints))
-            project.iteration = max(project.iteration, following)
+            named_in = self._named_in("load_state")
+            project.iteration = max(project.iteration, on_rank_0(lambda: next_number(named_in)))
 
     def _save_to(
         self, target: Path, allow_pickle: bool, *, wait: bool = True, then: Callable[[], object]
@@ -214,7 +213,11 @@ class Checkpointed(CheckpointHooks):
         prepared = prepare_checkpoint(
             target,
             lambda folder: self._state_to_save(folder, allow_pickle),
-            Progress(self._steps_done(), 0 if loader is None else loader.epoch),
+            Progress(
+                self._steps_done(),
+                0 if loader is None else loader.epoch,
+                self._agreed_settings.began_at,
+            ),
             then=note_and_then,
         )
         self._has_state = True
@@ -272,7 +275,8 @@ class Checkpointed(CheckpointHooks):
             self._global_batch_size,
         )
 
-    def _checkpoints_folder(self, method: str) -> Path:
+    def _named_in(self, method: str) -> Path:
+        """Return the project folder, in which checkpoints are named automatically."""
         project_dir = self.project_configuration.project_dir
         if project_dir is None:
             raise UsageError(
@@ -280,12 +284,14 @@ class Checkpointed(CheckpointHooks):
                 where=f"the script's {method}()",
                 fix="pass ProjectConfiguration(project_dir=..., automatic_checkpoint_naming=True)",
             )
-        return Path(project_dir).expanduser() / "checkpoints"
+        return Path(project_dir).expanduser()
 
     def _next_folder(self, output_dir: Folder) -> Path:
         if not self.project_configuration.automatic_checkpoint_naming:
             return _given(output_dir, "save_state")
-        folder = self._checkpoints_folder("save_state") / f"checkpoint_{self.save_iteration}"
+        from headway.checkpoint.project import numbered_folder
+
+        folder = numbered_folder(self._named_in("save_state"), self.save_iteration)
         if os.path.lexists(folder):
             raise CheckpointError(
                 "there is a checkpoint of this number, of another run or of an earlier one",
@@ -298,18 +304,19 @@ class Checkpointed(CheckpointHooks):
     def _folder_to_load(self, input_dir: Folder) -> Path:
         if input_dir is not None or not self.project_configuration.automatic_checkpoint_naming:
             return _given(input_dir, "load_state")
-        from headway.checkpoint.folders import checkpoints_in
+        from headway.checkpoint.folders import FOLDER
+        from headway.checkpoint.project import newest_in
         from headway.checkpoint.saving import on_rank_0
 
-        parent = self._checkpoints_folder("load_state")
-        newest = on_rank_0(lambda: [str(one.path) for one in checkpoints_in(parent)[-1:]])
-        if not newest:
+        parent = self._named_in("load_state") / FOLDER
+        newest = on_rank_0(lambda: newest_in(parent))
+        if newest is None:
             raise CheckpointError(
                 "there is no checkpoint",
                 where=str(parent),
                 fix="call load_state() only where save_state() has been called before",
             )
-        return Path(newest[0])
+        return newest
 
 
 def _given(folder: Folder, method: str) -> Path:
@@ -321,11 +328,6 @@ def _given(folder: Folder, method: str) -> Path:
             "project_dir=..., automatic_checkpoint_naming=True))",
         )
     return Path(folder).expanduser()
-
-
-def _next_number(folder: Path) -> int:
-    names = map(_NUMBERED.fullmatch, os.listdir(folder) if folder.is_dir() else ())
-    return 1 + max((int(match[1]) for match in names if match), default=-1)
 
 
 def _refuse_others(keywords: dict[str, Any], method: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from headway.arguments import EffectiveSettings
 from headway.checkpointed import Checkpointed
 from headway.contract.records import channel, in_phase
 from headway.contract.run import LATEST
@@ -29,7 +28,6 @@ class _NoOptimizerYet:
 class DueCheckpoints(Checkpointed):
     """A rank that saves when it is due, and leaves with all others when the job has to stop."""
 
-    _agreed_settings: EffectiveSettings
     _exit_code: int | None = None  # with which this process has been told to leave
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -243,24 +241,27 @@ class DueCheckpoints(Checkpointed):
         self._require_prepared_before()
         self._stepping = self._all(PreparedOptimizer)
         step = self._steps_done()
+        is_due = self._is_due(every, step)
+        has_to_stop = self._request is not Request.NONE
+        if not (is_due or has_to_stop):
+            return None
+        folder = self._save_step(project, step, allow_pickle, wait or has_to_stop)
+        if has_to_stop:
+            self._leave(folder, step)
+        return folder
+
+    def _is_due(self, every: int | str | None, step: int) -> bool:
+        """Return whether a save is due at this step, and note at which one to look again."""
         steps, seconds = self._interval(every)
         is_due = every is None or (
             steps is not None and step // steps > self._saved_at_step // steps
         )
         if self._request is Request.NONE and (is_due or step >= self._agree_at_step):
             is_due |= self._agree_at(step, seconds)
+        self._look_at = self._agree_at_step
         if steps is not None:
-            following = (step // steps + 1) * steps
-            self._look_at = min(self._agree_at_step, following)
-        else:
-            self._look_at = self._agree_at_step
-        if not is_due and self._request is Request.NONE:
-            return None
-        wait = wait or self._request is not Request.NONE
-        folder = self._save_step(project, step, allow_pickle, wait)
-        if self._request is not Request.NONE:
-            self._leave(folder, step)
-        return folder
+            self._look_at = min(self._look_at, (step // steps + 1) * steps)
+        return is_due
 
     def _agree_at(self, step: int, seconds: int | None) -> bool:
         """Agree on what this step brings; return whether rank 0's clock says that a save is due."""
@@ -346,7 +347,7 @@ class DueCheckpoints(Checkpointed):
         if settings.resume in (None, LATEST):
             return "run the same command again to go on"
         return (
-            f"to go on, run the same command without the checkpoint {settings.resume}"
+            f"to go on, run the same command again without resume={settings.resume}"
             f" ({settings.resume_from})"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import dropwhile
 from pathlib import Path
 
 from headway.arguments import EffectiveSettings
@@ -30,7 +31,7 @@ def choose(
     """
     wanted, found = settings.resume, candidates(project)
     if wanted is not None and wanted != LATEST:
-        found = _saved_by_this_job(settings, found)
+        found = _saved_before_restart(settings, found)
         if not found:
             path = meant_by(Path(wanted).expanduser())
             read_manifest(path)
@@ -85,11 +86,16 @@ def _problems(faults: list[CheckpointError]) -> list[Problem]:
     return [fault.problems[0] for fault in faults]
 
 
-def _saved_by_this_job(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:
-    """Return what a job has saved that asked for another checkpoint, and whose ranks restart."""
+def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:
+    """Return what this launch has saved before it restarted its ranks, the newest last.
+
+    A damaged one does not say which launch saved it; it counts if it is newer than another of this
+    launch.
+    """
     if not is_restart() or not settings.began_at:
         return []
-    return [one for one in found if one.saved_at > settings.began_at]
+    saved = [one for one in found if one.launched_at in (settings.began_at, None)]
+    return [*dropwhile(lambda one: one.launched_at is None, saved)]
 
 
 def explain_damage(error: CheckpointError, path: Path, project: Path) -> None:

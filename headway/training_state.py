@@ -16,9 +16,7 @@ from headway.checkpoint.generators import generator_states
 from headway.checkpoint.loading import Loaded
 from headway.checkpoint.saving import State
 from headway.checkpoint.values import encode
-from headway.collectives import (
-    broadcast_object_list,
-)
+from headway.collectives import broadcast_object_list
 from headway.data.loader import PreparedDataLoader
 from headway.data.position import Interrupted
 from headway.errors import CheckpointError
@@ -190,49 +188,41 @@ class Restoring:
         """
         training, shared = self._training, self._shared
         for kind in ("optimizers", "schedulers", "objects", "loaders"):
-            if shared[kind] is None:  # not known where it was imported
-                continue
-            self._require_equal(
-                f"number of {kind}", len(shared[kind]), len(getattr(training, kind))
-            )
-        for number, (one, saved) in enumerate(
-            zip(training.optimizers, shared["optimizers"], strict=True)
-        ):
-            groups, live_groups = (
-                state.get("param_groups", ()) for state in (saved["state"], one.state_dict())
-            )
-            sizes, live = (
-                [len(group["params"]) for group in each] for each in (groups, live_groups)
-            )
-            self._require_equal(f"sizes of the parameter groups of optimizer {number}", sizes, live)
-            for group, live_group in zip(groups, live_groups, strict=True):
-                self._require_same_settings(f"optimizer {number}", set(group), set(live_group))
+            if shared[kind] is not None:  # known, as it was not imported
+                numbers = len(shared[kind]), len(getattr(training, kind))
+                self._require_equal(f"number of {kind}", *numbers)
+        optimizers = zip(shared["optimizers"], training.optimizers, strict=True)
+        for number, (saved, live) in enumerate(optimizers):
+            self._check_optimizer(f"optimizer {number}", saved["state"], live.state_dict())
         if (precision := shared["precision"]["name"]) is not None:
             self._require_equal("mixed_precision", precision, training.precision.name)
         if shared["accumulation"]["micro_batches"]:
             self._check_open_step()
         if self._own is not None and "gradients" in self._own:
-            shapes = [_shape(one) for one in self._own["gradients"]]
-            live_shapes = [_shape(_own_part(one)) for one in training.parameters]
-            if len(shapes) != len(live_shapes) or any(
-                shape not in (None, live) for shape, live in zip(shapes, live_shapes, strict=True)
-            ):
-                raise self._misfit(
-                    "the gradients are those of other models, or of another strategy"
-                )
-        for loader, state in self._loaders():
-            if training.skips_itself:
-                break
+            self._check_gradients(self._own["gradients"])
+        for loader, state in () if training.skips_itself else self._loaders():
             loader.require_position(state, str(self._folder))
             self._check_global_batch(state, loader)
         self._objects = [self._state_of_object(saved) for saved in shared["objects"]]
 
-    def _require_same_settings(self, optimizer: str, saved: set[str], live: set[str]) -> None:
-        """Refuse another class of optimizer; another version of torch may add settings to it."""
-        if saved - live and live - saved:
-            self._require_equal(
-                f"settings of {optimizer}", sorted(saved - live), sorted(live - saved)
-            )
+    def _check_optimizer(self, name: str, saved: dict[str, Any], live: dict[str, Any]) -> None:
+        """Refuse other groups of parameters, and another class of optimizer."""
+        groups, live_groups = saved.get("param_groups", ()), live.get("param_groups", ())
+        sizes = ([len(group["params"]) for group in each] for each in (groups, live_groups))
+        self._require_equal(f"sizes of the parameter groups of {name}", *sizes)
+        for group, live_group in zip(groups, live_groups, strict=True):
+            gone, new = sorted({*group} - {*live_group}), sorted({*live_group} - {*group})
+            if gone and new:  # another version of torch may add settings, or drop some
+                self._require_equal(f"settings of {name}", gone, new)
+
+    def _check_gradients(self, saved: Sequence[torch.Tensor | None]) -> None:
+        """Refuse gradients of other parameters than this run's."""
+        shapes = [_shape(one) for one in saved]
+        live_shapes = [_shape(_own_part(one)) for one in self._training.parameters]
+        if len(shapes) != len(live_shapes) or any(
+            shape not in (None, live) for shape, live in zip(shapes, live_shapes, strict=True)
+        ):
+            raise self._misfit("the gradients are those of other models, or of another strategy")
 
     def _check_open_step(self) -> None:
         """Require that this run can go on between two optimizer steps."""

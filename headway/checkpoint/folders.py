@@ -18,13 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.checkpoint.manifest import (
-    Manifest,
-    files_below,
-    read_manifest,
-    unlisted_files,
-    verify,
-)
+from headway.checkpoint.manifest import Manifest, files_below, read_manifest, unlisted_files, verify
 from headway.contract.records import shown
 from headway.errors import CheckpointError
 

@@ -28,13 +28,14 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
     """Put the generators into states that `generator_states` returned.
 
-    Those of a library or device that is not in use here are left out.
+    Those that are not among them, or of a library or device that is not in use here, stay.
 
     Raises:
         ValueError, TypeError, RuntimeError: a state is none.
     """
-    random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
+    if "python" in states:
+        random.setstate(states["python"])
     if "numpy" in states and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(states["numpy"])
     if "cuda" in states and device.type == "cuda":  # pragma: needs a GPU

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.checkpoint.folders import is_unfinished, leftovers_in
-from headway.checkpoint.manifest import Manifest, read_manifest
+from headway.checkpoint.manifest import NAME, Manifest, read_manifest
 from headway.checkpoint.project import candidates_in
 from headway.errors import CheckpointError
 
@@ -17,12 +17,13 @@ from headway.errors import CheckpointError
 class State(str, Enum):
     """How a checkpoint looks from its manifest, and the sizes of its files; their bytes may differ.
 
-    INCOMPLETE: files are missing, or its save has not ended. DAMAGED: its manifest cannot be read,
-    or a file has another size.
+    INCOMPLETE: files are missing, or its save has not ended. CLOSED: this user may not read its
+    manifest, or look into its folders. DAMAGED: its manifest is none, or a file has another size.
     """
 
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"
+    CLOSED = "closed"
     DAMAGED = "damaged"
 
 
@@ -40,10 +41,9 @@ def listed_in(folder: Path) -> list[Listed]:
     Raises:
         CheckpointError: the folder cannot be read.
     """
-    found = sorted(candidates_in(folder), key=lambda one: (one.saved_at, one.path))
     left = [path for path in leftovers_in(folder) if is_unfinished(path)]
     return [
-        *(_look_at(one.path) for one in found),
+        *(_look_at(one.path) for one in candidates_in(folder)),
         *(Listed(path, State.INCOMPLETE, None) for path in left),
     ]
 
@@ -52,10 +52,21 @@ def _look_at(path: Path) -> Listed:
     try:
         manifest = read_manifest(path)
     except CheckpointError:
-        return Listed(path, State.DAMAGED, None)
+        return Listed(path, State.CLOSED if _is_closed(path / NAME) else State.DAMAGED, None)
     states = {_state_of(path / file.path, file.size) for file in manifest.files}
-    worst = next((one for one in (State.DAMAGED, State.INCOMPLETE) if one in states), None)
-    return Listed(path, worst or State.COMPLETE, manifest)
+    worst = next((one for one in reversed(State) if one in states), State.COMPLETE)
+    return Listed(path, worst, manifest)
+
+
+def _is_closed(path: Path) -> bool:
+    """Return whether there is a file that this user may not read, as far as permissions show."""
+    try:
+        os.lstat(path)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(path, os.R_OK, follow_symlinks=False)
 
 
 def _state_of(path: Path, size: int) -> State:
@@ -64,6 +75,8 @@ def _state_of(path: Path, size: int) -> State:
         status = os.lstat(path)
     except FileNotFoundError:
         return State.INCOMPLETE
+    except PermissionError:
+        return State.CLOSED
     except OSError:
         return State.DAMAGED
     is_right = stat.S_ISREG(status.st_mode) and status.st_size == size

@@ -18,10 +18,11 @@ from headway.contract.records import shown
 from headway.errors import CheckpointError
 
 NAME = "manifest.json"
-FORMAT = 2
+FORMAT = 3
 """The version of the layout of checkpoints. A checkpoint with a higher one is refused.
 
-1: the first. 2: the manifest has a checksum of itself, `crc32`.
+1: the first. 2: the manifest has a checksum of itself, `crc32`. 3: and names the launch that saved
+it, by `launched_at`.
 """
 
 _LONGEST = 64 * 2**20  # bytes of a manifest; a million files
@@ -48,6 +49,7 @@ class Manifest(NamedTuple):
     python: str
     commit: str  # of the script's git repository; empty outside of one
     saved_at: float  # seconds since the epoch; later than that of older ones in the same folder
+    launched_at: float  # when the launch that saved it began, which restarts keep; 0: none did
     step: int  # optimizer steps done
     epoch: int
     world_size: int
@@ -147,6 +149,8 @@ def read_manifest(folder: Path) -> Manifest:
         _require_known_format(fields, path)
         if fields["format"] > 1 and fields.pop("crc32") != _checksum(fields):
             raise ValueError("its checksum is another one than when it was written")
+        if fields["format"] < 3:
+            fields["launched_at"] = 0.0
         manifest: Manifest = _typed(Manifest, fields)
         _require_possible(manifest)
         _require_plain_paths(manifest.files)
@@ -165,11 +169,7 @@ def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointEr
     """
     path = folder / NAME
     if isinstance(error, PermissionError):
-        return CheckpointError(
-            f"the checkpoint cannot be read: {error.strerror}",
-            where=shown(str(path)),
-            fix="run it as a user who may read the checkpoint",
-        )
+        return _closed(path, error)
     is_folder = os.path.isdir(folder)
     if is_folder and not isinstance(error, FileNotFoundError):
         return _damaged(path, getattr(error, "strerror", None) or str(error))
@@ -249,8 +249,9 @@ def _require_possible(manifest: Manifest) -> None:
     numbers = [manifest.step, manifest.epoch, manifest.world_size - 1]
     if min(*numbers, *(file.size for file in manifest.files), 0) < 0:
         raise ValueError("a number in it is negative")
-    if not 0 <= manifest.saved_at < _LATEST:
-        raise ValueError(f"it was not saved at {manifest.saved_at} seconds since 1970")
+    for moment in (manifest.saved_at, manifest.launched_at):
+        if not 0 <= moment < _LATEST:
+            raise ValueError(f"{moment} is not a time in seconds since 1970")
 
 
 def _require_plain_paths(files: Iterable[File]) -> None:
@@ -272,26 +273,33 @@ def verify(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint whose files are all there, and unchanged.
 
     Raises:
-        CheckpointError: one is missing, damaged, a link or no file at all.
+        CheckpointError: one is missing, damaged, a link, no file at all, or closed to this user.
     """
     manifest = read_manifest(folder)
     for file in manifest.files:
-        problem = _problem_with(folder, file)
+        path = folder / file.path
+        try:
+            problem = _problem_with(folder, file)
+        except PermissionError as error:
+            raise _closed(path, error) from None
+        except OSError as error:
+            problem = error.strerror or str(error)
         if problem:
-            raise _damaged(folder / file.path, problem)
+            raise _damaged(path, problem)
     return manifest
 
 
 def _problem_with(folder: Path, file: File) -> str:
+    """Return how a file differs from what the manifest says; empty if it does not.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+    """
     path = folder / file.path
-    try:
-        if os.path.realpath(path.parent) != os.path.join(
-            os.path.realpath(folder), *PurePosixPath(file.path).parent.parts
-        ):
-            return "it is below a link"
-        handle = os.open(path, _OPENING)
-    except OSError as error:
-        return error.strerror or str(error)
+    parents = PurePosixPath(file.path).parent.parts
+    if os.path.realpath(path.parent) != os.path.join(os.path.realpath(folder), *parents):
+        return "it is below a link"
+    handle = os.open(path, _OPENING)
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -299,8 +307,6 @@ def _problem_with(folder: Path, file: File) -> str:
         if status.st_size != file.size:
             return f"it has {status.st_size} bytes instead of {file.size}"
         found = _describe(file.path, handle, sha256=bool(file.sha256))
-    except OSError as error:
-        return error.strerror or str(error)
     finally:
         os.close(handle)
     return "" if found == file else "its checksum is another one than when it was written"
@@ -318,6 +324,15 @@ def files_below(folder: Path) -> Iterator[str]:
         below = Path(parent).relative_to(folder)
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
         yield from ((below / name).as_posix() for name in [*names, *links])
+
+
+def _closed(path: Path, error: PermissionError) -> CheckpointError:
+    """Return the error of a file that this user may not read."""
+    return CheckpointError(
+        f"the checkpoint cannot be read: {error.strerror}",
+        where=shown(str(path)),
+        fix="run it as a user who may read the checkpoint, or let its owner allow it (chmod)",
+    )
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:

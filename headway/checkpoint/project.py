@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from headway.checkpoint.folders import (
 from headway.checkpoint.manifest import NAME, read_manifest, verify
 from headway.errors import CheckpointError
 
-_STEP = "step_"
+_NUMBERED, _STEP = "checkpoint_", "step_"
 _ABANDONED_AFTER_S = 600.0
 
 
@@ -29,6 +29,7 @@ class Candidate(NamedTuple):
 
     saved_at: float  # seconds since the epoch
     path: Path
+    launched_at: float | None = None  # as in its manifest; None: that cannot be read
 
 
 def step_folder(project: Path, step: int) -> Path:
@@ -36,11 +37,23 @@ def step_folder(project: Path, step: int) -> Path:
     return project / FOLDER / f"{_STEP}{step:08d}"
 
 
+def numbered_folder(project: Path, number: int) -> Path:
+    """Return where the checkpoint of this number is, with automatic naming."""
+    return project / FOLDER / f"{_NUMBERED}{number}"
+
+
+def next_number(project: Path) -> int:
+    """Return the number after those that `numbered_folder` has used, for damaged ones as well."""
+    numbers = (_number(path.name, _NUMBERED) for path in paths_in(project / FOLDER))
+    return 1 + max((one for one in numbers if one is not None), default=-1)
+
+
 def keep_newest_steps(project: Path, keep: int) -> None:
     """Remove all but the newest `keep` of the checkpoints that `step_folder` has named."""
-    named = [one for one in own_checkpoints_in(project / FOLDER) if _is_step(one.path.name)]
-    for one in named[:-keep]:
-        remove(one.path)
+    found = own_checkpoints_in(project / FOLDER)
+    named = [one.path for one in found if _number(one.path.name, _STEP) is not None]
+    for path in named[:-keep]:
+        remove(path)
 
 
 def saved_by_others(project: Path, since: float, own: Container[float]) -> Path | None:
@@ -54,8 +67,10 @@ def saved_by_others(project: Path, since: float, own: Container[float]) -> Path 
     return next((path for at, path in times if at > since and at not in own), None)
 
 
-def _is_step(name: str) -> bool:
-    return name.startswith(_STEP) and name.removeprefix(_STEP).isdecimal()
+def _number(name: str, start: str) -> int | None:
+    """Return the number in a name that begins like this; None if that is not what it is."""
+    digits = name.removeprefix(start)
+    return int(digits) if name.startswith(start) and digits.isdecimal() else None
 
 
 def candidates(project: Path) -> list[Candidate]:
@@ -63,11 +78,17 @@ def candidates(project: Path) -> list[Candidate]:
 
     A folder there whose manifest is damaged is one, as old as the folder.
     """
-    found: list[Candidate] = []
-    for folder in (project, project / FOLDER):
+    folders = (project, project / FOLDER)
+    for folder in folders:
         _finish_commits(folder)
-        found += candidates_in(folder)
-    return sorted(found, key=lambda one: (one.saved_at, one.path))
+    return _sorted(one for folder in folders for one in _look_into(folder))
+
+
+def newest_in(folder: Path) -> Path | None:
+    """Return the newest checkpoint in a folder, which may be damaged; None if it has none."""
+    _finish_commits(folder)
+    found = candidates_in(folder)
+    return found[-1].path if found else None
 
 
 def meant_by(path: Path) -> Path:
@@ -84,24 +105,33 @@ def meant_by(path: Path) -> Path:
     return found[-1].path if found else path
 
 
-def candidates_in(folder: Path) -> Iterator[Candidate]:
-    """Yield the checkpoints in one folder, in any order."""
+def candidates_in(folder: Path) -> list[Candidate]:
+    """Return the checkpoints in one folder, the newest last, as it is at the moment."""
+    return _sorted(_look_into(folder))
+
+
+def _sorted(found: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(found, key=lambda one: (one.saved_at, one.path))
+
+
+def _look_into(folder: Path) -> Iterator[Candidate]:
     for path in paths_in(folder):
         if path.name.startswith(".") or not _may_be_checkpoint(path):
             continue
         try:
-            yield Candidate(read_manifest(path).saved_at, path)
+            manifest = read_manifest(path)
+            yield Candidate(manifest.saved_at, path, manifest.launched_at)
         except CheckpointError:
             with suppress(FileNotFoundError):  # another process has removed it meanwhile
                 yield Candidate(path.stat().st_mtime, path)
 
 
 def _may_be_checkpoint(path: Path) -> bool:
-    """Return whether a folder has a manifest, or the name of a checkpoint and is closed to us."""
+    """Return whether a folder has a manifest, or a name that Headway gives and is closed to us."""
     try:
         os.lstat(path / NAME)
     except PermissionError:
-        return _is_step(path.name)
+        return any(_number(path.name, start) is not None for start in (_STEP, _NUMBERED))
     except OSError:
         return False
     return True

@@ -63,6 +63,7 @@ class Progress(NamedTuple):
 
     step: int  # optimizer steps done
     epoch: int
+    launched_at: float = 0.0  # as in the manifest
 
 
 def values_name(rank: int | None = None) -> str:
@@ -215,6 +216,7 @@ def commit_files(
         python=platform.python_version(),
         commit=_git_commit(),
         saved_at=next_time(target.parent),
+        launched_at=progress.launched_at,
         step=progress.step,
         epoch=progress.epoch,
         world_size=world_size,

@@ -72,6 +72,7 @@ class RunContract(NamedTuple):
     wrap: str = AUTO  # as `read_wrap` returns it
     activation_checkpointing: bool = False
     cpu_offload: bool = False
+    estimated_bytes: int | None = None  # what tensors were estimated to take on each rank
 
 
 class Ranks(NamedTuple):
@@ -147,6 +148,7 @@ def _is_valid(run: RunContract) -> bool:
         and read_wrap(run.wrap) == run.wrap
         and type(run.activation_checkpointing) is bool
         and type(run.cpu_offload) is bool
+        and type(run.estimated_bytes) in (int, type(None))
         and all(type(text) is str for text in texts)
         and all(number is None or type(number) is int for number in numbers)
     )

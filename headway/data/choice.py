@@ -11,14 +11,7 @@ from headway.data.configuration import DataLoaderConfiguration
 from headway.data.dispatch import DispatchedShare
 from headway.data.rounds import Division
 from headway.data.seeds import SampleSeeds
-from headway.data.sharding import (
-    PLAIN,
-    MapShare,
-    Share,
-    StreamShare,
-    batch_size_of,
-    is_plain,
-)
+from headway.data.sharding import PLAIN, MapShare, Share, StreamShare, batch_size_of, is_plain
 from headway.data.workers import with_lasting_workers
 from headway.errors import UsageError
 

@@ -10,10 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset
 
-from headway.containers import (
-    for_each_tensor,
-    is_on,
-)
+from headway.containers import for_each_tensor, is_on
 from headway.data.active_loader import GlobalBatch
 from headway.data.position import Indices, Start, Taken
 from headway.data.rounds import Division, Round, of_ready_batches, samples_in

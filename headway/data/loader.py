@@ -11,10 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from headway.containers import (
-    is_on,
-    send_to_device,
-)
+from headway.containers import is_on, send_to_device
 from headway.contract.records import beat, channel
 from headway.data.active_loader import LoaderLoop
 from headway.data.choice import share_of
@@ -180,7 +177,9 @@ class PreparedDataLoader(PositionedLoader):
                 start = start._replace(taken=Taken())
             else:
                 set_generators_to_begin(state, owners)
-        passes.current = current = Pass(passes.following, owners, before)
+        passes.current = current = Pass(
+            passes.following, owners, before, self._samplers() if self._is_map else None
+        )
         self.set_epoch(passes.following)
         if self._seeds is not None:
             self._seeds.begin_pass(passes.following, self._samplers(), first_item)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -93,37 +94,32 @@ class PositionedLoader(DataLoader[Any]):
         Raises:
             CheckpointError: its data or its batches are others.
         """
-        state, size = position["pass"], batch_size_of(self._original)
-        if state is None:
+        if position["pass"] is None:
             return
-        seed = None if self._seeds is None else self._seeds.seed
-        if position["seed"] != seed:
-            raise CheckpointError(
-                f"a loader cannot go on in the middle of an epoch: seed is {seed} in this run, and"
-                f" {position['seed']} in the checkpoint",
-                where=where,
-                fix=f"pass Accelerator(seed={position['seed']}), or load a checkpoint from the end"
-                " of an epoch",
-            )
-        if state["stream"] is not None:
-            return
-        per_round = max(self._taken(1).batches, 1)
-        facts = {"number of samples": (state["length"], self._length())}
-        if not self._is_map or not counts_samples(source_of(self._original)):
-            facts["batch size"] = (position["size"], size)
-        if not self._is_map and state["taken"][0] % per_round:
-            facts["number of batches that the ranks read together"] = (
-                f"{state['taken'][0]} were read",
-                per_round,
-            )
-        for fact, (saved, live) in facts.items():
+        for fact, saved, live, fix in self._facts_to_keep(position):
             if saved != live:
                 raise CheckpointError(
                     f"a loader cannot go on in the middle of an epoch: its {fact} is {live} in this"
                     f" run, and {saved} in the checkpoint",
                     where=where,
-                    fix="prepare the same loader, or load a checkpoint from the end of an epoch",
+                    fix=f"{fix}, or load a checkpoint from the end of an epoch",
                 )
+
+    def _facts_to_keep(self, position: dict[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
+        """Yield what a pass needs to go on: its name, as it was saved, as it is, and the fix."""
+        state, seed = position["pass"], position["seed"]
+        live_seed = None if self._seeds is None else self._seeds.seed
+        yield "seed", seed, live_seed, f"pass Accelerator(seed={seed})"
+        if state["stream"] is not None:
+            return
+        same = "prepare the same loader"
+        yield "number of samples", state["length"], self._length(), same
+        if not self._is_map or not counts_samples(source_of(self._original)):
+            yield "batch size", position["size"], batch_size_of(self._original), same
+        per_round, read = max(self._taken(1).batches, 1), state["taken"][0]
+        if not self._is_map and read % per_round:
+            together = "number of batches that the ranks read together"
+            yield together, f"{read} were read", per_round, same
 
     def go_on_at(
         self,

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from headway.containers import (
-    leaves,
-)
+from headway.containers import leaves
 from headway.data.active_loader import GlobalBatch
 
 
@@ -106,5 +104,9 @@ def _slices(sizes: tuple[int, ...]) -> tuple[slice, ...]:
 
 def samples_in(batch: Any) -> int:
     """Return the length of the first tensor in `batch` that has one above 0; else 0."""
+    if type(batch) in (tuple, list) and batch:  # nearly all are: asked in every step
+        first = batch[0]
+        if type(first) is torch.Tensor and first.ndim and first.shape[0]:
+            return first.shape[0]
     tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim)
     return next((len(tensor) for tensor in tensors if len(tensor)), 0)

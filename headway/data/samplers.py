@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
-from headway.collectives import (
-    broadcast_object_list,
-)
+from headway.collectives import broadcast_object_list
 
 
 class SeedableRandomSampler(RandomSampler):

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from headway.collectives import (
-    broadcast_object_list,
-)
+from headway.collectives import broadcast_object_list
 from headway.data.active_loader import GlobalBatch
 from headway.data.position import Ahead, Indices, Start, Taken
 from headway.data.rounds import Division, Round, samples_in

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from headway.containers import (
-    send_to_device,
-)
+from headway.containers import send_to_device
 from headway.data.active_loader import GlobalBatch
 from headway.data.sharding import Unpack
 

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from multiprocessing import parent_process, resource_tracker
+from multiprocessing import current_process, parent_process, resource_tracker
+from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -74,6 +75,14 @@ class LastingWorker:
             _outlive_requests()
         if self._init is not None:
             self._init(worker_id)
+        if _CAN_TELL_SENDERS and _is_orphan():
+            os._exit(0)  # torch's worker takes its parent of now for its rank, and waits for ever
+
+
+def _is_orphan() -> bool:
+    """Return whether a worker's rank has ended; only a worker whose parent is the rank knows."""
+    rank, is_child = parent_process(), isinstance(current_process(), (ForkProcess, SpawnProcess))
+    return rank is not None and is_child and os.getppid() != rank.pid
 
 
 def _requests() -> set[signal.Signals]:

@@ -133,12 +133,12 @@ def test_what_is_nested_too_deep_is_refused_by_name_and_anything_else_is_read(ki
     read = json.loads(json.dumps(encode(value, "objects.0", {})))
     assert decode(read, {}) == value
     for depth in (102, 5000):
-        with pytest.raises(CheckpointError, match=r"^objects\.0\.") as caught:
+        with pytest.raises(CheckpointError, match=r"objects\.0\.") as caught:
             encode(nested(depth, kind), "objects.0", {})
         assert len(str(caught.value)) < 500
     itself: dict[str, Any] = {"inner": []}
     itself["inner"].append(itself)
-    with pytest.raises(CheckpointError, match=r"^objects\.0\.inner\.0"):
+    with pytest.raises(CheckpointError, match=r"objects\.0\.inner\.0"):
         encode(itself, "objects.0", {})
 
 

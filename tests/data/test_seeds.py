@@ -93,6 +93,7 @@ def test_a_sample_is_the_same_on_any_rank_in_any_order_and_new_in_each_epoch() -
     assert epochs(1, seed=6) != alone
 
 
+@pytest.mark.processes
 def test_a_sample_is_the_same_in_workers_that_end_or_stay() -> None:
     alone = epochs(1)
     assert epochs(1, num_workers=2, shuffle=True) == alone
@@ -157,12 +158,14 @@ class Masked:
         return [*torch.tensor(samples).T, torch.rand(len(samples))]
 
 
+@pytest.mark.processes
 def test_what_a_collate_function_draws_follows_from_its_batch() -> None:
     alone = epochs(1, collate_fn=Masked())
     assert epochs(1, collate_fn=Masked(), num_workers=1) == alone
     assert alone[0] != alone[1]
 
 
+@pytest.mark.processes
 def test_items_of_a_stream_are_seeded_by_their_number() -> None:
     alone = epochs(1, dataset=Stream())
     assert epochs(2, dataset=Stream()) == alone
@@ -229,6 +232,7 @@ def open_in_worker(worker: int) -> None:
     torch.utils.data.get_worker_info().dataset.path = "open"
 
 
+@pytest.mark.processes
 def test_workers_reach_the_data_set_itself() -> None:
     loader = DataLoader(Opened(), num_workers=1, worker_init_fn=open_in_worker)
     assert {float(batch[0]) for batch in PreparedDataLoader(loader, seed=5)} == {1.0}

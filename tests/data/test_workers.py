@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -132,8 +133,51 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_workers_end_when_their_rank_is_killed_whatever_they_are_doing(tmp_path: Path) -> None:
-    psutil = pytest.importorskip("psutil")
+_EARLY_ORPHANS = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+from torch.utils.data import DataLoader
+from headway.data.loader import PreparedDataLoader
+
+def end_rank(worker):
+    rank = multiprocessing.parent_process().pid
+    Path(f"worker-{worker}.tmp").write_text(str(os.getpid()))
+    os.rename(f"worker-{worker}.tmp", f"worker-{worker}")
+    if worker == 1:
+        while not Path("worker-0").exists():
+            time.sleep(0.01)
+        os.kill(rank, signal.SIGKILL)
+    while os.getppid() == rank:
+        time.sleep(0.01)
+
+if __name__ == "__main__":
+    loader = DataLoader(
+        range(8), num_workers=2, worker_init_fn=end_rank, multiprocessing_context=sys.argv[1]
+    )
+    next(iter(PreparedDataLoader(loader)))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_workers_whose_rank_is_killed_while_they_begin_end_too(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_EARLY_ORPHANS)
+    rank = subprocess.run(
+        [sys.executable, str(script), method],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.DEVNULL,
+        cwd=tmp_path,
+    )
+    assert rank.returncode == -signal.SIGKILL
+    pids = [int(path.read_text()) for path in tmp_path.glob("worker-?")]
+    workers = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    left = psutil.wait_procs(workers, timeout=60)[1]
+    for one in left:
+        one.kill()
+    assert not left
+
+
+def test_workers_end_when_their_rank_is_killed_whatever_they_are_doing() -> None:
     rank = subprocess.run(
         [sys.executable, "-c", _ORPHANS],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -13,6 +14,30 @@ pytest.importorskip("torch")
 from torch.distributed import HashStore
 
 from headway import attempts
+
+
+def test_the_rank_that_may_have_the_store_leaves_it_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    monkeypatch.setattr(attempts, "default_store", lambda: store)
+    ranks = []
+    for rank in range(3):
+        monkeypatch.setattr(attempts, "rank_and_size", lambda rank=rank: (rank, 3))
+        ranks.append(attempts._Attempt("attempt"))
+    assert ranks[2].end(attempts.FAILED) == [attempts.FAILED]  # it does not look at the others
+    first = Thread(target=ranks[0].end, args=[attempts.DONE])
+    first.start()
+    tell, told = ranks[1]._let_others_read, []
+
+    def tell_late(outcomes: list[str]) -> None:
+        first.join(0.5)
+        told.append(first.is_alive())
+        tell(outcomes)
+
+    monkeypatch.setattr(ranks[1], "_let_others_read", tell_late)
+    outcomes = ranks[1].end(attempts.DONE)
+    first.join()
+    assert (outcomes, told) == ([attempts.DONE, attempts.DONE, attempts.FAILED], [True])
+    ranks[2]._watch.join()
 
 
 def test_looking_for_connections_leaves_no_descriptors_open(

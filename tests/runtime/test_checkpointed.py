@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in, leftovers_in
-from headway.checkpoint.manifest import verify
+from headway.checkpoint.manifest import NAME, verify
 from headway.compat import Accelerator as CompatAccelerator
 from headway.errors import CheckpointError, UsageError
 from headway.utils import ProjectConfiguration, set_seed
@@ -269,7 +269,11 @@ def test_checkpoints_are_numbered_and_the_oldest_removed(tmp_path: Path) -> None
         automatic(tmp_path, iteration=2).save_state()
     other.load_state()
     assert other.save_iteration == 3
-    assert Path(other.save_state()).name == "checkpoint_3"
+    newest = Path(other.save_state())
+    assert newest.name == "checkpoint_3"
+    (newest / NAME).write_text("{}")
+    with pytest.raises(CheckpointError, match="checkpoint_3"):  # it is not passed over
+        automatic(tmp_path).load_state()
 
 
 def test_the_folders_of_a_project_are_those_that_were_given(tmp_path: Path) -> None:

@@ -39,10 +39,10 @@ class Order(Sampler[int]):
 
 
 class Uneven(Order):
-    """A batch sampler whose batches have one to three samples."""
+    """A batch sampler of one to three samples, which draws from Python's generator."""
 
     def __iter__(self) -> Iterator[Any]:
-        order = torch.randperm(SIZE).tolist()
+        order = random.sample(range(SIZE), SIZE)
         for start, stop in ((0, 3), (3, 4), (4, 6), (6, 9), (9, 10), (10, 12)):
             yield order[start:stop]
 

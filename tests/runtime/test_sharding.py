@@ -136,6 +136,7 @@ def test_the_plugin_goes_to_the_accelerator_alone() -> None:
         AcceleratorState(fsdp_plugin=FullyShardedDataParallelPlugin())
 
 
+@pytest.mark.processes
 def test_training_without_sharding_imports_nothing_of_it() -> None:
     code = (
         "import sys, torch\nfrom headway import Accelerator\n"
