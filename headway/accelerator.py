@@ -25,6 +25,7 @@ from headway.contract.run import read_ranks, read_run
 from headway.contract.strategies import SHARDED
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration
 from headway.data.global_batch import micro_batch_of
+from headway.device_memory import tell_memory_at_exit
 from headway.generators import RNGType
 from headway.in_effect import InEffect
 from headway.micro_batches import MicroBatches
@@ -163,7 +164,7 @@ class Accelerator(InEffect, Resuming):
         wrap: str | Sequence[str] | int | None = None,
         activation_checkpointing: bool | None = None,
         cpu_offload: bool | None = None,
-        forward_methods: Sequence[str] = (),
+        forward_methods: Sequence[str] | str | None = None,
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         **unsupported: NoReturn,
     ) -> None:
@@ -202,7 +203,7 @@ class Accelerator(InEffect, Resuming):
                 StrategySettings(
                     ddp=handlers.or_default(DistributedDataParallelKwargs),
                     dynamo=dynamo,
-                    forward_methods=tuple(forward_methods),
+                    forward_methods=_names(forward_methods),
                     **agreed.sharing._asdict(),
                 ),
             ),
@@ -226,6 +227,8 @@ class Accelerator(InEffect, Resuming):
         self._agreed_settings = agreed
         if self.is_main_process and agreed.asks_to_go_on:
             tell_if_unused(agreed.asks_to_go_on)
+        if self.is_main_process and agreed.estimated_bytes is not None:
+            tell_memory_at_exit(agreed.estimated_bytes)
         self._track_with(log_with, merged_project(project_config, project_dir))
         self.state = share(world, precision.name, dynamo)
         self.gradient_state = GradientState._of(self._accumulation)
@@ -353,6 +356,10 @@ class Accelerator(InEffect, Resuming):
 
             refuse_member(name, self)
             return object.__getattribute__(self, name)  # raises what it raised before
+
+
+def _names(methods: Sequence[str] | str | None) -> tuple[str, ...]:
+    return (methods,) if isinstance(methods, str) else tuple(methods or ())
 
 
 def _group_settings(handler: InitProcessGroupKwargs) -> GroupSettings:

@@ -90,6 +90,7 @@ class EffectiveSettings(NamedTuple):
     time_limit: int | None = None  # seconds from then
     notes: tuple[str, ...] = ()
     sharing: Sharing = UNSAID
+    estimated_bytes: int | None = None  # what tensors were estimated to take on each rank
 
     @property
     def asks_to_go_on(self) -> str:
@@ -154,6 +155,7 @@ def merge_arguments(
         time_limit=merged.time_limit,
         notes=tuple(note for note in notes if note is not None),
         sharing=Sharing(*(getattr(merged, name) for name in Sharing._fields)),
+        estimated_bytes=merged.estimated_bytes,
     )
 
 

@@ -273,14 +273,14 @@ def _padded(
 def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
     """Return, on every rank, the tensor that one rank has; the others pass None.
 
-    Raises:
-        UsageError: not exactly one rank has a tensor.
-
     Args:
         tensor: of any shape and dtype.
 
     Returns:
         A tensor of that shape and dtype, on the device of each rank.
+
+    Raises:
+        UsageError: not exactly one rank has a tensor.
 
     Examples:
         >>> import torch

@@ -7,9 +7,7 @@ from enum import Enum
 
 import torch
 
-from headway.collectives import (
-    broadcast_object_list,
-)
+from headway.collectives import broadcast_object_list
 from headway.errors import UsageError
 from headway.world import rank_and_size
 
@@ -110,11 +108,9 @@ def _type_of(name: str | RNGType) -> RNGType:
 def _state(rng_type: RNGType, generator: torch.Generator | None) -> torch.Tensor:
     if rng_type is RNGType.CUDA:  # pragma: needs a GPU
         return torch.cuda.get_rng_state()
-    return (
-        torch.get_rng_state()
-        if generator is None or rng_type is RNGType.TORCH
-        else (generator.get_state())
-    )
+    if generator is None or rng_type is RNGType.TORCH:
+        return torch.get_rng_state()
+    return generator.get_state()
 
 
 def _set_state(rng_type: RNGType, generator: torch.Generator | None, state: torch.Tensor) -> None:

@@ -9,13 +9,8 @@ from typing import Any
 import torch
 
 from headway.accumulation import Accumulation
-from headway.collectives import (
-    any_rank,
-    reduce,
-)
-from headway.containers import (
-    for_each_part,
-)
+from headway.collectives import any_rank, reduce
+from headway.containers import for_each_part
 from headway.data.rounds import samples_in
 from headway.device_memory import clear_device_cache
 from headway.errors import OutOfMemory, UsageError, WrongValue

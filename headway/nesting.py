@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from headway.containers import (
-    same_kind,
-)
+from headway.containers import same_kind
 from headway.errors import WrongType, WrongValue
 
 
@@ -186,12 +184,12 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
 def find_batch_size(data: Any) -> int:
     """Return the size of the first tensor in `data` along dimension 0.
 
+    Args:
+        data: tensors of shape [samples, ...], alone or nested in lists, tuples and mappings.
+
     Raises:
         WrongType: the first leaf is no tensor.
         WrongValue: there is no leaf.
-
-    Args:
-        data: tensors of shape [samples, ...], alone or nested in lists, tuples and mappings.
 
     Examples:
         >>> import torch

@@ -191,17 +191,20 @@ def _run_ranks(
             )
             for rank in range(count)
         ]
+        running: dict[int, BaseProcess] = {}  # by sentinel
         try:
             for process in ranks:
                 process.start()
+                running[process.sentinel] = process
             for pipe in pipes:
                 pipe.close_writer()
-            _wait_for(ranks, pipes)
-            codes = [process.exitcode for process in ranks]
+            _wait_for(running, pipes)
+            victims = [*running.values()]
         finally:
-            _stop(ranks)
+            _stop(running)
             for pipe in pipes:
                 pipe.show()
+        codes = [None if process in victims else process.exitcode for process in ranks]
         _raise_failure(ranks, codes, folder)
 
 
@@ -273,9 +276,12 @@ def _be_rank(
         os._exit(1)
 
 
-def _wait_for(ranks: Sequence[BaseProcess], pipes: Sequence[_Pipe]) -> None:
-    """Show what rank 0 prints until all ranks have ended, or one has failed."""
-    running = {process.sentinel: process for process in ranks}
+def _wait_for(running: dict[int, BaseProcess], pipes: Sequence[_Pipe]) -> None:
+    """Show what rank 0 prints until all ranks have ended, or one has failed.
+
+    Args:
+        running: the ranks by their sentinels; those that have ended are removed.
+    """
     unread = {pipe.reader: pipe for pipe in pipes}
     while running:
         for ready in wait([*running, *unread]):
@@ -284,33 +290,42 @@ def _wait_for(ranks: Sequence[BaseProcess], pipes: Sequence[_Pipe]) -> None:
                 if not pipe.show():
                     del unread[pipe.reader]
                 continue
-            process = running.pop(cast(int, ready))
-            process.join()
+            process = _join(running, ready)
             if process.exitcode:
                 # its error may come from the end of another, which is seen a little later
                 for other in wait([*running], timeout=_SEEN_WITHIN_S):
-                    running[cast(int, other)].join()
+                    _join(running, other)
                 return
 
 
-def _stop(ranks: Sequence[BaseProcess]) -> None:
-    """End all ranks, and the processes that they have left."""
-    started = [process for process in ranks if process.pid is not None]
-    for process in started:
+def _stop(running: dict[int, BaseProcess]) -> None:
+    """End these ranks, and the processes that they have left."""
+    for process in running.values():
         process.terminate()
     deadline = time.monotonic() + GRACE_S
-    for process in started:
-        process.join(max(0.0, deadline - time.monotonic()))
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
-        process.join()
+    while running:
+        left_s = max(0.0, deadline - time.monotonic())
+        for ready in wait([*running], timeout=left_s) or [*running]:
+            _join(running, ready)
+
+
+def _join(running: dict[int, BaseProcess], sentinel: Any) -> BaseProcess:
+    """End what a rank has left, itself included, and forget it.
+
+    Only a process that nobody has waited for yet has its number for certain.
+    """
+    process = running.pop(sentinel)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+    process.join()
+    return process
 
 
 def _raise_failure(ranks: Sequence[BaseProcess], codes: Sequence[int | None], folder: Path) -> None:
     """Raise the error of the rank that failed first, if any did.
 
     Args:
-        codes: how those ranks ended that had ended before the others were stopped.
+        codes: how those ranks ended that had ended before the others were stopped; None for these.
     """
     reports = {rank: folder / str(rank) for rank in range(len(ranks))}
     failures = [

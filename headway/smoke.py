@@ -17,9 +17,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from headway.accelerator import Accelerator
-from headway.collectives import (
-    gather_object,
-)
+from headway.collectives import gather_object
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import Ranks, read_ranks
 from headway.seeding import set_seed

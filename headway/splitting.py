@@ -6,9 +6,7 @@ import sys
 from collections.abc import Sized
 from typing import Any
 
-from headway.containers import (
-    send_to_device,
-)
+from headway.containers import send_to_device
 from headway.errors import UsageError
 from headway.world import World
 

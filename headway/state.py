@@ -9,12 +9,7 @@ import torch
 import torch.distributed as dist
 
 from headway.accumulation import Accumulation
-from headway.arguments import (
-    STATE_CALL,
-    check_precision,
-    merge_arguments,
-    reject_unsupported,
-)
+from headway.arguments import STATE_CALL, check_precision, merge_arguments, reject_unsupported
 from headway.contract.run import Ranks, read_ranks, read_run
 from headway.data.active_loader import current_loop, open_loops
 from headway.errors import UsageError

@@ -79,22 +79,15 @@ class Stepping(Preparing):
             tensor([0.7500, 0.7500, 0.7500, 0.7500])
         """
         split = self._micro_batches
-        is_part = split is not None and split.is_active
-        if split is not None and is_part:
+        if split is not None and not split.is_active:
+            split = None
+        if split is not None:
             loss = split.weighed(loss, by_tokens=num_tokens is not None)
         elif self._accumulation.steps > 1 and self._accumulation.num_steps:
             self._token_mean.refuse_mixture(self._accumulation, num_tokens is not None)
         if num_tokens is not None:
             refuse_gradient(kwargs)
-            if self._strategy.shards:
-                self._token_mean.refuse_withheld()
-            kwargs["gradient"] = self._token_mean.start_of_backward(
-                loss,
-                num_tokens,
-                self.sync_gradients,
-                self._trained_parameters,
-                is_exchanged=self._strategy.shards or self._accumulation.exchanges_each_batch,
-            )
+            kwargs["gradient"] = self._start_by_tokens(loss, num_tokens)
         elif self._accumulation.steps > 1:
             given = kwargs.get("gradient")
             if given is not None:
@@ -108,8 +101,20 @@ class Stepping(Preparing):
             self._precision.backward(loss, **kwargs)
         finally:
             channel.phase = "script"
-        if split is not None and is_part:
+        if split is not None:
             split.after_backward()
+
+    def _start_by_tokens(self, loss: torch.Tensor, num_tokens: int | torch.Tensor) -> torch.Tensor:
+        """Return the gradient with which the backward pass of a sum over tokens begins."""
+        if self._strategy.shards:
+            self._token_mean.refuse_withheld()
+        return self._token_mean.start_of_backward(
+            loss,
+            num_tokens,
+            self.sync_gradients,
+            self._trained_parameters,
+            is_exchanged=self._strategy.shards or self._accumulation.exchanges_each_batch,
+        )
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step.

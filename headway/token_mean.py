@@ -88,7 +88,7 @@ class TokenMean:
         """
         if self._is_withheld:
             raise UsageError(
-                "backward(num_tokens=...) under no_sync() of a sharded model",
+                "backward(num_tokens=...) does not work under no_sync() of a sharded model",
                 where="the script's accelerator.no_sync(...)",
                 fix="use accelerator.accumulate(model) with gradient_accumulation_steps instead",
             )

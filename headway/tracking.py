@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from headway.trackers.choice import (
-    LoggerType,
-    get_available_trackers,
-    register_tracker_class,
-)
+from headway.trackers.choice import LoggerType, get_available_trackers, register_tracker_class
 from headway.trackers.comet import CometMLTracker
 from headway.trackers.jsonl import JsonlTracker
 from headway.trackers.mlflow import MLflowTracker

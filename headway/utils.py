@@ -77,9 +77,7 @@ from headway.collectives import (
     reduce,
     wait_for_everyone,
 )
-from headway.containers import (
-    send_to_device,
-)
+from headway.containers import send_to_device
 from headway.data.configuration import DataLoaderConfiguration
 from headway.device_memory import clear_device_cache, release_memory
 from headway.generators import RNGType, synchronize_rng_state, synchronize_rng_states

@@ -310,16 +310,14 @@ def _form_group(world: World, settings: GroupSettings) -> None:
 
 def _apply_to_group(settings: GroupSettings, world: World) -> None:
     """Give the existing group what can still be set: its timeout."""
-    backend = group_backend(world.device)
+    backend, contradicts = group_backend(world.device), ""
     if settings.backend not in (None, backend, str(dist.get_backend_config())):
+        contradicts = f"backend is {settings.backend!r}, but the process group has {backend!r}"
+    elif settings.init_method is not None:
+        contradicts = f"init_method is {settings.init_method!r}, but there is a process group"
+    if contradicts:
         raise UsageError(
-            f"backend is {settings.backend!r}, but the process group exists with {backend!r}",
-            where="the script's InitProcessGroupKwargs(...)",
-            fix="make the Accelerator with this handler first, before PartialState() and others",
-        )
-    if settings.init_method is not None:
-        raise UsageError(
-            f"init_method is {settings.init_method!r}, but the process group exists already",
+            contradicts,
             where="the script's InitProcessGroupKwargs(...)",
             fix="make the Accelerator with this handler first, before PartialState() and others",
         )

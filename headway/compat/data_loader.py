@@ -6,6 +6,7 @@ ones out.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -243,16 +244,7 @@ def prepare_data_loader(
     generator = None
     if num_ranks > 1 and is_stream:
         generator = getattr(dataloader.dataset, "generator", None)
-        options["dataset"] = IterableDatasetShard(
-            dataloader.dataset,
-            dataloader.batch_size or 1,
-            dataloader.drop_last,
-            num_ranks,
-            rank,
-            split_batches,
-        )
-        if split_batches and dataloader.batch_size:
-            options["batch_size"] = dataloader.batch_size // num_ranks
+        options |= _shard_of_stream(dataloader, num_ranks, rank, split_batches)
     elif num_ranks > 1:
         generator = None if use_seedable_sampler else _generator_of(get_sampler(dataloader))
         name = "sampler" if isinstance(dataloader.sampler, BatchSampler) else "batch_sampler"
@@ -266,6 +258,27 @@ def prepare_data_loader(
         options[name] = BatchSamplerShard(*shard)
     kinds = [one for one in rng_types or () if one != "generator" or generator is not None]
     return DataLoaderShard(rng_types=kinds, synchronized_generator=generator, **options)
+
+
+def _shard_of_stream(
+    loader: DataLoader[Any], num_ranks: int, rank: int, split_batches: bool
+) -> dict[str, Any]:
+    """Return the arguments of a DataLoader by which it gives one rank's samples of a stream."""
+    dataset: Any = loader.dataset
+    datasets = sys.modules.get("datasets")  # Hugging Face's, whose streams may be in parts
+    if (
+        datasets is not None
+        and isinstance(dataset, datasets.IterableDataset)
+        and dataset.n_shards >= num_ranks
+        and not split_batches
+    ):
+        return {"dataset": dataset.shard(num_shards=num_ranks, index=rank)}
+    size = loader.batch_size
+    shard = (size or 1, loader.drop_last, num_ranks, rank, split_batches)
+    return {
+        "dataset": IterableDatasetShard(dataset, *shard),
+        "batch_size": size // num_ranks if size and split_batches else size,
+    }
 
 
 def _source_of(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -146,7 +146,10 @@ def _of_machines(settings: Settings) -> list[Problem]:
             Code.MACHINE_RANK,
             f"machine_rank is {rank}, but num_machines is {machines}"
             + (f": the ranks are 0 to {machines - 1}" if machines > 1 else ": the only rank is 0"),
-            [(change("num_machines", rank + 1),)]
+            [
+                (change("machine_rank", machines - 1, "which are counted from 0"),),
+                (change("num_machines", rank + 1),),
+            ]
             if machines > 1
             else [(removal("machine_rank", "or set num_machines to the number of machines"),)],
             "machine_rank",

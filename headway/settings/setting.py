@@ -305,6 +305,13 @@ def read_job_time(raw: Raw) -> str:
     return f"{days}-{hours:02}:{total // 60:02}:{total % 60:02}"
 
 
+def job_seconds(time: str) -> int:
+    """Return the seconds of a time that `read_job_time` has returned."""
+    days, _, clock = time.partition("-")
+    hours, minutes, seconds = map(int, clock.split(":"))
+    return ((int(days) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 def read_ranks(raw: Raw) -> tuple[int, ...] | None:
     """Read 0,3 or 0-3,8 or a YAML list of such; None is all of them."""
     if isinstance(raw, Mapping):
@@ -338,7 +345,10 @@ def read_path(raw: Raw) -> str:
 
 
 def read_host(raw: Raw) -> str:
+    """Read the name or the IP address of a host; [::1] is ::1."""
     host = _text(raw)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
     if any(char.isspace() or not char.isprintable() for char in host):
         raise ValueError("which is neither a host name nor an IP address")
     return host

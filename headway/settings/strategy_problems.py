@@ -55,8 +55,7 @@ def _of_offload(settings: Settings, machine: Machine | None) -> list[Problem]:
         return []
     found = settings.problem(
         Code.OFFLOAD_WITHOUT_GPU,
-        f"cpu_offload is 'yes', but device is {settings.device!r}: it moves what a GPU holds to "
-        "the CPU",
+        f"cpu_offload moves parameters from a GPU to the CPU, but device is {settings.device!r}",
         [(change("cpu_offload", NO),)],
         "cpu_offload",
         "device",

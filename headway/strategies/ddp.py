@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.collectives import average_in_place
+from headway.errors import UsageError
 from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import Strategy, StrategySettings
 from headway.world import World
@@ -43,6 +45,7 @@ class DDP(Strategy):
         if torch.are_deterministic_algorithms_enabled():
             _fix_buckets(shared)
         self._settings.ddp.register_comm_hook(shared)
+        _watch_frozen(shared)
         return shared
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -114,6 +117,28 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
         torch.autograd.backward(parameter, torch.zeros_like(parameter))
     for parameter, gradient in zip(parameters, before, strict=True):
         parameter.grad = gradient
+
+
+def _watch_frozen(model: DistributedDataParallel) -> None:
+    """Let forward passes refuse parameters that DDP leaves out, for they were frozen at its start.
+
+    Each rank would train them with gradients of its own.
+    """
+    named = model.module.named_parameters()
+    if frozen := {name: one for name, one in named if not one.requires_grad}:
+        model.register_forward_pre_hook(partial(_require_frozen, frozen))
+
+
+def _require_frozen(frozen: dict[str, torch.nn.Parameter], *_: Any) -> None:
+    trained = next((name for name, one in frozen.items() if one.requires_grad), None)
+    if trained is not None and torch.is_grad_enabled():
+        raise UsageError(
+            f"{trained} was frozen when its model was prepared, and requires gradients now, which"
+            " DistributedDataParallel would not average over the ranks",
+            where="the script's requires_grad_(True) after prepare(...)",
+            fix="freeze it after prepare(), with DistributedDataParallelKwargs("
+            "find_unused_parameters=True), or use strategy fsdp",
+        )
 
 
 def _exchanges_itself(model: torch.nn.Module) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, wraps
+from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -21,7 +22,6 @@ from torch.distributed.fsdp import (
     FSDPModule,
     OffloadPolicy,
     fully_shard,
-    register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
 
@@ -29,6 +29,7 @@ from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.strategies.activation_checkpointing import checkpoint_activations
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
+from headway.strategies.gathered import ForwardMethods, whole_state_dicts
 from headway.strategies.rebinding import follow, require_sharded, succeeds
 from headway.strategies.strategy import Strategy, StrategySettings
 from headway.strategies.units import units_of
@@ -52,9 +53,9 @@ class FSDP(Strategy):
         self.data_rank, self.data_size = world.ranks.rank, world.ranks.world_size
         if settings.cpu_offload and world.device.type == "cpu":
             raise UsageError(
-                "cpu_offload is set, but the device is the CPU: it moves what a GPU holds there",
+                "cpu_offload moves parameters from a GPU to the CPU, but this run is on the CPU",
                 where="the setting cpu_offload",
-                fix="remove cpu_offload",
+                fix="remove cpu_offload, or run on GPUs",
             )
         self._mesh = world.mesh
         self._withheld: WeakSet[torch.nn.Module] = WeakSet()  # gradients stay on their rank
@@ -72,8 +73,9 @@ class FSDP(Strategy):
         inner = uncompiled(model)
         if isinstance(inner, FSDPModule):
             return model
-        _require_shardable(inner)
         groups = units_of(inner, self._settings.wrap)
+        _require_shardable(inner)
+        _require_one_dtype([*groups, [inner]])
         units = [one for group in groups for one in group]
         precision.prepare_model(inner)
         if self._settings.activation_checkpointing:
@@ -86,6 +88,7 @@ class FSDP(Strategy):
         return model if is_compiled else compiled(model, dynamo)
 
     def _shard(self, model: torch.nn.Module, groups: Sequence[Sequence[torch.nn.Module]]) -> None:
+        offload = CPUOffloadPolicy() if self._settings.cpu_offload else OffloadPolicy()
         weights = Weights(model, self._world.device)
         for group in (*groups, [model]):
             modules = list(_unsharded(group))
@@ -95,20 +98,26 @@ class FSDP(Strategy):
                 group[0] if len(group) == 1 else list(group),
                 mesh=self._mesh,
                 reshard_after_forward=True,
-                offload_policy=CPUOffloadPolicy()
-                if self._settings.cpu_offload
-                else OffloadPolicy(),
+                offload_policy=offload,
             )
             for module, name, old in before:
                 succeeds(old, getattr(module, name))
             for one in group:
                 type(one).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
+        self._extend_calls(model)
+
+    def _extend_calls(self, model: torch.nn.Module) -> None:
+        """Let a sharded model be called as it was: first under inference_mode(), by other methods
+        than `forward`, with buffers that are rank 0's.
+        """
         units = [one for one in model.modules() if isinstance(one, FSDPModule)]
         model.register_forward_pre_hook(partial(_gather_first, units), prepend=True)
-        for name in ("generate", *self._settings.forward_methods):
-            if callable(getattr(model, name, None)):
-                register_fsdp_forward_method(model, name)
-                setattr(model, name, _gathering_first(getattr(model, name), units))
+        names = dict.fromkeys(("generate", *self._settings.forward_methods))
+        methods = [name for name in names if callable(getattr(model, name, None))]
+        if methods:
+            forward_methods = ForwardMethods(model, partial(_gather_first, units))
+            for name in methods:
+                forward_methods.register(name)
         buffers = _saved_buffers(model) if self._settings.ddp.broadcast_buffers else []
         if buffers:
             model.register_forward_pre_hook(partial(_broadcast_buffers, buffers), prepend=True)
@@ -116,13 +125,10 @@ class FSDP(Strategy):
     def _announce(self, model: torch.nn.Module, units: Sequence[torch.nn.Module]) -> None:
         if self._world.ranks.rank:
             return
-        counts: dict[str, int] = {}
-        for one in units:
-            name = type(one).__mro__[2].__name__  # FSDPBlock, FSDPModule, Block
-            counts[name] = counts.get(name, 0) + 1
+        counts = Counter(map(_name_of, units))
         described = ", ".join(f"{count} of {name}" for name, count in counts.items())
         print(
-            f"headway: {type(model).__mro__[2].__name__} is sharded over "
+            f"headway: {_name_of(model)} is sharded over "
             f"{self._mesh.size(self._mesh.ndim - 1)} ranks, in units: "
             + (f"{described}, and the rest" if described else "the whole model, one unit"),
             file=sys.stderr,
@@ -179,7 +185,8 @@ class FSDP(Strategy):
         for one in units:
             one.unshard()
         try:
-            yield
+            with whole_state_dicts(model):
+                yield
         finally:
             for one in units:
                 one.reshard()
@@ -225,12 +232,12 @@ def _checked_shard_size(world: World, shard_size: int | None) -> int:
     ranks, size = world.ranks, shard_size or world.ranks.local_world_size
     if ranks.world_size % size or (shard_size is None and size == ranks.world_size):
         raise UsageError(
-            f"shard_size is {shard_size}, and there are {ranks.world_size} ranks"
+            f"shard_size is {shard_size}, which does not divide the {ranks.world_size} ranks"
             if shard_size
-            else "strategy is 'hsdp' on one machine, without a shard_size",
+            else "strategy is 'hsdp' on one machine, and shard_size is not set",
             where="the settings strategy and shard_size",
-            fix=f"set shard_size to a divisor of {ranks.world_size}, the ranks that share one copy"
-            " of the model, or use strategy fsdp",
+            fix="use strategy fsdp, or set shard_size, the number of ranks that hold one copy of"
+            f" the model, to a divisor of {ranks.world_size}",
         )
     return size
 
@@ -239,16 +246,44 @@ def _require_shardable(model: torch.nn.Module) -> None:
     kind = type(model).__name__
     if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)):
         raise UsageError(
-            f"a {kind} cannot be sharded as a model, for it is never called itself",
+            f"a {kind} cannot be sharded: it has no forward(), in which its parameters would be"
+            " gathered",
             where=PREPARE,
-            fix="prepare a module whose forward() calls its members, or each member",
+            fix="prepare the module that holds it, or each of its members",
         )
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 0:
+        if parameter.ndim == 0 or parameter.numel() == 0:
+            what, fix = (
+                ("a scalar", "give it the shape [1]: nn.Parameter(torch.ones(1))")
+                if parameter.ndim == 0
+                else ("empty", "leave it out of the model")
+            )
             raise UsageError(
-                f"the parameter {name} of {kind} is a scalar, which cannot be sharded",
+                f"the parameter {name} of {kind} is {what}, which cannot be sharded",
                 where=PREPARE,
-                fix="give it the shape [1], or use strategy ddp",
+                fix=f"{fix}, or use strategy ddp",
+            )
+
+
+def _require_one_dtype(groups: Iterable[Sequence[torch.nn.Module]]) -> None:
+    """Raise UsageError unless torch can gather what is trained in each unit as one tensor.
+
+    Args:
+        groups: the units, inner ones first.
+    """
+    seen: set[torch.nn.Module] = set()
+    for group in groups:
+        own = {module for one in group for module in one.modules()} - seen
+        seen |= own
+        tensors = [one.tensor for one in parameters_of(own)]
+        dtypes = {str(one.dtype) for one in tensors if one.requires_grad}
+        if len(dtypes) > 1:
+            raise UsageError(
+                f"{type(group[0]).__name__} has parameters of {' and '.join(sorted(dtypes))} in one"
+                " unit, which cannot be sharded together",
+                where=PREPARE,
+                fix="convert the model to one dtype (mixed_precision computes in another), name"
+                " units of one dtype each in wrap, or use strategy ddp",
             )
 
 
@@ -281,15 +316,6 @@ def _gather_first(units: list[Any], *_: Any) -> None:
                 unit.reshard()
 
 
-def _gathering_first(method: Callable[..., Any], units: list[Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        _gather_first(units)
-        return method(*args, **kwargs)
-
-    return call
-
-
 def _broadcast_buffers(names: Sequence[tuple[torch.nn.Module, str]], *_: Any) -> None:
     """Give all ranks rank 0's buffers before a forward pass, as DDP does."""
     for module, name in names:
@@ -305,11 +331,16 @@ def _saved_buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
     ]
 
 
+def _name_of(sharded: torch.nn.Module) -> str:
+    """Return the name of the class that a module had before it was sharded."""
+    return type(sharded).__mro__[2].__name__  # FSDPBlock, FSDPModule, Block
+
+
 def _refuse_copy(model: torch.nn.Module, _: Any) -> NoReturn:
     raise UsageError(
-        f"{type(model).__mro__[2].__name__} is sharded, and copy.deepcopy() of it would be too",
+        f"copy.deepcopy() cannot copy {_name_of(model)}: it is sharded over the ranks",
         where="the script's deepcopy(...) or AveragedModel(...) after prepare()",
-        fix="copy the model before prepare(); for an average of weights, keep"
+        fix="copy the model before prepare(); for an average of its weights, keep"
         " [p.detach().clone() for p in model.parameters()]",
     )
 

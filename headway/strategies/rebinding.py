@@ -32,16 +32,17 @@ def follow(optimizer: torch.optim.Optimizer) -> None:
     kind = type(optimizer).__name__
     if kind == "Adafactor":  # torch's and others' factor whole matrices
         raise UsageError(
-            "Adafactor cannot update sharded parameters: it needs rows and columns of whole ones",
+            "Adafactor cannot train a sharded model: it needs the rows and columns of whole"
+            " parameters",
             where="the script's prepare(...)",
-            fix="use AdamW, or another optimizer that treats elements one by one",
+            fix="use AdamW, or another optimizer that updates each element by itself",
         )
     for group in optimizer.param_groups:
         for old in group["params"]:
             if not isinstance(getattr(old, _SUCCESSOR, old), DTensor):
                 raise UsageError(
-                    f"{kind} has a parameter of shape {list(old.shape)} that is in no prepared"
-                    " model: sharded training would not update it",
+                    f"{kind} has a parameter of shape {list(old.shape)} that belongs to no"
+                    " prepared model: its steps would change nothing that is trained",
                     where="the script's prepare(...)",
                     fix="give prepare() the model together with the optimizer, or before it",
                 )
@@ -78,14 +79,15 @@ def require_sharded(parameters: Iterable[torch.Tensor], method: str) -> None:
     where = f"the script's {method}(...)"
     if any(hasattr(one, _SUCCESSOR) for one in tensors):
         raise UsageError(
-            f"{method}() got parameters that the model had before prepare(), which it no longer"
-            " uses",
+            f"{method}() got parameters from before prepare(), which have been replaced by sharded"
+            " ones",
             where=where,
-            fix=f"call {method}(model.parameters(), ...) with the prepared model",
+            fix=f"pass those of the prepared model: {method}(model.parameters(), ...)",
         )
     if len({isinstance(one, DTensor) for one in tensors}) > 1:
         raise UsageError(
-            f"{method}() got sharded parameters together with others, which have no common norm",
+            f"{method}() got sharded parameters together with parameters of a model that is not"
+            " prepared; torch cannot clip both at once",
             where=where,
-            fix="call it once for each, or prepare the model that the others belong to",
+            fix="prepare that model too, or call it once for each of the two",
         )

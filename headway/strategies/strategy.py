@@ -130,10 +130,10 @@ class Strategy:
         """Raise UsageError if ranks hold parts of models, which `what` cannot work with."""
         if self.shards:
             raise UsageError(
-                f"{what} needs whole models, and with strategy {self._settings.strategy!r} each"
-                " rank has parts of them",
+                f"{what} needs the whole model on each rank, but strategy is"
+                f" {self._settings.strategy!r}",
                 where=f"the script's {what}",
-                fix="use strategy ddp, or do without it",
+                fix=f"use strategy ddp, or remove {what}",
             )
 
     def own_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:

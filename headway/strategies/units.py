@@ -64,11 +64,12 @@ def _of_classes(model: Module, names: Sequence[str]) -> list[Module]:
         if name not in found:
             guess = did_you_mean(name, sorted(found))
             raise UsageError(
-                f"wrap names the class {name!r}, of which {type(model).__name__} has no module",
+                f"wrap is {','.join(names)!r}, but {type(model).__name__} contains no module of"
+                f" class {name!r}",
                 where="the setting wrap",
                 fix=f"did you mean {guess!r}?"
                 if guess
-                else "name a class of the model's blocks, or leave wrap at auto",
+                else "name a class that print(model) shows, or leave wrap at auto",
             )
     return [
         one

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 
-from headway.collectives import broadcast_object_list
+from headway.collectives import broadcast_object_list, gather_object
 from headway.errors import UsageError
 
 
@@ -49,11 +51,9 @@ class Weights:
         self._model, self._device = model, device
         self._names = {module: name for name, module in model.named_modules()}
         modules = list(self._names)
-        without_data = [
-            self._full_name(one)
-            for one in (*parameters_of(modules), *buffers_of(modules))
-            if one.tensor.is_meta
-        ]
+        owned = [*parameters_of(modules), *buffers_of(modules)]
+        _require_same_everywhere([self._described(one) for one in owned])
+        without_data = [self._full_name(one) for one in owned if one.tensor.is_meta]
         self._without_data = {*broadcast_object_list([without_data])[0]}
 
     @torch.no_grad()
@@ -77,6 +77,10 @@ class Weights:
 
     def _full_name(self, one: Owned) -> str:
         return ".".join(filter(None, (self._names[one.module], one.name)))
+
+    def _described(self, one: Owned) -> str:
+        frozen = "" if one.tensor.requires_grad else " without gradient"
+        return f"{self._full_name(one)} {list(one.tensor.shape)} {one.tensor.dtype}{frozen}"
 
     def _placed(self, one: Owned) -> torch.Tensor:
         tensor = one.tensor
@@ -108,11 +112,31 @@ class Weights:
             return
         kind = type(one.module).__name__
         raise UsageError(
-            f"{self._full_name(one)} has no data (device meta), and {kind} does not initialise it",
+            f"{self._full_name(one)} was made without data (device meta), and {kind} does not"
+            " initialise it",
             where="the script's prepare(...)",
             fix=f"give {kind} a reset_parameters() that sets {one.name}, or load the weights on"
             " rank 0 before prepare()",
         )
+
+
+def _require_same_everywhere(tensors: list[str]) -> None:
+    """Raise on all ranks unless they have the same descriptions of tensors.
+
+    Raises:
+        UsageError: with the first tensor that differs; ranks would wait for each other for ever.
+    """
+    if len({*gather_object([crc32("\n".join(tensors).encode())])}) == 1:
+        return
+    everywhere: list[list[str]] = gather_object([tensors])
+    other = next(rank for rank, one in enumerate(everywhere) if one != everywhere[0])
+    pairs = zip_longest(everywhere[0], everywhere[other], fillvalue="no more")
+    ours, theirs = next((one, two) for one, two in pairs if one != two)
+    raise UsageError(
+        f"the model is not the same on all ranks: rank 0 has {ours}, and rank {other} {theirs}",
+        where="the script's prepare(...)",
+        fix="make the model in the same way, and freeze the same parameters, on every rank",
+    )
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +82,50 @@ def test_shards_of_streams_give_the_same_samples(split: bool) -> None:
             one.IterableDatasetShard(Stream(n), size, drop, world, rank, split) for one in BOTH
         ]
         assert [list(shards[0]), len(shards[0])] == [list(shards[1]), len(shards[1])]
+
+
+class Parts(Stream):
+    """A stream in parts, such as those of Hugging Face's `datasets`."""
+
+    def __init__(self, n: int, parts: tuple[int, ...] = (0, 1, 2)) -> None:
+        super().__init__(n)
+        self.parts = parts
+
+    @property
+    def n_shards(self) -> int:
+        return len(self.parts)
+
+    def __len__(self) -> int:
+        return self.n * len(self.parts)
+
+    def shard(self, num_shards: int, index: int) -> Parts:
+        return Parts(self.n, self.parts[index::num_shards])
+
+    def __iter__(self) -> Iterator[int]:
+        return (10 * part + one for part in self.parts for one in range(self.n))
+
+
+def test_each_rank_reads_parts_of_a_stream_that_has_enough_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(IterableDataset=Parts))
+    monkeypatch.setattr(theirs, "is_datasets_available", lambda: True)
+    for split, (world, rank) in product((False, True), RANKS):
+        size = 2 * world if split else 2
+        found = [
+            list(
+                one.prepare_data_loader(
+                    DataLoader(Parts(5), batch_size=size),
+                    num_processes=world,
+                    process_index=rank,
+                    split_batches=split,
+                )
+            )
+            for one in BOTH
+        ]
+        assert [one.tolist() for one in found[0]] == [one.tolist() for one in found[1]]
+        if world == 3 and not split:
+            assert {int(one) // 10 for batch in found[0] for one in batch} == {rank}
 
 
 @pytest.mark.parametrize(("split", "stream"), [*product((False, True), (False, True))])

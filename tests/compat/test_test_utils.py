@@ -69,6 +69,7 @@ def test_tests_are_skipped_by_what_this_machine_has(monkeypatch: pytest.MonkeyPa
     )
 
 
+@pytest.mark.processes
 def test_a_launch_is_run_and_its_failure_is_an_error(tmp_path: Path) -> None:
     words = test_utils.get_launch_command(cpu=True, num_processes=1, quiet=None)
     assert words == [

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headway.strategies.ddp import _fix_buckets
+from headway.errors import UsageError
+from headway.strategies.ddp import _fix_buckets, _watch_frozen
 
 
 @pytest.fixture
@@ -51,3 +52,17 @@ def test_hooks_on_gradients_see_none_of_zeros() -> None:
     weight.register_post_accumulate_grad_hook(seen.append)
     _fix_buckets(DistributedDataParallel(layer))
     assert not seen
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_parameter_that_is_unfrozen_later_is_refused_where_it_would_be_trained() -> None:
+    layers = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2))
+    model = DistributedDataParallel(layers)
+    _watch_frozen(model)
+    model(torch.ones(1, 3)).sum().backward()
+    layers[0].requires_grad_(True)
+    with torch.no_grad():
+        model(torch.ones(1, 3))
+    with pytest.raises(UsageError) as refused:
+        model(torch.ones(1, 3))
+    assert "0.weight" in refused.value.problems[0].what
