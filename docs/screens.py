@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 SCREEN = re.compile(r"```console\n\$ (headway .*)\n(?:[^`]|`(?!``))*```")
-TIMEOUT_S = 120
+TIMEOUT_S = 500  # an estimate of several strategies, where other work goes on
 WITH_ACCELERATE = """\
 from accelerate import Accelerator
 from accelerate.utils import BnbQuantizationConfig, set_seed

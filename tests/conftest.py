@@ -61,11 +61,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def no_process_in_quick_tests(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Under --quick, fail a test that starts a process and is not marked so."""
+    """Under --quick, fail a test that starts a process, but for git, and is not marked so."""
     is_on = bool(request.config.getoption("--quick"))
 
     def refuse(event: str, arguments: tuple[object, ...]) -> None:
-        if is_on and event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.forkpty"):
+        if (
+            is_on
+            and arguments[:1] != ("git",)
+            and event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.forkpty")
+        ):
             raise AssertionError(f"{event} in a quick test: mark it with pytest.mark.processes")
 
     if is_on:

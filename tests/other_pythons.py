@@ -2,8 +2,8 @@
 
     python tests/other_pythons.py [--whole]
 
-The lowest version runs all of them; the others leave out the tests that start processes, unless
-told to run the whole. Each gets a virtual environment of its own, `.venv-3.X`, with everything but
+The lowest version runs all of them, the highest those that start no process; `--whole` runs all
+under all versions. Each gets a virtual environment of its own, `.venv-3.X`, with everything but
 torch.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.12", "3.13")
+LOWEST, HIGHEST = VERSIONS[0], VERSIONS[-1]
 PACKAGES = ["pyyaml", "psutil", "questionary", "rich", "platformdirs"]
 PACKAGES += ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pexpect", "pyte"]
 TESTS = ["tests/architecture", "tests/contract", "tests/machine", "tests/settings"]
@@ -53,13 +54,14 @@ def run_tests(python: str, version: str, *, whole: bool) -> int:
 
 def main() -> int:
     failed = []
-    for version in VERSIONS:
+    all_whole = "--whole" in sys.argv
+    for version in VERSIONS if all_whole else (LOWEST, HIGHEST):
         python = find_python(version)
         if version == f"{sys.version_info[0]}.{sys.version_info[1]}" or python is None:
             print(f"Python {version}: {'this one' if python else 'not found'}, skipped")
             continue
         print(f"Python {version}:", flush=True)
-        if run_tests(python, version, whole=version == VERSIONS[0] or "--whole" in sys.argv):
+        if run_tests(python, version, whole=all_whole or version == LOWEST):
             failed.append(version)
     if failed:
         print(f"failed under Python {', '.join(failed)}")

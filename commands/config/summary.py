@@ -41,7 +41,7 @@ def introduction(facts: Facts) -> str:
 
 def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers: Answers) -> str:
     """Return the profile as a diff to the file, and the plan of a launch with it."""
-    from headway.launcher.planning import describe
+    from headway.launcher.planning.summary import summary
 
     place, values = place_of(facts, answers), profile_after(facts, answers)
     text = text_at(paths[place])
@@ -54,7 +54,7 @@ def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers:
     try:
         plan = plan_for(_layers(facts, place, values), facts.machine)
         lines += [
-            f"A launch: {describe.summary(plan)}",
+            f"A launch: {summary(plan)}",
             *(f"  note: {note}" for note in plan.notes),
             "",
         ]

@@ -14,7 +14,9 @@ ORIGINS = {
     "device": Origin(Layer.FLAG, flag="--cpu"),
     "mixed_precision": Origin(Layer.USER_PROFILE, "~/default.yaml", 3, 1),
 }
-RUN = RunContract("cpu", "bf16", 4, ORIGINS, resume="a", began_at=1.5, time_limit=60)
+RUN = RunContract(
+    "cpu", "bf16", 4, ORIGINS, resume="a", began_at=1.5, time_limit=60, estimated_bytes=7
+)
 
 
 def test_a_contract_survives_the_way_through_the_environment() -> None:
@@ -48,6 +50,7 @@ def test_a_contract_that_is_none_is_refused(text: str) -> None:
         {"began_at": float("nan")},
         {"began_at": float("inf")},
         {"time_limit": "1h"},
+        {"estimated_bytes": "7"},
         {"time_limit": -1},
         {"time_limit": 10**400},
         {"origins": {"device": {"layer": "FLAG", "flag": 5}}},

@@ -55,6 +55,13 @@ def wait_for_families(process: subprocess.Popen[str], count: int) -> dict[int, l
     return {int(path.name[-1]): [*map(int, path.read_text().split())] for path in found}
 
 
+def process_of_this_test(pid: int) -> psutil.Process:
+    """Return the process of a number that it has told, which another may have been given since."""
+    process = psutil.Process(pid)
+    assert process.environ().get("HOME") == os.environ["HOME"], process.cmdline()
+    return process
+
+
 def processes_of_this_test() -> list[psutil.Process]:
     """Return every running process that this test has started, also those that nobody waits for.
 

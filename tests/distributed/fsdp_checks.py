@@ -99,6 +99,16 @@ def refusals() -> dict[str, str]:
         "AveragedModel": lambda: torch.optim.swa_utils.AveragedModel(model),
         "Adafactor": adafactor,
         "scalar parameter": lambda: accelerator.prepare(scalar),
+        "one layer more on a rank": lambda: accelerator.prepare(
+            nn.Sequential(*[nn.Linear(2, 2) for _ in range(2 + accelerator.process_index)])
+        ),
+        "frozen on a rank": lambda: accelerator.prepare(
+            nn.Linear(2, 2).requires_grad_(accelerator.is_main_process)
+        ),
+        "empty parameter": lambda: accelerator.prepare(nn.Linear(0, 3)),
+        "two dtypes": lambda: fsdp(wrap=10**6).prepare(
+            nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+        ),
         "optimizer of no prepared model": of_no_model,
         "sharded and other parameters": mixed,
         "parameters from before, norm": lambda: accelerator.clip_grad_norm_(before, 1.0),
@@ -131,6 +141,57 @@ def evaluation() -> dict[str, bool]:
         "trains after inference_mode": moved,
         "unwrapped is itself": accelerator.unwrap_model(model) is model,
         "distributed_type": accelerator.distributed_type == "FSDP",
+    }
+
+
+class Autoencoder(nn.Module):
+    """A model whose forward() calls a method that is also called by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 4), nn.Linear(4, 8)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.inner(x).relu()  # type: ignore[no-any-return]
+
+    def error(self, x: Tensor) -> Tensor:
+        return self(x) - self.outer(self.encode(x))  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.encode(x))  # type: ignore[no-any-return]
+
+
+def methods() -> dict[str, bool]:
+    accelerator = fsdp(forward_methods=["encode", "error"])
+    torch.manual_seed(0)
+    plain = Autoencoder()
+    x = torch.randn(3, 8)
+    encoded, decoded = plain.encode(x).detach(), plain(x).detach()
+    model = accelerator.prepare(plain)
+    accelerator.backward(model(x).sum())
+    inner: Any
+    with accelerator.whole(model) as inner:
+        of_rank_0 = inner.state_dict() if accelerator.is_main_process else {}
+        is_whole = inner.inner.weight.shape == (4, 8)
+    found = {
+        "in forward()": torch.allclose(model(x), decoded),
+        "by itself": torch.allclose(model.encode(x), encoded),
+        "after another": bool((model.error(x).abs() < 1e-6).all()),
+        "is still whole after state_dict()": is_whole,
+        "is sharded after whole()": all(hasattr(one, "full_tensor") for one in model.parameters()),
+    }
+    state = accelerator.get_state_dict(model)
+    same = [torch.equal(one, state[name]) for name, one in of_rank_0.items()]
+    model.zero_grad()
+    accelerator.backward(model.encode(x).sum())
+    torch.manual_seed(0)
+    expected: Any = Autoencoder()
+    expected.encode(x).sum().backward()
+    gradient = model.inner.weight.grad.full_tensor()
+    return {
+        **found,
+        "state_dict() in whole()": all(same) and len(same) == len(state),
+        "gradients of a method": torch.allclose(gradient, expected.inner.weight.grad),
     }
 
 
@@ -301,6 +362,7 @@ def checked(folder: Path) -> dict[str, Any]:
     return {
         "refusals": refusals(),
         "evaluation": evaluation(),
+        "methods": methods(),
         "saving": saving(folder),
         "ways": {**ways_to_train(), "saved between steps": saved_between_steps(folder)},
         "averages": [averaged(strategy) for strategy in ("ddp", "fsdp")],

@@ -4,8 +4,9 @@ python tests/distributed/killed_training.py FOLDER RANKS WORKERS ACCUMULATION KI
 
 Every rank is forked from this process, so that each attempt imports nothing. In each attempt but
 the last, one of them kills itself (SIGKILL) at a random place of a random step; this process then
-kills the others. It prints the number of kills, and ends with an error where the loss of any step
-of any rank, or a final weight, differs from that of the run without a kill in a single bit.
+kills the others, and ends what they have left, as a launcher does. It prints the number of kills,
+and ends with an error where the loss of any step of any rank, or a final weight, differs from that
+of the run without a kill in a single bit.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import headway.checkpoint.loading
 import headway.checkpoint.saving  # noqa: F401 - imported here once, not in every rank
 from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in
+from headway.launcher.inside.process_cleanup import adopt_orphans, end_descendants
 from headway.utils import ProjectConfiguration
 
 EPOCHS = 3
@@ -121,11 +123,14 @@ def attempt(
     codes = []
     while pids:  # those that a killed rank was talking to may end before it, with an error
         pid, status = os.wait()
+        if pid not in pids:  # a worker, adopted
+            continue
         pids.remove(pid)
         codes.append(os.waitstatus_to_exitcode(status))
         if codes[-1] == -signal.SIGKILL:
             for other in pids:
                 os.kill(other, signal.SIGKILL)
+    end_descendants(0)
     if any(codes) and -signal.SIGKILL not in codes:
         sys.exit("a rank failed")
     return not any(codes)
@@ -149,6 +154,7 @@ def seen(folder: Path, ranks: int) -> list[Any]:
 
 def main(folder: Path, ranks: int, workers: int, accumulation: int, kills: int, seed: int) -> None:
     torch.optim.AdamW([torch.zeros(1)])  # imports what every rank would import for its own
+    adopt_orphans()
     chance = random.Random(seed)
     whole, killed = folder / "whole", folder / "killed"
     for one in (whole, killed):

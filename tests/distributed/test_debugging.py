@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import termios
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.families import process_of_this_test
 from tests.distributed.launching import HEADWAY, environment, is_alive, script
 
 pytestmark = pytest.mark.distributed
@@ -175,7 +175,7 @@ def test_a_rank_killed_at_its_prompt_leaves_the_terminal_as_it_was() -> None:
     with terminal(*WORDS, script(SCRIPT)) as screen:
         screen.wait_for("(Pdb) ")
         assert [rank["tty"] for rank in seen()] == [False, True, False]
-        os.kill(int(str(seen()[1]["pid"])), signal.SIGKILL)
+        process_of_this_test(int(str(seen()[1]["pid"]))).kill()
         screen.wait_for("\nerror: rank 1 of 3 was ended by SIGKILL")
         assert screen.process.wait(timeout=30) == 137
         assert screen.is_usual()

@@ -85,6 +85,11 @@ def test_evaluation_leaves_parameters_sharded_and_training_goes_on(seen: Any) ->
         assert [name for name, holds in rank.items() if not holds] == []
 
 
+def test_methods_and_whole_weights_are_as_without_sharding(seen: Any) -> None:
+    for rank in each(seen, "checks", "methods"):
+        assert [name for name, holds in rank.items() if not holds] == []
+
+
 def test_a_state_is_whole_on_rank_0_and_files_are_small(seen: Any) -> None:
     saving = each(seen, "checks", "saving")
     assert [rank["is whole here"] for rank in saving] == [True] + [False] * (len(saving) - 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 from tests.distributed.families import (
     FAMILY,
     family_script,
+    process_of_this_test,
     processes_of_this_test,
     survivors,
     wait_for_families,
@@ -41,27 +41,28 @@ def start_families(count: int, *words: str) -> tuple[subprocess.Popen[str], list
     return process, [pids[0] for pids in families.values()]
 
 
-def above(rank: int, launcher: int) -> list[int]:
-    """Return the pids from a rank's parent up to the launcher."""
-    pids = []
-    for one in psutil.Process(rank).parents():
-        pids.append(one.pid)
+def above(rank: int, launcher: int) -> list[psutil.Process]:
+    """Return the processes from a rank's parent up to the launcher."""
+    found = []
+    for one in process_of_this_test(rank).parents():
+        found.append(one)
         if one.pid == launcher:
-            return pids
+            return found
     raise AssertionError("the launcher is not above its rank")
 
 
-def kill_suspended(pids: list[int]) -> None:
+def kill_suspended(processes: list[psutil.Process]) -> None:
     """Kill processes at one instant, as far as they can see."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in pids:
-            os.kill(pid, number)
+        for one in processes:
+            one.send_signal(number)
 
 
 def kill_launcher_and_server(count: int, *words: str) -> list[str]:
     """Kill both in a new run; return what is left."""
     process, ranks = start_families(count, *words)
-    kill_suspended([above(ranks[0], process.pid)[0], process.pid])
+    ours = above(ranks[0], process.pid)
+    kill_suspended([ours[0], ours[-1]])
     process.communicate()
     return survivors(_GONE_WITHIN_S)
 
@@ -89,7 +90,7 @@ def test_nothing_survives_two_of_the_three_above_the_ranks_killed_together(spare
     ours = dict(
         zip(["fork server", "guardian", "launcher"], above(ranks[0], process.pid), strict=True)
     )
-    kill_suspended([pid for name, pid in ours.items() if name != spared])
+    kill_suspended([one for name, one in ours.items() if name != spared])
     process.communicate(timeout=300)
     assert not survivors(_GONE_WITHIN_S)
 
@@ -135,7 +136,7 @@ def test_orphans_of_a_rank_are_reaped_when_they_end() -> None:
 @pytest.mark.long
 def test_a_suspended_fork_server_does_not_hold_a_stop_up() -> None:
     process, ranks = start_families(2)
-    os.kill(above(ranks[0], process.pid)[0], signal.SIGSTOP)
+    above(ranks[0], process.pid)[0].suspend()
     process.terminate()
     process.communicate(timeout=300)
     assert not survivors(_GONE_WITHIN_S)
@@ -144,7 +145,7 @@ def test_a_suspended_fork_server_does_not_hold_a_stop_up() -> None:
 @pytest.mark.long
 def test_nothing_survives_a_launcher_killed_while_the_fork_server_is_suspended() -> None:
     process, ranks = start_families(2)
-    os.kill(above(ranks[0], process.pid)[0], signal.SIGSTOP)
+    above(ranks[0], process.pid)[0].suspend()
     process.kill()
     process.communicate()
     assert not survivors(_GONE_WITHIN_S)
@@ -163,12 +164,12 @@ def test_nothing_survives_of_a_run_that_is_killed_while_parts_of_it_are_suspende
     suspended: list[str], killed: list[str]
 ) -> None:
     process, ranks = start_families(2)
-    pids = dict(
+    ours = dict(
         zip(["fork server", "guardian", "launcher"], above(ranks[0], process.pid), strict=True)
     )
     for number, names in ((signal.SIGSTOP, suspended), (signal.SIGKILL, killed)):
         for name in names:
-            os.kill(pids[name], number)
+            ours[name].send_signal(number)
     _, errors = process.communicate(timeout=300)
     assert not survivors(_GONE_WITHIN_S)
     if "launcher" not in killed:

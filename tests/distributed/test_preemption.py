@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.families import processes_of_this_test, survivors
+from tests.distributed.families import process_of_this_test, processes_of_this_test, survivors
 from tests.distributed.launching import start
 
 pytest.importorskip("torch")
@@ -151,7 +150,7 @@ def terminate_all() -> None:
 
 
 def one_rank(job: Job, rank: int, number: signal.Signals) -> None:
-    os.kill(job.pid(rank), number)
+    process_of_this_test(job.pid(rank)).send_signal(number)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.long)])
@@ -218,6 +217,7 @@ def test_a_rank_that_is_killed_while_its_job_stops_is_named_and_nothing_is_left(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_many_signals_at_random_times_lose_nothing(
     ranks: int, tmp_path: Path, undisturbed: Callable[..., str]

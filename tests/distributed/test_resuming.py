@@ -93,6 +93,7 @@ def test_a_run_under_kills_ends_as_one_without(words: tuple[int, ...], tmp_path:
 
 
 @LONG
+@pytest.mark.timeout(2700)  # each of three runs may take the time that `run_with_kills` gives it
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -19,6 +19,7 @@ import pytest
 from tests.distributed.families import (
     MANNERS,
     family_script,
+    process_of_this_test,
     survivors,
     wait_for_families,
 )
@@ -65,12 +66,12 @@ def kill_launcher(process: subprocess.Popen[str]) -> None:
 
 
 def kill_a_rank(process: subprocess.Popen[str]) -> None:
-    os.kill(int(Path("pids_0").read_text().split()[0]), signal.SIGKILL)
+    process_of_this_test(int(Path("pids_0").read_text().split()[0])).kill()
 
 
 def kill_the_server(process: subprocess.Popen[str]) -> None:
-    rank = int(Path("pids_0").read_text().split()[0])
-    psutil.Process(psutil.Process(rank).ppid()).kill()
+    rank = process_of_this_test(int(Path("pids_0").read_text().split()[0]))
+    rank.parents()[0].kill()
 
 
 def send(number: int):  # type: ignore[no-untyped-def]

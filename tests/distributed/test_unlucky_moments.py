@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from headway.contract.records import End, Ended
+from headway.launcher.planning.grace import Grace
 from headway.launcher.reporting.process_state import handles_quit
 from headway.launcher.reporting.watch import Watch
 from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
@@ -155,7 +156,9 @@ from types import SimpleNamespace
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.launcher.starting.supervise import _signals
 agent = SimpleNamespace(
-    is_stopping=False, end_grace_period=lambda: print("end_grace_period"), tell_stop=str
+    is_stopping=False,
+    end_grace_period=lambda: print("end_grace_period"),
+    tell_stop=lambda _, ends_grace: None,
 )
 with _signals(agent):
     for _ in range(2):
@@ -225,9 +228,7 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
         attempt=0,
         reports_its_end=True,
         debug_rank=None,
-        grace_s=30,
-        victim_grace_s=5,
-        saving_grace_s=5,
+        grace=Grace(30, 5, 5),
     )
     ranks._local_ranks[7] = 0
     starter.woken.put(None)
@@ -246,7 +247,7 @@ def test_the_time_until_a_rank_starts_is_no_hang() -> None:
         for _ in range(2):
             reading, writing = os.pipe()
             fds += [reading, writing]
-        watch.add(0, os.getpid(), fds[0], fds[2])
+        watch.add(0, os.getpid(), fds[0], fds[2], int)
         time.sleep(0.5)
         assert watch.hang is None
         deadline = time.monotonic() + 20
