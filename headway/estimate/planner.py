@@ -164,7 +164,8 @@ class Planner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._server.__exit__(kind, error, trace)  # closes its standard input, which ends it
+        with suppress(BrokenPipeError):  # of what a server that has ended did not read
+            self._server.__exit__(kind, error, trace)  # closes its standard input, which ends it
 
     def judge(
         self, row: Row, attempt: Attempt, devices: Devices, batches: BatchSizes | None

@@ -227,12 +227,19 @@ def test_what_is_printed_says_rung_peak_and_line_and_a_script_that_trains_nothin
 
 
 @pytest.mark.processes
-def test_a_child_that_ends_without_an_answer_is_an_error_that_says_so(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 7\n")
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_child_that_ends_without_an_answer_is_an_error_that_says_so(
+    tmp_path: Path, reads: bool
+) -> None:
+    python, closed = tmp_path / "python", tmp_path / "closed"
+    last = "read line" if reads else "exec <&-"
+    python.write_text(f"#!/bin/sh\n{last}\n> {closed}\nexit 7\n")
     python.chmod(0o755)
-    with Planner([str(python)], os.environ) as planner, pytest.raises(LaunchError) as refused:
-        planner.climb_down(Attempt("script.py", ()))
+    with Planner([str(python)], os.environ) as planner:
+        while not reads and not closed.exists():  # nobody reads what is written from here on
+            time.sleep(0.01)
+        with pytest.raises(LaunchError) as refused:
+            planner.climb_down(Attempt("script.py", ()))
     assert refused.value.problems[0].where == "script.py"
     assert "7" in refused.value.problems[0].what
 
