@@ -31,9 +31,11 @@ rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 with open(f"up_{attempt}_{rank}.new", "w") as file:
     file.write(f"{os.getpid()} {dist.get_world_size()}")
 os.rename(file.name, f"up_{attempt}_{rank}")
-while not os.path.exists(f"end_{attempt}"):
-    dist.all_reduce(torch.ones(1))
+ends = torch.zeros(1)
+while not ends:  # none ends before the others know of it
     time.sleep(0.05)
+    ends[0] = os.path.exists(f"end_{attempt}")
+    dist.all_reduce(ends)
 print("of", dist.get_world_size())
 os._exit(0)
 """
