@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -622,16 +623,24 @@ def test_a_terminal_made_narrower_is_narrower_for_rank_0_too() -> None:
     assert child.exitstatus == 0
 
 
-def test_lines_of_ranks_are_never_torn() -> None:
-    text = (
-        "import os, sys\n"
-        "for i in range(2000):\n"
-        "    sys.stdout.write(os.environ['RANK'] * 40); sys.stdout.write('\\n')\n"
-    )
-    done = launch("--cpu", "--num-processes", "3", script(text))
-    lines = done.stdout.splitlines()
-    assert len(lines) == 6000
-    assert set(lines) == {f"[{rank}] {str(rank) * 40}" for rank in range(3)}
+LINES = """
+import os
+def lines(rank):
+    return [f"{rank} {i} " + "x" * (20_000 if i % 3 == 0 else i % 70) for i in range(600)]
+if __name__ == "__main__":
+    print(*lines(os.environ["RANK"]), sep="\\n")
+"""
+
+
+def test_no_line_of_eight_ranks_is_torn_or_lost_long_and_short_ones_at_once() -> None:
+    done = launch("-q", "--cpu", "--num-processes", "8", script(LINES))
+    shown: dict[str, list[str]] = {f"[{rank}]": [] for rank in range(8)}
+    for line in done.stdout.splitlines():
+        prefix, _, text = line.partition(" ")
+        shown[prefix].append(text)
+    lines = runpy.run_path("script.py")["lines"]
+    assert [len(those) for those in shown.values()] == [600] * 8
+    assert list(shown.values()) == [lines(rank) for rank in range(8)]
 
 
 def test_a_reader_that_goes_away_ends_the_launch_without_a_traceback() -> None:
