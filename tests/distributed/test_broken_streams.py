@@ -140,6 +140,15 @@ def test_a_full_disk_under_the_logs_is_said_once_and_the_report_has_one_prefix()
     assert done.stdout.count("x" * 10_000) == 2
 
 
+EXITING = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    print("last words")
+    sys.exit(7)
+time.sleep(300)
+"""
+
+
 def test_the_report_comes_to_stdout_where_stderr_is_closed_and_names_are_not_utf_8() -> None:
     folder = os.fsdecode(b"caf\xe9")
     os.mkdir(folder)
@@ -150,6 +159,27 @@ def test_the_report_comes_to_stdout_where_stderr_is_closed_and_names_are_not_utf
     assert r"caf\udce9/caf\udce9.py" in done.stdout
     (log,) = Path("logs").glob("*/rank_1_*")
     assert "ValueError: boom" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("closed", "left"),
+    [
+        (">&-", "stderr"),
+        pytest.param("2>&-", "stdout", marks=pytest.mark.long),
+        (">&- 2>&-", None),
+    ],
+)
+def test_the_report_comes_to_the_stream_that_is_left_and_the_exit_code_is_the_ranks(
+    closed: str, left: str | None
+) -> None:
+    done = launch_in_shell(f"LAUNCH {closed}", script(EXITING))
+    assert done.returncode == 7
+    shown = {"stdout": done.stdout, "stderr": done.stderr}
+    report = shown.pop(left) if left else "rank 1 of 2 ended with exit code 7"
+    assert "rank 1 of 2 ended with exit code 7" in report
+    assert not any(shown.values())
+    (log,) = Path("logs").glob("*/rank_1_*")
+    assert log.read_text() == "last words\n"
 
 
 REOPENED = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -224,10 +225,8 @@ def test_a_port_in_use_is_refused_with_the_way_out() -> None:
 
 @pytest.mark.parametrize("code", [1, 42])
 def test_the_exit_code_is_that_of_the_first_rank_to_fail(code: int) -> None:
-    text = f"import os, sys, time\nif os.environ['RANK'] == '1': sys.exit({code})\ntime.sleep(60)"
-    started = time.monotonic()
+    text = f"import os, sys, time\nif os.environ['RANK'] == '1': sys.exit({code})\ntime.sleep(1000)"
     done = launch("--cpu", "--num-processes", "3", script(text))
-    assert time.monotonic() - started < 55  # the others sleep for 60
     assert done.returncode == code
     assert (
         f"rank 1 of 3 ended with exit code {code}; ranks 0, 2 stopped after rank 1 failed"
@@ -300,7 +299,7 @@ while True:
 
 
 def pids_of_ranks(count: int) -> list[int]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         texts = [path.read_text() for path in Path.cwd().glob("pid_*")]
         if len(texts) == count and all(texts):
@@ -348,16 +347,15 @@ def lines_to(stream: IO[str], words: str) -> list[str]:
 
 def test_a_first_ctrl_c_says_what_it_waits_for_and_a_second_ends_ranks_that_do_not_listen() -> None:
     text = WAITING.replace("sys.exit(STOPPED)", "pass")
-    process = start("--cpu", "--num-processes", "2", script(text))
+    words = ["--num-processes", "2", "--grace-period-s", "1000"]
+    process = start("--cpu", *words, script(text))
     pids = pids_of_ranks(2)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     line = lines_to(process.stderr, "to stop")[-1]
-    assert "waiting for ranks 0-1 to stop, up to 30 s; Ctrl-C again" in line
-    started = time.monotonic()
+    assert "waiting for ranks 0-1 to stop, up to 1000 s; Ctrl-C again" in line
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
-    assert time.monotonic() - started < 15  # grace would be 30
     assert process.returncode == 130
     assert not [pid for pid in pids if is_alive(pid)]
 
@@ -492,7 +490,7 @@ def test_ctrl_c_is_heard_while_machine_0_waits_for_the_others() -> None:
     while "waiting for machine 1" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=300)
     assert process.returncode == 130
 
 
@@ -622,16 +620,24 @@ def test_a_terminal_made_narrower_is_narrower_for_rank_0_too() -> None:
     assert child.exitstatus == 0
 
 
-def test_lines_of_ranks_are_never_torn() -> None:
-    text = (
-        "import os, sys\n"
-        "for i in range(2000):\n"
-        "    sys.stdout.write(os.environ['RANK'] * 40); sys.stdout.write('\\n')\n"
-    )
-    done = launch("--cpu", "--num-processes", "3", script(text))
-    lines = done.stdout.splitlines()
-    assert len(lines) == 6000
-    assert set(lines) == {f"[{rank}] {str(rank) * 40}" for rank in range(3)}
+LINES = """
+import os
+def lines(rank):
+    return [f"{rank} {i} " + "x" * (20_000 if i % 3 == 0 else i % 70) for i in range(600)]
+if __name__ == "__main__":
+    print(*lines(os.environ["RANK"]), sep="\\n")
+"""
+
+
+def test_no_line_of_eight_ranks_is_torn_or_lost_long_and_short_ones_at_once() -> None:
+    done = launch("-q", "--cpu", "--num-processes", "8", script(LINES))
+    shown: dict[str, list[str]] = {f"[{rank}]": [] for rank in range(8)}
+    for line in done.stdout.splitlines():
+        prefix, _, text = line.partition(" ")
+        shown[prefix].append(text)
+    lines = runpy.run_path("script.py")["lines"]
+    assert [len(those) for those in shown.values()] == [600] * 8
+    assert list(shown.values()) == [lines(rank) for rank in range(8)]
 
 
 def test_a_reader_that_goes_away_ends_the_launch_without_a_traceback() -> None:

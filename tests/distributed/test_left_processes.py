@@ -26,22 +26,28 @@ WORDS = ["-q", "--cpu", "--num-processes", "2"]
 
 def uploads(count: int) -> bool:
     """Return whether so many uploads end within a while."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while len(list(Path.cwd().glob("uploaded_?"))) < count and time.monotonic() < deadline:
         time.sleep(0.05)
     return len(list(Path.cwd().glob("uploaded_?"))) == count
 
 
 @pytest.mark.wording
-def test_children_of_ranks_that_succeeded_end_by_themselves_and_are_named() -> None:
-    process = start(*WORDS, script(UPLOADING))
+@pytest.mark.parametrize(
+    ("words", "count", "whose"),
+    [(["--supervise"], 1, "rank 0"), (["--num-processes", "2"], 2, "ranks 0-1")],
+)
+def test_children_of_ranks_that_succeeded_end_by_themselves_and_are_named(
+    words: list[str], count: int, whose: str
+) -> None:
+    process = start("-q", "--cpu", *words, script(UPLOADING))
     assert process.stderr is not None
     line = process.stderr.readline()
     assert line.startswith("headway: waiting up to 30 s for ")
-    assert "that ranks 0-1 left: " in line
+    assert f"that {whose} left: " in line
     assert "sh (pid " in line
     Path("go").touch()
-    assert uploads(2)
+    assert uploads(count)
     output, rest = process.communicate(timeout=300)
     assert (output, "are over" in rest) == ("", False)
     assert process.returncode == 0
@@ -54,6 +60,24 @@ def test_children_that_outlive_the_grace_period_are_ended() -> None:
     assert "sh (pid " in done.stderr
     assert not survivors(0.5)
     assert not list(Path.cwd().glob("uploaded_?"))
+
+
+DEAF = """
+import os, subprocess, time
+mark = "deaf_" + os.environ["RANK"]
+subprocess.Popen(["sh", "-c", f"trap '' TERM; touch {mark}; while :; do sleep 0.1; done"])
+while not os.path.exists(mark):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("words", [["--supervise"], ["--num-processes", "2"]])
+def test_children_that_ignore_sigterm_are_killed_after_the_grace_period(words: list[str]) -> None:
+    done = launch("-q", "--cpu", *words, "--grace-period-s", "1", script(DEAF))
+    assert done.returncode == 0, done.stderr
+    assert "1 s are over: ending " in done.stderr
+    assert "sh (pid " in done.stderr
+    assert not survivors(0.5)
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,18 @@ def test_the_same_exception_each_time_is_tried_as_often_as_was_asked_for() -> No
     assert "same failure as before (2 of 3)" in done.stderr
     assert "same failure as before (3 of 3)" in done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 130)])
+def test_a_stop_signal_during_the_delay_of_a_restart_ends_the_run(number: int, code: int) -> None:
+    words = ["--supervise", "--max-restarts", "1", "--restart-delay", "60"]
+    process = start("-q", "--cpu", *words, script("print('tried')\nraise SystemExit(7)"))
+    assert process.stderr is not None
+    while "restart 1 of 1 in 60 s" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=50)  # before the delay is over
+    assert (out, process.returncode) == ("tried\n", code)
 
 
 KILLING = """

@@ -172,9 +172,7 @@ KINDS = {  # what the rank does: what the report says, and the exit code
 def test_a_crash_names_the_rank_that_failed_first(kind: str, rank: int) -> None:
     fault, words, code = KINDS[kind]
     name = script(GROUP.format(rank=rank, fault=fault))
-    started = time.monotonic()
     done = launch("-q", "--cpu", "--num-processes", "4", "--log-dir", "logs", name)
-    assert time.monotonic() - started < 60
     assert done.returncode == code
     report = done.stderr[done.stderr.rindex("error: ") :].splitlines()
     assert report[0].startswith(f"error: rank {rank} of 4 {words}")
@@ -194,37 +192,36 @@ def test_a_crash_names_the_rank_that_failed_first(kind: str, rank: int) -> None:
 
 
 ENDS = {  # ranks that torch's own process contexts never notice, or wait half a minute for
-    "all leave by os._exit(0)": ("os._exit(0)", 0, 10),
+    "all leave by os._exit(0)": ("os._exit(0)", 0, ""),
     "a survivor traps SIGTERM": (
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "open('trapped_' + os.environ['RANK'], 'w').close()\n"
         "while len(glob.glob('trapped_?')) < 3: time.sleep(0.01)\n"
-        "if os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(100)",
+        "if os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(1000)",
         3,
-        5 + 2,
+        "ranks 0, 2 were killed, still stopping after 5 s",
     ),
     "one leaves by os._exit(0), the others wait": (
         "dist.init_process_group('gloo')\nif os.environ['RANK'] == '1': os._exit(0)\n"
         "dist.barrier()",
         1,
-        5 + 2,
+        "rank 1 of 3 left by os._exit(0)",
     ),
 }
 
 
 @pytest.mark.parametrize("way", ENDS)
-def test_every_end_is_noticed_at_once(way: str) -> None:
-    text, code, within_s = ENDS[way]
+def test_every_end_is_noticed(way: str) -> None:
+    text, code, said = ENDS[way]
     first = "import glob, os, signal, sys, time\nimport torch.distributed as dist\n"
     mark = "open('began_' + os.environ['RANK'], 'w').close()\n"
     process = start("-q", "--cpu", "--num-processes", "3", script(first + mark + text))
     while len(list(Path.cwd().glob("began_?"))) < 3:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    began = time.monotonic()
     _, errors = process.communicate(timeout=300)
-    assert time.monotonic() - began < within_s + 5, errors  # five more for a busy machine
     assert process.returncode == code, errors
+    assert said in errors
 
 
 def test_a_swallowed_interrupt_is_one_all_the_same() -> None:
@@ -325,14 +322,13 @@ open("flooded_" + os.environ["RANK"], "w").close()
 while True:
     os.write(channel.fd, {junk!r} * 100_000)
 """)
-    process = start("-q", "--cpu", "--num-processes", "2", name)
-    deadline = time.monotonic() + 60
+    words = ["--num-processes", "2", "--grace-period-s", "1000"]  # then SIGKILL would come
+    process = start("-q", "--cpu", *words, name)
+    deadline = time.monotonic() + 300
     while len(list(Path.cwd().glob("flooded_?"))) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    _, shown = process.communicate(timeout=30)
-    assert time.monotonic() - began < 20  # SIGKILL would come after 30
+    _, shown = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGTERM, shown
     assert shown.count("status channel") == (2 if junk == b"\n" else shown.count("too long"))

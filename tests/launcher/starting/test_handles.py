@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from headway.contract.records import Ended
+from headway.launcher.inside.process_cleanup import end_processes
 from headway.launcher.planning.grace import Grace
 from headway.launcher.starting.handles import ProcessHandle
 
@@ -39,6 +41,11 @@ def bystander(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[byte
         process.kill()
 
 
+def give_number(ended: psutil.Process, process: subprocess.Popen[bytes]) -> None:
+    """Make of a process that has ended what it looks like once another one has its number."""
+    vars(ended)["_pid"] = process.pid
+
+
 @pytest.mark.parametrize("has_pidfds", [True, False])
 def test_a_handle_signals_its_process_and_no_later_one_of_that_number(
     has_pidfds: bool, monkeypatch: pytest.MonkeyPatch, bystander: subprocess.Popen[bytes]
@@ -51,12 +58,24 @@ def test_a_handle_signals_its_process_and_no_later_one_of_that_number(
         handle = ProcessHandle(process.pid)
         handle.send(signal.SIGTERM)
         assert process.wait(timeout=10) == -signal.SIGTERM
-    if not has_pidfds:  # what another process of this number looks like
+    if not has_pidfds:
         assert handle._process is not None
-        vars(handle._process)["_pid"] = bystander.pid
+        give_number(handle._process, bystander)
     handle.send(signal.SIGKILL)
     handle.close()
     handle.send(signal.SIGKILL)
+
+
+def test_what_ranks_have_left_is_not_signalled_by_a_number_that_another_process_has_now(
+    bystander: subprocess.Popen[bytes],
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        left = psutil.Process(process.pid)
+        process.kill()
+    give_number(left, bystander)
+    looks = iter([[left], [left], None])
+    end_processes(lambda: next(looks), 0)
+    assert next(looks, "all were taken") == "all were taken"
 
 
 def test_the_end_of_a_run_does_not_signal_a_group_that_has_a_reaped_ranks_number(

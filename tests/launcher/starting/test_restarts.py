@@ -9,7 +9,9 @@ import pytest
 from headway.contract.records import Crash
 from headway.launcher.clusters.channel.messages import Restart
 from headway.launcher.reporting.failures import Failure, RankExit, ServerDeath
-from headway.launcher.starting.restarts import MAX_DELAY_S, Restarts
+from headway.launcher.starting.restarts import Restarts
+from headway.settings.resolve import resolve
+from tests.machines.recorded import load
 
 
 def failure(message: str = "away") -> Failure:
@@ -17,13 +19,13 @@ def failure(message: str = "away") -> Failure:
     return Failure(RankExit(0, 7, 1, 1.0, False, crash), (), (), (), world_size=2)
 
 
-def test_the_delay_doubles_up_to_a_limit_and_starts_anew_after_progress() -> None:
-    restarts = Restarts(20, 1)
+def test_the_default_delay_doubles_from_1_s_to_60_s_and_starts_anew_after_progress() -> None:
+    restarts = Restarts(20, resolve([], load("laptop_cpu"), {}).restart_delay)
 
     def next_delay(made_progress: bool = False) -> float:
         return restarts.after(failure(), 1, made_progress)[1]
 
-    assert [next_delay() for _ in range(8)] == [1, 2, 4, 8, 16, 32, MAX_DELAY_S, MAX_DELAY_S]
+    assert [next_delay() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert [next_delay(made_progress=True), next_delay()] == [1, 2]
 
 
