@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from headway.commands.config.check import SCRIPT
 from headway.commands.exchange.accelerate_file import not_in_accelerate, to_accelerate
 from headway.commands.exchange.kubernetes_export import (
-    is_name,
     not_in_kubernetes,
     secret_name,
     secrets_of,
     to_kubernetes,
+    why_not_image,
+    why_not_name,
 )
 from headway.commands.exchange.torchrun_export import not_in_torchrun, to_torchrun
 from headway.commands.flags import Parsed, Parser, machine_from_flags
@@ -89,8 +90,10 @@ def _check_flags_of_kubernetes(parsed: Parsed, parser: Parser) -> None:
     if parsed.image is None:
         parser.error(f"--format {KUBERNETES} requires --image IMAGE")
     parsed.name = parsed.name or _NAME
-    if not is_name(parsed.name):
-        parser.error(f"--name is {parsed.name!r}, but it must be at most 52 of a-z, 0-9 and -")
+    if reason := why_not_name(parsed.name):
+        parser.error(f"--name is {parsed.name!r}, but it {reason}")
+    if reason := why_not_image(parsed.image):
+        parser.error(f"--image is {parsed.image!r}, but it {reason}")
 
 
 def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple[str, list[str]]:

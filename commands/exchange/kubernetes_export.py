@@ -20,14 +20,25 @@ _STOP_MARGIN_S = 30  # after the grace period, until the pod is killed
 _OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 _NOT_THERE = (*OF_HOSTS, *OF_JOBS)
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # a host name, with an index after it
+_NAME_CHARS = re.compile(r"[-a-z0-9]{1,52}")  # a host name, with an index after it
 
 Manifest = Mapping[str, Any]
 
 
-def is_name(name: str) -> bool:
-    """Return whether the objects of a manifest can have this name."""
-    return _NAME.fullmatch(name) is not None
+def why_not_name(name: str) -> str:
+    """Return why the objects of a manifest cannot have this name; empty if they can."""
+    if not _NAME_CHARS.fullmatch(name):
+        return "must be at most 52 of a-z, 0-9 and -"
+    if not name[0].isalpha():
+        return "must begin with a letter"
+    return "must not end with -" if name.endswith("-") else ""
+
+
+def why_not_image(image: str) -> str:
+    """Return why a container cannot have this image; empty if it looks like one."""
+    if not image or image != "".join(image.split()) or not image.isprintable():
+        return "must be one word, without spaces and control characters"
+    return "" if image[0].isalnum() else "must begin with a letter or a digit"
 
 
 def to_kubernetes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,13 +16,17 @@ from headway.errors import LaunchError, MachineError
 _LEAST_S, _MOST_S = 1.0, 15.0  # between two questions to SLURM's controller, which all users share
 _READ_EVERY_S = 0.5
 _LIST_WITHIN_S = 5.0
+_MOST_CHARS = 4096  # of a path, which squeue fills up with spaces
 _CHUNK_BYTES = 1 << 16
 _ENDED = {  # squeue(1), "JOB STATE CODES"
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
     *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 }
 _PENDING = "PENDING"
+_RUNNING = "RUNNING"
+_NOTICE_AT = 2  # times that a running job had no log: a shared folder shows it later
 _JOB_ID = re.compile(r"\d+(_\d+)?")
+_SYMBOL = re.compile(r"%(\d*)([%jAaxu])")  # sbatch(1), "FILENAME PATTERN"
 
 
 class JobState(NamedTuple):
@@ -125,7 +130,10 @@ def state_of(job: str) -> JobState:
     """
     shown = _run(["scontrol", "show", "job", job])
     if shown.returncode == 0:
-        return read_state(shown.stdout)
+        state = read_state(shown.stdout)
+        # scontrol replaces the %j of %%j too, which the job's output does not follow
+        pattern = _pattern_of(job) if "%" in state.log else ""
+        return state._replace(log=file_of(pattern, shown.stdout)) if pattern else state
     with suppress(MachineError):  # without accounting there may be no sacct
         columns = ["sacct", "--noheader", "--allocations", "--parsable2", "--format"]
         kept = _run([*columns, "State,ExitCode", "--jobs", job])
@@ -143,18 +151,51 @@ def state_of(job: str) -> JobState:
 def read_state(text: str) -> JobState:
     """Return the state in the output of `scontrol show job`, where a line can end in any text."""
 
-    def value(pattern: str) -> str:
-        found = re.search(pattern, text, re.MULTILINE)
-        return found[1] if found else ""
-
-    code, _, signal = value(r"^ +Requeue=.* ExitCode=(\d+:\d+)").partition(":")
+    code, _, signal = _value(r"^ +Requeue=.* ExitCode=(\d+:\d+)", text).partition(":")
     return JobState(
-        value(r"^ +JobState=(\w+)"),
-        value(r"^ +JobState=\w+ Reason=(\S+)"),
-        value(r"^ +StdOut=(.*)$").replace("%%", "%"),  # shown as it was given, but for %j
+        _value(r"^ +JobState=(\w+)", text),
+        _value(r"^ +JobState=\w+ Reason=(\S+)", text),
+        _value(r"^ +StdOut=(.*)$", text).replace("%%", "%"),
         int(code or 0),
         int(signal or 0),
     )
+
+
+def file_of(pattern: str, shown: str) -> str:
+    """Return the file that sbatch's `--output=pattern` means for a job.
+
+    Args:
+        pattern: with symbols such as `%j`.
+        shown: the output of `scontrol show job`.
+    """
+    number = _value(r"^JobId=(\d+)", shown)
+    values = {
+        "%": "%",
+        "j": number,
+        "A": _value(r"^JobId=\d+ ArrayJobId=(\d+)", shown) or number,
+        "a": _value(r"^JobId=\d+ ArrayJobId=\d+ ArrayTaskId=(\d+)", shown),
+        "x": _value(r"^JobId=.*?JobName=(.*)$", shown),
+        "u": _value(r"^ +UserId=([^(]*)", shown),
+    }
+
+    def text(symbol: re.Match[str]) -> str:
+        value = values[symbol[2]]
+        return value.zfill(int(symbol[1] or 0)) if value.isdigit() else value
+
+    return _SYMBOL.sub(text, pattern)
+
+
+def _value(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _pattern_of(job: str) -> str:
+    """Return what sbatch was given for the job's output; empty if SLURM does not say."""
+    words = ["--noheader", "--states", "all", "--Format", f"stdout:{_MOST_CHARS}", "--jobs", job]
+    with suppress(MachineError):
+        return _run(["squeue", *words]).stdout.partition("\n")[0].rstrip()
+    return ""
 
 
 def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], object]) -> JobState:
@@ -170,6 +211,7 @@ def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], obje
     """
     state = state_of(job)
     read_bytes, said, pause_s = 0, "", _LEAST_S
+    times_missed = 0
     ended_before = False
     while True:
         read_bytes += _copy(state.log, read_bytes, write)
@@ -178,7 +220,13 @@ def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], obje
             say(f"job {job} waits: {waits_for}" if waits_for else f"job {job} has started")
             said, pause_s = waits_for, _LEAST_S
         if state.has_ended and ended_before:  # not only until it is in the queue again
+            if not os.path.exists(state.log):
+                say(f"the output of job {job} was not found: {_missing(state.log)}")
             return state
+        times_missed += state.name == _RUNNING and not os.path.exists(state.log)
+        if times_missed == _NOTICE_AT:
+            say(f"waiting for the output of job {job}: {_missing(state.log)}")
+            times_missed += 1
         ended_before = state.has_ended
         asked_at = time.monotonic()
         while time.monotonic() < asked_at + (_LEAST_S if ended_before else pause_s):
@@ -186,6 +234,10 @@ def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], obje
             read_bytes += _copy(state.log, read_bytes, write)
         pause_s = min(1.5 * pause_s, _MOST_S)
         state = state_of(job)
+
+
+def _missing(log: str) -> str:
+    return f"{log} does not exist" if log else "SLURM does not say where it is"
 
 
 def _copy(path: str, offset: int, write: Callable[[bytes], object]) -> int:

@@ -119,6 +119,7 @@ class Hang(NamedTuple):
     statuses: tuple[RankStatus, ...]
     after_s: int
     aftermath: str = ""  # which ranks had to be killed then, to continue a sentence
+    world_size: int = 0  # more than `statuses` where other machines have ranks too
 
     @property
     def cause(self) -> str:
@@ -129,6 +130,11 @@ class Hang(NamedTuple):
         phases = {one.progress.phase for one in self.statuses if one.progress is not None}
         calls = phases.intersection(CALLED_BY_ALL_RANKS)
         what = "see the stacks"
+        if self.world_size > len(self.statuses):
+            what = (
+                "see the stacks, those of the other machines too: where all ranks wait in the same "
+                "collective, check the network between the machines"
+            )
         if explain_divergence(self.statuses):
             what = "fix the script where the ranks diverge"
             if calls and calls != phases:

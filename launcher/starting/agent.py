@@ -266,7 +266,9 @@ class Agent(LocalElasticAgent):
         if self._starter.server_code is not None:
             return ServerDeath(self._starter.server_code, self._memory_kills)
         if self.watch.hang is not None:
-            return self.watch.hang._replace(aftermath=describe_killed(self.exits))
+            size = self._worker_group.workers[0].world_size
+            aftermath = describe_killed(self.exits)
+            return self.watch.hang._replace(aftermath=aftermath, world_size=size)
         return find_failure(
             self.exits,
             ranks=[worker.global_rank for worker in self._worker_group.workers],

@@ -39,14 +39,19 @@ time.sleep(600)
 
 
 def test_a_job_of_two_nodes_is_run_again_once_it_has_saved_and_followed_to_its_code(
-    slurm: Slurm,
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Path("p%j %%A").mkdir()
+    monkeypatch.chdir("p%j %%A")  # what sbatch would replace in the path of the log
     words = ["--nodes", "2", "--time", "10m", "--num-processes", "2", "--cpu", script(RANK)]
     done = slurm.run(*HEADWAY, "launch", "--submit", "slurm", "--follow", "-q", *words, "it's $x")
     seen = {*re.findall(r"attempt .*", done.stdout)}  # the report repeats some
     places = [f'rank {rank} of 4 ["it\'s $x"]' for rank in range(4)]
     assert seen == {f"attempt {n} {place}" for n in (0, 1) for place in places}, done.stderr
     assert done.returncode == 3
+    (log,) = Path("headway-jobs").glob("*.log")
+    again = slurm.run(*HEADWAY, "follow", log.stem.rpartition("-")[2])
+    assert again.stdout == log.read_text()
 
 
 @pytest.mark.parametrize("nodes", ["1", pytest.param("2", marks=pytest.mark.long)])

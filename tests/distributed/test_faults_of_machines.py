@@ -115,7 +115,7 @@ FAULTS = [
         10,
         lambda net, _: net.cut_outgoing(1, to=2),
         (4, 4),
-        ("machine 1 (n2) was lost", "machine 0 (n1) was lost"),
+        ("machine 1 (n2) was lost: ", "machine 0 (n1) was lost: "),
         TIMEOUT_S + _SLACK_S,
     ),
     Fault(
@@ -146,6 +146,7 @@ def test_each_fault_is_known_in_time_on_both_machines_with_the_right_culprit(
         for (_, errors), said in zip(told, fault.said, strict=True):
             assert said in errors
             assert "fix the script" not in errors
+            assert ("launcher has ended" in errors) == ("launcher has ended" in said)
         _, alive = psutil.wait_procs(ranks, timeout=10)
         assert not alive
         assert took[-1] < fault.within_s

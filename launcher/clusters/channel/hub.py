@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from headway.launcher.clusters.channel.connection import Connection
 from headway.launcher.clusters.channel.coordinator import Coordinator
-from headway.launcher.clusters.channel.joined import since
+from headway.launcher.clusters.channel.joined import ended, silent_for, time_of_day, unheard
 from headway.launcher.clusters.channel.messages import (
     Beat,
     Bye,
@@ -19,6 +19,7 @@ from headway.launcher.clusters.channel.messages import (
     Join,
     Message,
     Unacceptable,
+    Unheard,
 )
 from headway.launcher.clusters.interfaces import plain_address
 
@@ -27,6 +28,10 @@ _BUSY_TICK_S = 0.05
 _GREET_WITHIN_S = 10.0
 _MAX_STRANGERS = 256  # connections that have not joined
 _MAX_NAMED = 10  # refused connections that are printed
+
+
+class _Left(Exception):
+    """A machine leaves, and has said why."""
 
 
 class _Peer:
@@ -193,12 +198,17 @@ class Hub:
         except Unacceptable as error:
             self._refuse(number, str(error), error.reason)
             self._coordinator.lose(number, f"its connection broke: {error}", now)
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
             self._drop(number)
-            self._coordinator.lose(number, "its launcher has ended", now)
+            self._coordinator.lose(number, ended(error), now)
+        except _Left as why:
+            self._drop(number)
+            self._coordinator.lose(number, str(why), now)
 
     def _take(self, number: int, message: Message, now: float) -> None:
         peer = self._peers[number]
+        if peer.has_joined and isinstance(message, Unheard):
+            raise _Left(unheard(message, "machine 0"))
         if peer.has_joined:
             self._coordinator.take(number, message, now)
         elif isinstance(message, Join):
@@ -222,8 +232,11 @@ class Hub:
         for number, peer in list(self._peers.items()):
             silent_s = now - peer.heard_at
             if peer.has_joined and silent_s > self._timeout_s:
+                peer.connection.put(Unheard(time_of_day(silent_s)))
+                with suppress(OSError):  # it has ended
+                    peer.connection.flush()
                 self._drop(number)
-                self._coordinator.lose(number, since(silent_s), now)
+                self._coordinator.lose(number, silent_for(silent_s), now)
             elif peer.has_joined or now < peer.began_at + _GREET_WITHIN_S or not peer.address:
                 continue
             elif peer.is_refused:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from headway.errors import HeadwayError
-from headway.launcher.clusters.channel.messages import Facts, Failed, Join, Ready, Refused
+from headway.launcher.clusters.channel.messages import Facts, Failed, Join, Ready, Refused, Unheard
 from headway.settings.setting import Machines
 
 LAUNCH_FAILED = 4
@@ -144,7 +144,26 @@ def failure_of(error: HeadwayError, machine: int) -> Failed:
     )
 
 
-def since(seconds: float) -> str:
+def ended(error: EOFError | OSError) -> str:
+    """Return how a connection to a machine has ended."""
+    if isinstance(error, (EOFError, ConnectionError)):
+        return "its launcher has ended"
+    return f"the connection to it broke: {error.strerror or error}"
+
+
+def silent_for(seconds: float) -> str:
     """Return that a machine has been silent for so many seconds, and the time of day since when."""
-    began = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
-    return f"nothing was heard from it for {seconds:.0f} s, since {began}"
+    return f"nothing was heard from it for {seconds:.0f} s, since {time_of_day(seconds)}"
+
+
+def unheard(message: Unheard, of: str) -> str:
+    """Return that a machine has left because it heard nothing of another one, and since when."""
+    return (
+        f"it has heard nothing from {of} since {message.since}: the link from {of} to it is cut, "
+        f"or {of} was suspended"
+    )
+
+
+def time_of_day(seconds_ago: float) -> str:
+    """Return what the clocks here said so many seconds ago."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() - seconds_ago))

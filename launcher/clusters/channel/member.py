@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from headway.launcher.clusters.channel.connection import Connection
-from headway.launcher.clusters.channel.joined import since
+from headway.launcher.clusters.channel.joined import ended, silent_for, time_of_day, unheard
 from headway.launcher.clusters.channel.messages import (
     Accepted,
     AllDone,
@@ -26,6 +26,7 @@ from headway.launcher.clusters.channel.messages import (
     Round,
     Stopping,
     Unacceptable,
+    Unheard,
 )
 from headway.launcher.clusters.interfaces import plain_address
 
@@ -128,17 +129,23 @@ class Member:
                         heard_at = now
                 self._send_all()
                 if self.accepted is not None and now > heard_at + self._timeout_s:
-                    self.lost = since(now - heard_at)
+                    self._leave_unheard(now - heard_at)
                     break
         except Unacceptable as error:
             self.unacceptable = error
-        except (EOFError, OSError):
-            self.lost = "its launcher has ended"
+        except (EOFError, OSError) as error:
+            self.lost = self.lost or ended(error)
         finally:
             self._connection.close()
             self._selector.close()
             self._woken_end.close()
             self._woken.put(None)
+
+    def _leave_unheard(self, seconds: float) -> None:
+        """Tell machine 0, which may still hear this one, why the connection will close."""
+        self.lost = silent_for(seconds)
+        self._connection.put(Unheard(time_of_day(seconds)))
+        self._connection.flush()
 
     @property
     def _has_unsent(self) -> bool:
@@ -176,6 +183,8 @@ class Member:
             self.refused = message
         elif isinstance(message, Missing):
             self.missing = message
+        elif isinstance(message, Unheard):
+            self.lost = unheard(message, "this machine")
         elif isinstance(message, Probe):
             self.probe = message
         elif isinstance(message, Stopping):

@@ -109,6 +109,12 @@ class Beat(NamedTuple):
     word: str  # of its ranks: how far they are; empty: as before
 
 
+class Unheard(NamedTuple):
+    """The sender has heard nothing for too long, and leaves: the link to it is cut."""
+
+    since: str  # the time of day
+
+
 class Bye(NamedTuple):
     """The machine leaves the run, and its connection will close."""
 
@@ -164,7 +170,7 @@ class AllDone(NamedTuple):
     """All ranks of the run have ended well."""
 
 
-Message = (Join | Facts | Ready | Probed | Failed | Done | Stopping | Beat | Bye) | (
+Message = (Join | Facts | Ready | Probed | Failed | Done | Stopping | Beat | Unheard | Bye) | (
     Accepted | Refused | Missing | Probe | Round | Restart | AllDone
 )
 

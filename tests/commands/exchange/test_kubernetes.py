@@ -105,11 +105,35 @@ def test_one_machine_needs_no_service_and_no_key() -> None:
         ["--format", "k8s"],
         ["--format", "k8s", "--image", "a", "--name", "Not_A_Name"],
         ["--format", "k8s", "--image", "a", "--name", "a" * 53],
+        ["--format", "k8s", "--image", "a", "--name", "a-"],
+        ["--format", "k8s", "--image", "a b"],
+        ["--format", "k8s", "--image", "a\nb"],
+        ["--format", "k8s", "--image", "a\x00"],
+        ["--format", "k8s", "--image="],
+        ["--format", "k8s", "--image=-x"],
         ["--format", "sh", "--image", "a"],
     ],
 )
 def test_a_manifest_that_no_cluster_would_take_is_not_written(words: list[str]) -> None:
     assert run("config", "export", *words)[0] == 2
+
+
+@pytest.mark.wording
+@pytest.mark.parametrize(
+    ("name", "image", "reason"),
+    [
+        ("1", "a", "begin with a letter"),
+        ("a-", "a", "end with -"),
+        ("A", "a", "at most 52 of a-z"),
+        ("a", "a b", "without spaces"),
+        ("a", "-x", "begin with a letter or a digit"),
+    ],
+)
+def test_a_name_or_image_that_is_refused_is_told_why(name: str, image: str, reason: str) -> None:
+    flags = [f"--name={name}", f"--image={image}"]
+    code, text = run("config", "export", "--format", "k8s", *flags)
+    assert code == 2
+    assert reason in text
 
 
 @pytest.mark.wording

@@ -123,6 +123,15 @@ def test_all_in_the_same_collective_blames_nobody() -> None:
     assert explain_divergence(ranks(inside, inside)) == []
 
 
+def test_the_network_is_suspected_where_only_ranks_of_other_machines_can_be_behind() -> None:
+    inside = group("all_reduce", open=1, ranks=(0, 1, 2))
+    waiting = Hang(tuple(ranks(inside, inside)), 60)
+    assert "network" not in waiting._replace(world_size=2).fix
+    assert "network" in waiting._replace(world_size=3).fix
+    behind = Hang(tuple(ranks(inside, group())), 60)
+    assert behind._replace(world_size=3).fix == behind.fix
+
+
 def test_a_rank_that_never_formed_the_group_is_seen_on_the_stacks() -> None:
     forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
     told = [RankStatus(0, stacks=(forming,)), RankStatus(1, stacks=(SLEEP,))]

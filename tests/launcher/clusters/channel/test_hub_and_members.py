@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+import pytest
+
 from headway.launcher.clusters.channel.coordinator import Coordinator
 from headway.launcher.clusters.channel.hub import Hub
+from headway.launcher.clusters.channel.joined import ended
 from headway.launcher.clusters.channel.member import Member
 from headway.launcher.clusters.channel.messages import (
     Beat,
@@ -23,6 +28,7 @@ from headway.launcher.clusters.channel.messages import (
     Ready,
     Session,
     Stopping,
+    Unheard,
     new_greeting,
     read_greeting,
 )
@@ -169,10 +175,13 @@ def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
 def test_one_with_the_key_who_has_not_joined_cannot_end_a_run_that_has_begun() -> None:
     with channel() as some:
         members = begin(some)
-        for message, said in ((failure(), "gives up"), (Done(), "has not joined")):
+        messages: list[Message] = [failure(), Done(), Unheard("10:15:00")]
+        for number, message in enumerate(messages, 1):
             with socket.create_connection(some.address) as early:
                 early.sendall(greeted(early, KEY).seal(message))
-                until(lambda said=said: any(said in line for line in some.lines))  # type: ignore[misc]
+                until(lambda number=number: len(some.lines) == number)  # type: ignore[misc]
+        assert "gives up" in some.lines[0]
+        assert all("has not joined" in line for line in some.lines[1:])
         assert not any(one.is_over for one in members)
 
 
@@ -268,6 +277,62 @@ def test_a_cut_link_is_known_at_both_ends_whatever_way_it_is_cut() -> None:
             assert "machine 1 (n1) was lost" in main.ended_by.cause
             assert "rank 1 at optimizer step 3" in main.ended_by.details
             other.close()
+
+
+@contextmanager
+def cut_off(machines: int, *, from_hub: bool) -> Iterator[list[Member]]:
+    """Have a run in which the link of the last machine is cut, in one direction alone.
+
+    The end that hears nothing notices it first: the channel's own timeout is 60 s.
+    """
+    with ExitStack() as stack:
+        some = stack.enter_context(channel(machines))
+        relay = Relay(some.address)
+        stack.callback(relay.thread.join)
+        members = [some.join(machine) for machine in range(machines - 1)]
+        members.append(some.join(machines - 1, link=relay.end))
+        start_ranks(members)
+        relay.passes[relay.from_hub if from_hub else relay.to_hub] = False
+        if from_hub:
+            members[-1]._timeout_s = 0.2
+            members[-1].send(Beat(""))
+        else:
+            some.hub._peers[machines].heard_at -= 2 * some.timeout_s
+        yield members
+        members[-1].close()
+
+
+@pytest.mark.parametrize("machines", [2, 3])
+def test_a_machine_that_hears_nothing_says_so_and_the_others_blame_the_link(machines: int) -> None:
+    with cut_off(machines, from_hub=True) as members:
+        *others, last = members
+        until(lambda: all(one.ended_by for one in others))
+        for one in others:
+            assert one.ended_by is not None
+            assert one.ended_by.exit_code == 4
+            assert f"machine {machines - 1} (n{machines - 1}) was lost" in one.ended_by.cause
+            assert re.search(r"nothing from machine 0 since \d\d:\d\d:\d\d", one.ended_by.cause)
+        assert last.lost is not None
+        assert "nothing was heard from it" in last.lost
+
+
+def test_a_machine_that_machine_0_has_not_heard_is_told_so() -> None:
+    with cut_off(2, from_hub=False) as (main, other):
+
+        def is_known() -> object:
+            main.send(Beat(""))  # wakes the hub
+            return main.ended_by and other.lost
+
+        until(is_known)
+        assert main.ended_by is not None
+        assert other.lost is not None
+        assert "machine 1 (n1) was lost: nothing was heard from it" in main.ended_by.cause
+        assert re.search(r"nothing from this machine since \d\d:\d\d:\d\d", other.lost)
+
+
+def test_a_connection_that_the_system_gives_up_is_no_end_of_a_launcher() -> None:
+    assert ended(EOFError()) == ended(ConnectionResetError()) == "its launcher has ended"
+    assert "No route to host" in ended(OSError(errno.EHOSTUNREACH, "No route to host"))
 
 
 def test_what_a_machine_waits_for_is_told_to_it() -> None:
