@@ -26,6 +26,7 @@ from headway.launcher.clusters.channel.messages import (
     Round,
     Stopping,
     Unacceptable,
+    not_ours,
 )
 from headway.launcher.clusters.interfaces import plain_address
 
@@ -100,6 +101,11 @@ class Member:
         """Whether the connection has ended before the run has."""
         return self.lost is not None or self.unacceptable is not None
 
+    @property
+    def is_closed_unheard(self) -> bool:
+        """Whether the other end has closed the connection before it said anything."""
+        return self.lost is not None and not self.has_greeted
+
     def close(self) -> None:
         """Send what is to be sent, and leave."""
         self._is_closing = True
@@ -133,7 +139,10 @@ class Member:
         except Unacceptable as error:
             self.unacceptable = error
         except (EOFError, OSError):
-            self.lost = "its launcher has ended"
+            if self._connection.has_part and not self.has_greeted:
+                self.unacceptable = not_ours()
+            else:
+                self.lost = "its launcher has ended"
         finally:
             self._connection.close()
             self._selector.close()
