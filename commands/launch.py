@@ -76,6 +76,10 @@ def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
         if tells_machines and not error.is_told:
             error.once_reported = partial(_give_up, argv, parser, environ, error)
         raise error from None
+    finally:
+        from headway.launcher.run import stop_as_usual
+
+        stop_as_usual()
 
 
 def _give_up(
@@ -93,6 +97,10 @@ def _prepare(argv: Sequence[str], parser: Parser, began_at: float) -> _Ready | i
     """Return what is to be started here; the exit code, where that is nothing."""
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
+    if parsed.num_machines is not None:  # others may wait for this machine already
+        from headway.launcher.run import raise_stopped
+
+        raise_stopped()
     if not rest and own:
         _refuse_script_as_value(own[-1])
     program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)

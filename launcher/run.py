@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -140,9 +141,19 @@ def _answering(plan: LaunchPlan) -> Iterator[RunSocket | None]:
 
 def raise_stopped() -> None:
     """Let stop signals raise `Stopped`; those that are ignored or handled already do not."""
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number in STOP_SIGNALS:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _raise_stopped)
+
+
+def stop_as_usual() -> None:
+    """Take back `raise_stopped`, where nothing has replaced its handler."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is _raise_stopped:
+            is_ctrl_c = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
 
 
 def _raise_stopped(number: int, _: object) -> NoReturn:

@@ -270,6 +270,21 @@ def test_a_machine_that_is_stopped_before_it_joins_ends_the_wait_of_machine_0(po
 
 
 @pytest.mark.processes
+def test_a_machine_that_is_stopped_before_it_has_a_plan_ends_the_wait_of_machine_0(
+    port: int,
+) -> None:
+    signals = """
+import os, signal
+from headway.commands import launch
+launch.program_from = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+"""
+    words, _ = place(1, "hand")
+    with Main(port) as waiting, started(port, *words, script(), before=signals) as stopped:
+        assert "stopped by SIGTERM" in waiting.cause()
+        assert stopped.wait(60) == 128 + signal.SIGTERM
+
+
+@pytest.mark.processes
 def test_a_stop_signal_amid_the_import_of_torch_is_told_and_ends_the_launcher() -> None:
     code = """
 import os, signal, time
