@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from headway.commands.flags import Parser, flag_layer
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, Stopped
 from headway.launcher.clusters.cluster import cluster_layer, task_of
 from headway.machine.facts import Machine
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.resolve import try_resolve
-from headway.settings.table import Settings
+from headway.settings.table import OF_HOSTS, Settings
 
 
 def give_up(
-    argv: Sequence[str], parser: Parser, environ: Mapping[str, str], error: HeadwayError
+    argv: Sequence[str],
+    parser: Parser,
+    environ: Mapping[str, str],
+    error: HeadwayError | Stopped,
 ) -> None:
     """Tell the other machines of an error of this launch, where it is one of several.
 
@@ -46,4 +49,9 @@ def _settings(argv: Sequence[str], parser: Parser, environ: Mapping[str, str]) -
         return None
     profiles = profile_layers(environ, profile=parsed.profile)
     layers = launch_layers(profiles, environ, flag_layer(parsed))
-    return try_resolve(layers, Machine(), environ, cluster_layer(environ, layers))[0]
+    settings = try_resolve(layers, Machine(), environ, cluster_layer(environ, layers))[0]
+    if any(name in layer for layer in layers for name in OF_HOSTS):
+        from headway.commands.over_ssh import hosts_of
+
+        return None if hosts_of(settings) else settings
+    return settings

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count, takewhile
 from typing import NamedTuple
 
@@ -21,7 +23,7 @@ from headway.commands.program import program_from
 from headway.commands.resume_check import resume_problems
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
-from headway.errors import ConfigError, HeadwayError, Problem, WorkerFailed
+from headway.errors import ConfigError, HeadwayError, Problem, Stopped, WorkerFailed
 from headway.launcher.clusters.cluster import cluster_layer, task_of
 from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program, interpreter
@@ -56,24 +58,49 @@ class _Ready(NamedTuple):
     environ: Mapping[str, str]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run `headway launch` with these words and return the exit code."""
+def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
+    """Run `headway launch` with these words and return the exit code.
+
+    Args:
+        argv: the words.
+        tells_machines: the error of a launch that fails before it joins the others is to tell them,
+            once it is reported; no, where the caller ends them.
+    """
     parser = make_parser()
+    environ = dict(os.environ)
     try:
         ready = _prepare(argv, parser, began_at=time.time())
-    except HeadwayError as error:
-        from headway.commands.giving_up import give_up
+        return ready if isinstance(ready, int) else _run(ready, parser, tells_machines)
+    except (HeadwayError, KeyboardInterrupt) as caught:
+        error = caught if isinstance(caught, (HeadwayError, Stopped)) else Stopped(signal.SIGINT)
+        if tells_machines and not error.is_told:
+            error.once_reported = partial(_give_up, argv, parser, environ, error)
+        raise error from None
+    finally:
+        from headway.launcher.run import stop_as_usual
 
-        with suppress(KeyboardInterrupt):
-            give_up(argv, parser, dict(os.environ), error)
-        raise
-    return ready if isinstance(ready, int) else _run(ready, parser)
+        stop_as_usual()
+
+
+def _give_up(
+    argv: Sequence[str],
+    parser: Parser,
+    environ: Mapping[str, str],
+    error: HeadwayError | Stopped,
+) -> None:
+    from headway.commands.giving_up import give_up
+
+    give_up(argv, parser, environ, error)
 
 
 def _prepare(argv: Sequence[str], parser: Parser, began_at: float) -> _Ready | int:
     """Return what is to be started here; the exit code, where that is nothing."""
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
+    if parsed.num_machines is not None:  # others may wait for this machine already
+        from headway.launcher.run import raise_stopped
+
+        raise_stopped()
     if not rest and own:
         _refuse_script_as_value(own[-1])
     program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)
@@ -174,16 +201,22 @@ def _prepare(argv: Sequence[str], parser: Parser, began_at: float) -> _Ready | i
     return _Ready(plan, parsed, environ)
 
 
-def _run(ready: _Ready, parser: Parser) -> int:
+def _run(ready: _Ready, parser: Parser, tells_machines: bool) -> int:
     plan, parsed, environ = ready
-    from headway.launcher.run import outlive_early_signals, run
+    from headway.launcher.run import outlive_early_signals, raise_stopped, run
 
+    tell = None
     if plan.supervised is not None:
         outlive_early_signals()
+    if plan.supervised is not None and tells_machines and not plan.is_one_machine:
+        from headway.launcher.clusters.giving_up import tell_machines
+
+        tell = partial(tell_machines, plan.settings, environ)
+        raise_stopped()
     is_quiet = parsed.quiet or plan.is_told_elsewhere
     _announce(plan, is_quiet)
     try:
-        return run(plan, environ, is_quiet=is_quiet)
+        return run(plan, environ, is_quiet=is_quiet, tell=tell)
     except WorkerFailed as failed:
         if failed.exit_code == _USAGE_ERROR:
             failed.note = _misplaced_flags(plan.program, parser)

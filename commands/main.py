@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import NoReturn, TextIO
 
 from headway._version import __version__
 from headway.commands.tables import escape_unencodable
-from headway.errors import ConfigError, HeadwayError, did_you_mean
+from headway.errors import ConfigError, HeadwayError, Stopped, did_you_mean
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
@@ -75,11 +76,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code
     except HeadwayError as error:
         _report(error, [sys.stdout] if "stderr" in closed else [sys.stderr, sys.stdout])
+        _finish(error)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as caught:
+        stop = caught if isinstance(caught, Stopped) else Stopped(signal.SIGINT)
         with suppress(OSError):
-            print("headway: interrupted", file=sys.stderr, flush=True)
-        return 130
+            print(f"headway: {stop}", file=sys.stderr, flush=True)
+        _finish(stop)
+        return stop.exit_code
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
@@ -99,6 +103,13 @@ def _report(error: HeadwayError, streams: Iterable[TextIO]) -> None:
         with suppress(OSError):
             print(described(error), file=stream, flush=True)
             return
+
+
+def _finish(error: HeadwayError | Stopped) -> None:
+    """Do what is left to do after an error was printed, unless Ctrl-C ends it."""
+    with suppress(KeyboardInterrupt):
+        if error.once_reported is not None:
+            error.once_reported()
 
 
 def described(error: HeadwayError) -> str:

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from headway.commands.main import described
 from headway.contract.run import KEY_VARIABLE
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, Stopped
 from headway.launcher.inside.process_cleanup import die_with_parent, reap, wake_on_child_end
 from headway.launcher.remote.environment import environment_there
 from headway.launcher.remote.facts import address_towards, facts_here
@@ -156,14 +156,14 @@ def _launch(start: Start, variables: Mapping[str, str], report_to: int) -> NoRet
     try:
         from headway.commands.launch import main as launch
 
-        exit_code = launch(start.words)
+        exit_code = launch(start.words, tells_machines=False)  # the caller ends them
     except HeadwayError as error:
         exit_code = error.exit_code
         os.write(report_to, described(error).encode())
     except SystemExit as error:
         exit_code = error.code if isinstance(error.code, int) else 1
-    except KeyboardInterrupt:
-        exit_code = 130
+    except KeyboardInterrupt as stop:
+        exit_code = stop.exit_code if isinstance(stop, Stopped) else 130
     except BaseException:  # noqa: BLE001  of ours; Python would show it the same
         sys.excepthook(*sys.exc_info())
     finally:

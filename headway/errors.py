@@ -16,6 +16,7 @@ Printed once, by `headway/commands/main.py`. A traceback from a command is a bug
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple, TypeVar
@@ -181,6 +182,8 @@ class HeadwayError(Exception):
 
     exit_code: int = 1
     note: str = ""  # one more line, after the problems
+    is_told: bool = False  # the other machines of the run know, or need not
+    once_reported: Callable[[], None] | None = None  # what is left to do after it was printed
 
     def __init__(self, what: str, *, where: str, fix: str) -> None:
         self.problems: tuple[Problem, ...] = (Problem(what, where, fix),)
@@ -224,6 +227,8 @@ class LaunchError(HeadwayError):
 class WorkerFailed(LaunchError):
     """A rank failed; the launcher ends with that rank's own exit code."""
 
+    is_told = True  # ranks start once all machines have met
+
     def __init__(
         self, what: str, *, where: str, fix: str, details: str = "", exit_code: int = 1
     ) -> None:
@@ -253,6 +258,29 @@ class WrongValue(UsageError, ValueError):
 
 class OutOfMemory(UsageError, RuntimeError):
     """Memory runs out with every batch size that was tried."""
+
+
+_STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
+STOP_SIGNALS = tuple(signal.Signals[name] for name in _STOPS if hasattr(signal, name))
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal has stopped the launcher before ranks started: no error.
+
+    Args:
+        number: of the signal.
+    """
+
+    is_told = False
+    once_reported: Callable[[], None] | None = None
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.name = signal.Signals(number).name
+        self.exit_code = 128 + number
+
+    def __str__(self) -> str:
+        return "interrupted" if self.name == "SIGINT" else f"stopped by {self.name}"
 
 
 def did_you_mean(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:

@@ -6,11 +6,13 @@ import errno
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
+from headway.errors import STOP_SIGNALS, Stopped
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
 from headway.settings.table import TABLE
 
@@ -19,17 +21,25 @@ if TYPE_CHECKING:
     from headway.launcher.starting.starter import Starter
 
 
-def run(plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False) -> int:
+def run(
+    plan: LaunchPlan,
+    environ: Mapping[str, str],
+    *,
+    is_quiet: bool = False,
+    tell: Callable[[Stopped], None] | None = None,
+) -> int:
     """Run the plan to its end and return the exit code; does not return for an exec'ed script.
 
     Args:
         plan: the launch.
         environ: what the processes inherit, before the plan's changes.
         is_quiet: do not say what the start of the ranks waits for.
+        tell: tells other machines of a stop where no exception can, amid the import of torch.
 
     Raises:
         LaunchError: the processes could not be started.
         WorkerFailed: one of several failed.
+        Stopped: a signal has come before this machine was among the others.
     """
     environment = changed(plan, environ)
     if plan.is_world_of_one:
@@ -60,7 +70,7 @@ def run(plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False)
 
         with _answering(plan) as run_socket:
             with (
-                _interrupts_exit_at_once(starter),
+                _interrupts_exit_at_once(starter, tell),
                 waiting_for("the import of torch", is_quiet=is_quiet),
             ):
                 from headway.launcher.starting.supervise import supervise
@@ -129,23 +139,54 @@ def _answering(plan: LaunchPlan) -> Iterator[RunSocket | None]:
         run_socket.close()
 
 
+def raise_stopped() -> None:
+    """Let stop signals raise `Stopped`; those that are ignored or handled already do not."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _raise_stopped)
+
+
+def stop_as_usual() -> None:
+    """Take back `raise_stopped`, where nothing has replaced its handler."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is _raise_stopped:
+            is_ctrl_c = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
+
+
+def _raise_stopped(number: int, _: object) -> NoReturn:
+    raise Stopped(number)
+
+
 @contextmanager
-def _interrupts_exit_at_once(starter: Starter) -> Iterator[None]:
+def _interrupts_exit_at_once(
+    starter: Starter, tell: Callable[[Stopped], None] | None = None
+) -> Iterator[None]:
     """Exit on Ctrl-C without an exception, which numpy and torch swallow during their imports."""
+    raising = (signal.default_int_handler, _raise_stopped)
+    usual = {one: signal.getsignal(one) for one in STOP_SIGNALS}
+    usual = {one: handler for one, handler in usual.items() if handler in raising}
 
-    def end(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def end(number: int, _: object) -> None:
+        for one in usual:
+            signal.signal(one, signal.SIG_IGN)
         starter.close()
-        print("headway: interrupted", file=sys.stderr, flush=True)
-        os._exit(130)
+        stop = Stopped(number)
+        with suppress(OSError):
+            print(f"headway: {stop}", file=sys.stderr, flush=True)
+        if tell is not None:
+            tell(stop)
+        os._exit(stop.exit_code)
 
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is signal.default_int_handler:
-        signal.signal(signal.SIGINT, end)
+    for one in usual:
+        signal.signal(one, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        for one, handler in usual.items():
+            signal.signal(one, handler)
 
 
 def wants_color(environ: Mapping[str, str]) -> bool:

@@ -2,99 +2,172 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from headway.contract.origin import Layer
-from headway.errors import HeadwayError
+from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Stopped
 from headway.launcher.clusters.channel.coordinator import Coordinator
 from headway.launcher.clusters.channel.hub import Hub
 from headway.launcher.clusters.channel.joined import failure_of
 from headway.launcher.clusters.channel.member import Member
-from headway.launcher.clusters.channel.messages import Facts
+from headway.launcher.clusters.channel.messages import Facts, Failed
 from headway.launcher.clusters.channel.run_key import run_key_of_machine_0, wait_for_run_key
 from headway.launcher.clusters.interfaces import host_port
-from headway.launcher.clusters.listening import listening_socket
-from headway.launcher.clusters.reaching import listening_host
+from headway.launcher.clusters.reaching import is_machine_0, listen_as_machine_0
+from headway.launcher.clusters.rows import WITH_ONE_OUTPUT
+from headway.launcher.clusters.store_calls import interruptible
 from headway.launcher.reporting.rank_channel import say
-from headway.settings.table import Settings
+from headway.settings.table import NO_CLUSTER, Settings
 
-_STARTS_WITHIN_S = 30.0  # each machine, where a scheduler starts them all at once
+_STARTS_WITHIN_S = 30.0  # each machine of a run that is started on all of them at once
+_STOPS_WITHIN_S = 5.0  # a launcher that was sent a stop signal
 _CONNECT_TIMEOUT_S = 5.0
 _ANSWER_WITHIN_S = 5.0
 _POLL_INTERVAL_S = 0.2
 
 
-def tell_machines(settings: Settings, environ: Mapping[str, str], error: HeadwayError) -> None:
-    """Tell the other machines of a launch why this one cannot take part, if they wait for it.
+def tell_machines(
+    settings: Settings, environ: Mapping[str, str], error: HeadwayError | Stopped
+) -> None:
+    """Tell the other machines of a launch why this one cannot take part, as they start or wait.
 
-    Machine 0 is told, and tells the others. A scheduler starts all machines at once, and the others
-    may come later; where a person starts one after the other, machine 0 is tried once, and cannot
-    tell anybody itself.
+    Machine 0 is told, and tells the others. Another stop signal ends this.
 
     Args:
         settings: of the launch.
         environ: the launcher's, which may hold the run's key.
         error: why.
     """
-    if settings.num_machines.is_range or settings.main_address is None:
+    is_0 = is_machine_0(settings.machine_rank, settings.main_address or "")
+    if not _are_waiting(settings, error, is_0=is_0):
         return
-    start_together = settings.origin("machine_rank").layer is Layer.CLUSTER
-    if settings.machine_rank:
-        _tell_machine_0(settings, environ, error, _STARTS_WITHIN_S if start_together else 0.0)
-    elif start_together:
-        _tell_others(settings, environ, error)
+    within_s = _STOPS_WITHIN_S if isinstance(error, Stopped) else _STARTS_WITHIN_S
+    failed = failure_of(_described(error), settings.machine_rank or 0)
+    with _ended_by_signals(), suppress(HeadwayError, OSError):  # no key, or no port to listen on
+        if is_0:
+            _tell_others(settings, environ, failed, within_s)
+        else:
+            _tell_machine_0(settings, environ, failed, within_s)
+
+
+def _are_waiting(settings: Settings, error: HeadwayError | Stopped, *, is_0: bool) -> bool:
+    """Return whether other machines may wait for this one, and it is known where they are."""
+    if settings.main_address is None or not settings.main_port:
+        return False
+    has_no_place = settings.origin("machine_rank").layer is Layer.DETECTED
+    if settings.cluster != NO_CLUSTER and has_no_place:
+        return False  # a job's script, whose step has not begun
+    if isinstance(error, Stopped) and settings.cluster in WITH_ONE_OUTPUT:
+        return False  # it stops them as well
+    return is_0 or not settings.num_machines.is_range
+
+
+def _described(error: HeadwayError | Stopped) -> HeadwayError:
+    if isinstance(error, HeadwayError):
+        return error
+    stopped = LaunchError(str(error), where="its launcher", fix="start the run again")
+    stopped.exit_code = error.exit_code
+    return stopped
+
+
+class _Ended(BaseException):
+    """Another signal has ended the telling."""
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let the first stop signal end the block, whoever ignores or handles it outside."""
+
+    def end(*_: object) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        raise _Ended
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, end) for number in STOP_SIGNALS}
+    try:
+        with suppress(_Ended):
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say_telling(whom: str, within_s: float) -> None:
+    say(
+        f"telling {whom} that this machine cannot take part (up to {within_s:.0f} s; Ctrl-C ends "
+        "this)"
+    )
 
 
 def _tell_machine_0(
-    settings: Settings, environ: Mapping[str, str], error: HeadwayError, within_s: float
+    settings: Settings, environ: Mapping[str, str], failed: Failed, within_s: float
 ) -> None:
+    """Tell machine 0, which may not listen yet."""
     main = host_port(str(settings.main_address), settings.main_port or 0)
-    say(f"telling machine 0 at {main} that this machine cannot take part")
-    link = _connected(settings, within_s)
-    if link is None:
-        return
-    key = wait_for_run_key(environ).key
-    member = Member(link, key, float(settings.machine_timeout_s), str)
-    member.send(failure_of(error, settings.machine_rank or 0))
-    member.wait(lambda: False, _ANSWER_WITHIN_S)
-    member.close()
-
-
-def _connected(settings: Settings, within_s: float) -> socket.socket | None:
+    _say_telling(f"machine 0 at {main}", within_s)
     until = time.monotonic() + within_s
-    while True:
-        with suppress(OSError, UnicodeError):
-            main = (settings.main_address, settings.main_port)
-            return socket.create_connection(main, _CONNECT_TIMEOUT_S)
-        if time.monotonic() > until:
-            return None
+    while not _is_told(settings, environ, failed, until) and time.monotonic() < until:
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _tell_others(settings: Settings, environ: Mapping[str, str], error: HeadwayError) -> None:
-    """Listen as machine 0 until all others have come, and tell them."""
+def _is_told(settings: Settings, environ: Mapping[str, str], failed: Failed, until: float) -> bool:
+    """Try to tell machine 0; return whether it was told, or will not listen to this machine.
+
+    Raises:
+        ConfigError: the run's key cannot be used.
+    """
+    main = (str(settings.main_address), settings.main_port or 0)
     try:
-        host = listening_host(str(settings.main_address))
-        listener = listening_socket(host, settings.main_port or 0)
-    except (OSError, HeadwayError):
-        return
-    key = run_key_of_machine_0(environ, say)
-    timeout_s = float(settings.machine_timeout_s)
-    coordinator = Coordinator(
-        least=settings.num_machines,
-        most=settings.num_machines,
-        max_restarts=0,
-        join_timeout_s=_STARTS_WITHIN_S,
-        machine_timeout_s=timeout_s,
-        facts=Facts((), ()),
-        say=say,
-        now=time.monotonic(),
-    )
-    coordinator.give_up(failure_of(error, 0))
-    hub = Hub(listener, key.key, coordinator, timeout_s, say)
-    hub.take_own_end().close()
-    hub.close(_STARTS_WITHIN_S)
-    key.forget()
+        link = interruptible(socket.create_connection, main, _CONNECT_TIMEOUT_S)
+    except (OSError, UnicodeError):
+        return False
+    key = wait_for_run_key(environ, _left_s(until))
+    member = Member(link, key.key, float(settings.machine_timeout_s), str)
+    member.send(failed)
+    member.wait(lambda: False, min(_ANSWER_WITHIN_S, _left_s(until)))
+    member.close()
+    return member.is_over and not member.is_closed_unheard
+
+
+def _left_s(until: float) -> float:
+    return max(until - time.monotonic(), 0.0)
+
+
+def _tell_others(
+    settings: Settings, environ: Mapping[str, str], failed: Failed, within_s: float
+) -> None:
+    """Listen as machine 0 until all others have come, and tell them.
+
+    Raises:
+        HeadwayError: the port cannot be had, or the run's key cannot be used.
+        OSError: no address of this machine can be listened on.
+    """
+    key = run_key_of_machine_0(environ, say)  # before anybody can connect
+    try:
+        listener = listen_as_machine_0(str(settings.main_address), settings.main_port or 0)
+        main = host_port(str(settings.main_address), settings.main_port or 0)
+        _say_telling(f"the machines that join at {main}", within_s)
+        most, timeout_s = int(settings.num_machines), float(settings.machine_timeout_s)
+        coordinator = Coordinator(
+            least=most,
+            most=most,
+            max_restarts=0,
+            join_timeout_s=within_s,
+            machine_timeout_s=timeout_s,
+            facts=Facts((), ()),
+            say=lambda _: None,  # it was reported here
+            now=time.monotonic(),
+        )
+        coordinator.give_up(failed)
+        hub = Hub(listener, key.key, coordinator, timeout_s, say)
+        hub.take_own_end().close()
+        hub.close(within_s)
+    finally:
+        key.forget()

@@ -222,6 +222,12 @@ class MachinesRendezvous(Rendezvous):
             if ends_grace or member.stopping is None:
                 member.send(Stopping(int(number), socket.gethostname(), ends_grace))
 
+    @property
+    def is_awaited(self) -> bool:
+        member = self._member
+        knows_end = member is not None and (member.is_over or member.stopping is not None)
+        return self.round < 0 and not knows_end
+
     def give_up(self, error: HeadwayError) -> None:
         member = self._member
         if member is not None and member.accepted is not None and self.ended_by is None:

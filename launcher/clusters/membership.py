@@ -19,13 +19,15 @@ from headway.launcher.clusters.channel.run_key import (
     run_key_of_machine_0,
     wait_for_run_key,
 )
-from headway.launcher.clusters.interfaces import host_port, is_here, resolved
-from headway.launcher.clusters.listening import listening_socket, print_notice
+from headway.launcher.clusters.interfaces import host_port
+from headway.launcher.clusters.listening import print_notice
 from headway.launcher.clusters.node_address import address_of_node
 from headway.launcher.clusters.reaching import (
     allow_open_files,
+    cannot_reach,
     connect,
-    listening_host,
+    is_machine_0,
+    listen_as_machine_0,
     not_machine_0,
     not_taken_in,
 )
@@ -35,6 +37,8 @@ from headway.launcher.reporting.rank_channel import say
 
 _POLL_INTERVAL_S = 0.1
 _NOTICE_AFTER_S = 1.0
+_RETRY_S = 0.5
+_CLOSED = "what listens there closes the connection"
 _ANSWERS_WITHIN_S = 60.0  # machine 0 does at once, unless it is suspended
 
 
@@ -73,17 +77,48 @@ class Membership:
         Raises:
             LaunchError: machine 0 cannot be reached, the port is in use, the machine is refused.
         """
-        link = self._listen() if self._is_machine_0() else None
-        if link is None:
-            link = connect(self.address, self.port, self._this, self._join_timeout_s, self._look_up)
+        link = self._listen() if is_machine_0(self._rank, self.address) else None
+        member = self._reach(word) if link is None else self._offer(link, word)
+        if member.accepted is not None and member.accepted.digest != self._facts.digest():
+            member.send(self._facts)
+        return member
+
+    def _reach(self, word: Callable[[], str]) -> Member:
+        """Return the member, once machine 0 is there: what only closes the connection is not it.
+
+        A tunnel or load balancer does that before machine 0 listens behind it.
+        """
+        until = time.monotonic() + self._join_timeout_s
+        notice_at = time.monotonic() + _NOTICE_AFTER_S
+        while True:
+            left_s = max(until - time.monotonic(), 0.0)
+            link = connect(self.address, self.port, self._this, left_s, self._look_up)
             self._key = wait_for_run_key(self._environ)
+            member = self._offer(link, word)
+            if not member.is_closed_unheard:
+                return member
+            member.close()
+            if time.monotonic() > until:
+                raise cannot_reach(self.address, self.port, self._this, _CLOSED)
+            if time.monotonic() > notice_at:
+                main = host_port(self.address, self.port)
+                print_notice(f"waiting for machine 0 at {main} ({_CLOSED})")
+                notice_at = until
+            time.sleep(_RETRY_S)
+
+    def _offer(self, link: socket.socket, word: Callable[[], str]) -> Member:
+        """Return the member on a connection, once it has an answer, or has been closed without one.
+
+        Raises:
+            LaunchError: the answer is not that of machine 0, or the machine is refused.
+        """
         assert self._key is not None
         member = self.member = Member(link, self._key.key, self._timeout_s, word)
         member.send(self._introduction())
         notice_at = time.monotonic() + _NOTICE_AFTER_S
         until = time.monotonic() + min(self._join_timeout_s, _ANSWERS_WITHIN_S)
         while not member.wait(lambda: member.accepted is not None, _POLL_INTERVAL_S):
-            if member.ended_by is not None:
+            if member.ended_by is not None or member.is_closed_unheard:
                 return member
             if member.is_over:
                 raise self.not_taken_in()
@@ -96,9 +131,6 @@ class Membership:
                     f"waiting for machine 0 at {main}: something listens there, but has not "
                     "answered yet"
                 )
-        assert member.accepted is not None
-        if member.accepted.digest != self._facts.digest():
-            member.send(self._facts)
         return member
 
     def not_taken_in(self) -> LaunchError:
@@ -132,21 +164,10 @@ class Membership:
             clock=time.time(),
         )
 
-    def _is_machine_0(self) -> bool:
-        """Return whether to listen: without ranks given, who is at the main address does."""
-        if self._rank is not None:
-            return self._rank == 0
-        try:
-            return any(is_here(one) for one in resolved(self.address))
-        except (OSError, UnicodeError):
-            return False
-
     def _listen(self) -> socket.socket | None:
         """Become machine 0 and return its own connection; None: another on this host is it."""
         try:
-            listener = listening_socket(listening_host(self.address), self.port)
-        except OSError:  # the address is that of a router to this machine, say
-            listener = listening_socket("", self.port)
+            listener = listen_as_machine_0(self.address, self.port)
         except LaunchError:
             if self._rank is None:
                 return None

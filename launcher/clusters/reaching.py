@@ -13,11 +13,12 @@ from headway.launcher.clusters.channel.messages import Probe
 from headway.launcher.clusters.channel.run_key import HOW_TO_SET
 from headway.launcher.clusters.interfaces import (
     host_port,
+    is_here,
     is_literally_local,
     is_loopback,
     resolved,
 )
-from headway.launcher.clusters.listening import print_notice
+from headway.launcher.clusters.listening import listening_socket, print_notice
 from headway.launcher.clusters.store_calls import interruptible
 from headway.launcher.reporting.rank_channel import say
 
@@ -44,6 +45,28 @@ def listening_host(address: str) -> str:
     return address
 
 
+def is_machine_0(rank: int | None, address: str) -> bool:
+    """Return whether to listen: without ranks given, who is at the main address does."""
+    if rank is not None:
+        return rank == 0
+    try:
+        return any(is_here(one) for one in resolved(address))
+    except (OSError, UnicodeError):
+        return False
+
+
+def listen_as_machine_0(address: str, port: int) -> socket.socket:
+    """Listen for the other machines.
+
+    Raises:
+        LaunchError: the port cannot be had.
+    """
+    try:
+        return listening_socket(listening_host(address), port)
+    except OSError:  # the address is that of a router to this machine, say
+        return listening_socket("", port)
+
+
 def connect(
     address: str, port: int, this: str, within_s: float, look_up: Callable[[str], str | None]
 ) -> socket.socket:
@@ -67,20 +90,21 @@ def connect(
             place = (host or address, port)
             return interruptible(socket.create_connection, place, _CONNECT_TIMEOUT_S)
         except UnicodeError as error:
-            raise _cannot_reach(address, port, this, f"it is no host name: {error}") from None
+            raise cannot_reach(address, port, this, f"it is no host name: {error}") from None
         except OSError as error:
             reason = error.strerror or str(error)
             if isinstance(error, socket.gaierror) and host is None:
                 host = look_up(address) or address
         if time.monotonic() > until:
-            raise _cannot_reach(address, port, this, reason)
+            raise cannot_reach(address, port, this, reason)
         if time.monotonic() > notice_at:
             print_notice(f"waiting for machine 0 at {host_port(address, port)} ({reason})")
             notice_at = until
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _cannot_reach(address: str, port: int, this: str, reason: str) -> LaunchError:
+def cannot_reach(address: str, port: int, this: str, reason: str) -> LaunchError:
+    """Return the error for a machine 0 that is not there within the join timeout."""
     return LaunchError(
         f"{this} cannot reach machine 0 at {host_port(address, port)}: {reason}",
         where=f"main_address {address}, main_port {port}",

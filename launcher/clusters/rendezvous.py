@@ -128,6 +128,11 @@ class Rendezvous(RendezvousHandler):
     def tell_stop(self, number: int, *, ends_grace: bool) -> None:
         """Tell the other machines of a stop signal; may be called from its handler."""
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether other machines wait for this one, with which no round has begun."""
+        return False
+
     def give_up(self, error: HeadwayError) -> None:
         """Tell the other machines that this one cannot go on."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from headway.contract.memory_use import describe_memory_use
-from headway.errors import HeadwayError, WorkerFailed
+from headway.errors import STOP_SIGNALS, HeadwayError, Stopped, WorkerFailed
 from headway.launcher.clusters.rendezvous import Rendezvous, RunEnded
 from headway.launcher.inside.debugging import leave_prompt, lent_terminal
 from headway.launcher.planning.plan import LaunchPlan
@@ -42,7 +42,7 @@ from headway.settings.table import RAW
 if TYPE_CHECKING:
     from headway.launcher.clusters.channel.messages import Failed
 
-_STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_STOPS = tuple(one.name for one in STOP_SIGNALS)
 _FORWARDED = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that has the terminal
 _ENDED_BY_INTERRUPT = 130
 
@@ -67,6 +67,7 @@ def supervise(
         WorkerFailed: a rank failed; the error's exit code is the rank's.
         LaunchError: the ranks could not be started, or another machine failed.
         ConfigError: `ranks` contains a rank that does not exist.
+        Stopped: a signal has come while other machines wait for this one to join.
     """
     settings = plan.settings
     folder = create_log_folder(settings)
@@ -95,10 +96,13 @@ def supervise(
                 agent.leave_or_await_children()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
+        if handler.is_awaited:
+            raise Stopped(stopped_by) from None
     except (ServerEnded, RunEnded):
         pass
     except HeadwayError as error:
         handler.give_up(error)
+        error.is_told = True
         raise
     finally:
         has_failed = any(end.is_failure for end in agent.exits)
@@ -152,7 +156,7 @@ def _signals(agent: Agent) -> Iterator[None]:
         agent.watch.ask()
 
     before = {}
-    handlers = ((_STOP_SIGNALS, stop), (_FORWARDED, forward), (("SIGQUIT",), show_stacks))
+    handlers = ((_STOPS, stop), (_FORWARDED, forward), (("SIGQUIT",), show_stacks))
     for names, handler in handlers:
         for name in names:
             number = getattr(signal, name, None)

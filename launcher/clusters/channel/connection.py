@@ -49,6 +49,11 @@ class Connection:
         return self._session is not None
 
     @property
+    def has_part(self) -> bool:
+        """Whether a line has begun to come, and not ended."""
+        return self._lines.has_part
+
+    @property
     def has_unsent(self) -> bool:
         """Whether `flush` has to be called once the connection takes more."""
         return bool(self._unsent)

@@ -27,6 +27,7 @@ from headway.launcher.clusters.channel.messages import (
     Stopping,
     Unacceptable,
     Unheard,
+    not_ours,
 )
 from headway.launcher.clusters.interfaces import plain_address
 
@@ -101,6 +102,11 @@ class Member:
         """Whether the connection has ended before the run has."""
         return self.lost is not None or self.unacceptable is not None
 
+    @property
+    def is_closed_unheard(self) -> bool:
+        """Whether the other end has closed the connection before it said anything."""
+        return self.lost is not None and not self.has_greeted
+
     def close(self) -> None:
         """Send what is to be sent, and leave."""
         self._is_closing = True
@@ -134,7 +140,10 @@ class Member:
         except Unacceptable as error:
             self.unacceptable = error
         except (EOFError, OSError) as error:
-            self.lost = self.lost or ended(error)
+            if self._connection.has_part and not self.has_greeted:
+                self.unacceptable = not_ours()
+            else:
+                self.lost = self.lost or ended(error)
         finally:
             self._connection.close()
             self._selector.close()

@@ -213,10 +213,15 @@ def read_greeting(line: bytes) -> Greeting:
     """
     match = _GREETING.fullmatch(line)
     if match is None:
-        raise Unacceptable("it does not speak the protocol of Headway's launchers")
+        raise not_ours()
     if f"headway-channel/{int(match[1])}" != PROTOCOL:
         raise Unacceptable(f"it speaks version {int(match[1])} of the protocol", "version")
     return Greeting(match[2].decode(), match[3] == b"keyed")
+
+
+def not_ours() -> Unacceptable:
+    """Return the exception for an end that begins with something else than a greeting."""
+    return Unacceptable("it does not speak the protocol of Headway's launchers")
 
 
 def refusal(reason: str) -> bytes:
@@ -287,6 +292,11 @@ class Lines:
     def __init__(self) -> None:
         self.limit = MAX_GREETING
         self._rest = b""
+
+    @property
+    def has_part(self) -> bool:
+        """Whether a line has begun, and not ended."""
+        return bool(self._rest)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the lines that `data` completes, without their ends.

@@ -97,13 +97,17 @@ def run_key_of_other(environ: Mapping[str, str]) -> RunKey | None:
         return None
 
 
-def wait_for_run_key(environ: Mapping[str, str]) -> RunKey:
+def wait_for_run_key(environ: Mapping[str, str], within_s: float = _FILE_WITHIN_S) -> RunKey:
     """Return the key; machine 0, which has been reached, has written it before it listened.
+
+    Args:
+        environ: the launcher's.
+        within_s: how long its file is waited for.
 
     Raises:
         ConfigError: as for `run_key_of_other`.
     """
-    until = time.monotonic() + _FILE_WITHIN_S
+    until = time.monotonic() + within_s
     while (key := run_key_of_other(environ)) is None and time.monotonic() < until:
         time.sleep(_POLL_INTERVAL_S)
     return key or RunKey(b"", "none")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +26,9 @@ from headway.launcher.clusters.channel.messages import Facts, Join
 from tests.distributed.launching import free_port
 
 KEY = "the key of this run"
+
+BY_HAND = ["--num-machines", "2", "--machine-rank", "{}", "--main-address", "127.0.0.1"]
+BY_SCHEDULER = {"PET_NNODES": "2", "PET_NODE_RANK": "{}", "PET_MASTER_ADDR": "127.0.0.1"}
 
 
 class Main:
@@ -82,31 +90,46 @@ def test_a_wrong_script_or_setting_on_one_machine_ends_the_wait_of_machine_0(por
             assert waiting.member.ended_by.exit_code == code
 
 
-def test_where_a_scheduler_starts_all_at_once_a_machine_0_that_is_slower_is_told_too(
-    port: int, monkeypatch: pytest.MonkeyPatch
+def place(rank: int, by: str) -> tuple[list[str], dict[str, str]]:
+    """Return the flags and the variables of a launch on one of two machines."""
+    if by == "hand":
+        return [word.format(rank) for word in BY_HAND], {}
+    return [], {name: value.format(rank) for name, value in BY_SCHEDULER.items()}
+
+
+@pytest.mark.parametrize("by", ["hand", "scheduler"])
+def test_a_machine_0_that_starts_more_slowly_is_told_too_once_the_error_is_printed(
+    by: str,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(giving_up, "_STARTS_WITHIN_S", 600)
+    printed: list[str] = []
     begins = threading.Event()
-    monkeypatch.setattr(giving_up, "say", lambda _: begins.set())
-    for name, text in {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1"}.items():
-        monkeypatch.setenv(f"PET_{name}", text)
-    failing = threading.Thread(target=launch, args=(port, "missing.py"))
+
+    def say(_: str) -> None:
+        printed.append(capsys.readouterr().err)
+        begins.set()
+
+    monkeypatch.setattr(giving_up, "say", say)
+    words, variables = place(1, by)
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    failing = threading.Thread(target=launch, args=(port, *words, "missing.py"))
     failing.start()
     assert begins.wait(60)
+    assert "missing.py" in printed[0]
     with Main(port) as waiting:
         assert "missing.py" in waiting.cause()
         failing.join()
 
 
-def give_up_as(rank: int, port: int) -> threading.Thread:
-    """Begin what a scheduler's launch does that has failed on one of two machines."""
-    environ = {
-        "HEADWAY_RUN_KEY": KEY,
-        "PET_NNODES": "2",
-        "PET_NODE_RANK": str(rank),
-        "PET_MASTER_ADDR": "127.0.0.1",
-    }
-    words = ["--main-port", str(port), "missing.py"]
+def give_up_as(rank: int, port: int, by: str = "scheduler", *more: str) -> threading.Thread:
+    """Begin what a launch does that has failed on one of two machines."""
+    flags, variables = place(rank, by)
+    environ = {"HEADWAY_RUN_KEY": os.environ["HEADWAY_RUN_KEY"], **variables}
+    words = ["--main-port", str(port), *flags, *more, "missing.py"]
     error = ConfigError(f"no script on {rank}", where="here", fix="write it")
     giving_up_here = threading.Thread(
         target=commands_giving_up.give_up, args=(words, make_parser(), environ, error)
@@ -115,20 +138,48 @@ def give_up_as(rank: int, port: int) -> threading.Thread:
     return giving_up_here
 
 
-def test_a_machine_0_that_fails_before_it_listens_tells_those_that_a_scheduler_has_started(
+def joining(
+    port: int,
+    rank: int | None = 1,
+    num_machines: tuple[int, int] = (2, 2),
+    key: str = KEY,
+) -> Member:
+    """Return a machine that asks to join."""
+    other = Member(connected(port), key.encode(), 60, str)
+    other.send(Join(rank, *num_machines, "n1", 1, time.time()))
+    return other
+
+
+def cause_told(member: Member) -> str:
+    assert member.wait(lambda: member.ended_by is not None, 60)
+    member.close()
+    assert member.ended_by is not None
+    return member.ended_by.cause
+
+
+@pytest.mark.parametrize("by", ["hand", "scheduler"])
+def test_a_machine_0_that_fails_before_it_listens_tells_those_that_wait_for_it(
+    by: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(giving_up, "_STARTS_WITHIN_S", 600)
+    failing = give_up_as(0, port, by)
+    cause = cause_told(joining(port))
+    assert "machine 0" in cause
+    assert "no script on 0" in cause
+    failing.join(60)
+    assert not failing.is_alive()
+
+
+def test_a_machine_0_of_a_range_tells_as_many_as_can_join(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(giving_up, "_STARTS_WITHIN_S", 600)
-    failing = give_up_as(0, port)
-    link = connected(port)
-    other = Member(link, KEY.encode(), 60, str)
-    other.send(Join(1, 2, 2, "n1", 1, time.time()))
-    assert other.wait(lambda: other.ended_by is not None, 60)
-    assert other.ended_by is not None
-    assert "machine 0" in other.ended_by.cause
-    assert "no script on 0" in other.ended_by.cause
-    failing.join()
-    other.close()
+    failing = give_up_as(0, port, "hand", "--num-machines=2:3", "--machine-rank=auto")
+    for _ in range(2):
+        assert failing.is_alive()
+        assert "no script on 0" in cause_told(joining(port, None, (2, 3)))
+    failing.join(60)
+    assert not failing.is_alive()
 
 
 def test_machines_that_all_fail_alike_do_not_wait_for_each_other(
@@ -138,6 +189,118 @@ def test_machines_that_all_fail_alike_do_not_wait_for_each_other(
     for failing in [give_up_as(rank, port) for rank in (1, 0)]:
         failing.join(120)
         assert not failing.is_alive()
+
+
+def test_a_stranger_without_the_key_ends_no_wait_by_what_it_tells(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Main(port) as waiting:
+        monkeypatch.setenv("HEADWAY_RUN_KEY", "that of another run")
+        give_up_as(1, port, "hand").join(60)
+        assert waiting.member.wait(lambda: waiting.member.accepted is not None, 60)
+        assert not waiting.member.is_over
+    other = free_port()
+    monkeypatch.setattr(giving_up, "_STARTS_WITHIN_S", 600)
+    forging = give_up_as(0, other, "hand")
+    member = joining(other)
+    assert not member.wait(lambda: member.ended_by is not None, 60)
+    assert member.unacceptable is not None
+    member.close()
+    cause_told(joining(other, key="that of another run"))
+    forging.join(60)
+
+
+def started(port: int, *words: str, before: str = "") -> subprocess.Popen[str]:
+    """Start a launch in a process of its own that may tell for long."""
+    code = f"""
+import sys
+from headway.launcher.clusters import giving_up
+giving_up._STARTS_WITHIN_S = giving_up._STOPS_WITHIN_S = 600
+from headway.commands.main import run_command
+sys.argv[0] = "headway"
+{before}
+run_command()
+"""
+    command = [sys.executable, "-c", code, "launch", "--cpu", "--main-port", str(port), *words]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    assert any(text in line for line in process.stderr)
+
+
+def script() -> str:
+    Path("waits.py").write_text("import time; time.sleep(600)")
+    return "waits.py"
+
+
+@pytest.mark.processes
+@pytest.mark.wording
+def test_a_failure_that_is_found_after_the_plan_ends_the_wait_of_machine_0(port: int) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))"
+    words, _ = place(1, "hand")
+    with Main(port) as waiting, started(port, *words, script(), before=limit) as failing:
+        assert "20 open files are too few" in waiting.cause()
+        assert failing.wait(60) == 4
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_signal_ends_the_telling_with_the_exit_code_of_the_error(
+    number: signal.Signals, port: int
+) -> None:
+    words, _ = place(1, "hand")
+    with started(port, *words, "missing.py") as failing:
+        wait_for_line(failing, "telling machine 0")
+        failing.send_signal(number)
+        assert failing.wait(60) == 2
+
+
+@pytest.mark.processes
+def test_a_machine_that_is_stopped_before_it_joins_ends_the_wait_of_machine_0(port: int) -> None:
+    words, _ = place(1, "hand")
+    with started(port, *words, script()) as stopped:
+        wait_for_line(stopped, "waiting for machine 0")
+        stopped.terminate()
+        wait_for_line(stopped, "telling machine 0")
+        with Main(port) as waiting:
+            assert "stopped by SIGTERM" in waiting.cause()
+            assert stopped.wait(60) == 128 + signal.SIGTERM
+
+
+@pytest.mark.processes
+def test_a_machine_that_is_stopped_before_it_has_a_plan_ends_the_wait_of_machine_0(
+    port: int,
+) -> None:
+    signals = """
+import os, signal
+from headway.commands import launch
+launch.program_from = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+"""
+    words, _ = place(1, "hand")
+    with Main(port) as waiting, started(port, *words, script(), before=signals) as stopped:
+        assert "stopped by SIGTERM" in waiting.cause()
+        assert stopped.wait(60) == 128 + signal.SIGTERM
+
+
+@pytest.mark.processes
+def test_a_stop_signal_amid_the_import_of_torch_is_told_and_ends_the_launcher() -> None:
+    code = """
+import os, signal, time
+from types import SimpleNamespace
+from headway.launcher.run import _interrupts_exit_at_once, raise_stopped
+raise_stopped()
+with _interrupts_exit_at_once(SimpleNamespace(close=lambda: None), lambda s: print("told:", s)):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(600)
+    except BaseException:  # as imports do
+        print("swallowed")
+"""
+    done = subprocess.run([sys.executable, "-uc", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stdout == "told: stopped by SIGTERM\n"
 
 
 def connected(port: int) -> socket.socket:
@@ -153,7 +316,8 @@ def connected(port: int) -> socket.socket:
     "words",
     [
         ("missing.py",),
-        ("--num-machines", "2", "--machine-rank", "0", "--main-address", "a", "missing.py"),
+        ("--num-machines", "2", "--machine-rank", "0", "missing.py"),
+        ("--hosts", "a,b", "--num-machines", "2", "--main-address", "127.0.0.1", "missing.py"),
         ("--num-machines", "2:3", "--main-address", "a", "missing.py"),
         ("--num-machines", "2", "--machine-rank", "1", "--main-address", "a", "--dry-run", "x.py"),
     ],

@@ -185,6 +185,20 @@ def test_one_with_the_key_who_has_not_joined_cannot_end_a_run_that_has_begun() -
         assert not any(one.is_over for one in members)
 
 
+@pytest.mark.parametrize("said", [b"", b"220 another program"])
+def test_an_end_that_closes_unheard_is_told_from_one_that_speaks_something_else(
+    said: bytes,
+) -> None:
+    here, there = socket.socketpair()
+    member = Member(here, KEY, 60, str)
+    there.sendall(said)
+    there.close()
+    until(lambda: member.is_over)
+    assert member.is_closed_unheard == (not said)
+    assert (member.unacceptable is not None) == bool(said)
+    member.close()
+
+
 def test_a_refused_machine_leaves_without_another_line_on_machine_0() -> None:
     with channel() as some:
         main = some.join(0)
