@@ -99,7 +99,7 @@ def test_a_hostfile_of_many_hosts_is_read_in_one_pass(monkeypatch: pytest.Monkey
         def __eq__(self, other: object) -> bool:
             nonlocal comparisons
             comparisons += 1
-            return str.__eq__(self, other)  # type: ignore[arg-type]
+            return str.__eq__(self, other)
 
     made = hosts._read_host
     monkeypatch.setattr(hosts, "_read_host", lambda word: Host(Name(made(word).name)))
