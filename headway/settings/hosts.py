@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import stat
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,6 +17,8 @@ from headway.settings.setting import Count, Raw
 _HOST = r"(\[(?P<bracketed>[^\s\[\]]+)\]|(?P<name>[^\s:\[\],]+))(:(?P<count>[^:\s]+))?$"
 _SLOTS = "slots"
 _NONE = "none"
+_MOST_MIB = 4  # of a hostfile
+_PIPE_WITHIN_S = 15.0  # for the command of <(...) to write it
 
 
 class Host(NamedTuple):
@@ -52,8 +59,8 @@ def read_hosts(raw: Raw) -> Hosts:
 def _distinct(hosts: Sequence[Host]) -> Hosts:
     if not hosts:
         raise ValueError("which names no host")
-    names = [host.name for host in hosts]
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+    counts = Counter(host.name for host in hosts)
+    if twice := [name for name, count in counts.items() if count > 1]:
         raise ValueError(f"in which {', '.join(twice)} is named twice")
     return Hosts(hosts)
 
@@ -85,8 +92,8 @@ def read_hostfile(path: str, where: str) -> Hosts:
     """
     fix = "write one host on each line: a, a:2, or a slots=2"
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.partition("#")[0].split() for line in file]
+        text = _read_bytes(path).decode("utf-8-sig")  # Windows' editors begin files with a mark
+        lines = [line.partition("#")[0].split() for line in text.splitlines()]
         return _distinct([_read_line(words) for words in lines if words])
     except OSError as error:
         what = f"hostfile {path!r} cannot be read: {error.strerror}"
@@ -96,6 +103,43 @@ def read_hostfile(path: str, where: str) -> Hosts:
     except ValueError as error:
         what = f"hostfile is {path!r}, {error}"
     raise ConfigError(what, where=where, fix=fix)
+
+
+def _read_bytes(path: str) -> bytes:
+    """Return what is in a file, or comes from a pipe such as that of the shell's <(...).
+
+    Nobody is waited for without end: a named pipe that no process writes to is an empty file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is neither, or too large, or the pipe's writer does not write.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+            raise ValueError("which is neither a file nor a pipe")
+        return _read_to_its_end(fd)
+    finally:
+        os.close(fd)
+
+
+def _read_to_its_end(fd: int) -> bytes:
+    read = bytearray()
+    deadline = time.monotonic() + _PIPE_WITHIN_S
+    while len(read) <= _MOST_MIB << 20:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([fd], [], [], left)[0]:
+                what = f"a pipe that has not ended within {_PIPE_WITHIN_S:.0f} s"
+                raise ValueError(what) from None
+            continue
+        if not data:
+            return bytes(read)
+        read += data
+    raise ValueError(f"which is larger than {_MOST_MIB} MiB")
 
 
 def _read_line(words: Sequence[str]) -> Host:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from headway.errors import ConfigError
 from headway.launcher.remote.environment import environment_there, handed_on
 from headway.launcher.remote.facts import address_towards, differences, facts_here
 from headway.launcher.remote.messages import End, Facts, Order, decode, encode
+from headway.settings import hosts
 from headway.settings.hosts import Host, read_hostfile
 from tests.commands.running import run
 
@@ -81,6 +83,52 @@ def test_a_hostfile_that_is_none_is_refused(text: str) -> None:
     Path("hosts").write_text(text)
     with pytest.raises(ConfigError):
         read_hostfile("hosts", "here")
+
+
+def test_a_hostfile_with_a_mark_of_its_encoding_is_read() -> None:
+    Path("hosts").write_text("a\nb:2\n", encoding="utf-8-sig")
+    assert read_hostfile("hosts", "here") == (Host("a"), Host("b", 2))
+
+
+def test_a_hostfile_of_many_hosts_is_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    comparisons = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal comparisons
+            comparisons += 1
+            return str.__eq__(self, other)
+
+    made = hosts._read_host
+    monkeypatch.setattr(hosts, "_read_host", lambda word: Host(Name(made(word).name)))
+    Path("hosts").write_text("".join(f"n{number}\n" for number in range(1000)))
+    assert len(read_hostfile("hosts", "here")) == 1000
+    assert comparisons < 10_000
+
+
+def test_a_hostfile_may_come_from_a_pipe_that_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "_PIPE_WITHIN_S", 0.1)
+    reading, writing = os.pipe()
+    os.write(writing, b"a\nb\n")
+    with pytest.raises(ConfigError, match="has not ended"):
+        read_hostfile(f"/dev/fd/{reading}", "here")
+    os.write(writing, b"a\nb\n")
+    os.close(writing)
+    assert read_hostfile(f"/dev/fd/{reading}", "here") == (Host("a"), Host("b"))
+    os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("fifo", "no host"), ("/dev/zero", "neither"), (".", "neither"), ("large", "larger")],
+)
+def test_a_hostfile_that_would_have_no_end_is_refused(path: str, reason: str) -> None:
+    os.mkfifo("fifo")
+    Path("large").write_bytes(b"#" * ((4 << 20) + 1))
+    with pytest.raises(ConfigError, match=reason):
+        read_hostfile(path, "here")
 
 
 HERE = Facts("0.1", "3.11", "2.11", "digest", {"device": "x"})

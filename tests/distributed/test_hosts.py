@@ -102,6 +102,19 @@ def test_the_end_of_the_caller_is_the_end_on_all_hosts(number: signal.Signals) -
     wait_until(lambda: not any(is_alive(int(up.read_text())) for up in ups))
 
 
+@pytest.mark.long
+def test_a_lost_connection_is_the_reason_that_is_given_and_all_hosts_end() -> None:
+    with start("--cpu", "--hosts", "a,b", script(WAITS)) as process:
+        ups = [Path(f"up_{rank}") for rank in range(2)]
+        wait_until(lambda: all(up.exists() and up.read_text() for up in ups))
+        clients = psutil.Process(process.pid).children(recursive=True)
+        next(one for one in clients if one.name() == "ssh" and "b" in one.cmdline()).kill()
+        errors = process.communicate(timeout=300)[1]
+    assert process.returncode == 4, errors
+    assert "error: the connection to b was lost" in errors
+    wait_until(lambda: not any(is_alive(int(up.read_text())) for up in ups))
+
+
 def test_hosts_that_cannot_take_part_are_all_named_before_anything_starts() -> None:
     ssh = Path("bin") / "ssh"
     ssh.parent.mkdir()

@@ -1,0 +1,190 @@
+"""A launch over ssh when hosts hang, flood or go: how it ends, and which of them is to blame."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headway.errors import LaunchError
+from headway.launcher.remote import ssh
+from headway.launcher.remote.messages import End, Facts, Order
+from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
+from headway.settings.hosts import read_hosts
+from tests.distributed.ssh_server import wait_until
+
+pytestmark = pytest.mark.processes
+
+HERE = Facts("0.1", "3.11", "2.11", "digest", {})
+
+# `ssh -T -o... HOST COMMAND`: notes its process, and does what HOST says
+SSH = """\
+#!{python} -SE
+import json, os, pathlib, signal, sys, time
+host = sys.argv[-2]
+def note(name):
+    pathlib.Path(name + ".part").write_text(str(os.getpid()))
+    os.rename(name + ".part", name)
+def has_come(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
+def tell(values):
+    print(mark + json.dumps(values), flush=True)
+note(host)
+def join():
+    global mark
+    mark = json.loads(sys.stdin.readline())["mark"]
+    tell({facts})
+    sys.stdin.readline()
+{does}
+"""
+
+Launch = Callable[..., int]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    """Run a launch on hosts with an ssh that does what each host's Python says."""
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+
+    def run(stops_within_s: float = 600.0, **does: str) -> int:
+        write_ssh(tmp_path / "bin" / "ssh", does)
+        return run_on_hosts(
+            RemoteLaunch(
+                hosts=read_hosts(list(does)),
+                agent=["agent"],
+                order=Order("the-mark", "", None, None, {}),
+                words=lambda *_: [],
+                main_address="127.0.0.1",
+                main_port=1,
+                stops_within_s=stops_within_s,
+            ),
+            HERE,
+        )
+
+    return run
+
+
+def write_ssh(path: Path, does: dict[str, str]) -> None:
+    path.parent.mkdir()
+    cases = "".join(
+        f"if host == {host!r}:\n    " + text.replace("\n", "\n    ") + "\n"
+        for host, text in does.items()
+    )
+    facts = json.loads(json.dumps(HERE._asdict()))
+    path.write_text(SSH.format(python=sys.executable, facts=facts, does=cases))
+    path.chmod(0o755)
+
+
+def is_gone(host: str) -> bool:
+    try:
+        return psutil.Process(int(Path(host).read_text())).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+HANGS = "time.sleep(600)"
+STOPPED_BY_US = "join()\nsys.stdin.read()\ntell({'exit_code': 143, 'report': ''})"
+
+
+def test_a_lost_connection_is_to_blame_not_the_launches_that_were_stopped_for_it(
+    run: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(a=STOPPED_BY_US, b="join()\nos.kill(os.getpid(), signal.SIGKILL)", c=STOPPED_BY_US)
+    assert code == LaunchError.exit_code
+    assert "error: the connection to b was lost" in capsys.readouterr().err
+
+
+LOST, FAILED, TERMINATED, UNABLE, SAVED = End(4, "lost"), *(End(n, "") for n in (7, 143, 4, 75))
+
+
+@pytest.mark.parametrize(
+    ("ends", "lost", "is_stopped", "blamed"),
+    [
+        ([TERMINATED], [LOST], False, LOST),  # n2's agent has told n1 before it was noticed
+        ([FAILED, TERMINATED], [LOST], False, FAILED),
+        ([End(0, ""), SAVED], [LOST], False, LOST),
+        ([TERMINATED], [LOST], True, TERMINATED),
+        ([TERMINATED, SAVED], [], False, TERMINATED),  # somebody has sent it to a launcher there
+        ([UNABLE, FAILED], [], False, FAILED),
+    ],
+)
+def test_the_blame_is_where_the_failure_began(
+    ends: list[End], lost: list[End], is_stopped: bool, blamed: End
+) -> None:
+    assert ssh._to_blame(ends, lost, is_stopped=is_stopped) is blamed
+
+
+def test_all_connections_are_closed_at_the_same_time(run: Launch) -> None:
+    meet = "note(host + '-closed')\nfor other in 'abc':\n    has_come(other + '-closed')"
+    refuses = f"sys.stdin.read()\n{meet}\nnote(host + '-ended')"
+    with pytest.raises(LaunchError, match="on d"):
+        run(a=f"join()\n{refuses}", b=f"join()\n{refuses}", c=f"join()\n{refuses}", d="pass")
+    assert all(Path(f"{host}-ended").exists() for host in "abc")
+
+
+def test_a_stop_signal_ends_a_launch_whose_host_does_not_answer(
+    run: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ssh, "_CLOSE_WITHIN_S", 0.2)
+    monkeypatch.setattr(ssh, "_NOTICE_AFTER_S", 0.1)
+    assert run(a=HANGS, b=f"os.kill(os.getppid(), signal.SIGTERM)\n{HANGS}") == 143
+    wait_until(lambda: is_gone("b"))
+    assert "waiting for a, b to close the connection" in capsys.readouterr().err
+
+
+def test_a_second_stop_signal_ends_the_command_and_its_ssh_at_once(
+    run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "_CLOSE_WITHIN_S", 600.0)
+    stops = "has_come('a')\nhas_come('b')\nos.kill(os.getppid(), signal.SIGINT)"
+    again = f"sys.stdin.read()\nos.kill(os.getppid(), signal.SIGTERM)\n{HANGS}"
+    assert run(a=f"{stops}\n{HANGS}", b=again) == 130
+    wait_until(lambda: is_gone("a") and is_gone("b"))
+
+
+def test_a_host_that_does_not_stop_its_launch_is_given_up(
+    run: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ssh, "_CLOSE_WITHIN_S", 0.2)
+    stops = f"join()\nos.kill(os.getppid(), signal.SIGINT)\n{HANGS}"
+    assert run(0.1, a=stops) == LaunchError.exit_code
+    assert "error: the connection to a was lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("line", ["y\\n", "\\0"])
+def test_a_login_shell_that_prints_without_end_is_refused(
+    run: Launch, stream: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LaunchError, match="login shell"):
+        run(a=f"while True:\n    sys.{stream}.write({line!r} * 4096)".replace("\\\\", "\\"))
+    assert len(capsys.readouterr().out) < 4 << 20
+
+
+def test_no_room_for_another_ssh_is_an_error(run: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("asyncio.create_subprocess_exec", refuse)
+    with pytest.raises(LaunchError, match="Too many open files"):
+        run(a=HANGS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends ssh on Linux alone")
+def test_a_killed_command_leaves_no_ssh_that_still_connects(tmp_path: Path) -> None:
+    write_ssh(tmp_path / "bin" / "ssh", {"a": HANGS, "b": HANGS})
+    Path("train.py").write_text("")
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    words = [sys.executable, "-m", "headway", "launch", "--hosts", "a,b", "train.py"]
+    with subprocess.Popen(words, env={**os.environ, "PATH": path}) as process:
+        wait_until(lambda: all(Path(host).exists() for host in "ab"))
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: is_gone("a") and is_gone("b"))
