@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,15 @@ def machine_1(port: int, join_timeout_s: float) -> Membership:
     plan = build_plan(
         resolve([typed], Machine(), {}),
         Machine(),
-        Program("script", "script.py"),
+        Program("script.py"),
         python=["python"],
         environ={},
     )
     return Membership(plan, {}, join_timeout_s)
 
 
-def closing(port: int) -> socket.socket:
+@contextmanager
+def closing(port: int) -> Iterator[None]:
     """Accept each connection and close it, as a tunnel to a port where nothing listens does."""
     listener = socket.create_server(("127.0.0.1", port))
 
@@ -49,13 +51,14 @@ def closing(port: int) -> socket.socket:
             while True:
                 listener.accept()[0].close()
 
-    threading.Thread(target=close_each, daemon=True).start()
-    return listener
-
-
-def end(listener: socket.socket) -> None:
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
+    thread = threading.Thread(target=close_each)
+    thread.start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        listener.close()
+        thread.join()
 
 
 @pytest.mark.wording
@@ -63,7 +66,6 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     port = free_port()
-    listener = closing(port)
     lines: list[str] = []
     has_said = threading.Event()
 
@@ -74,11 +76,11 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
     monkeypatch.setattr(membership, "print_notice", print_notice)
     one = machine_1(port, 600)
     joining = threading.Thread(target=one.join, args=(str,))
-    joining.start()
-    assert has_said.wait(60)
+    with closing(port):
+        joining.start()
+        assert has_said.wait(60)
     (line,) = lines
     assert f"waiting for machine 0 at 127.0.0.1:{port}" in line
-    end(listener)
     coordinator = Coordinator(
         least=2,
         most=2,
@@ -102,10 +104,9 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
 @pytest.mark.wording
 def test_what_closes_each_connection_until_the_join_timeout_is_no_machine_0() -> None:
     port = free_port()
-    listener = closing(port)
-    with pytest.raises(LaunchError, match=r"cannot reach machine 0.* closes the connection"):
+    refusal = r"cannot reach machine 0.* closes the connection"
+    with closing(port), pytest.raises(LaunchError, match=refusal):
         machine_1(port, 0.0).join(str)
-    end(listener)
 
 
 @pytest.mark.wording
@@ -117,8 +118,10 @@ def test_what_speaks_something_else_is_an_error_at_once() -> None:
             link.sendall(b"220 another program")
             link.close()
 
-        threading.Thread(target=speak, daemon=True).start()
+        speaking = threading.Thread(target=speak)
+        speaking.start()
         one = machine_1(listener.getsockname()[1], 600)
         with pytest.raises(LaunchError, match="is not machine 0"):
             one.join(str)
         one.leave()
+        speaking.join()
