@@ -24,7 +24,8 @@ from headway.launcher.clusters.store_calls import interruptible
 from headway.launcher.reporting.rank_channel import say
 from headway.settings.table import NO_CLUSTER, Settings
 
-_STARTS_WITHIN_S = 30.0  # each machine of a run that is started on all of them at once
+_STARTS_WITHIN_S = 30.0  # each machine of a job that is started on all of them at once
+_BY_HAND_WITHIN_S = 10.0  # by a tool that does the same; somebody may be waiting for the prompt
 _STOPS_WITHIN_S = 5.0  # a launcher that was sent a stop signal
 _CONNECT_TIMEOUT_S = 5.0
 _ANSWER_WITHIN_S = 5.0
@@ -46,7 +47,7 @@ def tell_machines(
     is_0 = is_machine_0(settings.machine_rank, settings.main_address or "")
     if not _are_waiting(settings, error, is_0=is_0):
         return
-    within_s = _STOPS_WITHIN_S if isinstance(error, Stopped) else _STARTS_WITHIN_S
+    within_s = _within_s(settings, error)
     failed = failure_of(_described(error), settings.machine_rank or 0)
     with _ended_by_signals(), suppress(HeadwayError, OSError):  # no key, or no port to listen on
         if is_0:
@@ -59,12 +60,21 @@ def _are_waiting(settings: Settings, error: HeadwayError | Stopped, *, is_0: boo
     """Return whether other machines may wait for this one, and it is known where they are."""
     if settings.main_address is None or not settings.main_port:
         return False
+    if (settings.machine_rank or 0) >= settings.num_machines:
+        return False  # a mistyped number, which no machine of the run has
     has_no_place = settings.origin("machine_rank").layer is Layer.DETECTED
     if settings.cluster != NO_CLUSTER and has_no_place:
         return False  # a job's script, whose step has not begun
     if isinstance(error, Stopped) and settings.cluster in WITH_ONE_OUTPUT:
         return False  # it stops them as well
     return is_0 or not settings.num_machines.is_range
+
+
+def _within_s(settings: Settings, error: HeadwayError | Stopped) -> float:
+    """Return how long it is tried to tell the others, whose launchers may still be starting."""
+    if isinstance(error, Stopped):
+        return _STOPS_WITHIN_S
+    return _BY_HAND_WITHIN_S if settings.cluster == NO_CLUSTER else _STARTS_WITHIN_S
 
 
 def _described(error: HeadwayError | Stopped) -> HeadwayError:
