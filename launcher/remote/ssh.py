@@ -49,6 +49,7 @@ _CLOSE_WITHIN_S = 5.0  # for ssh to end after its agent
 _FAILURE_KNOWN_S = 10.0  # from the failure of one launch to the end of the others
 _REAPED_WITHIN_S = 1.0  # after SIGKILL
 _MOST_HELD_BYTES = 1 << 16  # of an unfinished line
+_LONGEST_ANSWER_BYTES = 1 << 23  # of an agent: how its launch has ended, with the report
 _MOST_BEFORE_READY_MIB = 1  # of output of a login shell, before the agent answers
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SAVED = 75
@@ -412,7 +413,8 @@ class _Connection:
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     take(line + b"\n")
-                if len(rest) > _MOST_HELD_BYTES:
+                held = _LONGEST_ANSWER_BYTES if self._mark in rest else _MOST_HELD_BYTES
+                if len(rest) > held:
                     take(rest)
                     rest = b""
                 self._read_before_ready += len(data) * (not self.has_answered)

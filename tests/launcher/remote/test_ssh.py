@@ -102,6 +102,13 @@ def test_a_lost_connection_is_to_blame_not_the_launches_that_were_stopped_for_it
     assert "error: the connection to b was lost" in capsys.readouterr().err
 
 
+def test_a_long_report_is_shown_whole(run: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    report = "error: " + 3 * ssh._MOST_HELD_BYTES * "x"
+    code = run(a=f"join()\ntell({{'exit_code': 7, 'report': {report!r}}})")
+    assert code == 7
+    assert report in capsys.readouterr().err
+
+
 LOST, FAILED, TERMINATED, UNABLE, SAVED = End(4, "lost"), *(End(n, "") for n in (7, 143, 4, 75))
 
 
