@@ -209,12 +209,6 @@ class MachinesRendezvous(Rendezvous):
             member.send(Done())
         return member.wait(lambda: member.is_all_done, _POLL_INTERVAL_S)
 
-    def pause(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left_s := until - time.monotonic()) > 0:
-            self._look()
-            time.sleep(min(left_s, _POLL_INTERVAL_S))
-
     def tell_stop(self, number: int, *, ends_grace: bool) -> None:
         member = self._member
         if member is not None and (ends_grace or not self._has_stopped):

@@ -31,6 +31,7 @@ BACKEND = "headway"
 _OWN_STORE_TIMEOUT_S = 60.0  # for the machine of the store to connect to itself
 _ANSWER_TIMEOUT_S = 30.0  # for a store, beyond what it waits for on behalf of its caller
 _NOTICE_AFTER_S = 1.0
+_POLL_INTERVAL_S = 0.1
 
 
 class RunEnded(Exception):
@@ -99,7 +100,7 @@ class Rendezvous(RendezvousHandler):
         return RendezvousInfo(cast(Store, answering), rank, num_machines, place)
 
     def _look(self) -> None:
-        """Raise if the run has ended elsewhere; called while a store is waited for."""
+        """Raise if the run has ended elsewhere; called while a store or a delay is waited for."""
 
     def num_nodes_waiting(self) -> int:
         """Return 1 when all machines are to restart their ranks, else 0.
@@ -122,8 +123,11 @@ class Rendezvous(RendezvousHandler):
         return True
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the run ends."""
-        time.sleep(seconds)
+        """Wait, unless the run ends or a signal's handler raises."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            self._look()
+            time.sleep(min(left_s, _POLL_INTERVAL_S))  # a signal just before it does not end it
 
     def tell_stop(self, number: int, *, ends_grace: bool) -> None:
         """Tell the other machines of a stop signal; may be called from its handler."""
