@@ -259,6 +259,7 @@ def test_a_stop_signal_ends_the_telling_with_the_exit_code_of_the_error(
 
 @pytest.mark.processes
 def test_a_machine_that_is_stopped_before_it_joins_ends_the_wait_of_machine_0(port: int) -> None:
+    pytest.importorskip("torch")
     words, _ = place(1, "hand")
     with started(port, *words, script()) as stopped:
         wait_for_line(stopped, "waiting for machine 0")

@@ -13,17 +13,19 @@ import pytest
 
 from headway.contract.origin import Layer, Origin
 from headway.errors import LaunchError
-from headway.launcher.clusters import membership
 from headway.launcher.clusters.channel.coordinator import Coordinator
 from headway.launcher.clusters.channel.hub import Hub
 from headway.launcher.clusters.channel.messages import Facts
-from headway.launcher.clusters.membership import Membership
 from headway.launcher.planning.plan import build_plan
 from headway.launcher.planning.program import Program
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from tests.distributed.launching import free_port
+
+pytest.importorskip("torch")
+from headway.launcher.clusters import membership
+from headway.launcher.clusters.membership import Membership
 
 
 def machine_1(port: int, join_timeout_s: float) -> Membership:
