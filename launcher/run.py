@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -141,6 +140,8 @@ def _answering(plan: LaunchPlan) -> Iterator[RunSocket | None]:
 
 def raise_stopped() -> None:
     """Let stop signals raise `Stopped`; those that are ignored or handled already do not."""
+    import threading
+
     if threading.current_thread() is not threading.main_thread():
         return
     for number in STOP_SIGNALS:

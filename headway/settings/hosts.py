@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import stat
 import time
 from collections import Counter
@@ -125,6 +124,8 @@ def _read_bytes(path: str) -> bytes:
 
 
 def _read_to_its_end(fd: int) -> bytes:
+    import select
+
     read = bytearray()
     deadline = time.monotonic() + _PIPE_WITHIN_S
     while len(read) <= _MOST_MIB << 20:

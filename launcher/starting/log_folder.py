@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 
 from headway.errors import Code, LaunchError, Problem
@@ -37,6 +36,8 @@ def create_log_folder(settings: Settings) -> str | None:
         return None
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if settings.num_machines > 1:  # which may share log_dir, and count processes alike
+        import socket
+
         name += f"-{socket.gethostname()}"
     folder = os.path.join(settings.log_dir, name)
     try:
