@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from headway.contract.records import WillSave, channel, is_connected, send
+from headway.contract.records import STOPPED_AND_SAVED, WillSave, channel, is_connected, send
 from headway.world import group_backend, rank_and_size
 
-SAVED = 75
-"""The exit code for: stopped by request, state saved, run me again."""
 INTERRUPTED = 130
 
 _AGREE_EVERY_S = 0.5
@@ -41,7 +39,7 @@ class Request(IntEnum):
     @property
     def exit_code(self) -> int:
         """What the process leaves with. Under a launcher, that itself answers for Ctrl-C."""
-        return INTERRUPTED if self is Request.SIGINT and not is_connected() else SAVED
+        return INTERRUPTED if self is Request.SIGINT and not is_connected() else STOPPED_AND_SAVED
 
 
 class StopSignals:

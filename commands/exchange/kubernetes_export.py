@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from headway.contract.records import STOPPED_AND_SAVED
 from headway.contract.run import KEY_VARIABLE
 from headway.contract.secrets import masked
 from headway.launcher.planning.grace import grace_of
 from headway.settings.table import OF_HOSTS, OF_JOBS, TABLE, Settings
 
 _PORT = 29500  # each pod has an address of its own, so that any port is free
-_SAVED = 75
 _STOP_MARGIN_S = 30  # after the grace period, until the pod is killed
 _OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 _NOT_THERE = (*OF_HOSTS, *OF_JOBS)
@@ -125,7 +125,7 @@ def _service(name: str) -> Manifest:
 
 
 def _run_again_once_saved() -> Manifest:
-    codes = {"containerName": "launch", "operator": "In", "values": [_SAVED]}
+    codes = {"containerName": "launch", "operator": "In", "values": [STOPPED_AND_SAVED]}
     return {"action": "Ignore", "onExitCodes": codes}
 
 

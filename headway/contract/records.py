@@ -17,6 +17,9 @@ from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 VERSION = 1
+STOPPED_AND_SAVED = 75
+"""The exit code of a rank for: stopped by request, state saved, run me again. No failure."""
+
 _BEAT_EVERY_S = 1.0
 _dumps, _write, _monotonic = json.dumps, os.write, time.monotonic  # a script may replace them
 _LONGEST_NAME = 200  # characters of an exception's class in a message

@@ -7,20 +7,18 @@ when the connection does. Whatever happens to this process, nothing stays behind
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import shlex
 import signal
 import sys
-import time
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from ipaddress import ip_address
-from typing import NamedTuple, TextIO, TypeVar
+from typing import NamedTuple
 
-from headway.errors import HeadwayError, LaunchError, MachineError, Problem
-from headway.launcher.inside.process_cleanup import die_with_parent
+from headway.contract.records import STOPPED_AND_SAVED
+from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
+from headway.launcher.remote import connection
+from headway.launcher.remote.connection import Connection, connect
 from headway.launcher.remote.facts import differences, facts_here
 from headway.launcher.remote.messages import (
     End,
@@ -30,29 +28,12 @@ from headway.launcher.remote.messages import (
     Route,
     Signal,
     Start,
-    decode,
     encode,
 )
 from headway.settings.hosts import Hosts
 
-Answer = TypeVar("Answer", Facts, Route)
-
-_OPTIONS = {
-    "BatchMode": "yes",  # no prompts: nobody could tell which host asks
-    "ConnectTimeout": "15",
-    "ServerAliveInterval": "5",  # a cut connection is noticed after 15 s
-    "ServerAliveCountMax": "3",
-}
 _NOTICE_AFTER_S = 1.0
-_READY_WITHIN_S = 120.0  # Python may start slowly from a network's file system
-_CLOSE_WITHIN_S = 5.0  # for ssh to end after its agent
 _FAILURE_KNOWN_S = 10.0  # from the failure of one launch to the end of the others
-_REAPED_WITHIN_S = 1.0  # after SIGKILL
-_MOST_HELD_BYTES = 1 << 16  # of an unfinished line
-_LONGEST_ANSWER_BYTES = 1 << 23  # of an agent: how its launch has ended, with the report
-_MOST_BEFORE_READY_MIB = 1  # of output of a login shell, before the agent answers
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SAVED = 75
 _STOPPED = 128 + signal.SIGTERM
 _LAUNCH_FAILED = LaunchError.exit_code
 
@@ -80,12 +61,6 @@ class RemoteLaunch(NamedTuple):
     stops_within_s: float
 
 
-def ssh_command(host: str, agent: Sequence[str]) -> list[str]:
-    """Return the command that runs an agent on a host."""
-    options = [f"-o{name}={value}" for name, value in _OPTIONS.items()]
-    return ["ssh", "-T", *options, host, f"exec {shlex.join(agent)}"]
-
-
 def run_on_hosts(launch: RemoteLaunch, here: Facts) -> int:
     """Run a launch on its hosts and return its exit code: that of the host that failed first.
 
@@ -111,7 +86,7 @@ class _Run:
 
     def __init__(self, launch: RemoteLaunch) -> None:
         self.launch = launch
-        self.machines: list[_Connection] = []
+        self.machines: list[Connection] = []
         self.stopped_by = 0
         self.has_started = False
         self.is_closing = False
@@ -120,12 +95,13 @@ class _Run:
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
-        for number in _STOPS:
+        for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and shells' & set it
                 loop.add_signal_handler(number, self._stop, number, task)
         try:
             for host in self.launch.hosts:
-                self.machines.append(await _connect(host.name, self.launch))
+                made = await connect(host.name, self.launch.agent, self.launch.order.mark)
+                self.machines.append(made)
             facts = await self._facts(here)
             await self._start(facts)
             return await self._end()
@@ -151,7 +127,7 @@ class _Run:
 
     def _stops_within_s(self) -> float:
         """Return how long connections may take to end: until they are made, nothing runs there."""
-        return _CLOSE_WITHIN_S + (self.launch.stops_within_s if self.has_started else 0)
+        return connection.CLOSE_WITHIN_S + (self.launch.stops_within_s if self.has_started else 0)
 
     async def _close(self) -> None:
         """End all connections at the same time, once the agents have ended their launches."""
@@ -182,7 +158,7 @@ class _Run:
 
     @asynccontextmanager
     async def _telling_who_is_waited_for(
-        self, is_awaited: Callable[[_Connection], bool], text: str = ""
+        self, is_awaited: Callable[[Connection], bool], text: str = ""
     ) -> AsyncIterator[None]:
         def tell() -> None:
             if names := [machine.name for machine in self.machines if is_awaited(machine)]:
@@ -227,7 +203,7 @@ class _Run:
         are_stopped = False
         waiting = {asyncio.create_task(machine.end()): machine for machine in self.machines}
         while waiting:
-            has_failed = any(end.exit_code not in (0, _SAVED) for end in ends)
+            has_failed = any(end.exit_code not in (0, STOPPED_AND_SAVED) for end in ends)
             done, _ = await asyncio.wait(
                 waiting,
                 timeout=_FAILURE_KNOWN_S if has_failed and not are_stopped else None,
@@ -246,7 +222,7 @@ class _Run:
         return blamed.exit_code
 
     def _stop_others(
-        self, others: Collection[_Connection], ended: Mapping[_Connection, End | None]
+        self, others: Collection[Connection], ended: Mapping[Connection, End | None]
     ) -> None:
         """Stop the launches that go on after a failure; they will say that SIGTERM came."""
         gone = [machine.name for machine, end in ended.items() if end is None]
@@ -276,208 +252,13 @@ def _explains_little(end: End) -> int:
     """
     if end.exit_code == 0:
         return 3
-    if end.exit_code == _SAVED:
+    if end.exit_code == STOPPED_AND_SAVED:
         return 2
     return int(end.exit_code == _LAUNCH_FAILED)
 
 
-class _Connection:
-    """The connection to an agent."""
-
-    def __init__(self, name: str, process: Process, mark: str) -> None:
-        self.name = name
-        self.has_answered = False
-        self._process = process
-        self._mark = mark.encode()
-        self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._held_errors: bytearray | None = bytearray()  # of ssh, until the agent answers
-        self._read_before_ready = 0
-        self._killer: asyncio.TimerHandle | None = None
-        self._is_killed = False
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._readers = [
-            asyncio.create_task(self._read(process.stdout, self._take_output)),
-            asyncio.create_task(self._read(process.stderr, self._take_error)),
-        ]
-        self._exit = asyncio.create_task(process.wait())
-
-    @property
-    def is_open(self) -> bool:
-        return self._process.returncode is None
-
-    def send(self, line: bytes) -> None:
-        """Send a line; where the connection is gone, `end` says so."""
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.write(line)
-
-    async def ask(self, line: bytes, kind: type[Answer]) -> Answer:
-        """Send a line, and return the agent's answer.
-
-        Raises:
-            LaunchError: none comes.
-        """
-        self.send(line)
-        try:
-            answer = await asyncio.wait_for(self._answers.get(), _READY_WITHIN_S)
-        except asyncio.TimeoutError:
-            raise self._unreachable("no answer") from None
-        if answer is None:
-            self.close_input(_CLOSE_WITHIN_S)
-            await self.ended()
-            raise self._unreachable(self._why_it_ended())
-        self._show_held_errors()
-        return decode(kind, answer)
-
-    def _why_it_ended(self) -> str:
-        if self._says_too_much():
-            return f"more than {_MOST_BEFORE_READY_MIB} MiB of output came from its login shell"
-        lines = bytes(self._held_errors or b"").decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "the connection ended"
-
-    def _says_too_much(self) -> bool:
-        return not self.has_answered and self._read_before_ready > _MOST_BEFORE_READY_MIB << 20
-
-    def _unreachable(self, reason: str) -> LaunchError:
-        return LaunchError(
-            f"nothing can be launched on {self.name}: {reason.strip()}",
-            where=f"host {self.name}",
-            fix=f"`ssh -oBatchMode=yes {self.name} {sys.executable} --version` has to work without "
-            "a question, with the same Python there",
-        )
-
-    async def end(self) -> End | None:
-        """Return how the launch has ended; None if the connection did before."""
-        answer = await self._answers.get()
-        if answer is not None:
-            return decode(End, answer)
-        self.close_input(_CLOSE_WITHIN_S)
-        await self.ended()
-        return None
-
-    def lost(self) -> End:
-        """Return what is said of a host whose connection has ended."""
-        error = LaunchError(
-            f"the connection to {self.name} was lost at {time.strftime('%H:%M:%S')}: "
-            + self._how_it_ended(),
-            where=f"host {self.name}",
-            fix="see the messages of ssh above; the launches on the other hosts were stopped",
-        )
-        return End(error.exit_code, f"error: {error}")
-
-    def _how_it_ended(self) -> str:
-        code = self._process.returncode
-        if self._is_killed or code is None:
-            return "it did not end in time"
-        if code < 0:
-            return f"ssh was ended by signal {-code} ({signal.strsignal(-code)})"
-        return f"ssh ended with exit code {code}"
-
-    def close_input(self, within_s: float) -> None:
-        """Let the agent stop its launch; ssh is killed where it has not ended in time."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self.kill_after(within_s)
-
-    def kill_after(self, seconds: float) -> None:
-        """Kill ssh in so many seconds; what was said before does not hold any more."""
-        if self._killer is not None:
-            self._killer.cancel()
-        self._killer = asyncio.get_running_loop().call_later(seconds, self.kill)
-
-    def kill(self) -> None:
-        """End ssh, and what it has started here, at once; what they still say is left out."""
-        if self.is_open:
-            self._is_killed = True
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        asyncio.get_running_loop().call_later(_REAPED_WITHIN_S, self._abandon)
-
-    def _abandon(self) -> None:
-        """Wait no longer: what ssh has started for later connections may hold its pipes."""
-        for task in (*self._readers, self._exit):
-            task.cancel()
-
-    async def ended(self) -> None:
-        """Wait until ssh has ended, and all that it has written is shown."""
-        await asyncio.wait([*self._readers, self._exit])
-
-    async def _read(self, stream: asyncio.StreamReader, take: Callable[[bytes], None]) -> None:
-        """Take whole lines, so that those of several hosts do not mix; and what is left."""
-        rest = b""
-        try:
-            while data := await stream.read(_MOST_HELD_BYTES):
-                if self._is_killed:
-                    continue
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    take(line + b"\n")
-                held = _LONGEST_ANSWER_BYTES if self._mark in rest else _MOST_HELD_BYTES
-                if len(rest) > held:
-                    take(rest)
-                    rest = b""
-                self._read_before_ready += len(data) * (not self.has_answered)
-                if self._says_too_much():
-                    self.kill()
-            if rest:
-                take(rest)
-        finally:
-            if take == self._take_output:
-                self._answers.put_nowait(None)
-
-    def _take_output(self, line: bytes) -> None:
-        shown, mark, answer = line.partition(self._mark)  # it may follow an unfinished line
-        if shown:
-            _write(sys.stdout, shown)
-        if mark:
-            self.has_answered = True
-            self._answers.put_nowait(answer)
-
-    def _take_error(self, line: bytes) -> None:
-        if self._held_errors is None:
-            _write(sys.stderr, line)
-        else:
-            self._held_errors += line
-
-    def _show_held_errors(self) -> None:
-        if self._held_errors:
-            _write(sys.stderr, bytes(self._held_errors))
-        self._held_errors = None
-
-
-async def _connect(host: str, launch: RemoteLaunch) -> _Connection:
-    command = ssh_command(host, launch.agent)
-    here = os.getpid()
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is for this process, which passes it on
-            preexec_fn=lambda: die_with_parent(here),
-        )
-    except FileNotFoundError:
-        raise MachineError(
-            "ssh was not found", where="PATH", fix="install OpenSSH's client"
-        ) from None
-    except OSError as error:
-        raise LaunchError(
-            f"ssh cannot be started for {host}: {error.strerror}",
-            where=f"host {host}",
-            fix="each host takes a process and some open files here: see `ulimit -u` and -n",
-        ) from None
-    return _Connection(host, process, launch.order.mark)
-
-
 def _is_loopback(address: str) -> bool:
     return ip_address(address.partition("%")[0]).is_loopback
-
-
-def _write(stream: TextIO, data: bytes) -> None:
-    stream.buffer.write(data)
-    stream.buffer.flush()
 
 
 def _say(text: str) -> None:

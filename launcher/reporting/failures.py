@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from headway.contract.records import Crash, MemoryUse, Uses
+from headway.contract.records import STOPPED_AND_SAVED, Crash, MemoryUse, Uses
 from headway.launcher.reporting.foreign_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
@@ -19,9 +19,6 @@ from headway.launcher.reporting.reasons import (
     find_reason,
     is_of_communication,
 )
-
-STOPPED_AND_SAVED = 75
-"""A rank's exit code for: stopped by request, state saved, run me again. No failure."""
 
 _FOUND_DEAD_WITHIN_S = 5.0  # on a busy machine
 _MAX_LINES = 12  # of a failed rank's last output

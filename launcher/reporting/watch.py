@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from headway.contract.records import Crash, End
+from headway.contract.records import STOPPED_AND_SAVED, Crash, End
 from headway.launcher.reporting import hang
-from headway.launcher.reporting.failures import STOPPED_AND_SAVED
 from headway.launcher.reporting.hang import Hang, RankStatus
 from headway.launcher.reporting.observation import Observation, Verdict, newest_entry
 from headway.launcher.reporting.rank_channel import RankChannel, say

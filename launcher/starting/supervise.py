@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from headway.contract.memory_use import describe_memory_use
+from headway.contract.records import STOPPED_AND_SAVED
 from headway.errors import STOP_SIGNALS, HeadwayError, Stopped, WorkerFailed
 from headway.launcher.clusters.rendezvous import Rendezvous, RunEnded
 from headway.launcher.inside.debugging import leave_prompt, lent_terminal
 from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.planning.unused import unused
 from headway.launcher.reporting.console import Console
-from headway.launcher.reporting.failures import (
-    STOPPED_AND_SAVED,
-    Failure,
-    describe_killed,
-)
+from headway.launcher.reporting.failures import Failure, describe_killed
 from headway.launcher.reporting.output import UNREAD_AFTER_FAILURE_S, Output
 from headway.launcher.reporting.rank_channel import say
 from headway.launcher.reporting.run_socket import RunSocket

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from headway.errors import LaunchError
-from headway.launcher.remote import ssh
+from headway.launcher.remote import connection, ssh
 from headway.launcher.remote.messages import End, Facts, Order
 from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
 from headway.settings.hosts import read_hosts
@@ -103,7 +103,7 @@ def test_a_lost_connection_is_to_blame_not_the_launches_that_were_stopped_for_it
 
 
 def test_a_long_report_is_shown_whole(run: Launch, capsys: pytest.CaptureFixture[str]) -> None:
-    report = "error: " + 3 * ssh._MOST_HELD_BYTES * "x"
+    report = "error: " + 3 * connection._MOST_HELD_BYTES * "x"
     code = run(a=f"join()\ntell({{'exit_code': 7, 'report': {report!r}}})")
     assert code == 7
     assert report in capsys.readouterr().err
@@ -140,7 +140,7 @@ def test_all_connections_are_closed_at_the_same_time(run: Launch) -> None:
 def test_a_stop_signal_ends_a_launch_whose_host_does_not_answer(
     run: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ssh, "_CLOSE_WITHIN_S", 0.2)
+    monkeypatch.setattr(connection, "CLOSE_WITHIN_S", 0.2)
     monkeypatch.setattr(ssh, "_NOTICE_AFTER_S", 0.1)
     assert run(a=HANGS, b=f"os.kill(os.getppid(), signal.SIGTERM)\n{HANGS}") == 143
     wait_until(lambda: is_gone("b"))
@@ -150,7 +150,7 @@ def test_a_stop_signal_ends_a_launch_whose_host_does_not_answer(
 def test_a_second_stop_signal_ends_the_command_and_its_ssh_at_once(
     run: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "_CLOSE_WITHIN_S", 600.0)
+    monkeypatch.setattr(connection, "CLOSE_WITHIN_S", 600.0)
     stops = "has_come('a')\nhas_come('b')\nos.kill(os.getppid(), signal.SIGINT)"
     again = f"sys.stdin.read()\nos.kill(os.getppid(), signal.SIGTERM)\n{HANGS}"
     assert run(a=f"{stops}\n{HANGS}", b=again) == 130
@@ -160,7 +160,7 @@ def test_a_second_stop_signal_ends_the_command_and_its_ssh_at_once(
 def test_a_host_that_does_not_stop_its_launch_is_given_up(
     run: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ssh, "_CLOSE_WITHIN_S", 0.2)
+    monkeypatch.setattr(connection, "CLOSE_WITHIN_S", 0.2)
     stops = f"join()\nos.kill(os.getppid(), signal.SIGINT)\n{HANGS}"
     assert run(0.1, a=stops) == LaunchError.exit_code
     assert "error: the connection to a was lost" in capsys.readouterr().err
