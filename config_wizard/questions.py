@@ -99,6 +99,7 @@ class Facts(NamedTuple):
     redetect: bool = False  # do not take device, processes and precision from the profiles
     can_test: bool = False  # with `headway test`; not possible for a recorded machine
     partitions: tuple[Choice, ...] = ()  # of the SLURM cluster that this machine submits jobs to
+    hostfiles: tuple[Choice, ...] = ()  # lists of hosts that lie here
     removed: Mapping[str, Raw] = MappingProxyType({})  # answers before going back; offered again
 
 
@@ -123,6 +124,8 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
         yield "mixed_precision"
     if facts.partitions:
         yield from ("partition", "time")
+    elif facts.hostfiles and not any("hosts" in values for values in facts.profiles.values()):
+        yield "hostfile"
     if len(facts.profiles) > 1:
         yield PLACE
     yield MORE
@@ -189,6 +192,11 @@ def _choices(name: str, facts: Facts, answers: Answers) -> tuple[Choice, ...]:
         return _precisions_here(facts, answers)
     if name == "partition":
         return (*facts.partitions, Choice(NONE, "let SLURM choose"))
+    if name == "hostfile":
+        earlier = _previous(name, facts, answers)
+        seen = {NONE, *(choice.value for choice in facts.hostfiles)}
+        kept = [] if earlier in (None, *seen) else [Choice(str(earlier), "as before")]
+        return (Choice(NONE, "this machine alone"), *kept, *facts.hostfiles)
     if name == PLACE:
         reasons = {USER: "for all that you run", PROJECT: "for what is run from here"}
         return tuple(

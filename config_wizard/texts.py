@@ -11,6 +11,7 @@ TEXTS = {
     "mixed_precision": "Which precision?",
     "partition": "Which partition for jobs of --submit slurm?",
     "time": "How long may a job take? (2h, 1d12h)",
+    "hostfile": "Run on the machines of a hostfile, over ssh?",
     PLACE: "Where to keep the profile?",
     MORE: "More settings?",
     "devices": "Which GPUs?",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -160,6 +161,9 @@ def _print_next(parsed: Parsed, and_test: bool) -> int:
             return exit_code
     words = [*_same_flags(parsed), *(["--dry-run"] if parsed.machine is not None else [])]
     print(f"next: {shlex.join(['headway', 'launch', *words, SCRIPT])}")
+    if parsed.machine is None and shutil.which("kubectl"):
+        export = shlex.join(["headway", "config", "export", *words, "--format", "k8s"])
+        print(f"on Kubernetes: {export} --image IMAGE --name train > train.yaml")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from headway.commands.config.answers import QUESTIONS, checked_answers, read_answers
 from headway.commands.config.assignments import assignments
@@ -14,6 +15,7 @@ from headway.config_wizard.texts import PLACE
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
 from headway.machine.facts import Machine
+from headway.settings.hosts import read_hostfile
 from headway.settings.layers import environment_layer
 from headway.settings.profile import Entries, Entry, read_profile
 from headway.settings.profile_files import (
@@ -26,6 +28,7 @@ from headway.settings.profile_files import (
 from headway.settings.resolve import parse_layers
 from headway.settings.setting import Raw
 
+HOSTFILES = ("hostfile", "hosts.txt", "/job/hostfile")  # the last one is DeepSpeed's
 _ANSWERED = Origin(Layer.ANSWERS, reason="your answers")
 
 
@@ -77,6 +80,7 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Fact
         place: {key: entry.raw for key, entry in layer.items()} for place, layer in layers.items()
     }
     sources = [*layers.values(), given]
+    is_asked_here = not unattended and parsed.machine is None
     return Facts(
         machine=machine,
         profiles=profiles,
@@ -85,7 +89,8 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Fact
         problems=lambda values: problems_of(values, machine, sources),
         redetect=unattended,
         can_test=parsed.machine is None,
-        partitions=() if unattended or parsed.machine is not None else _partitions(),
+        partitions=_partitions() if is_asked_here else (),
+        hostfiles=_hostfiles() if is_asked_here else (),
     )
 
 
@@ -97,6 +102,17 @@ def _partitions() -> tuple[Choice, ...]:
         Choice(one.name, f"{one.nodes} machine{'s' * (one.nodes != 1)}, time {one.time_limit}")
         for one in partitions()
     )
+
+
+def _hostfiles() -> tuple[Choice, ...]:
+    """Return the lists of hosts where tools that use one look for it."""
+    found = []
+    for path in map(os.path.abspath, HOSTFILES):
+        with suppress(ConfigError):
+            if os.path.isfile(path):  # not a pipe, for which somebody would have to be waited
+                hosts = read_hostfile(path, path)
+                found.append(Choice(path, f"{len(hosts)} host{'s' * (len(hosts) != 1)}"))
+    return tuple(found)
 
 
 def _set_by_flag(words: Sequence[str]) -> dict[str, Entry]:

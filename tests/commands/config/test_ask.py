@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import resource
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -34,9 +36,10 @@ def profile(path: str | None = None) -> dict[str, Raw]:
 
 
 @pytest.fixture(autouse=True)
-def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask the same questions where SLURM is installed."""
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask and say the same where SLURM or kubectl is installed."""
     monkeypatch.setattr(slurm_jobs, "partitions", list)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
 
 
 @pytest.fixture
@@ -622,3 +625,38 @@ def test_a_stop_signal_that_is_swallowed_writes_nothing_all_the_same() -> None:
     assert done.returncode == 143, done.stderr
     assert "\nnothing was written\n" in done.stderr
     assert not Path(choose_profile().path).exists()
+
+
+def test_a_hostfile_here_is_asked_about_and_kept(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("hosts.txt").write_text("these are notes, not hosts\n")
+    Path("hostfile").write_text("a slots=2\nb slots=2\n")
+    path = os.path.abspath("hostfile")
+    typed(monkeypatch, f"cpu\n1\n{path}\nuser\nno\nwrite\n")
+    assert main(["config"]) == 0
+    out = capsys.readouterr().out
+    assert f"{path}  2 hosts" in out
+    assert "hosts.txt" not in out
+    assert profile() == {**CPU, "hostfile": path}
+
+
+def test_a_pipe_in_the_place_of_a_hostfile_is_not_waited_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo("hostfile")
+    typed(monkeypatch, ENTERS)
+    assert main(["config"]) == 0
+    assert profile() == CPU
+
+
+def test_where_kubectl_is_the_command_that_prints_a_job_is_named(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert main(["config", "--yes", "--profile", "pods"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    words = shlex.split(last.partition(": ")[2])
+    assert words[-2:] == [">", "train.yaml"]
+    assert main(words[1:-2]) == 0
+    assert "kind: Job" in capsys.readouterr().out
