@@ -76,7 +76,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Change the weights, unless gradients accumulate or overflowed (fp16)."""
         if self._accumulation.sync_gradients:
-            self._token_mean.refuse_open_step()
+            if self._token_mean.pending is not None:
+                self._token_mean.refuse_open_step()
             channel.phase = "optimizer step"
             if channel.fd is not None:
                 beat()
@@ -92,7 +93,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, unless they accumulate."""
         if self._accumulation.sync_gradients:
-            self._precision.gradients_dropped(self.optimizer)
+            if self._precision.scaler is not None:
+                self._precision.gradients_dropped(self.optimizer)
             self.optimizer.zero_grad(set_to_none)
 
     @property

@@ -121,8 +121,8 @@ class JoinedShare(DispatchedShare):
         self._skip, self._drop_last, self._part_of = skip, drop_last, part_of
 
     @property
-    def knows_last(self) -> bool:
-        return False  # the next round is read before a batch is given, as there
+    def lookahead(self) -> None:
+        return None  # the next round is read before a batch is given, as there
 
     def without_first(self, batches: int) -> JoinedShare:
         """Return this share without the first batches of each pass."""

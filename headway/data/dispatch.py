@@ -16,6 +16,7 @@ from headway.data.position import Indices, Start, Taken
 from headway.data.rounds import Division, Round, of_ready_batches, samples_in
 from headway.data.sharding import (
     PLAIN,
+    Lookahead,
     MapRounds,
     NoBatch,
     Share,
@@ -40,7 +41,7 @@ class DispatchedShare(Share):
         self._rank, self._num_ranks = rank, division.num_ranks
         self._division = division
         self._rounds: Any = None
-        self._has_more = False
+        self.has_more = False
         if not is_plain(loader):
             super().__init__(loader, skip)
         elif isinstance(loader.dataset, IterableDataset):
@@ -56,8 +57,8 @@ class DispatchedShare(Share):
             super().__init__(rebuilt(loader, batch_size=None, **changes), skip, _OfRounds(indices))
 
     @property
-    def has_more(self) -> bool:
-        return self._has_more
+    def lookahead(self) -> Lookahead | None:
+        return None if super().lookahead is None else self
 
     def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
         rounds = self._read(start) if self._rank == 0 else None
@@ -71,8 +72,9 @@ class DispatchedShare(Share):
             sent: list[Any] | None = None
             if rounds is not None:
                 parts = _for_each_rank(next(rounds, None), self._num_ranks)
-                sent = [(part, super(DispatchedShare, self).has_more) for part in parts]
-            part, self._has_more = _scattered(sent)
+                has_more = self._ahead is not None and self._ahead.has_more
+                sent = [(part, has_more) for part in parts]
+            part, self.has_more = _scattered(sent)
             if part is None:
                 return
             yield part

@@ -101,23 +101,24 @@ class PreparedDataLoader(PositionedLoader):
             self._before_pass()
         share, stream = self._share, self._stream
         start, current = self._begin_pass()
-        loop, device, state = LoaderLoop(self), self._device, vars(self)
+        loop, state = LoaderLoop(self), vars(self)
+        device = self._device if _can_be_elsewhere(self._device) else None
         state["end_of_dataloader"] = False
         try:
             with starting_workers():
                 items, unpack = share.begin(start)
-            knows_last = share.knows_last
+            lookahead = share.lookahead
             if self._copies_to:  # pragma: needs a GPU
                 items, unpack = copied_ahead(items, unpack, self._copies_to)
-                knows_last = False
+                lookahead = None
             channel.phase = "data"
             following = next(items, _END)
-            if start is not None and not knows_last:
+            if start is not None and lookahead is None:
                 start.ready()
             while following is not _END:
                 batch, global_batch = unpack(following)
-                if knows_last:
-                    has_more = share.has_more
+                if lookahead is not None:
+                    has_more = lookahead.has_more
                 else:
                     channel.phase = "data"
                     if channel.fd is not None:
@@ -136,7 +137,7 @@ class PreparedDataLoader(PositionedLoader):
                     if device is not None and not is_on(batch, device):
                         batch = send_to_device(batch, device, non_blocking=device.type == "cuda")
                     yield batch
-                if knows_last:
+                if lookahead is not None:
                     channel.phase = "data"
                     if channel.fd is not None:
                         beat()
@@ -235,6 +236,12 @@ class PreparedDataLoader(PositionedLoader):
                 fix=f"set {name} before prepare(), or prepare a new DataLoader",
             )
         super().__setattr__(name, value)
+
+
+def _can_be_elsewhere(device: torch.device | None) -> bool:
+    """Return whether a batch may be on another device: not on a CPU where torch knows no other."""
+    is_cpu = device is not None and device.type == "cpu"
+    return not is_cpu or torch.accelerator.current_accelerator(check_available=False) is not None
 
 
 _END = object()

@@ -169,6 +169,8 @@ def after(
         counted: sees all that is drawn, also what is left out, and returns it.
     """
     if counts_samples(source):
+        if not taken.samples and counted is iter:
+            return iter(source), []
         samples = counted(iter(source.sampler))
         first = list(islice(samples, min(size, taken.samples)))
         rest = islice(samples, taken.samples - len(first), None)

@@ -106,7 +106,7 @@ def samples_in(batch: Any) -> int:
     """Return the length of the first tensor in `batch` that has one above 0; else 0."""
     if type(batch) in (tuple, list) and batch:  # nearly all are: asked in every step
         first = batch[0]
-        if type(first) is torch.Tensor and first.ndim and first.shape[0]:
-            return first.shape[0]
+        if type(first) is torch.Tensor and (shape := first.shape) and (length := shape[0]):
+            return length
     tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim)
     return next((len(tensor) for tensor in tensors if len(tensor)), 0)
