@@ -42,13 +42,14 @@ def forget_steering(patch: pytest.MonkeyPatch) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long forms too")
     parser.addoption(
-        "--quick", action="store_true", help="leave out the tests that start processes"
+        "--quick", action="store_true", help="leave out tests that start processes or are slow"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
-        slow = [item for item in items if {"processes", "distributed", "long"} & {*item.keywords}]
+        left_out = {"processes", "distributed", "long", "slow"}
+        slow = [item for item in items if left_out & {*item.keywords}]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
     if config.getoption("--long"):
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "long" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection of the tests look through what they have imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -258,10 +265,23 @@ def _end_what_was_left(pids: Collection[int]) -> None:
 
 
 def _children() -> list[psutil.Process]:
+    if _has_none():
+        return []
     children = psutil.Process().children(recursive=True)
     _, alive = psutil.wait_procs(children, timeout=0)
     # Python's own helpers, started once and kept for all tests
     return [child for child in alive if "multiprocessing" not in _title(child)]
+
+
+def _has_none() -> bool:
+    """Return whether this process surely has no child; psutil reads all processes of the system."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
 
 
 def _title(process: psutil.Process) -> str:

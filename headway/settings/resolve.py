@@ -32,6 +32,8 @@ from headway.settings.table import NO_CLUSTER, TABLE, Settings
 NOTHING: Entries = MappingProxyType({})
 """The empty layer."""
 
+_DEFAULTS = {name: Value(row.default, DEFAULT) for name, row in TABLE.items()}
+
 
 def resolve(
     layers: Sequence[Entries],
@@ -109,7 +111,7 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
     """Return the values that can be parsed, the problems, and the settings that they concern."""
     problems: list[Problem] = []
     unread: set[str] = set()
-    values = {name: Value(row.default, DEFAULT) for name, row in TABLE.items()}
+    values = dict(_DEFAULTS)
     for layer in layers:
         for name, entry in layer.items():
             problems += entry.faults

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,14 +55,22 @@ def tracked_product_files() -> set[Path]:
 def imported_modules(path: Path, modules: dict[str, Path]) -> set[str]:
     """Return the modules that a file imports, anywhere in it; ours as keys of `modules`."""
     found = set()
+    for module, names in _imports(path):
+        submodules = names & modules.keys()
+        found |= submodules
+        if len(submodules) < len(names) or not names:
+            found.add(module)
+    return found
+
+
+@cache
+def _imports(path: Path) -> list[tuple[str, set[str]]]:
+    """Return the modules that a file names in its imports, each with the full names it takes."""
+    found: list[tuple[str, set[str]]] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found += [(alias.name, set()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert not node.level, f"{path}, line {node.lineno}: a relative import"
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            submodules = names & modules.keys()
-            found |= submodules
-            if len(submodules) < len(names):
-                found.add(node.module)
+            found.append((node.module, {f"{node.module}.{alias.name}" for alias in node.names}))
     return found

@@ -102,6 +102,7 @@ CHANGES: dict[str, Callable[[bytearray, random.Random], None]] = {
 }
 
 
+@pytest.mark.slow
 def test_300_corruptions_are_refused_and_change_nothing(saved: Path, tmp_path: Path) -> None:
     live = Trained(3)
     before = live.bits()

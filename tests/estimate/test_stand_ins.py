@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 
 from headway.estimate.attempt import Attempt  # noqa: E402  they need torch
 from headway.estimate.child import replacing  # noqa: E402
-from headway.estimate.child.run import Run  # noqa: E402
 
 KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -25,6 +24,8 @@ def replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[list[tuple[Any, str, Any]]]:
     """The owner, the name and the stand-in of all that is replaced; here it stays as it is."""
+    from headway.estimate.child.run import Run  # takes a second to import
+
     found: list[tuple[Any, str, Any]] = []
     monkeypatch.setattr(replacing, "setattr", lambda *what: found.append(what), raising=False)
     attempt = Attempt("script.py", (), device="cuda", world_size=2)

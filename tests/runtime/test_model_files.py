@@ -40,6 +40,7 @@ def test_accelerates_loader_reads_what_was_saved(
         assert tensor.equal(other.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_transformers_reads_shards_and_tied_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

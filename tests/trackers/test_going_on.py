@@ -147,6 +147,7 @@ def test_wandb_goes_on_in_its_run_without_a_network() -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_mlflow_goes_on_in_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())

@@ -142,7 +142,7 @@ def test_an_older_precision_gives_way_to_none(said: str) -> None:
         ("distributed_type: MULTI_CPU\nmixed_precision: fp16\n", "the CPU supports only bf16"),
         ("distributed_type: [", "not valid YAML or JSON"),
         ('{"distributed_type": }', "not valid YAML or JSON"),
-        ("[" * 100_000, "not valid YAML or JSON"),
+        pytest.param("[" * 100_000, "not valid YAML or JSON", id="deeply nested"),
         ("distributed_type: MULTI_GPU\ngpu_ids: 1,x\n", "not a GPU index"),
         ("distributed_type: MULTI_GPU\nnum_processes: many\n", "a whole number"),
         ("- 1\n", "not an Accelerate configuration"),

@@ -63,6 +63,7 @@ def closing(port: int) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.wording
 def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_yet(
     monkeypatch: pytest.MonkeyPatch,

@@ -164,6 +164,7 @@ def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: 
     assert not status.is_absent
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Rank) -> None:
     rank.tell(Ready())
     (status,) = rank.watch.statuses()

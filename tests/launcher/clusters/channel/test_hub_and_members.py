@@ -270,6 +270,7 @@ class Relay:
         self.thread.start()
 
 
+@pytest.mark.slow
 def test_a_cut_link_is_known_at_both_ends_whatever_way_it_is_cut() -> None:
     with ExitStack() as stack:
         cuts = []
