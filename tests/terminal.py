@@ -18,13 +18,15 @@ from tests.machines.recorded import FOLDER
 PATIENCE_S = 20
 
 ON_MACHINE = """
-import sys
+import shutil, sys
 from headway.commands import flags, main
 from headway.machine.snapshot import load_machine
 flags.detect_machine = lambda *_, **__: load_machine(sys.argv[1])
+shutil.which = lambda *_, **__: None
 sys.exit(main.main(sys.argv[2:]))
 """
-"""Runs a command line as if on the recorded machine that the file in the first argument holds."""
+"""Runs a command line as if on the recorded machine that the file in the first argument holds, from
+which no cluster is seen."""
 
 KEYS = {"up": "\x1b[A", "down": "\x1b[B", "esc": "\x1b", "ctrl-c": "\x03", "ctrl-d": "\x04"}
 
