@@ -7,6 +7,7 @@ A check is a function of one of the modules below; all ranks run them in the sam
 
 from __future__ import annotations
 
+import gc
 import json
 from inspect import isfunction
 from types import ModuleType
@@ -52,6 +53,7 @@ def run_checks(module: ModuleType) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gc.freeze()  # some checks collect garbage often, and imports are none
     seen = [run_checks(module) for module in MODULES]
     everything = {name: result for results in seen for name, result in results.items()}
     (FOLDER / f"{WORLD}-{RANK}.json").write_text(json.dumps(everything))
