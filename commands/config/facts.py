@@ -107,8 +107,10 @@ def _partitions() -> tuple[Choice, ...]:
 def _hostfiles() -> tuple[Choice, ...]:
     """Return the lists of hosts where tools that use one look for it."""
     found = []
-    for path in map(os.path.abspath, HOSTFILES):
-        with suppress(ConfigError):
+    for name in HOSTFILES:
+        # what is none; a working directory that has been removed
+        with suppress(ConfigError, FileNotFoundError):
+            path = os.path.abspath(name)
             if os.path.isfile(path):  # not a pipe, for which somebody would have to be waited
                 hosts = read_hostfile(path, path)
                 found.append(Choice(path, f"{len(hosts)} host{'s' * (len(hosts) != 1)}"))

@@ -660,3 +660,15 @@ def test_where_kubectl_is_the_command_that_prints_a_job_is_named(
     assert words[-2:] == [">", "train.yaml"]
     assert main(words[1:-2]) == 0
     assert "kind: Job" in capsys.readouterr().out
+
+
+def test_in_a_folder_that_has_been_removed_the_questions_are_asked_all_the_same(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    typed(monkeypatch, ENTERS)
+    assert main(["config"]) == 0
+    assert profile() == CPU
