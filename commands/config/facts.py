@@ -111,7 +111,8 @@ def _hostfiles() -> tuple[Choice, ...]:
         # what is none; a working directory that has been removed
         with suppress(ConfigError, FileNotFoundError):
             path = os.path.abspath(name)
-            if os.path.isfile(path):  # not a pipe, for which somebody would have to be waited
+            # a profile can hold its path; and no pipe, for which somebody would have to be waited
+            if path.isprintable() and os.path.isfile(path):
                 hosts = read_hostfile(path, path)
                 found.append(Choice(path, f"{len(hosts)} host{'s' * (len(hosts) != 1)}"))
     return tuple(found)
