@@ -77,7 +77,7 @@ def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
             error.once_reported = partial(_give_up, argv, parser, environ, error)
         raise error from None
     finally:
-        from headway.launcher.run import stop_as_usual
+        from headway.launcher.early_signals import stop_as_usual
 
         stop_as_usual()
 
@@ -98,7 +98,7 @@ def _prepare(argv: Sequence[str], parser: Parser, began_at: float) -> _Ready | i
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
     if parsed.num_machines is not None:  # others may wait for this machine already
-        from headway.launcher.run import raise_stopped
+        from headway.launcher.early_signals import raise_stopped
 
         raise_stopped()
     if not rest and own:
@@ -203,7 +203,8 @@ def _prepare(argv: Sequence[str], parser: Parser, began_at: float) -> _Ready | i
 
 def _run(ready: _Ready, parser: Parser, tells_machines: bool) -> int:
     plan, parsed, environ = ready
-    from headway.launcher.run import outlive_early_signals, raise_stopped, run
+    from headway.launcher.early_signals import outlive_early_signals, raise_stopped
+    from headway.launcher.run import run
 
     tell = None
     if plan.supervised is not None:

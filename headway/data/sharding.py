@@ -1,4 +1,4 @@
-"""Which rank reads which samples of a data loader, and what each global batch is made of."""
+"""Loaders of one rank: each reads its own share of the rounds, or all of them where it is alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Resolve every setting: default < detected < cluster < profiles < environment < flag.
+"""Lay the layers of settings over each other, and work out what is left to `auto`.
 
-Every value keeps its origin. Settings that are `auto` take the value of the cluster's variables or
-a value detected from the machine, after all others are resolved.
+Default < detected < cluster < profiles < environment < flag. Every value keeps its origin. Settings
+that are `auto` take the value of the cluster's variables or a value detected from the machine,
+after all others are resolved.
 """
 
 from __future__ import annotations

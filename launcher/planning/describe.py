@@ -98,7 +98,7 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}={text}" for name, text in value.items())
     if type(value) is tuple:  # ranks
-        from headway.launcher.reporting.failures import ranges
+        from headway.launcher.reporting.rank_names import ranges
 
         return ranges(value)
     return str(value)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, TextIO
 
-from headway.launcher.reporting.failures import ranges
+from headway.launcher.reporting.rank_names import ranges
 from headway.launcher.reporting.sinks import MAX_QUEUED, Sink, is_same_file
 
 _MERGE_S = 0.1

@@ -12,6 +12,7 @@ from headway.launcher.reporting.foreign_messages import (
     COMMUNICATION_ERRORS,
     contains,
 )
+from headway.launcher.reporting.rank_names import named
 from headway.launcher.reporting.reasons import (
     Evidence,
     Reason,
@@ -289,19 +290,3 @@ class ServerDeath(NamedTuple):
 def shell_code(code: int) -> int:
     """Return an exit code as a shell would: 128+n for signal n."""
     return code if code >= 0 else 128 - code
-
-
-def ranges(ranks: Iterable[int]) -> str:
-    """Return 0, 2-7 for 0, 2, 3, 4, 5, 6, 7."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and parts[-1][-1] == rank - 1:
-            parts[-1] = [parts[-1][0], rank]
-        else:
-            parts.append([rank])
-    return ", ".join("-".join(map(str, part)) for part in parts)
-
-
-def named(ranks: Sequence[int]) -> str:
-    """Return rank 3, or ranks 0, 2-7."""
-    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"

@@ -8,9 +8,9 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from headway.contract.records import CALLED_BY_ALL_RANKS, Frame, Group, Progress, shown
-from headway.launcher.reporting.failures import named, ranges
 from headway.launcher.reporting.foreign_messages import EQUAL_SIZE_COLLECTIVES
 from headway.launcher.reporting.process_state import ProcessState
+from headway.launcher.reporting.rank_names import named, ranges
 from headway.launcher.reporting.stacks import Stack, format_stack, users_frame
 
 EXIT_CODE = 124

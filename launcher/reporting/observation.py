@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from headway.contract.records import shown
-from headway.launcher.reporting.failures import named
 from headway.launcher.reporting.hang import (
     RankStatus,
     describe_stacks,
@@ -20,6 +19,7 @@ from headway.launcher.reporting.hang import (
     explain_places,
     find_divergences,
 )
+from headway.launcher.reporting.rank_names import named
 
 _LEAST_S = 5.0  # of standing still, before a rank is named
 _LONGER_THAN_BEFORE = 3  # times the longest time between two collectives

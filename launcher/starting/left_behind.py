@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headway.launcher.reporting.failures import named
 from headway.launcher.reporting.rank_channel import say
+from headway.launcher.reporting.rank_names import named
 from headway.launcher.starting.starter import Starter
 
 if TYPE_CHECKING:

@@ -27,11 +27,12 @@ from headway.contract.records import Crash, Ended
 from headway.launcher.inside.process_cleanup import KILL_MARGIN_S
 from headway.launcher.planning.grace import Grace
 from headway.launcher.reporting import hang
-from headway.launcher.reporting.failures import RankExit, named
+from headway.launcher.reporting.failures import RankExit
 from headway.launcher.reporting.hang import RankStatus
 from headway.launcher.reporting.output import UNREAD_AFTER_FAILURE_S, UNREAD_S, Output
 from headway.launcher.reporting.process_state import read_state
 from headway.launcher.reporting.rank_channel import say
+from headway.launcher.reporting.rank_names import named
 from headway.launcher.reporting.reasons import is_of_communication
 from headway.launcher.reporting.waiting import waiting_for
 from headway.launcher.reporting.watch import Watch

@@ -33,7 +33,7 @@ from headway.launcher.clusters.channel.messages import (
     Round,
     Stopping,
 )
-from headway.launcher.reporting.failures import ranges
+from headway.launcher.reporting.rank_names import ranges
 
 NOTICE_AFTER_S = 1.0  # then say which machines are missing
 SETTLE_S = 3.0  # for more machines than are necessary

@@ -290,9 +290,9 @@ def test_a_stop_signal_amid_the_import_of_torch_is_told_and_ends_the_launcher() 
     code = """
 import os, signal, time
 from types import SimpleNamespace
-from headway.launcher.run import _interrupts_exit_at_once, raise_stopped
+from headway.launcher.early_signals import interrupts_exit_at_once, raise_stopped
 raise_stopped()
-with _interrupts_exit_at_once(SimpleNamespace(close=lambda: None), lambda s: print("told:", s)):
+with interrupts_exit_at_once(SimpleNamespace(close=lambda: None), lambda s: print("told:", s)):
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(600)

@@ -12,7 +12,6 @@ from headway.launcher.reporting.failures import (
     Failure,
     RankExit,
     find_failure,
-    ranges,
 )
 from headway.launcher.reporting.reasons import REASONS, is_of_communication
 
@@ -183,10 +182,6 @@ def test_ranks_that_failed_alike_are_no_victims() -> None:
     on_its_way_out = ended(1, -signal.SIGTERM, 2.1, crash=BOOM._replace(time=2.1))
     found = failure(ended(0, 1, BOOM.time, crash=BOOM), on_its_way_out)
     assert found.aftermath.startswith("; so did rank 1")
-
-
-def test_ranks_are_written_as_ranges() -> None:
-    assert ranges([7, 0, 2, 3, 4]) == "0, 2-4, 7"
 
 
 def test_a_report_for_programs_names_the_reason_by_a_word_that_no_wording_changes() -> None:

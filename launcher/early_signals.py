@@ -1,0 +1,84 @@
+"""What signals to the launcher do until its ranks have started, to which they are sent on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from headway.errors import STOP_SIGNALS, Stopped
+
+if TYPE_CHECKING:
+    from headway.launcher.starting.starter import Starter
+
+
+def outlive_early_signals() -> None:
+    """Let the user's signals end nothing until ranks have started, to which they are sent on.
+
+    A scheduler may send them at any time: sbatch --signal=USR1@60.
+    """
+    from headway.launcher.inside.worker import USER_SIGNALS
+
+    for number in USER_SIGNALS:
+        signal.signal(number, _say_too_early)
+
+
+def _say_too_early(number: int, _: object) -> None:
+    from headway.launcher.reporting.rank_channel import say_too_early
+
+    say_too_early(number)
+
+
+def raise_stopped() -> None:
+    """Let stop signals raise `Stopped`; those that are ignored or handled already do not."""
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _raise_stopped)
+
+
+def stop_as_usual() -> None:
+    """Take back `raise_stopped`, where nothing has replaced its handler."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is _raise_stopped:
+            is_ctrl_c = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
+
+
+def _raise_stopped(number: int, _: object) -> NoReturn:
+    raise Stopped(number)
+
+
+@contextmanager
+def interrupts_exit_at_once(
+    starter: Starter, tell: Callable[[Stopped], None] | None = None
+) -> Iterator[None]:
+    """Exit on Ctrl-C without an exception, which numpy and torch swallow during their imports."""
+    raising = (signal.default_int_handler, _raise_stopped)
+    usual = {one: signal.getsignal(one) for one in STOP_SIGNALS}
+    usual = {one: handler for one, handler in usual.items() if handler in raising}
+
+    def end(number: int, _: object) -> None:
+        for one in usual:
+            signal.signal(one, signal.SIG_IGN)
+        starter.close()
+        stop = Stopped(number)
+        with suppress(OSError):
+            print(f"headway: {stop}", file=sys.stderr, flush=True)
+        if tell is not None:
+            tell(stop)
+        os._exit(stop.exit_code)
+
+    for one in usual:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one, handler in usual.items():
+            signal.signal(one, handler)
