@@ -8,6 +8,7 @@ from difflib import ndiff
 from headway.commands.config.check import plan_for
 from headway.commands.config.edit import flat, set_all
 from headway.commands.config.schema import new_profile
+from headway.commands.over_ssh import hosts_of
 from headway.config_wizard.questions import (
     LAYER_OF,
     PROJECT,
@@ -53,11 +54,12 @@ def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers:
     lines = [f"\n{facts.paths[place]}", *(f"  {line}".rstrip() for line in changes)]
     try:
         plan = plan_for(_layers(facts, place, values), facts.machine)
-        lines += [
-            f"A launch: {summary(plan)}",
-            *(f"  note: {note}" for note in plan.notes),
-            "",
-        ]
+        if hosts := hosts_of(plan.settings):
+            number = f"{len(hosts)} host{'s' * (len(hosts) != 1)}"
+            lines.append(f"A launch: {plan.program.name} on {number} over ssh: {hosts}\n")
+        else:
+            notes = [f"  note: {note}" for note in plan.notes]
+            lines += [f"A launch: {summary(plan)}", *notes, ""]
     except HeadwayError as error:
         lines += [f"A launch would be refused: {problem.what}\n" for problem in error.problems]
     return "\n".join(lines)

@@ -637,6 +637,7 @@ def test_a_hostfile_here_is_asked_about_and_kept(
     assert main(["config"]) == 0
     out = capsys.readouterr().out
     assert f"{path}  2 hosts" in out
+    assert "A launch: your_script.py on 2 hosts over ssh: a:2,b:2" in out
     assert "hosts.txt" not in out
     assert profile() == {**CPU, "hostfile": path}
 
