@@ -10,6 +10,7 @@ from typing import NamedTuple
 from headway.commands.flags import Parsed
 from headway.errors import ConfigError, did_you_mean
 from headway.launcher.planning.program import Program
+from headway.settings.profile_trust import chmod_fix
 
 _WHERE = "the command line"
 _HEAD_BYTES = 512
@@ -181,6 +182,8 @@ def _permission_fix(file: str) -> str:
             break
     if path.stat().st_uid != os.geteuid():
         return f"ask the owner of {path} for permission to read it"
+    if not (path.is_file() or path.is_dir()):
+        return "name a file"
     return f"`chmod u+r{'' if path.is_file() else 'x'} {_quoted(str(path))}`"
 
 
@@ -199,7 +202,8 @@ def _executable(name: str) -> str:
         raise ConfigError(
             f"{name!r} is not executable",
             where=_WHERE,
-            fix=f"`chmod +x {_quoted(name)}`; a Python script needs no --no-python",
+            fix=(chmod_fix("+x", name) or "name a program that you may execute")
+            + "; a Python script needs no --no-python",
         )
     if path is None:
         raise ConfigError(

@@ -98,7 +98,7 @@ def commit(pending: Path, target: Path) -> None:
         raise CheckpointError(
             f"the checkpoint was written, but cannot take its place: {error.strerror}",
             where=str(target),
-            fix="save to another folder, or move away what has this name",
+            fix="save to another folder",
         ) from None
 
 
@@ -125,7 +125,7 @@ def keep_unlisted(target: Path, pending: Path) -> None:
         raise CheckpointError(
             f"a file in the folder of the checkpoint cannot be kept: {error.strerror}",
             where=str(error.filename or target),
-            fix="save to another folder, or move the file away",
+            fix="save to another folder",
         ) from None
 
 

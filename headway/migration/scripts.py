@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +29,8 @@ def find_scripts(path: str) -> Iterator[str]:
         raise ConfigError(
             f"{path} is a Jupyter notebook, and only scripts are read",
             where="the command line",
-            fix=f"`jupyter nbconvert --to script {path}`, or change the imports in its cells",
+            fix=f"`jupyter nbconvert --to script {shlex.quote(path)}`, or change the imports in its"
+            " cells",
         )
     if not os.path.exists(path):
         raise ConfigError(

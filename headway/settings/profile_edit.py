@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import re
-import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from headway.contract.secrets import masked_value
 from headway.errors import ConfigError
 from headway.settings.profile import VERSION, Mark, parse_profile, yaml_loader
 from headway.settings.profile_files import MAX_BYTES, read_text, shown
+from headway.settings.profile_trust import chmod_fix
 from headway.settings.setting import Raw
 from headway.settings.table import Settings
 
@@ -281,7 +281,7 @@ def _refuse_to_write(target: str, text: str) -> None:
         raise ConfigError(
             "the profile is read-only",
             where=shown(target),
-            fix=f"make it writable: `chmod u+w {shlex.quote(target)}`",
+            fix=chmod_fix("u+w", target) or "select a profile that you may write",
         )
 
 

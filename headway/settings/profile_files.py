@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headway.errors import ConfigError, did_you_mean
-from headway.settings.profile_trust import find_distrust, owner_name
+from headway.settings.profile_trust import chmod_fix, find_distrust, owner_name
 
 VARIABLE = "HEADWAY_PROFILE"
 PROJECT_FILE = "headway.yaml"
@@ -178,11 +178,10 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
 def _refuse_distrusted(path: str) -> None:
     distrust = find_distrust(path)
     if distrust is not None:
-        mended = f"`{distrust.fix}`; or, " if distrust.fix else ""
         raise ConfigError(
             f"{distrust.what}, so {PROJECT_FILE} is not trusted",
             where=f"project profile {shown(path)}",
-            fix=f"{mended}{_naming(path)}",
+            fix="; or, ".join(filter(None, (distrust.fix, _naming(path)))),
         )
 
 
@@ -191,15 +190,16 @@ def group_may_not_set_env(path: str, group: str) -> ConfigError:
     return ConfigError(
         f"{PROJECT_FILE} sets env, which can load code, and all of group {group} may write it",
         where=f"project profile {shown(path)}, owned by {owner_name(path)}",
-        fix=f"`chmod g-w {path}`; or, {_naming(path)}",
+        fix="; or, ".join(filter(None, (chmod_fix("g-w", path), _naming(path)))),
     )
 
 
 def _naming(path: str) -> str:
-    return (
-        f"if you trust it, select it: `--profile {shown(path)}`, or "
-        f"`export {VARIABLE}={shown(path)}`"
-    )
+    import shlex
+
+    quoted = shlex.quote(path)
+    name = shown(path) if quoted == path else quoted
+    return f"if you trust it, select it: `--profile {name}`, or `export {VARIABLE}={name}`"
 
 
 def shown(path: str) -> str:
@@ -251,7 +251,7 @@ def read_text(path: str, kind: str = "profile", *, may_be_pipe: bool = False) ->
         if stat.S_ISDIR(mode) or not (may_be_pipe or stat.S_ISREG(mode)):
             os.close(handle)
             raise ConfigError(
-                f"the {kind} is not a file", where=shown(path), fix="pass a file, or move it away"
+                f"the {kind} is not a file", where=shown(path), fix="pass a regular file"
             )
         with open(handle, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -263,7 +263,7 @@ def read_text(path: str, kind: str = "profile", *, may_be_pipe: bool = False) ->
         raise ConfigError(
             f"the {kind} cannot be read: {error.strerror}",
             where=shown(path),
-            fix="fix its permissions, or remove it",
+            fix="pass a file that you may read",
         ) from None
     if len(data) > MAX_BYTES:
         raise ConfigError(

@@ -15,7 +15,7 @@ class Distrust(NamedTuple):
     """Why a file is not trusted."""
 
     what: str
-    fix: str  # a command; empty: there is none for this user
+    fix: str  # a command; empty: none that is this user's to run
 
 
 def find_distrust(path: str) -> Distrust | None:
@@ -32,8 +32,22 @@ def find_distrust(path: str) -> Distrust | None:
             return Distrust(f"{path} is owned by user {owner}, not by you or root", "")
     for one in dict.fromkeys((os.path.realpath(path), *_folders_above(path))):
         if os.path.exists(one) and _is_open_to_all(os.stat(one)):
-            return Distrust(f"all users may write {one}", f"chmod o-w {one}")
+            return Distrust(f"all users may write {one}", chmod_fix("o-w", one))
     return None
+
+
+def chmod_fix(change: str, path: str) -> str:
+    """Return the command, in backticks, that changes the mode of a regular file of this user.
+
+    Empty for all else: a link may point to a device or a folder that the whole machine uses.
+    """
+    target = os.path.realpath(path)
+    status = os.stat(target)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        return ""
+    import shlex
+
+    return f"`chmod {change} {shlex.quote(target)}`"
 
 
 def _folders_above(path: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,6 +47,38 @@ def test_a_file_that_all_may_write_is_refused_unless_it_is_named() -> None:
         profile_layers({})
     assert "chmod o-w" in caught.value.problems[0].fix
     assert profile_layers({}, profile="./headway.yaml")
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "folder", "hers.yaml"])
+def test_no_command_changes_what_is_not_a_regular_file_of_this_user(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("folder").mkdir()
+    Path("hers.yaml").touch()
+    for path in ("folder", "hers.yaml"):
+        Path(path).chmod(0o777)
+    PROFILE.unlink()
+    PROFILE.symlink_to(target)
+    if target == "hers.yaml":  # root may read and write what is another user's
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigError) as caught:
+        profile_layers({})
+    assert "chmod" not in caught.value.problems[0].fix
+
+
+def test_the_commands_of_a_fix_name_the_file_as_a_shell_reads_it() -> None:
+    folder = Path("a b; touch c")
+    folder.mkdir()
+    (folder / PROFILE).write_text("max_restarts: 7\n")
+    (folder / PROFILE).chmod(0o646)
+    os.chdir(folder)
+    with pytest.raises(ConfigError) as caught:
+        profile_layers({})
+    _, mend, _, by_flag, _, by_variable, _ = caught.value.problems[0].fix.split("`")
+    path = str(PROFILE.resolve())
+    assert shlex.split(mend) == ["chmod", "o-w", path]
+    assert shlex.split(by_flag) == ["--profile", path]
+    assert shlex.split(by_variable) == ["export", f"HEADWAY_PROFILE={path}"]
 
 
 @pytest.mark.parametrize("is_sticky", [False, True])
