@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from headway.commands.flags import Parsed
 from headway.errors import ConfigError, did_you_mean
-from headway.launcher.planning.program import Program
+from headway.launcher.planning.program import RUNTIMES, Program
 from headway.settings.profile_trust import chmod_fix
 
 _WHERE = "the command line"
 _HEAD_BYTES = 512
+_SCRIPT_BYTES = 2**20
 _MAIN = "__main__.py"
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish")
 _EXECUTABLES = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # of Linux and macOS
@@ -73,7 +74,28 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
             fix="leave it out: headway launch train.py",
         )
     _check_script(name)
-    return Program(name, tuple(args), is_stream=_is_stream(name))
+    is_stream = _is_stream(name)
+    imports = "" if is_stream or os.path.isdir(name) else _runtime_in(name)
+    return Program(name, tuple(args), is_stream=is_stream, imports=imports)
+
+
+def _runtime_in(script: str) -> str:
+    """Return what a script imports to train with, if its text does not name Headway; else "".
+
+    Only for a note: what the script's own modules import is not looked at.
+    """
+    with open(script, "rb") as opened:
+        text = opened.read(_SCRIPT_BYTES)
+    if b"headway" in text:
+        return ""
+    statements = (line.split(None, 2) for line in text.splitlines())
+    imported = {
+        words[1].rstrip(b",").partition(b".")[0].decode(errors="replace")
+        for words in statements
+        if len(words) > 1 and words[0] in (b"import", b"from")
+    }
+    known = (*(name.partition(".")[0] for name in RUNTIMES), "torch")
+    return next((name for name in known if name in imported), "")
 
 
 def _is_stream(script: str) -> bool:

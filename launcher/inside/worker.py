@@ -26,6 +26,7 @@ from headway.contract.records import Crash, End, Frame, Uses
 from headway.contract.run import read_ranks, read_run
 from headway.errors import ConfigError, HeadwayError
 from headway.launcher.inside import rank_monitor
+from headway.launcher.planning.program import RUNTIMES
 from headway.launcher.reporting.reasons import is_of_communication
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -197,21 +198,13 @@ def _report_end(stop: SystemExit | None) -> None:
     records.send(end)
 
 
-READERS = (
-    *("accelerate", "transformers.trainer", "deepspeed", "composer", "ignite.distributed"),
-    *("lightning", "lightning_fabric", "pytorch_lightning", "fastai.distributed", "mmengine"),
-    "ultralytics",
-)
-"""Modules that read RANK, LOCAL_RANK and so on, or ACCELERATE_MIXED_PRECISION."""
-
-
 def _uses() -> Uses:
     """Return what the program has used so far."""
     return Uses(
         accelerator=records.channel.has_made_accelerator,
         group=records.channel.has_joined_group,
         resuming=records.channel.has_resumed,
-        readers=tuple(name for name in READERS if name in sys.modules),
+        readers=tuple(name for name in RUNTIMES if name in sys.modules),
     )
 
 

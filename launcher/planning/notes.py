@@ -6,6 +6,7 @@ from headway.contract.origin import Layer
 from headway.contract.strategies import HSDP, SHARDED
 from headway.errors import described
 from headway.launcher.planning.program import Program
+from headway.launcher.planning.unused import listed, sharing_asked
 from headway.launcher.planning.variables import counts_fastest_first
 from headway.machine.facts import Machine
 from headway.settings.table import NO, Settings
@@ -21,6 +22,7 @@ def notes(
     """Return one sentence for each note."""
     return [
         *_without_effect(settings, program, supervised),
+        *_of_another_runtime(settings, program),
         *(_about_gpus(settings, machine) if settings.device == "cuda" else []),
         *_unused_gpus(settings, machine),
         *_of_debugging(settings, program, supervised),
@@ -75,6 +77,20 @@ def _without_effect(settings: Settings, program: Program, supervised: str | None
         f"{name} has no effect {place} ({settings.origin(name)})"
         for name, place in where.items()
         if settings.origin(name).is_for_this_launch or name in ("devices", "strategy")
+    ]
+
+
+def _of_another_runtime(settings: Settings, program: Program) -> list[str]:
+    """Name what only Headway's Accelerator obeys, before a script that seems to make none."""
+    names = sharing_asked(settings)
+    if not names or not program.imports:
+        return []
+    values = listed(f"{name} {settings.values[name].value}" for name in names)
+    hold = "holds" if len(names) == 1 else "hold"
+    return [
+        f"{values} {hold} for models that headway.Accelerator prepares; {program.name} trains with"
+        f" {program.imports}, without Headway, unless a module that it imports makes an Accelerator"
+        f" ({settings.where(*names)})"
     ]
 
 

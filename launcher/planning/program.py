@@ -6,6 +6,13 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+RUNTIMES = (
+    *("accelerate", "transformers.trainer", "deepspeed", "composer", "ignite.distributed"),
+    *("lightning", "lightning_fabric", "pytorch_lightning", "fastai.distributed", "mmengine"),
+    "ultralytics",
+)
+"""Modules with a runtime of their own, by RANK and so on, or ACCELERATE_MIXED_PRECISION."""
+
 
 class Program(NamedTuple):
     """The user's program and its arguments."""
@@ -14,6 +21,7 @@ class Program(NamedTuple):
     args: tuple[str, ...] = ()
     kind: str = "script"  # script, module, or program if it is not Python
     is_stream: bool = False  # a pipe, a terminal or a descriptor: for one reader, which has it open
+    imports: str = ""  # of a script without a word of Headway: what it trains with, as far as known
 
     def command(self, python: Sequence[str]) -> list[str]:
         """Return the argv that runs it."""

@@ -188,3 +188,20 @@ def test_the_fix_for_a_shell_script_runs_it() -> None:
     command = [sys.executable, "-m", "headway", words[0], "-q", "--cpu", *words[1:]]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert done.stdout == "ran in ./run.sh\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "runtime"),
+    [
+        ("import torch\nfrom transformers import Trainer\n", "transformers"),
+        ("    from accelerate.utils import set_seed\n", "accelerate"),
+        ("import torch, numpy\n", "torch"),
+        ("from headway import Accelerator\nimport torch\n", ""),
+        ("import my_training\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_script_says_what_it_trains_with_unless_it_names_headway(text: str, runtime: str) -> None:
+    Path("train.py").write_text(text)
+    parsed = SimpleNamespace(module=None, no_python=False)
+    assert program_from(parsed, ["train.py"]).imports == runtime

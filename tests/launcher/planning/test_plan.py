@@ -444,3 +444,17 @@ def test_the_summary_says_which_flag_gives_one_process_a_rank() -> None:
 def test_the_summary_is_one_line_with_all_that_matters() -> None:
     line = summary(plan(num_processes="3", mixed_precision="bf16"))
     assert line == "train.py: 3 processes on cpu, precision bf16, 2 threads each"
+
+
+@pytest.mark.parametrize(
+    ("program", "num_notes"),
+    [(SCRIPT._replace(imports="transformers"), 1), (SCRIPT, 0)],
+)
+def test_sharding_is_said_to_need_the_accelerator_before_a_script_that_makes_none(
+    program: Program, num_notes: int
+) -> None:
+    asked = {"strategy": "fsdp", "activation_checkpointing": "yes"}
+    launch = plan(program=program, num_processes="2", **asked)
+    assert len(launch.notes) == num_notes
+    assert all("--strategy" in note and "transformers" in note for note in launch.notes)
+    assert plan(program=program, num_processes="2", strategy="ddp").notes == ()

@@ -52,6 +52,27 @@ def test_nothing_is_said_where_something_used_the_settings(ranks: list[Uses | No
     assert unused(settings(num_processes="2", mixed_precision="bf16"), ranks) == []
 
 
+@pytest.mark.parametrize("library", [(), ("transformers.trainer",)])
+def test_sharding_that_no_accelerator_obeys_is_named_whatever_else_trains(
+    library: tuple[str, ...],
+) -> None:
+    rank = GROUP._replace(readers=library)
+    asked = settings(
+        num_processes="2", strategy="fsdp", activation_checkpointing="yes", wrap="Block"
+    )
+    (note,) = unused(asked, [rank, rank])
+    assert "strategy fsdp, wrap Block and activation_checkpointing yes were not used" in note
+    (note,) = unused(settings(activation_checkpointing="yes", strategy="fsdp"), [rank])
+    assert "activation_checkpointing yes was not used" in note  # on one rank nothing is sharded
+    assert unused(asked, [ACCELERATOR._replace(readers=library)] * 2) == []
+
+
+def test_a_library_does_not_resume_by_headways_settings() -> None:
+    rank = GROUP._replace(readers=("lightning",))
+    (note,) = unused(settings(resume="latest"), [rank])
+    assert "resume was not used" in note
+
+
 def test_nothing_is_said_of_settings_that_nobody_set() -> None:
     assert unused(settings(num_processes="2"), [GROUP, GROUP]) == []
     assert unused(settings(), [NOTHING]) == []
