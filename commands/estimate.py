@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(as_data(report), indent=2))
     else:
         show(report)
-    return 0
+    return int(all(one.fits is None for one in report.rows))
 
 
 def require_use_of_gpu(outcomes: Sequence[Outcome], devices: Devices, program: Program) -> None:

@@ -105,7 +105,7 @@ class PreparedDataLoader(PositionedLoader):
         device = self._device if _can_be_elsewhere(self._device) else None
         state["end_of_dataloader"] = False
         try:
-            with starting_workers():
+            with starting_workers(self._original):
                 items, unpack = share.begin(start)
             lookahead = share.lookahead
             if self._copies_to:  # pragma: needs a GPU

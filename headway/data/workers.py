@@ -43,9 +43,10 @@ def with_lasting_workers(loader: Any) -> Any:
 
 
 @contextmanager
-def starting_workers() -> Iterator[None]:
-    """Let workers that are started in the block have requests to stop blocked from the first on."""
-    if not (_CAN_TELL_SENDERS and channel.will_save):
+def starting_workers(loader: Any) -> Iterator[None]:
+    """Let workers that `loader` starts in the block block requests to stop from the first on."""
+    has_workers = getattr(loader, "num_workers", 0)
+    if not (has_workers and _CAN_TELL_SENDERS and channel.will_save):
         yield
         return
     resource_tracker.ensure_running()  # unblocks signals when it starts

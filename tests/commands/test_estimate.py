@@ -227,6 +227,15 @@ def test_what_is_printed_says_rung_peak_and_line_and_a_script_that_trains_nothin
 
 
 @pytest.mark.processes
+def test_a_table_in_which_nothing_is_known_is_no_success() -> None:
+    pytest.importorskip("torch")
+    Path("script.py").write_text(f"{TRAINING[: TRAINING.index('for')]}raise RuntimeError")
+    code, printed = run("estimate", "--devices", "cpu-24GB", "--strategy", "ddp", "script.py")
+    assert code == 1
+    assert "script.py, line 11" in printed
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_child_that_ends_without_an_answer_is_an_error_that_says_so(
     tmp_path: Path, reads: bool

@@ -208,61 +208,6 @@ def test_no_process_is_started_or_reached_by_python(server: Server) -> None:
     assert not Path("changed").exists()
 
 
-NATIVE_CALLS = (
-    "libc.system(b'touch changed')",
-    "libc.fork()",
-    "libc.vfork()",
-    "libc.execv(b'/bin/true', (ctypes.c_char_p * 2)(b'true', None))",
-    "libc.kill(os.getppid(), 0)",
-    "libc.kill(-1, 0)",
-    "libc.prlimit(os.getppid(), 7, None, None)",
-    "libc.chmod(path, 0)",
-    "libc.fchmod(fd, 0)",
-    "libc.chown(path, 65534, 65534)",
-    "libc.fchown(fd, 65534, 65534)",
-    "libc.utimes(path, None)",
-    "libc.futimens(fd, None)",
-    "libc.fsetxattr(fd, b'user.a', b'b', 1, 0)",
-    "libc.ioctl(fd, 0x40086602, ctypes.byref(ctypes.c_long(0)))",
-    "libc.socket(socket.AF_INET, socket.SOCK_DGRAM, 0)",
-    "libc.socket(socket.AF_INET, socket.SOCK_STREAM, 0)",
-    "libc.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)",
-    "libc.shmget(0, 4096, 0o1600)",
-    "libc.mq_unlink(b'/a')",
-    "libc.shm_open(b'/headway-none', os.O_CREAT | os.O_RDWR, 0o600)",
-    "libc.sethostname(None, 1)",  # as root, too
-)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is Linux's")
-def test_the_kernel_lets_native_code_start_and_reach_no_process_and_change_no_attribute(
-    server: Server, results: Path
-) -> None:
-    path = results / "old" / "model.txt"
-    before = path.stat()
-    checks = [
-        f"if {call} in (0, None) or ctypes.get_errno() not in (1, 13): refused.append({call!r})"
-        for call in NATIVE_CALLS
-    ]
-    lines = (
-        "import ctypes, os, socket, sys, threading",
-        "libc = ctypes.CDLL(None, use_errno=True); path = sys.argv[1].encode()",
-        "fd = os.open(path, os.O_RDONLY); refused = []",
-        *checks,
-        "assert not refused, refused",
-        "threading.Thread(target=print).start(); socket.socketpair()",
-    )
-    outcome = server.follow(written("\n".join(lines) + "\n"), str(path))
-    if not any("native code" in note for note in outcome.notes):
-        assert outcome.steps == 2, outcome
-    after = path.stat()
-    assert (after.st_mode, after.st_uid, after.st_mtime) == (
-        before.st_mode,
-        before.st_uid,
-        before.st_mtime,
-    )
-
-
 def test_attributes_of_files_stay_and_are_noted(server: Server, results: Path) -> None:
     path = results / "old" / "model.txt"
     before = path.stat()

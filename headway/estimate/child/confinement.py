@@ -3,7 +3,7 @@
 Files opened for writing, and folders made, are those of the same path below the scratch folder;
 what was written is read from there. Removing and renaming what is outside is noted and not done;
 modes, owners and times of all files stay. An audit hook refuses what goes other ways, and processes
-and the network; the kernel refuses native code (`landlock.py`, `seccomp.py`).
+and the network; the kernel keeps native code from changing files (`landlock.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from headway.estimate.child.replacing import replace, replace_wherever_imported
 from headway.estimate.child.script_lines import line_now
-from headway.estimate.child.seccomp import CHANGING_IOCTLS
 from headway.estimate.child.sharing import replace_sharing
 
 Note = Callable[[str], None]
@@ -51,6 +50,9 @@ _NETWORK = {
     *("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"),
     *("socket.gethostbyname", "socket.gethostbyaddr", "urllib.Request"),
 }
+_CHANGING_IOCTLS = (0x40086602, 0x40046602, 0x401C5820, 0x5412)
+"""FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR; TIOCSTI, which types into a terminal."""
+
 _DEVICES = ("/dev/null", "/dev/tty", "/dev/stdout", "/dev/stderr", "/dev/fd")
 _FOLDERS = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -319,7 +321,7 @@ class Confinement:
             self._refuse(f"{event}: there is no network")
         elif event == "sqlite3.connect":
             self._require_database(event, args[0])
-        elif event == "fcntl.ioctl" and args[1] in CHANGING_IOCTLS:
+        elif event == "fcntl.ioctl" and args[1] in _CHANGING_IOCTLS:
             self._refuse(f"{event}: no attributes of files are changed")
 
     def _require_database(self, event: str, database: Any) -> None:

@@ -25,11 +25,9 @@ from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Out
 from headway.estimate.child import (
     checkpoints,
     landlock,
-    privileges,
     ranks,
     reshaping,
     script_calls,
-    seccomp,
     stand_in,
 )
 from headway.estimate.child.confinement import Confinement
@@ -162,11 +160,8 @@ class Run:
 
     def _confine(self) -> None:
         Confinement(self._scratch, self.note).begin()
-        privileges.drop()
         if not landlock.confine((self._scratch, "/dev/null")):
             self.note("this kernel has no Landlock: native code can change files")
-        if not seccomp.confine():
-            self.note("there is no filter of system calls here: native code can start processes")
 
     # ------------------------------------------------------------------ on the way
 

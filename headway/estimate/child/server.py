@@ -6,6 +6,7 @@ was ended, ends this process and the attempt that it has begun, and removes what
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import select
@@ -27,10 +28,10 @@ from headway.estimate.attempt import (
     encode,
     scratch_prefix,
 )
-from headway.estimate.child import privileges
 from headway.estimate.child.run import OUTCOME, OUTPUT, Run
 from headway.estimate.child.script_lines import line_in
 
+_SIGNAL_AT_PARENTS_DEATH = 1  # prctl(2)
 _MARGIN_S = 20.0  # for a script that holds up its own alarm
 _OUTPUT_BYTES = 4000
 _MOST_BYTES = 2**24  # of an outcome
@@ -93,13 +94,19 @@ def _outcome(attempt: Attempt, scratch: str, woken: int) -> Outcome:
 
 def _follow(attempt: Attempt, scratch: str, woken: int) -> None:
     """Make an attempt in this process, with nothing of the one that it was forked from."""
-    privileges.end_with_parent()
+    _end_with_parent()
     os.close(signal.set_wakeup_fd(-1))
     os.close(woken)
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     Run(attempt, scratch).to_the_end()
+
+
+def _end_with_parent() -> None:
+    """Let the kernel kill this process when the one that it was forked from has ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _wait(child: int, woken: int, deadline: float) -> int:

@@ -453,7 +453,7 @@ def test_the_summary_is_one_line_with_all_that_matters() -> None:
 def test_sharding_is_said_to_need_the_accelerator_before_a_script_that_makes_none(
     program: Program, num_notes: int
 ) -> None:
-    asked = {"strategy": "fsdp", "activation_checkpointing": "yes"}
+    asked: dict[str, Any] = {"strategy": "fsdp", "activation_checkpointing": "yes"}
     launch = plan(program=program, num_processes="2", **asked)
     assert len(launch.notes) == num_notes
     assert all("--strategy" in note and "transformers" in note for note in launch.notes)
