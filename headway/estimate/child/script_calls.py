@@ -49,7 +49,11 @@ def replace_loaders(mode: ScriptMode | None, see: Callable[[torch.Tensor], None]
         vars(self).update(pin_memory=False)
         return Iterator(self)
 
+    def not_shared(self: torch.Tensor) -> torch.Tensor:
+        return self  # there is no process to share it with
+
     replace(torch.utils.data.DataLoader, "_get_iterator", get_iterator)
+    replace(torch.Tensor, "share_memory_", not_shared)
 
 
 def replace_reading(mode: ScriptMode) -> None:

@@ -35,7 +35,11 @@ def replace_sharing() -> None:
     replace(_posixshmem, "shm_open", open_shared)
     replace(_posixshmem, "shm_unlink", unlink_shared)
     replace(_multiprocessing, "SemLock", Semaphore)
-    for name in ("register", "unregister"):  # which would start a process that cleans up
+    for name in (
+        "register",
+        "unregister",
+        "ensure_running",
+    ):  # which would start a process that cleans up
         replace(resource_tracker, name, _nothing)
 
 

@@ -154,3 +154,15 @@ from tqdm import tqdm
 bar = tqdm(DataLoader(data, 8))
 for x, y in bar:
     bar.set_postfix(loss=step(x, y).item())
+
+# %% prepared workers that last, seeded samples, and a training that goes on
+from headway import Accelerator
+
+accelerator = Accelerator(seed=1, project_dir="runs")
+net, optimizer, loader = accelerator.prepare(
+    net, optimizer, DataLoader(data, 8, shuffle=True, num_workers=2, persistent_workers=True)
+)
+accelerator.resume()
+for x, y in loader:
+    step(x, y)
+    accelerator.checkpoint(every=10)
