@@ -41,13 +41,13 @@ def chmod_fix(change: str, path: str) -> str:
 
     Empty for all else: a link may point to a device or a folder that the whole machine uses.
     """
-    target = os.path.realpath(path)
-    status = os.stat(target)
+    status = os.stat(path)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         return ""
     import shlex
 
-    return f"`chmod {change} {shlex.quote(target)}`"
+    name = path if os.path.dirname(path) else os.path.join(".", path)  # it may begin with a dash
+    return f"`chmod {change} {shlex.quote(name)}`"
 
 
 def _folders_above(path: str) -> Iterator[str]:
