@@ -16,7 +16,7 @@ from headway.containers import for_each_tensor
 from headway.data.active_loader import GlobalBatch, current_loop
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.dispatch import DispatchedShare, Parts
-from headway.data.position import Start
+from headway.data.position import FRESH, Start
 from headway.data.rounds import Division
 from headway.data.samplers import changed
 from headway.data.sharding import Unpack, batch_size_of, source_of, without_first
@@ -133,7 +133,7 @@ class JoinedShare(DispatchedShare):
             other._loader, other._leaves_out_itself = without_first(self._loader, batches), True
         return other
 
-    def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
+    def begin(self, start: Start = FRESH) -> tuple[Iterator[Any], Unpack]:
         if self._rank > 0:
             self._draw_what_reading_draws()
         return super().begin(start)
@@ -144,9 +144,9 @@ class JoinedShare(DispatchedShare):
         if self._loader.num_workers and not isinstance(self._loader.dataset, IterableDataset):
             next(iter(source_of(self._loader)), None)  # workers are given indices at once
 
-    def _read(self, start: Start | None) -> Iterator[Parts]:
+    def _read(self, start: Start) -> Iterator[Parts]:
         skip = self._skip
-        if start is not None and not self._leaves_out_itself:
+        if start.taken is not None and not self._leaves_out_itself:
             skip = start.taken.batches // self._division.num_batches
         return islice(self._rounds_of(iter(self._loader)), skip, None)
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from headway.containers import for_each_tensor, is_on
 from headway.data.active_loader import GlobalBatch
-from headway.data.position import Indices, Start, Taken
+from headway.data.position import FRESH, Indices, Start, Taken
 from headway.data.rounds import Division, Round, of_ready_batches, samples_in
 from headway.data.sharding import (
     PLAIN,
@@ -60,9 +60,9 @@ class DispatchedShare(Share):
     def lookahead(self) -> Lookahead | None:
         return None if super().lookahead is None else self
 
-    def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
+    def begin(self, start: Start = FRESH) -> tuple[Iterator[Any], Unpack]:
         rounds = self._read(start) if self._rank == 0 else None
-        if start is not None and self._rank > 0:
+        if self._rank > 0:
             start.ready()
         return self._received(rounds), lambda part: part
 
@@ -79,14 +79,14 @@ class DispatchedShare(Share):
                 return
             yield part
 
-    def _read(self, start: Start | None) -> Iterator[Parts]:
-        skip = self._skip
+    def _read(self, start: Start) -> Iterator[Parts]:
+        skip, taken = self._skip, start.taken
         if isinstance(self._rounds, MapRounds):
             self._rounds.start = start
             if self._ahead is not None:  # draws them all, and leaves out none itself
-                self._ahead.start = start and start._replace(taken=Taken())
-        elif start is not None:
-            skip = start.taken.batches // self._division.num_batches
+                self._ahead.start = start._replace(taken=taken and Taken())
+        elif taken is not None:
+            skip = taken.batches // self._division.num_batches
         rounds: Iterator[Parts] = iter(self._loader)
         if self._rounds is None:
             rounds = _of_batches(self._loader, self._division)

@@ -6,21 +6,33 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from headway.checkpoint.generators import generator_states
 from headway.containers import is_on, send_to_device
 from headway.contract.records import beat, channel
 from headway.data.active_loader import LoaderLoop
 from headway.data.choice import share_of
 from headway.data.configuration import DataLoaderConfiguration
-from headway.data.position import Pass, Passes, Start, Taken, set_generators_to_begin
+from headway.data.position import (
+    FRESH,
+    Interrupted,
+    Pass,
+    Passes,
+    Start,
+    Taken,
+    generators_of,
+    set_generators_ahead,
+    set_generators_to_begin,
+)
 from headway.data.positioned import PositionedLoader
-from headway.data.samplers import with_seedable_sampler
+from headway.data.samplers import draws_all_at_first, with_seedable_sampler
 from headway.data.seeds import SampleSeeds, give_generators
-from headway.data.sharding import NoBatch, is_plain
+from headway.data.sharding import NoBatch, is_plain, source_of
 from headway.data.transfer import copied_ahead
 from headway.data.workers import starting_workers
 from headway.errors import UsageError
@@ -94,6 +106,7 @@ class PreparedDataLoader(PositionedLoader):
         is_stream = isinstance(dataset, IterableDataset) and is_plain(loader)
         self._stream = dataset if is_stream and has_state and loader.num_workers == 0 else None
         self._is_map = is_plain(loader) and not is_stream
+        self._loads_here = (self._is_map or self._stream is not None) and not loader.num_workers
         vars(self)["end_of_dataloader"] = False
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -111,10 +124,12 @@ class PreparedDataLoader(PositionedLoader):
             if self._copies_to:  # pragma: needs a GPU
                 items, unpack = copied_ahead(items, unpack, self._copies_to)
                 lookahead = None
+            start.begun()
+            draws_ahead = self._draws_ahead
             channel.phase = "data"
             following = next(items, _END)
-            if start is not None and lookahead is None:
-                start.ready()
+            if lookahead is None:
+                start.loaded()
             while following is not _END:
                 batch, global_batch = unpack(following)
                 if lookahead is not None:
@@ -125,6 +140,8 @@ class PreparedDataLoader(PositionedLoader):
                         beat()
                     if stream is not None:
                         current.stream = stream.state_dict()
+                    if draws_ahead:
+                        current.ahead = generator_states(_CPU)
                     following = next(items, _END)  # one batch ahead
                     has_more = following is not _END
                 channel.phase = "script"
@@ -159,33 +176,75 @@ class PreparedDataLoader(PositionedLoader):
         finally:
             self._share = share
 
-    def _begin_pass(self) -> tuple[Start | None, Pass]:
-        """Return where the next pass begins, None for its beginning; and that pass."""
+    def _begin_pass(self) -> tuple[Start, Pass]:
+        """Return how the next pass begins, and that pass."""
         passes, owners = self._passes, self._sources()
         pending, passes.pending = passes.pending, None
-        start, first_item = None, 0
-        before = self._taken(self._skipped)
-        if pending is not None and (self._skipped or not pending.only_skipped):
+        interrupted, passes.interrupted = passes.interrupted, None
+        goes_on = pending is not None and bool(self._skipped or not pending.only_skipped)
+        if interrupted is not None and not goes_on:
+            interrupted.begin_other_pass()
+        before, first_item = self._taken(self._skipped), 0
+        redraws: Callable[[], None] | None = None
+        start = FRESH
+        if pending is not None and interrupted is not None and goes_on:
             state = pending.state
             taken = Taken(*state["taken"])
             is_there = not self._skipped or before == taken  # where the stream's state is
             before = before if self._skipped else taken
-            pending.generators.begin_pass()
-            start = Start(before, pending.generators.restore)
+            put_back = self._to_put_back(interrupted)
+            start = Start(before, ready=put_back, loaded=put_back)
             if state["stream"] is not None and self._stream is not None and is_there:
                 self._stream.load_state_dict(state["stream"])
                 first_item = before.samples or before.batches
-                start = start._replace(taken=Taken())
+                start = start._replace(taken=Taken(), begun=partial(set_generators_ahead, state))
+            elif state.get("is_drawn"):
+                redraws = partial(set_generators_to_begin, state, owners)
+                if self._draws_ahead:
+                    start = start._replace(ready=partial(set_generators_ahead, state))
             else:
                 set_generators_to_begin(state, owners)
         passes.current = current = Pass(
             passes.following, owners, before, self._samplers() if self._is_map else None
         )
+
+        def drawing() -> None:
+            if redraws is not None:
+                redraws()
+            current.drawing()
+
         self.set_epoch(passes.following)
         if self._seeds is not None:
             self._seeds.begin_pass(passes.following, self._samplers(), first_item)
         passes.following += 1
-        return start, current
+        return start._replace(drawing=drawing), current
+
+    def _to_put_back(self, interrupted: Interrupted) -> Callable[[], None]:
+        """Return what puts the generators back that a pass uses to draw again what it has given.
+
+        A sampler with a generator of its own that draws while the pass goes on draws on from there.
+        """
+        interrupted.begin_pass()
+        lazy: list[Any] = self._sources()[1:]
+        if self._is_map and draws_all_at_first(source_of(self._original)):
+            lazy = []
+        drawn_on = generators_of(lazy)
+        own = [
+            (one, one.get_state()) for one in generators_of(self._sources()) if one not in drawn_on
+        ]
+
+        def put_back() -> None:
+            interrupted.restore()
+            for generator, state in own:
+                generator.set_state(state)
+
+        return put_back
+
+    @property
+    def _draws_ahead(self) -> bool:
+        """Whether this process loads a batch, perhaps at random, before the one before is given."""
+        is_ahead = self._copies_to is not None or self._share.lookahead is None
+        return is_ahead and self._loads_here and self._seeds is None
 
     def without_first(self, batches: int) -> PreparedDataLoader:
         """Return this loader without the first batches of each pass; see `skip_first_batches`."""
@@ -244,4 +303,5 @@ def _can_be_elsewhere(device: torch.device | None) -> bool:
     return not is_cpu or torch.accelerator.current_accelerator(check_available=False) is not None
 
 
+_CPU = torch.device("cpu")
 _END = object()

@@ -23,24 +23,40 @@ class Taken(NamedTuple):
     samples: int = 0  # 0 if the batches have sizes of their own
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class Start(NamedTuple):
-    """Where a pass begins that another run has begun.
+    """How a pass begins.
 
     Args:
-        taken: what is left out, with the batches that the script itself leaves out; the samples of
-            a map data set are drawn anew, not loaded.
-        ready: to be called once these are drawn, and before the next samples are loaded.
+        taken: what is left out of a pass that another run has begun, with the batches that the
+            script itself leaves out; the samples of a map data set are drawn anew, not loaded.
+            None: what every pass leaves out.
+        begun: to be called once torch's iterator is made, which draws a seed for loader workers.
+        drawing: to be called before the first index is drawn.
+        ready: to be called once those that are left out are drawn, and before the next samples are
+            loaded.
+        loaded: to be called once the first batch is there, where it is loaded ahead.
     """
 
-    taken: Taken
-    ready: Callable[[], None]
+    taken: Taken | None = None
+    begun: Callable[[], None] = _nothing
+    drawing: Callable[[], None] = _nothing
+    ready: Callable[[], None] = _nothing
+    loaded: Callable[[], None] = _nothing
+
+
+FRESH = Start()
 
 
 class Interrupted:
     """The global generators of a rank that goes on, which the passes that go on leave as they are.
 
-    The first of these passes begins where the generators were when the run was saved, whatever the
-    script has drawn since. Others may have advanced them by the time that a later one begins.
+    If the first pass of all is one of these, it begins where the generators were when the run was
+    saved, whatever the script has drawn since. Other passes may have advanced them by the time that
+    a later one begins.
 
     Args:
         states: those that were saved; None leaves the generators where the script has put them.
@@ -57,6 +73,10 @@ class Interrupted:
             self._states = generator_states(self._device)
         self._is_next = False
 
+    def begin_other_pass(self) -> None:
+        """To be called before a pass begins that does not go on, and draws from them."""
+        self._is_next = False
+
     def restore(self) -> None:
         if self._states is not None:
             set_generator_states(self._states, self._device)
@@ -70,6 +90,10 @@ class Pass:
         owners: samplers and loaders, whose generators belong to the pass.
         before: what was left out of it.
         drawn_by: what draws its samples; None if the data set may do so.
+
+    Attributes:
+        stream: the state of the data set after the batches that were given, if it has one.
+        ahead: that of the generators then, if the next batch was loaded ahead and may draw.
     """
 
     def __init__(
@@ -80,16 +104,32 @@ class Pass:
         self.samples = 0  # in these, on all ranks together
         self.num_steps = channel.num_steps  # of optimizers, before it
         self.is_complete = False
-        self.stream: Any = None  # the state of the data set after these, if it has one
-        self._global = _states_for(drawn_by)
-        self._own = [one.get_state() for one in generators_of(owners)]
+        self.stream: Any = None
+        self.ahead: dict[str, Any] | None = None
+        self._owners, self._drawn_by = owners, drawn_by
+        self._note_generators()
+        self._is_drawn = False
+
+    def drawing(self) -> None:
+        """Note the generators as they are when the first index is drawn.
+
+        By then torch has drawn the seed of loader workers, unless these outlive their first pass.
+        """
+        self._note_generators()
+        self._is_drawn = True
+
+    def _note_generators(self) -> None:
+        self._global = _states_for(self._drawn_by)
+        self._own = [one.get_state() for one in generators_of(self._owners)]
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
             "global": self._global,
             "own": self._own,
+            "is_drawn": self._is_drawn,  # the generators are as they were when it was drawn
             "stream": self.stream,
+            "ahead": self.ahead,
         }
 
 
@@ -98,12 +138,10 @@ class Pending(NamedTuple):
 
     Args:
         state: of that pass, and what it has taken.
-        generators: those of this rank.
         only_skipped: it goes on only where the script itself leaves its first batches out.
     """
 
     state: dict[str, Any]
-    generators: Interrupted
     only_skipped: bool
 
 
@@ -114,6 +152,8 @@ class Passes:
     """The number of the next one."""
     current: Pass | None = None
     pending: Pending | None = None
+    interrupted: Interrupted | None = None
+    """The generators of this rank, until the first pass of a run that goes on."""
     samples = 0
     """Those of all passes that have ended, in earlier runs as well."""
     has_trained = False
@@ -135,6 +175,12 @@ def _states_for(drawn_by: Iterable[Any] | None) -> dict[str, Any]:
     if drawn_by is None or any(not type(one).__module__.startswith("torch.") for one in drawn_by):
         return generator_states(_CPU)
     return {"torch": torch.get_rng_state()}
+
+
+def set_generators_ahead(state: dict[str, Any]) -> None:
+    """Let the batch that was loaded ahead in the pass with this state draw what it drew."""
+    if state.get("ahead") is not None:
+        set_generator_states(state["ahead"], _CPU)
 
 
 def set_generators_to_begin(state: dict[str, Any], owners: Iterable[Any]) -> None:
@@ -207,8 +253,7 @@ class Ahead:
     def __init__(self, source: Any, indices: Indices, skip: Taken) -> None:
         self._source, self._indices, self._skip = source, indices, skip
         self.has_more = False
-        # of the pass; torch begins it twice where there are workers
-        self.start: Start | None = None
+        self.start = FRESH  # of the pass; torch begins it twice where there are workers
 
     def __len__(self) -> int:
         return max(0, len(self._source) - self._skip.batches)
@@ -216,12 +261,11 @@ class Ahead:
     def __iter__(self) -> Iterator[Any]:
         return self._indices.to_load(self._one_ahead(self.start))
 
-    def _one_ahead(self, start: Start | None) -> Iterator[Any]:
-        taken = self._skip if start is None else start.taken
-        source, _ = self._indices.after(self._source, taken)
+    def _one_ahead(self, start: Start) -> Iterator[Any]:
+        start.drawing()
+        source, _ = self._indices.after(self._source, start.taken or self._skip)
         following = next(source, _END)
-        if start is not None:
-            start.ready()
+        start.ready()
         while following is not _END:
             given, following = following, next(source, _END)
             self.has_more = following is not _END

@@ -73,7 +73,7 @@ class PositionedLoader(DataLoader[Any]):
         """Return where the passes stand, for a checkpoint: values, and tensors of generators."""
         current = self._passes.current
         position: dict[str, Any] = {
-            "following": self._passes.following,
+            "following": self.epoch,
             "size": batch_size_of(self._original),
             "total": self.total_batch_size,
             "seed": None if self._seeds is None else self._seeds.seed,
@@ -142,9 +142,9 @@ class PositionedLoader(DataLoader[Any]):
             generator.set_state(own)
         passes.samples, passes.has_trained = position["samples"], position["has_trained"]
         passes.following = position["following"] if state is None else state["epoch"]
-        passes.pending = None
+        passes.pending, passes.interrupted = None, generators
         if state is not None:
-            passes.pending = Pending(state, generators, only_skipped)
+            passes.pending = Pending(state, only_skipped)
             reads_again = not (self._is_map or only_skipped or state["stream"] is not None)
             if reads_again and self._of_rank[0] == 0:
                 print(_STREAM_NOTE, file=sys.stderr, flush=True)

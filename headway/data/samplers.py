@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from headway.collectives import broadcast_object_list
 
@@ -61,6 +69,21 @@ class SkipBatchSampler(BatchSampler):
     def total_length(self) -> int:
         """The number of batches with those that are left out."""
         return len(self.batch_sampler)
+
+
+def draws_once(source: Any) -> bool:
+    """Return whether a sampler or batch sampler is one of torch's that gives no index twice."""
+    sampler: Any = source.sampler if type(source) is BatchSampler else source
+    if type(sampler) in (RandomSampler, SeedableRandomSampler):
+        is_whole = sampler.num_samples <= len(sampler.data_source)
+        return is_whole and not sampler.replacement
+    return type(sampler) in (SequentialSampler, SubsetRandomSampler)
+
+
+def draws_all_at_first(source: Any) -> bool:
+    """Return whether a sampler or batch sampler draws all of a pass before it gives an index."""
+    sampler = source.sampler if type(source) is BatchSampler else source
+    return draws_once(source) or type(sampler) is WeightedRandomSampler
 
 
 def with_seedable_sampler(loader: DataLoader[Any], seed: int | None) -> DataLoader[Any]:

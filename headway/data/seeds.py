@@ -13,21 +13,12 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from headway.checkpoint.generators import generator_states, set_generator_states
 from headway.data.position import Indices, Taken, after, counts_samples
 from headway.data.rounds import Round
-from headway.data.samplers import SeedableRandomSampler, changed
+from headway.data.samplers import changed, draws_once
 from headway.errors import UsageError
 
 _CPU = torch.device("cpu")
@@ -307,12 +298,3 @@ def _plain(index: Any) -> Any:
         where="the sampler of a prepared DataLoader",
         fix="let the sampler give numbers, strings, or tuples of these",
     )
-
-
-def draws_once(source: Any) -> bool:
-    """Return whether a sampler or batch sampler is one of torch's that gives no index twice."""
-    sampler: Any = source.sampler if type(source) is BatchSampler else source
-    if type(sampler) in (RandomSampler, SeedableRandomSampler):
-        is_whole = sampler.num_samples <= len(sampler.data_source)
-        return is_whole and not sampler.replacement
-    return type(sampler) in (SequentialSampler, SubsetRandomSampler)

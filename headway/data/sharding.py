@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from headway.collectives import broadcast_object_list
 from headway.data.active_loader import GlobalBatch
-from headway.data.position import Ahead, Indices, Start, Taken
+from headway.data.position import FRESH, Ahead, Indices, Start, Taken
 from headway.data.rounds import Division, Round, samples_in
 from headway.data.samplers import SkipBatchSampler, changed
 from headway.data.streams import mark, require_one_stream
@@ -64,12 +64,8 @@ class Share:
         """What knows if an item follows the one taken last; None: that one has to be loaded."""
         return None if self._ahead is None or self._loader.num_workers else self._ahead
 
-    def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
-        """Begin a pass; return its items, and the function that unpacks an item.
-
-        Args:
-            start: what to leave out of it; None leaves out what every pass does.
-        """
+    def begin(self, start: Start = FRESH) -> tuple[Iterator[Any], Unpack]:
+        """Begin a pass; return its items, and the function that unpacks an item."""
         if self._ahead is not None:
             self._ahead.start = start
         full = batch_size_of(self._loader)
@@ -80,7 +76,8 @@ class Share:
             return batch, usual if samples == full else GlobalBatch(samples, samples, full)
 
         batches = iter(self._loader)
-        skip = self._skip if start is None or self._ahead is not None else start.taken.batches
+        taken = start.taken
+        skip = self._skip if taken is None or self._ahead is not None else taken.batches
         return islice(batches, skip, None) if skip else batches, unpack
 
     def __len__(self) -> int:
@@ -109,7 +106,7 @@ class MapShare(Share):
             self._loader = rebuilt(loader, batch_sampler=self._shard)
         self._skip = 0
 
-    def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
+    def begin(self, start: Start = FRESH) -> tuple[Iterator[Any], Unpack]:
         self._shard.start = start
         batches = iter(self._loader)
         global_batches = self._shard.global_batches  # those of the pass that has just begun
@@ -139,8 +136,9 @@ class StreamShare(Share):
         collate = _CollatePart(collate_of(loader))
         super().__init__(rebuilt(loader, dataset=parts, batch_size=None, collate_fn=collate), skip)
 
-    def begin(self, start: Start | None = None) -> tuple[Iterator[Any], Unpack]:
-        skip = self._skip if start is None else start.taken.batches // self._num_batches
+    def begin(self, start: Start = FRESH) -> tuple[Iterator[Any], Unpack]:
+        taken = start.taken
+        skip = self._skip if taken is None else taken.batches // self._num_batches
         parts = islice(self._parts(iter(self._loader)), skip, None)
         return parts, lambda part: (part.samples, part.batch)
 
@@ -176,7 +174,7 @@ class MapRounds:
             loader.sampler, BatchSampler
         )
         self._source: Any = source_of(loader)
-        self.start: Start | None = None  # of the pass
+        self.start = FRESH  # of the pass
         self._size = batch_size_of(loader) if self.is_batched else 1
         self._drop_last = bool(getattr(self._source, "drop_last", False))
         samplers = (self._source, getattr(self._source, "sampler", None))
@@ -198,9 +196,9 @@ class MapRounds:
         finally:
             self._generators.restore()
 
-    def _rounds(self, start: Start | None) -> Iterator[Round]:
+    def _rounds(self, start: Start) -> Iterator[Round]:
         num_batches = self._division.num_batches
-        taken = Taken() if start is None else start.taken
+        taken = start.taken or Taken()
         source, first = self._indices.after(self._source, taken, num_batches * self._size)
         if not self.is_batched:
             source = ([one] for one in source)
@@ -218,7 +216,7 @@ class _BatchShard:
         self._rounds, self._rank, self._skip, self._indices = rounds, rank, skip, indices
         self.global_batches: deque[GlobalBatch] = deque()
         self.has_more = False  # whether a round follows the one that was given last
-        self.start: Start | None = None  # of the pass
+        self.start = FRESH  # of the pass
 
     def __len__(self) -> int:
         return max(0, len(self._rounds) - self._skip)
@@ -227,12 +225,12 @@ class _BatchShard:
         self.global_batches = deque()
         return self._indices.to_load(self._shares(self.global_batches, self.start))
 
-    def _shares(self, global_batches: deque[GlobalBatch], start: Start | None) -> Iterator[Any]:
+    def _shares(self, global_batches: deque[GlobalBatch], start: Start) -> Iterator[Any]:
         self._rounds.start = start
-        rounds = islice(self._rounds, self._skip if start is None else 0, None)
+        rounds = islice(self._rounds, self._skip if start.taken is None else 0, None)
+        start.drawing()
         batch, following = None, next(rounds, None)
-        if start is not None:
-            start.ready()
+        start.ready()
         while following is not None:  # one round ahead
             (samples, slices, batch), following = following, next(rounds, None)
             self.has_more = following is not None

@@ -1,0 +1,182 @@
+"""A training that is cut goes on with the batches and random numbers of one that is not."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
+
+from headway.checkpoint.generators import generator_states
+from headway.data.loader import PreparedDataLoader
+from headway.data.position import Interrupted
+from headway.utils import set_seed
+
+CPU = torch.device("cpu")
+SAMPLES, SIZE, EPOCHS = 12, 3, 3
+Drawn = list[tuple[Any, ...]]
+
+
+class Plain(Dataset[int]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Augmented(Plain):
+    """Draws from all generators for each sample."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.rand(1), random.random(), np.random.rand()
+
+
+class Stream(IterableDataset[Any]):
+    """Goes on where its state says, and draws for each sample."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < SAMPLES:
+            self.at += 1
+            yield self.at, torch.rand(1), random.random()
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class OwnBatches:
+    """A batch sampler that draws from torch's generator, or from Python's."""
+
+    def __init__(self, of_python: bool = False) -> None:
+        self.of_python = of_python
+
+    def __len__(self) -> int:
+        return SAMPLES // SIZE
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(SAMPLES).tolist()
+        if self.of_python:
+            random.shuffle(order)
+        yield from (order[i : i + SIZE] for i in range(0, SAMPLES, SIZE))
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def shared() -> list[DataLoader[Any]]:
+    generator = seeded()
+    return [
+        DataLoader(Augmented(), SIZE, shuffle=True, generator=generator),
+        DataLoader(Plain(), SIZE, shuffle=True, generator=generator),
+    ]
+
+
+WORKERS: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+LOADERS: dict[str, Callable[[], list[DataLoader[Any]]]] = {
+    "shuffled": lambda: [DataLoader(Augmented(), SIZE, shuffle=True)],
+    "own generator": lambda: [DataLoader(Augmented(), SIZE, shuffle=True, generator=seeded())],
+    "two with one generator": shared,
+    "draws while it goes on": lambda: [
+        DataLoader(
+            Augmented(),
+            SIZE,
+            sampler=RandomSampler(Plain(), replacement=True, num_samples=40, generator=seeded()),
+        )
+    ],
+    "weighted": lambda: [
+        DataLoader(Augmented(), SIZE, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES))
+    ],
+    "own batches": lambda: [DataLoader(Augmented(), batch_sampler=OwnBatches(of_python=True))],
+    "stream": lambda: [DataLoader(Stream(), SIZE)],
+    "two": lambda: [
+        DataLoader(Augmented(), SIZE, shuffle=True),
+        DataLoader(Plain(), 2, shuffle=True),
+    ],
+    "workers": lambda: [DataLoader(Plain(), SIZE, shuffle=True, num_workers=1)],
+    "lasting workers": lambda: [DataLoader(Plain(), SIZE, shuffle=True, **WORKERS)],
+    "lasting workers, own generator": lambda: [
+        DataLoader(Plain(), SIZE, shuffle=True, generator=seeded(), **WORKERS)
+    ],
+    "lasting workers, own batches": lambda: [
+        DataLoader(Plain(), batch_sampler=OwnBatches(), **WORKERS)
+    ],
+}
+
+
+def steps(first: Any, *others: Any) -> Iterator[list[Any]]:
+    """Yield the batches of each step: those of a second loader, whose passes end elsewhere, too."""
+    passes = [iter(one) for one in others]
+    for _ in range(first.epoch, EPOCHS):
+        for batch in first:
+            step = [batch]
+            for number, other in enumerate(others):
+                following = next(passes[number], None)
+                if following is None:
+                    passes[number] = iter(other)
+                    following = next(passes[number])
+                step.append(following)
+            yield step
+
+
+def trained(loaders: list[Any], cut_after: int | None = None) -> tuple[Drawn, bytes]:
+    """Return what is given and drawn at each step; and what a checkpoint has after such a step."""
+    drawn: Drawn = []
+    for batches in steps(*loaders):
+        drawn.append((repr(batches), torch.rand(1).item(), random.random()))
+        if len(drawn) == cut_after:
+            positions = [one.position() for one in loaders]
+            return drawn, pickle.dumps((positions, generator_states(CPU)))
+    return drawn, b""
+
+
+def prepared(kind: str) -> list[PreparedDataLoader]:
+    return [PreparedDataLoader(one) for one in LOADERS[kind]()]
+
+
+def resumed(kind: str, checkpoint: bytes) -> list[PreparedDataLoader]:
+    set_seed(99)  # another process
+    loaders = prepared(kind)
+    positions, states = pickle.loads(checkpoint)
+    generators = Interrupted(states, CPU)
+    for loader, position in zip(loaders, positions, strict=True):
+        loader.require_position(position, "")
+        loader.go_on_at(position, generators)
+    generators.restore()
+    return loaders
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LOADERS)
+def test_batches_and_random_numbers_are_those_of_a_run_that_is_not_cut(kind: str) -> None:
+    set_seed(1)
+    whole, _ = trained(prepared(kind))
+    states = generator_states(CPU)
+    every = 5 if "workers" in kind else 1
+    for step in range(1, len(whole), every):
+        set_seed(1)
+        before, checkpoint = trained(prepared(kind), step)
+        assert before == whole[:step], step
+        after, again = trained(resumed(kind, checkpoint), 1)  # and is cut once more
+        assert after == whole[step : step + 1], step
+        if step + 1 < len(whole):
+            rest, _ = trained(resumed(kind, again))
+            assert rest == whole[step + 1 :], step
+            assert repr(generator_states(CPU)) == repr(states), step
