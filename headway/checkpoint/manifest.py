@@ -122,8 +122,21 @@ def _describe(path: str, handle: int, *, sha256: bool) -> File:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, and wait until it is on disk; all other files must be there by now."""
+    """Write the manifest, and wait until it is on disk; all other files must be there by now.
+
+    Raises:
+        CheckpointError: `read_manifest` would refuse it.
+        OSError: the system refuses.
+    """
     fields = manifest._asdict() | {"files": [file._asdict() for file in manifest.files]}
+    try:
+        _manifest_from(json.loads(json.dumps(fields)))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"Headway has made a manifest that it could not read again: {error}",
+            where=shown(str(folder)),
+            fix="report this as a bug of Headway; checkpoints that were there are as they were",
+        ) from None
     fields["crc32"] = _checksum(fields)
     write_json(folder / NAME, fields)
 
@@ -151,13 +164,22 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError("its checksum is another one than when it was written")
         if fields["format"] < 3:
             fields["launched_at"] = 0.0
-        manifest: Manifest = _typed(Manifest, fields)
-        _require_possible(manifest)
-        _require_plain_paths(manifest.files)
+        return _manifest_from(fields)
     except KeyError as error:
         raise _damaged(path, f"{error} is missing") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
+
+
+def _manifest_from(fields: Any) -> Manifest:
+    """Return the manifest with these fields.
+
+    Raises:
+        TypeError, ValueError: they are those of none.
+    """
+    manifest: Manifest = _typed(Manifest, fields)
+    _require_possible(manifest)
+    _require_plain_paths(manifest.files)
     return manifest
 
 

@@ -27,6 +27,11 @@ class AcceleratedDataLoader(PreparedDataLoader):
         """The number of the pass: the current one, or the next one between passes."""
         return self._passes.following
 
+    @property
+    def epoch(self) -> int:
+        current = self._passes.current  # which is counted at its end
+        return self._passes.following + (current is not None and current.is_complete)
+
     def get_sampler(self) -> Any:
         """See `get_sampler`."""
         return get_sampler(self)

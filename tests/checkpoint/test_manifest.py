@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 from headway.checkpoint import manifest as manifests
-from headway.checkpoint.manifest import NAME, read_manifest, unlisted_files, verify
+from headway.checkpoint.manifest import (
+    NAME,
+    read_manifest,
+    unlisted_files,
+    verify,
+    write_manifest,
+)
 from headway.checkpoint.project import meant_by
 from headway.contract.records import shown
 from headway.errors import CheckpointError
@@ -236,3 +242,11 @@ def test_what_may_not_be_read_is_not_called_damaged(
         patch.setattr(os, "listdir", refuse)
         with pytest.raises(CheckpointError, match="Permission"):
             meant_by(other.parent)
+
+
+def test_what_no_reader_would_take_is_not_written(saved: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(saved)
+    for changed in (manifest._replace(epoch=-1), manifest._replace(saved_at=math.inf)):
+        with pytest.raises(CheckpointError):
+            write_manifest(tmp_path, changed)
+    assert not (tmp_path / NAME).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from headway import Accelerator, DataLoaderConfiguration
+from headway.checkpoint.manifest import read_manifest
 from headway.compat import Accelerator as CompatAccelerator
 from headway.errors import CheckpointError
 from headway.utils import set_seed
@@ -67,3 +69,17 @@ def test_the_state_of_other_data_is_refused() -> None:
     other = Accelerator(cpu=True).prepare(DataLoader(TensorDataset(torch.ones(8)), batch_size=4))
     with pytest.raises(CheckpointError):
         other.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("make", [Accelerator, CompatAccelerator])
+def test_a_checkpoint_names_the_epoch_that_it_is_in(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    accelerator = make(cpu=True)
+    loader = accelerator.prepare(shuffled())
+    epochs = []
+    for _ in range(2):
+        for _ in loader:
+            accelerator.save_state(tmp_path / str(len(epochs)))
+            epochs.append(read_manifest(tmp_path / str(len(epochs))).epoch)
+    assert epochs == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2]  # the last batch ends an epoch
