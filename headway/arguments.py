@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -88,6 +89,7 @@ class EffectiveSettings(NamedTuple):
     resume_from: str = CALL  # where that was said
     began_at: float = 0.0  # when the job began, in seconds since the epoch; 0 without our launcher
     time_limit: int | None = None  # seconds from then
+    deadline: float | None = None  # when they are over, by this process's time.monotonic()
     notes: tuple[str, ...] = ()
     sharing: Sharing = UNSAID
     estimated_bytes: int | None = None  # what tensors were estimated to take on each rank
@@ -153,10 +155,18 @@ def merge_arguments(
         resume_from=str(contract.origins.get("resume", CALL)) if resume is None else CALL,
         began_at=merged.began_at,
         time_limit=merged.time_limit,
+        deadline=_deadline(merged),
         notes=tuple(note for note in notes if note is not None),
         sharing=Sharing(*(getattr(merged, name) for name in Sharing._fields)),
         estimated_bytes=merged.estimated_bytes,
     )
+
+
+def _deadline(run: RunContract) -> float | None:
+    """Return when the time limit is over; a clock that is set meanwhile does not change it."""
+    if run.time_limit is None:
+        return None
+    return time.monotonic() + run.began_at + run.time_limit - time.time()
 
 
 def merge_sharing(

@@ -39,7 +39,8 @@ class Checkpointed(CheckpointHooks):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._has_state = False  # saved or loaded by this run
-        self._saved_times: set[float] = set()  # in the manifests of what rank 0 has saved
+        # in the manifests of what rank 0 has saved, and of what was there before
+        self._known_saves: set[float] = set()
         self._background: Background | None = None  # once a checkpoint was saved without a wait
 
     @property
@@ -205,7 +206,7 @@ class Checkpointed(CheckpointHooks):
         from headway.checkpoint.saving import Progress, prepare_checkpoint, write_prepared
 
         def note_and_then() -> None:
-            self._saved_times.add(read_manifest(target).saved_at)
+            self._known_saves.add(read_manifest(target).saved_at)
             then()
 
         self._refuse_unequal_weights()

@@ -41,7 +41,6 @@ class DueCheckpoints(Checkpointed):
         self._saved_at_step, self._saved_at = 0, 0.0
         self._asks = self._asks_left = 0  # of `should_stop`, between two agreements
         self._has_told_of_others = False
-        self._began_to_save_at = time.time()
         self._resumed_with: int | None = None  # how many objects were there in `resume`
         self._by_steps, self._by_calls = Agreement(self.device), Agreement(self.device)
         self._unasked: Unasked | None = None  # until the script asks whether it has to stop
@@ -141,6 +140,14 @@ class DueCheckpoints(Checkpointed):
             self._signals.trap()
             self._saved_at = time.monotonic()
             channel.has_resumed = True
+            self._note_earlier_saves()
+
+    def _note_earlier_saves(self) -> None:
+        folder = self.project_configuration.project_dir
+        if folder is not None and self.is_main_process:
+            from headway.checkpoint.project import saves_in
+
+            self._known_saves |= saves_in(Path(folder).expanduser()).keys()
 
     def _prepare_optimizer(self, optimizer: Any, device: torch.device | None) -> None:
         super()._prepare_optimizer(optimizer, device)
@@ -151,13 +158,9 @@ class DueCheckpoints(Checkpointed):
         """Notice it if the script trains without asking whether it has to stop."""
         if self._has_asked:
             return
-        settings = self._agreed_settings
-        limit = settings.time_limit
         if self._unasked is None:
             self._unasked = Unasked(
-                self._withdraw,
-                None if limit is None else settings.began_at + limit,
-                self._tell_of_time_limit,
+                self._withdraw, self._agreed_settings.deadline, self._tell_of_time_limit
             )
         for one in self._all(PreparedOptimizer):
             self._unasked.watch(one.optimizer)
@@ -220,10 +223,9 @@ class DueCheckpoints(Checkpointed):
     def _own_request(self) -> Request:
         """Return what this rank has been asked for."""
         assert self._signals is not None, "_arm() comes first"
-        request, settings = self._signals.request, self._agreed_settings
-        if request is Request.NONE and settings.time_limit is not None:
-            is_over = time.time() >= settings.began_at + settings.time_limit
-            request = Request.TIME_LIMIT if is_over else Request.NONE
+        request, deadline = self._signals.request, self._agreed_settings.deadline
+        if request is Request.NONE and deadline is not None and time.monotonic() >= deadline:
+            return Request.TIME_LIMIT
         return request
 
     def _note(self, request: Request) -> None:
@@ -308,11 +310,11 @@ class DueCheckpoints(Checkpointed):
         return str(folder)
 
     def _tidy_up(self, project: Path, keep: int) -> None:
-        from headway.checkpoint.project import keep_newest_steps, saved_by_others
+        from headway.checkpoint.project import keep_newest_steps, saves_in
 
         if not self._has_told_of_others:
-            other = saved_by_others(project, self._began_to_save_at, self._saved_times)
-            if other is not None:
+            saves = saves_in(project)
+            for other in [saves[one] for one in saves.keys() - self._known_saves][:1]:
                 self._has_told_of_others = True
                 say(
                     f"note: another run saves to {project} as well ({other}), and each removes"

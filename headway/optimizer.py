@@ -60,6 +60,13 @@ class PreparedOptimizer(torch.optim.Optimizer):
         if optimizer.state:  # loaded before the model moved to its device
             optimizer.load_state_dict(optimizer.state_dict())
 
+    def follow(
+        self, accumulation: Accumulation, precision: Precision, token_mean: TokenMean
+    ) -> None:
+        """Follow another Accelerator from now on."""
+        self._accumulation, self._precision = accumulation, precision
+        self._token_mean = token_mean
+
     @property
     def accelerator_state(self) -> AcceleratorState:
         return AcceleratorState()

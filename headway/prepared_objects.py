@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-from headway.data.loader import PreparedDataLoader
-from headway.errors import UsageError
-from headway.optimizer import PreparedOptimizer, PreparedScheduler
-from headway.precision.bf16 import restore_forward
+from headway.models import extract_model_from_parallel
 from headway.process import Group
-from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import Strategy
 from headway.world import DistributedType, World
 
@@ -63,7 +59,9 @@ class PreparedObjects(Group):
         keep_fp32_wrapper: bool = True,
         keep_torch_compile: bool = True,
     ) -> torch.nn.Module:
-        """Return the model that `prepare` was given; one that was compiled since stays compiled.
+        """Return the model inside DistributedDataParallel or DataParallel, as it was prepared.
+
+        One that was compiled since stays compiled.
 
         Args:
             keep_fp32_wrapper: let the model go on computing under autocast.
@@ -74,13 +72,7 @@ class PreparedObjects(Group):
             >>> accelerator.unwrap_model(accelerator.prepare(model)) is model
             True
         """
-        model = self._strategy.unwrap(model)
-        if not keep_torch_compile:
-            model = uncompiled(model)
-        if not keep_fp32_wrapper:
-            restore_forward(uncompiled(model))
-            restore_forward(model)
-        return model
+        return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
     def empty_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models are made without memory for their weights.
@@ -113,14 +105,3 @@ class PreparedObjects(Group):
         inner = self.unwrap_model(model, keep_torch_compile=False)
         with self._strategy.whole(inner):
             yield inner
-
-    def _refuse_others(self, objects: Iterable[Any]) -> None:
-        for obj in objects:
-            kinds = (PreparedOptimizer, PreparedDataLoader, PreparedScheduler)
-            if isinstance(obj, kinds) and self._find(obj) is None:
-                raise UsageError(
-                    f"prepare() got a {type(obj).__name__} that another Accelerator prepared",
-                    where="the script's prepare(...)",
-                    fix="use one Accelerator everywhere, and prepare new objects after"
-                    " free_memory()",
-                )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -66,16 +67,16 @@ class Preparing(PreparedObjects):
         """Return models, optimizers, data loaders and schedulers made ready, in the given order.
 
         An object of another kind, or one that is prepared already, is returned as it is. One
-        argument gives the object itself, several a tuple. A process needs one Accelerator only; it
-        does not take what another one prepared.
+        argument gives the object itself, several a tuple. What another Accelerator has prepared
+        follows this one from now on.
 
         Args:
             args: torch's objects, or those of classes derived from torch's.
             device_placement: for each argument, whether it is moved to `device`.
 
         Raises:
-            UsageError: a scheduler's optimizer has not been prepared, a loader cannot be shared
-                out, or an object is another Accelerator's.
+            UsageError: a scheduler's optimizer has not been prepared, or a loader cannot be shared
+                out.
 
         Examples:
             >>> model = torch.nn.Linear(2, 1)
@@ -94,7 +95,7 @@ class Preparing(PreparedObjects):
                 where="the script's prepare(...)",
                 fix="give one entry for each object, or leave device_placement out",
             )
-        self._refuse_others(args)
+        self._take_over(args)
         # a strategy may replace the parameters of models: what holds them comes later
         for prepare in (
             self._prepare_model,
@@ -145,7 +146,7 @@ class Preparing(PreparedObjects):
             device_placement: without effect: an optimizer's state is where its weights are.
 
         Raises:
-            UsageError: it is no optimizer, or another Accelerator's.
+            UsageError: it is no optimizer.
 
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -166,7 +167,7 @@ class Preparing(PreparedObjects):
                 setting.
 
         Raises:
-            UsageError: it is no data loader, cannot be shared out, or is another Accelerator's.
+            UsageError: it is no data loader, or cannot be shared out.
 
         Examples:
             >>> loader = torch.utils.data.DataLoader(range(3), batch_size=2)
@@ -181,8 +182,7 @@ class Preparing(PreparedObjects):
         """Return one scheduler made ready, as `prepare` does; its optimizer comes first.
 
         Raises:
-            UsageError: it is no scheduler, its optimizer has not been prepared, or it is another
-                Accelerator's.
+            UsageError: it is no scheduler, or its optimizer has not been prepared.
 
         Examples:
             >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
@@ -194,6 +194,21 @@ class Preparing(PreparedObjects):
         """
         return self._prepare_one("prepare_scheduler", scheduler, self._prepare_scheduler, None)
 
+    def _take_over(self, objects: Iterable[Any]) -> None:
+        """Remember those of these objects that another Accelerator has prepared, as they are."""
+        for obj in objects:
+            if self._find(obj) is not None:
+                continue
+            if isinstance(obj, torch.nn.Module) and obj in _PREPARED_MODELS:
+                inner = self.unwrap_model(obj)
+                if inner is not obj or self._strategy.shards:
+                    self._prepared.append((inner, obj))
+            elif isinstance(obj, PreparedOptimizer):
+                obj.follow(self._accumulation, self._precision, self._token_mean)
+                self._prepared.append((obj.optimizer, obj))
+            elif isinstance(obj, (PreparedDataLoader, PreparedScheduler)):
+                self._prepared.append((obj, obj))
+
     def _prepare_one(
         self,
         method: str,
@@ -201,7 +216,7 @@ class Preparing(PreparedObjects):
         prepare: Callable[[Any, torch.device | None], None],
         device_placement: bool | None,
     ) -> Any:
-        self._refuse_others([obj])
+        self._take_over([obj])
         if self._find(obj) is None:
             place = self.device_placement if device_placement is None else device_placement
             prepare(obj, self.device if place else None)
@@ -226,6 +241,7 @@ class Preparing(PreparedObjects):
                 )
             prepared = self._strategy.prepare_model(model, self._precision, device, trains=trains)
             self._prepared.append((model, prepared))
+            _PREPARED_MODELS.add(prepared)
             for one in self._all(PreparedOptimizer):  # of an earlier prepare()
                 self._strategy.rebind(one.optimizer)
 
@@ -302,3 +318,7 @@ class Preparing(PreparedObjects):
         return freed
 
     clear = free_memory
+
+
+_PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
+"""Those of all Accelerators of this process."""

@@ -235,8 +235,8 @@ class Group(Process):
 
     @property
     def multi_device(self) -> bool:
-        """Whether there are several ranks, like `use_distributed`."""
-        return self.use_distributed
+        """Whether there are several ranks, each with a GPU of its own and the whole model."""
+        return self.distributed_type is DistributedType.MULTI_GPU
 
     def gather(self, tensor: Any) -> Any:
         """Return the tensors of all ranks, joined along dimension 0 in the order of the ranks.

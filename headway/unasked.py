@@ -20,7 +20,7 @@ class Unasked:
 
     Args:
         then: called once, after a step of a script that does not ask.
-        deadline: seconds since the epoch, at which `at_deadline` is called; None: there is none.
+        deadline: by time.monotonic(), at which `at_deadline` is called; None: there is none.
         at_deadline: called once, after the first step then.
     """
 
@@ -47,7 +47,7 @@ class Unasked:
         self._steps[id(optimizer)] += 1
         if self._steps[id(optimizer)] < _STEPS:
             return
-        is_over = self._deadline is not None and time.time() >= self._deadline
+        is_over = self._deadline is not None and time.monotonic() >= self._deadline
         if is_over or self._deadline is None:
             self.end()
         if is_over:

@@ -50,9 +50,6 @@ class DistributedType(str, Enum):
     MULTI_SDAA = "MULTI_SDAA"
     MULTI_XPU = "MULTI_XPU"
 
-    def __str__(self) -> str:
-        return self.value
-
 
 @dataclass(frozen=True)
 class World:

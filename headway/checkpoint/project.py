@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -56,15 +56,12 @@ def keep_newest_steps(project: Path, keep: int) -> None:
         remove(path)
 
 
-def saved_by_others(project: Path, since: float, own: Container[float]) -> Path | None:
-    """Return a checkpoint that another run has saved while this one was running, if there is one.
+def saves_in(project: Path) -> dict[float, Path]:
+    """Return this user's checkpoints of a project by the times in their manifests.
 
-    Args:
-        since: when this run began to save.
-        own: the times at which it has saved.
+    No two saves have the same time, so it tells whose a checkpoint is; clocks may be set back.
     """
-    times = ((one.manifest.saved_at, one.path) for one in own_checkpoints_in(project / FOLDER))
-    return next((path for at, path in times if at > since and at not in own), None)
+    return {one.manifest.saved_at: one.path for one in own_checkpoints_in(project / FOLDER)}
 
 
 def _number(name: str, start: str) -> int | None:

@@ -17,6 +17,7 @@ from headway.compat.scheduler import AcceleratedScheduler
 from headway.data.sharding import is_plain
 from headway.errors import UsageError
 from headway.optimizer import PreparedOptimizer
+from headway.stopping import say
 
 __getattr__, __dir__ = forward(__name__)
 
@@ -31,6 +32,7 @@ class Accelerator(native.Accelerator):
     - Gradients are clipped in every micro-batch, also while they accumulate.
     - Loaders fill the last round up to whole batches, see `headway.compat.data_loader`; only those
       with an `__iter__` of their own are shared out as by `headway.Accelerator`.
+    - `split_batches=True` is for `DataLoaderConfiguration`: as an argument it has no effect.
     - `reduce` adds up also with `reduction="none"`, and its `scale` has no effect.
     - After `load_state` a loader begins its epoch anew; `skip_first_batches` goes on in it, and so
       does the loader itself with `use_stateful_dataloader=True`.
@@ -67,7 +69,13 @@ class Accelerator(native.Accelerator):
                     where="the script's Accelerator(...) of headway.compat",
                     fix=f"use `from headway import Accelerator`, or remove {name}",
                 )
-        super().__init__(*args, **kwargs)
+        splits = bool(kwargs.pop("split_batches", False)) or args[1:2] == (True,)
+        super().__init__(*args[:1], *([False, *args[2:]] if len(args) > 1 else []), **kwargs)
+        if splits and self.is_main_process:
+            say(
+                "note: split_batches=True has no effect, as in Accelerate; pass"
+                " dataloader_config=DataLoaderConfiguration(split_batches=True) to split batches"
+            )
 
     def _prepare_loader(self, loader: Any, device: torch.device | None) -> None:
         if not is_plain(loader):

@@ -48,15 +48,6 @@ class DDP(Strategy):
         _watch_frozen(shared)
         return shared
 
-    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        outer: Any = model
-        inner = uncompiled(model)
-        if not isinstance(inner, DistributedDataParallel):
-            return model
-        unwrapped: torch.nn.Module = inner.module
-        # compiled as before
-        return unwrapped if inner is model else type(outer)(unwrapped, outer.dynamo_ctx)
-
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         if not isinstance(model, DistributedDataParallel):  # the usual case needs no search
             model = uncompiled(model)

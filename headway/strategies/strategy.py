@@ -76,10 +76,6 @@ class Strategy:
         """Return `model` with gradients that are the same on all ranks."""
         return model
 
-    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model that `prepare_model` was given."""
-        return model
-
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Let `optimizer` update the parameters that prepared models have in place of its own.
 

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
-from headway import Accelerator
+from headway import Accelerator, DataLoaderConfiguration
+from headway.compat import Accelerator as CompatAccelerator
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import VARIABLE, RunContract, encode
 from headway.errors import LaunchError, MachineError, UsageError
@@ -157,11 +158,46 @@ def test_loaded_optimizer_state_follows_the_weights() -> None:
     assert optimizer.state[next(model.parameters())]["exp_avg"].dtype == torch.float64
 
 
-def test_what_another_accelerator_prepared_is_refused() -> None:
-    _, *prepared = Accelerator(cpu=True).prepare(*make())
-    for one in prepared:
-        with pytest.raises(UsageError, match="use one Accelerator everywhere"):
-            Accelerator(cpu=True).prepare(one)
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_what_another_accelerator_prepared_follows_the_new_one(is_freed: bool) -> None:
+    first = Accelerator(cpu=True)
+    prepared = first.prepare(*make())
+    if is_freed:
+        first.free_memory()
+    second = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer, loader, _ = found = second.prepare(*prepared)
+    assert all(one is before for one, before in zip(found, prepared, strict=True))
+    changes = []
+    for (x,) in loader:  # 3 batches, the last of which ends an accumulation
+        before = copy.deepcopy(model.state_dict())
+        with second.accumulate(model):
+            second.backward(model(x).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        changes.append(not all(before[name].equal(one) for name, one in model.state_dict().items()))
+    assert changes == [False, True, True]
+
+
+def test_a_data_parallel_model_is_unwrapped() -> None:
+    model = torch.nn.Linear(2, 1)
+    assert Accelerator(cpu=True).unwrap_model(torch.nn.DataParallel(model)) is model
+
+
+@pytest.mark.parametrize("words", [((True, True), {}), ((), {"split_batches": True})])
+def test_compat_splits_batches_by_the_configuration_of_loaders_alone(
+    words: tuple[tuple[bool, ...], dict[str, bool]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    args, named = words
+    assert not CompatAccelerator(*args, cpu=True, **named).split_batches
+    assert "split_batches" in capsys.readouterr().err
+    config = DataLoaderConfiguration(split_batches=True)
+    assert CompatAccelerator(cpu=True, dataloader_config=config).split_batches
+    assert capsys.readouterr().err == ""
+
+
+def test_how_ranks_work_together_is_written_as_in_accelerate() -> None:
+    assert str(DistributedType.MULTI_CPU) == "DistributedType.MULTI_CPU"
+    assert DistributedType.MULTI_CPU == "MULTI_CPU"
 
 
 def test_freeing_memory_keeps_optimizers_and_loops_in_time() -> None:

@@ -171,6 +171,18 @@ def test_two_runs_in_one_project_folder_are_told_once(capsys: pytest.CaptureFixt
     one.accelerator.end_training()
 
 
+def test_a_clock_that_is_set_back_makes_no_other_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Training().train_to(2, every=1)
+    now = time.time() - 3600
+    monkeypatch.setattr(time, "time", lambda: now)
+    training = Training()
+    training.train_to(4, training.accelerator.resume(), every=1)
+    assert "another run" not in capsys.readouterr().err
+    training.accelerator.end_training()
+
+
 def test_between_the_micro_batches_of_a_step_nothing_is_saved() -> None:
     training = Training(gradient_accumulation_steps=2)
     training.accelerator.resume()

@@ -120,7 +120,8 @@ def test_a_time_limit_that_nobody_asks_for_is_told_when_it_has_passed(
     resumes: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [time.time()]
-    monkeypatch.setattr(time, "time", lambda: now[0])
+    for clock in ("time", "monotonic"):
+        monkeypatch.setattr(time, clock, lambda: now[0])
     monkeypatch.setenv("HEADWAY_RUN", launched(began_at=now[0], time_limit=200))
     training = Training()
     if resumes:
@@ -148,6 +149,17 @@ def test_the_time_limit_counts_from_the_beginning_of_the_job(
     assert caught.value.code == 75
     assert names() == ["step_00000001"]
     training.accelerator.end_training()
+
+
+def test_a_clock_that_is_set_back_does_not_put_off_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADWAY_RUN", launched(began_at=time.time() - 300, time_limit=200))
+    training, now = Training(), time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    with pytest.raises(SystemExit) as caught:
+        training.train_to(2, every="1h")
+    assert caught.value.code == 75
 
 
 def test_ranks_agree_twice_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
