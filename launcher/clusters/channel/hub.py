@@ -6,6 +6,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -26,7 +27,8 @@ from headway.launcher.clusters.interfaces import plain_address
 BEATS_PER_TIMEOUT = 3
 _BUSY_TICK_S = 0.05
 _GREET_WITHIN_S = 10.0
-_MAX_STRANGERS = 256  # connections that have not joined
+_MAX_STRANGERS = 256  # connections that have not joined, beside the machines that are missing
+_MAX_OF_ADDRESS = 64  # of these
 _MAX_NAMED = 10  # refused connections that are printed
 
 
@@ -174,14 +176,40 @@ class Hub:
     def _add(self, link: socket.socket, address: str, reached_at: str) -> None:
         now = time.monotonic()
         connection = Connection(link, self._key, is_hub=True)
-        room = self._coordinator.room + _MAX_STRANGERS
-        if len(self._peers) > len(self._coordinator.machines) + room:
-            self._drop(next(one for one, peer in self._peers.items() if not peer.has_joined))
+        if address:
+            self._make_room(address)
         self._num_peers += 1
         self._peers[self._num_peers] = _Peer(connection, address, reached_at, now)
         self._selector.register(link, selectors.EVENT_READ, self._num_peers)
         with suppress(OSError):  # it has gone already, as is read next
             self._flush(self._num_peers)
+
+    def _make_room(self, address: str) -> None:
+        """Drop a stranger where there are too many: of this address, or else of that with most.
+
+        Those go first that have been refused, and then those that have not greeted, the oldest
+        first: a machine greets at once, and one that is dropped all the same connects again.
+        """
+        strangers = {
+            number: peer
+            for number, peer in self._peers.items()
+            if peer.address and not peer.has_joined
+        }
+        counts = Counter(peer.address for peer in strangers.values())
+        if counts[address] < self._coordinator.room + _MAX_OF_ADDRESS:
+            if len(strangers) < self._coordinator.room + _MAX_STRANGERS:
+                return
+            address = counts.most_common(1)[0][0]
+        self._drop(
+            min(
+                (number for number, peer in strangers.items() if peer.address == address),
+                key=lambda one: (
+                    not strangers[one].is_refused,
+                    strangers[one].connection.has_greeted,
+                    one,
+                ),
+            )
+        )
 
     def _serve_peer(self, number: int, events: int, now: float) -> None:
         peer = self._peers[number]

@@ -126,6 +126,40 @@ def test_a_machine_without_the_key_is_refused_and_named_and_the_run_goes_on() ->
         assert not any(one.is_over for one in members)
 
 
+def idle(some: Channel, count: int, source: str = "127.0.0.1") -> list[socket.socket]:
+    """Open connections that say nothing; a socket has no more than 128 to be accepted."""
+    links = []
+    for _ in range(count):
+        links.append(socket.create_connection(some.address, source_address=(source, 0)))
+        links[-1].settimeout(20)
+        assert links[-1].recv(1)  # of the greeting: it has been accepted
+    return links
+
+
+def test_idle_strangers_keep_no_machine_from_joining_neither_machine_0() -> None:
+    with channel(2) as some:
+        strangers = idle(some, 300)
+        begin(some)
+        strangers += idle(some, 300)
+        assert not any(one.is_over for one in some.members)
+        for one in strangers:
+            one.close()
+
+
+def test_strangers_of_one_address_push_out_none_of_another() -> None:
+    with channel(2) as some:
+        (first,) = idle(some, 1)
+        crowd = [link for number in range(2, 9) for link in idle(some, 60, f"127.0.0.{number}")]
+        first.setblocking(False)
+        with suppress(BlockingIOError):  # it is open, and has been sent nothing else
+            while data := first.recv(2**14):
+                assert data.endswith(b"\n")
+            pytest.fail("it was closed")
+        begin(some)
+        for one in (first, *crowd):
+            one.close()
+
+
 def greeted(link: socket.socket, key: bytes) -> Session:
     """Greet as a member does; return what seals its messages."""
     ours = new_greeting(key)
