@@ -1,6 +1,6 @@
 """The tensors of a checkpoint, by torch.distributed.checkpoint: the same for any number of ranks.
 
-Nothing that could run code is read: the pickled index may name a few classes of torch only.
+Nothing that could run code is read; see `index.py`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import io
 import math
 import os
-import pickle
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,23 +26,13 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from headway.checkpoint.index import read_index
 from headway.errors import CheckpointError
 
 _Box = list[tuple[int, int]]
 
 _INDEX = ".metadata"
 _BUFFER = 2**20  # bytes
-_OF_METADATA = {
-    *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata"),
-    *("ChunkStorageMetadata", "_MEM_FORMAT_ENCODING"),
-}
-_ALLOWED = {
-    **dict.fromkeys(("pathlib.PosixPath", "pathlib._local.PosixPath", "torch.Size")),
-    **dict.fromkeys(("torch.serialization._get_layout",)),
-    **dict.fromkeys(("torch.distributed.checkpoint.filesystem._StorageInfo",)),
-    **dict.fromkeys(f"torch.distributed.checkpoint.metadata.{name}" for name in _OF_METADATA),
-}.keys()
-"""What DCP's index names, as of torch 2.11 to 2.13, apart from dtypes."""
 
 
 def save_tensors(
@@ -231,49 +220,25 @@ class _Reader(FileSystemReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         folder = Path(self.path)
         try:
-            metadata: Any = _Unpickler(io.BytesIO((folder / _INDEX).read_bytes())).load()
-        except FileNotFoundError:
-            raise _damaged(folder, f"{_INDEX} is missing") from None
-        except Exception as error:  # noqa: BLE001  whatever a damaged pickle does
+            metadata = read_index(folder / _INDEX)
+            is_whole = _is_of_tensors(metadata, folder)
+        except FileNotFoundError as error:
+            raise _damaged(folder, f"{Path(error.filename).name} is missing") from None
+        except (OSError, ValueError, RecursionError) as error:
             raise _damaged(folder / _INDEX, str(error)) from None
-        return _plain(metadata, folder)
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        found = getattr(torch, name, None) if module == "torch" else None
-        if isinstance(found, torch.dtype):
-            return found
-        if f"{module}.{name}" not in _ALLOWED:
-            raise pickle.UnpicklingError(f"the index of the tensors names {module}.{name}")
-        return super().find_class(module, name)
-
-
-def _plain(metadata: Any, folder: Path) -> Metadata:
-    """Return an index, if it is one of tensors in files of this folder.
-
-    Raises:
-        CheckpointError: it is not; until here its fields may hold anything.
-    """
-    try:
-        is_plain = type(metadata) is Metadata and _is_of_tensors(metadata, folder)
-    except (AttributeError, TypeError, ValueError, OSError, RecursionError):
-        is_plain = False
-    if not is_plain:
-        raise _damaged(folder / _INDEX, "it lists something else than tensors in this folder")
-    return cast(Metadata, metadata)
+        if not is_whole:
+            raise _damaged(folder / _INDEX, "it lists something else than tensors in this folder")
+        return metadata
 
 
 def _is_of_tensors(metadata: Metadata, folder: Path) -> bool:
     """Return whether the files hold all of every tensor, so that none takes more memory."""
     paths = {info.relative_path for info in metadata.storage_data.values()}
-    if not all(type(path) is str and Path(path).name == path for path in paths):
+    if not all(Path(path).name == path for path in paths):
         return False
     room = sum(os.lstat(folder / path).st_size for path in paths)
     for entry in metadata.state_dict_metadata.values():
-        if type(entry) is not TensorStorageMetadata:
-            return False
-        if not all(type(length) is int and length >= 0 for length in entry.size):
+        if not isinstance(entry, TensorStorageMetadata):
             return False
         volume = math.prod(entry.size)
         room -= volume * entry.properties.dtype.itemsize
