@@ -170,7 +170,8 @@ class Checkpointed(CheckpointHooks):
             map_location: without effect: everything goes where the live objects are.
 
         Raises:
-            UsageError: there is no folder to load from.
+            UsageError: there is no folder to load from. Or a `load_state_dict` has failed, and some
+                objects have changed: the training has to be started anew.
             CheckpointError: the checkpoint is missing, damaged or hostile, or does not fit; raised
                 on all ranks, and no object has changed, but for what a hook may have done.
         """

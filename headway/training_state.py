@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from headway.accumulation import Accumulation
 from headway.checkpoint.generators import generator_states
 from headway.checkpoint.loading import Loaded
-from headway.checkpoint.saving import State
+from headway.checkpoint.saving import State, agree
 from headway.checkpoint.values import encode
 from headway.collectives import broadcast_object_list
 from headway.data.loader import PreparedDataLoader
 from headway.data.position import Interrupted
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.precision.precision import Precision
 from headway.token_mean import TokenMean
@@ -63,17 +65,31 @@ def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bo
         allow_pickle: pickle the state of registered objects that has no other form.
     """
     loaders = [one.position() for one in training.loaders]
+    names = _names_of_parameters(training)
     shared: dict[str, Any] = {
         "models": list(weights),
         "optimizers": [
-            {"state": one.state_dict(), "steps": one.step_count, "skipped": one.step_was_skipped}
+            {
+                "kind": kind_of(one.optimizer),
+                "parameters": _parameters_of(one, names),
+                "state": one.state_dict(),
+                "steps": one.step_count,
+                "skipped": one.step_was_skipped,
+            }
             for one in training.optimizers
         ],
         "schedulers": [
-            {"state": one.scheduler.state_dict(), "seen_steps": one.seen_steps}
+            {
+                "kind": kind_of(one.scheduler),
+                "state": one.scheduler.state_dict(),
+                "seen_steps": one.seen_steps,
+            }
             for one in training.schedulers
         ],
-        "objects": [_state_of_object(one, allow_pickle) for one in training.objects],
+        "objects": [
+            {"kind": kind_of(one), **_state_of_object(one, allow_pickle)}
+            for one in training.objects
+        ],
         "loaders": loaders,
         "precision": {"name": training.precision.name, "state": training.precision.state_dict()},
         "accumulation": training.accumulation.state_dict(),
@@ -87,6 +103,45 @@ def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bo
     if training.accumulation.is_open:
         own["gradients"] = [_own_part(one.grad) for one in training.parameters]
     return State(shared, own)
+
+
+def kind_of(obj: Any) -> str:
+    """Return the name of an object's class; `SequentialLR(LinearLR, StepLR)` where it has parts.
+
+    The parts of an optimizer are the optimizers among its attributes, those of a scheduler the
+    schedulers. The module is no part of the name: a class moves to another file, and the script's
+    own module is `__main__` in one run and has a name in another.
+    """
+    return _kind_of(obj, ())
+
+
+def _kind_of(obj: Any, around: tuple[Any, ...]) -> str:
+    family = tuple(one for one in (Optimizer, LRScheduler) if isinstance(obj, one))
+    found = []
+    for value in vars(obj).values() if family else ():
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, family) and not any(one is outer for outer in (obj, *around)):
+                found.append(_kind_of(one, (obj, *around)))
+    return type(obj).__name__ + (f"({', '.join(found)})" if found else "")
+
+
+def _names_of_parameters(training: Training) -> dict[int, str]:
+    """Return the names of the models' parameters, by their ids."""
+    return {
+        id(parameter): f"{number}.{name}"
+        for number, model in enumerate(training.models)
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> list[list[Any]]:
+    """Return the name and the shape of each parameter, in the order of the optimizer's state.
+
+    Args:
+        names: by id; a parameter of no model has the name None.
+    """
+    groups = (group["params"] for group in optimizer.param_groups)
+    return [[names.get(id(one)), [*one.shape]] for one in chain.from_iterable(groups)]
 
 
 def spread_as(training: Training) -> Callable[[str, torch.Tensor], torch.Tensor]:
@@ -176,6 +231,7 @@ class Restoring:
     ) -> None:
         self._shared, self._training, self._folder = loaded.shared, training, folder
         self._saved_by = loaded.manifest.world_size
+        self._is_same_torch = loaded.manifest.torch == torch.__version__
         is_same_size = rank_and_size()[1] == self._saved_by
         self._own = loaded.own if is_same_size else None
         self._strict, self._allow_pickle = strict, allow_pickle
@@ -192,8 +248,18 @@ class Restoring:
                 numbers = len(shared[kind]), len(getattr(training, kind))
                 self._require_equal(f"number of {kind}", *numbers)
         optimizers = zip(shared["optimizers"], training.optimizers, strict=True)
-        for number, (saved, live) in enumerate(optimizers):
-            self._check_optimizer(f"optimizer {number}", saved["state"], live.state_dict())
+        for number, (saved, optimizer) in enumerate(optimizers):
+            self._check_kind(f"optimizer {number}", saved, optimizer.optimizer)
+            self._check_optimizer(f"optimizer {number}", saved, optimizer)
+        schedulers = zip(shared["schedulers"], training.schedulers, strict=True)
+        for number, (saved, one) in enumerate(schedulers):
+            self._check_kind(f"scheduler {number}", saved, one.scheduler)
+            if "kind" not in saved:
+                states = saved["state"], one.scheduler.state_dict()
+                self._check_settings(f"scheduler {number}", saved, *states, live=one.scheduler)
+        objects = zip(shared["objects"], training.objects, strict=True)
+        for number, (saved, obj) in enumerate(objects):
+            self._check_kind(f"registered object {number}", saved, obj)
         if (precision := shared["precision"]["name"]) is not None:
             self._require_equal("mixed_precision", precision, training.precision.name)
         if shared["accumulation"]["micro_batches"]:
@@ -205,15 +271,48 @@ class Restoring:
             self._check_global_batch(state, loader)
         self._objects = [self._state_of_object(saved) for saved in shared["objects"]]
 
-    def _check_optimizer(self, name: str, saved: dict[str, Any], live: dict[str, Any]) -> None:
-        """Refuse other groups of parameters, and another class of optimizer."""
-        groups, live_groups = saved.get("param_groups", ()), live.get("param_groups", ())
+    def _check_kind(self, name: str, saved: dict[str, Any], live: Any) -> None:
+        """Refuse what another class has saved; older checkpoints do not say which one did."""
+        if "kind" in saved:
+            self._require_equal(f"class of {name}", saved["kind"], kind_of(live))
+
+    def _check_optimizer(self, name: str, saved: dict[str, Any], live: PreparedOptimizer) -> None:
+        """Refuse other groups of parameters, other parameters in them, and other settings."""
+        states = saved["state"], live.state_dict()
+        groups, live_groups = (one.get("param_groups", ()) for one in states)
         sizes = ([len(group["params"]) for group in each] for each in (groups, live_groups))
         self._require_equal(f"sizes of the parameter groups of {name}", *sizes)
+        here = _parameters_of(live, _names_of_parameters(self._training))
+        parameters = zip(saved.get("parameters", ()), here, strict=False)
+        for number, (one, other) in enumerate(parameters):
+            if not self._strict or None in (one[0], other[0]):
+                one, other = one[1:], other[1:]  # parameters of no model have no names
+            self._require_equal(f"parameter {number} of {name}", one, other)
         for group, live_group in zip(groups, live_groups, strict=True):
-            gone, new = sorted({*group} - {*live_group}), sorted({*live_group} - {*group})
-            if gone and new:  # another version of torch may add settings, or drop some
-                self._require_equal(f"settings of {name}", gone, new)
+            self._check_settings(name, saved, group, live_group, live=live.optimizer)
+
+    def _check_settings(
+        self, name: str, saved: dict[str, Any], settings: Any, live_settings: Any, *, live: Any
+    ) -> None:
+        """Refuse settings of another class, as far as their names show it.
+
+        Another version of torch may add settings, or drop some. A checkpoint that does not say what
+        class saved it must have those of torch's own class in this version.
+        """
+        gone, new = (
+            sorted(map(str, one.keys() - other.keys()))
+            for one, other in ((settings, live_settings), (live_settings, settings))
+        )
+        must_be_equal = (
+            "kind" not in saved
+            and self._is_same_torch
+            and type(live).__module__.startswith("torch.")
+        )
+        if (gone or new) if must_be_equal else (gone and new):
+            self._require_equal(f"settings of {name}", gone, new)
+        if must_be_equal:  # Adam and AdamW have the same settings
+            values = (one.get("decoupled_weight_decay") for one in (settings, live_settings))
+            self._require_equal(f"decoupled_weight_decay of {name}", *values)
 
     def _check_gradients(self, saved: Sequence[torch.Tensor | None]) -> None:
         """Refuse gradients of other parameters than this run's."""
@@ -280,21 +379,63 @@ class Restoring:
                     self._require_equal(f"{name!r} of model {number}", *facts)
 
     def apply(self, models: Sequence[torch.nn.Module]) -> None:
-        """Give the training the state of the checkpoint, and these models their weights."""
+        """Give the training the state of the checkpoint, and these models their weights.
+
+        Raises:
+            UsageError: a `load_state_dict` has failed, on this rank or on another one.
+        """
+        cause: Exception | None = None
+
+        def give() -> None:
+            nonlocal cause
+            part = ""
+            try:
+                for part in self._give(models):  # noqa: B007  its name, should it fail
+                    pass
+            except Exception as error:  # noqa: BLE001  a class of the script may raise anything
+                cause = error
+                raise CheckpointError(
+                    f"{part} did not take its state: {type(error).__name__}: {error}",
+                    where=f"rank {rank_and_size()[0]}, {self._folder}",
+                    fix="repair its load_state_dict(), and start the script anew: from here on it"
+                    " would train with a mixture of two states",
+                ) from None
+
+        try:
+            agree(give)
+        except CheckpointError as error:
+            problem = error.problems[0]
+            raise UsageError(
+                f"load_state() has changed a part of the training only: {problem.what}",
+                where=problem.where,
+                fix=problem.fix,
+            ) from cause
+
+    def _give(self, models: Sequence[torch.nn.Module]) -> Iterator[str]:
+        """Give each part its state; yield the name of each before that."""
         training, shared = self._training, self._shared
-        for model, weights in zip(models, shared["models"], strict=True):
+        for number, (model, weights) in enumerate(zip(models, shared["models"], strict=True)):
+            yield f"model {number}"
             model.load_state_dict(weights, strict=self._strict)
-        for optimizer, saved in zip(training.optimizers, shared["optimizers"], strict=True):
+        optimizers = zip(shared["optimizers"], training.optimizers, strict=True)
+        for number, (saved, optimizer) in enumerate(optimizers):
+            yield f"optimizer {number}, {kind_of(optimizer.optimizer)}"
             optimizer.load_state_dict(saved["state"])
             optimizer.step_count, optimizer.step_was_skipped = saved["steps"], saved["skipped"]
-        for scheduler, saved in zip(training.schedulers, shared["schedulers"], strict=True):
+        schedulers = zip(shared["schedulers"], training.schedulers, strict=True)
+        for number, (saved, scheduler) in enumerate(schedulers):
+            yield f"scheduler {number}, {kind_of(scheduler.scheduler)}"
             scheduler.scheduler.load_state_dict(saved["state"])
             scheduler.seen_steps = saved["seen_steps"]
-        for obj, state in zip(training.objects, self._objects, strict=True):
+        for number, (obj, state) in enumerate(zip(training.objects, self._objects, strict=True)):
+            yield f"registered object {number}, {kind_of(obj)}"
             obj.load_state_dict(state)
         if shared["precision"]["name"] is not None:
+            yield "the loss scale"
             training.precision.load_state_dict(shared["precision"]["state"])
+        yield "the accumulation of gradients"
         training.accumulation.load_state_dict(shared["accumulation"])
+        yield "what each rank has of its own"
         self._apply_own()
 
     def _apply_own(self) -> None:

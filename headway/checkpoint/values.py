@@ -1,8 +1,9 @@
 """Python values as JSON: what state dicts hold beside tensors, which are kept by name.
 
 Whatever JSON has no form for is an object with one key that names its kind:
-`{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"tensor": NAME}`, `{"array": NAME}` (numpy),
-`{"number": "nan"}`, `{"bytes": BASE64}`, `{"set": [...]}`, `{"complex": [real, imaginary]}`.
+`{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"counter": [[key, count], ...]}`,
+`{"tensor": NAME}`, `{"array": NAME}` (numpy), `{"number": "nan"}`, `{"bytes": BASE64}`,
+`{"set": [...]}`, `{"complex": [real, imaginary]}`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import base64
 import binascii
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -51,6 +53,8 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
         raise _too_deep(name)
     if kind is list:
         return _encode_many(value, name, tensors, depth)
+    if isinstance(value, Counter):
+        return {"counter": _encode_dict(value, name, tensors, depth)}
     if isinstance(value, dict):  # an OrderedDict, defaultdict, ... becomes a dict
         return {"dict": _encode_dict(value, name, tensors, depth)}
     for known, tag, write in _KINDS:
@@ -176,6 +180,7 @@ def _decode_dict(content: Json, tensors: Mapping[str, torch.Tensor]) -> dict[Any
 
 _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
     "dict": _decode_dict,
+    "counter": lambda content, tensors: Counter(_decode_dict(content, tensors)),
     "tuple": lambda content, tensors: tuple(decode(one, tensors) for one in content),
     "set": lambda content, tensors: {decode(one, tensors) for one in content},
     "bytes": lambda content, _: base64.b64decode(content, validate=True),

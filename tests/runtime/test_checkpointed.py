@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -395,17 +395,96 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(what: str, tmp_path: Pat
     assert run.loader.epoch == 1
 
 
-def test_the_state_of_another_class_of_optimizer_is_refused(tmp_path: Path) -> None:
-    def prepared(kind: Any) -> Accelerator:
-        accelerator = Accelerator(cpu=True)
-        model = torch.nn.Linear(2, 1)
-        accelerator.prepare(model, kind(model.parameters(), lr=0.1))
-        return accelerator
+class OwnAdam(torch.optim.Adam):
+    """A class of the script."""
 
-    folder = prepared(torch.optim.AdamW).save_state(tmp_path / "saved")
-    prepared(torch.optim.Adam).load_state(folder)  # has the same state
-    with pytest.raises(CheckpointError, match=r"betas.*momentum"):
-        prepared(torch.optim.SGD).load_state(folder)
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another one, as packages have them."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self.state, self.param_groups = inner.state, inner.param_groups
+        self.defaults = inner.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+
+
+def prepared_for(optimizer: Any, *objects: Any, sizes: tuple[int, ...] = (2, 2)) -> Accelerator:
+    """Return an Accelerator that has a model, and what `optimizer` makes of its layers."""
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Sequential(*(torch.nn.Linear(one, 1, bias=False) for one in sizes))
+    accelerator.prepare(model, optimizer(model))
+    accelerator.register_for_checkpointing(*objects)
+    return accelerator
+
+
+def adam(model: Any, kind: Any = torch.optim.Adam) -> Any:
+    return kind(model.parameters(), lr=0.1)
+
+
+def own_adam(model: Any) -> Any:
+    return adam(model, OwnAdam)
+
+
+class OtherCounter(Counter):
+    """It has the state of a Counter."""
+
+
+MISFITS: dict[str, tuple[Callable[[], Accelerator], Callable[[], Accelerator]]] = {
+    "a class derived from it": (lambda: prepared_for(adam), lambda: prepared_for(own_adam)),
+    "around another optimizer": (
+        lambda: prepared_for(lambda model: Wrapper(adam(model))),
+        lambda: prepared_for(lambda model: Wrapper(own_adam(model))),
+    ),
+    "parameters in another order": (
+        lambda: prepared_for(adam),
+        lambda: prepared_for(lambda model: torch.optim.Adam([*model.parameters()][::-1])),
+    ),
+    "registered in another order": (
+        lambda: prepared_for(adam, OtherCounter(), Counter()),
+        lambda: prepared_for(adam, Counter(), OtherCounter()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_state_that_looks_the_same_but_is_of_another_object_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    first, second = MISFITS[name]
+    folder = first().save_state(tmp_path / "saved")
+    first().load_state(folder)
+    run = second()
+    before = repr([one.state_dict() for _, one in run._prepared])
+    with pytest.raises(CheckpointError):
+        run.load_state(folder)
+    assert repr([one.state_dict() for _, one in run._prepared]) == before
+
+
+def test_a_class_that_has_moved_to_another_module_is_the_same(tmp_path: Path) -> None:
+    folder = prepared_for(own_adam).save_state(tmp_path / "saved")
+    moved = type("OwnAdam", (torch.optim.Adam,), {"__module__": "elsewhere"})
+    prepared_for(lambda model: adam(model, moved)).load_state(folder)
+
+
+def test_a_state_that_an_object_does_not_take_ends_with_an_error_that_nobody_takes_for_a_refusal(
+    tmp_path: Path,
+) -> None:
+    class Picky(Counter):
+        def load_state_dict(self, state: Any) -> None:
+            raise KeyError("best")
+
+    run = prepared_for(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), Picky())
+    folder = run.save_state(tmp_path / "saved")
+    with pytest.raises(UsageError) as caught:
+        run.load_state(folder)
+    assert "registered object 0, Picky" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_weights_that_both_have_are_loaded_where_asked(tmp_path: Path) -> None:

@@ -1,0 +1,244 @@
+"""Each of torch's optimizers and schedulers is given the checkpoint of each other one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from headway import Accelerator
+from headway.checkpoint.values import encode
+from headway.errors import CheckpointError
+from tests.checkpoint.saved import rewrite
+
+pytestmark = pytest.mark.slow
+
+
+def subclasses(module: Any, base: type) -> dict[str, Any]:
+    """Return the classes of a module that are derived from one, by name."""
+    found = {name: one for name, one in vars(module).items() if isinstance(one, type)}
+    return {name: one for name, one in found.items() if issubclass(one, base) and one is not base}
+
+
+OPTIMIZERS = subclasses(torch.optim, Optimizer)
+
+
+class Net(torch.nn.Module):
+    """An embedding, whose gradient may be sparse, and a matrix."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(6, 4, sparse=sparse)
+        if not sparse:
+            self.layer = torch.nn.Linear(4, 4, bias=False)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.table(batch)
+        return rows @ self.layer.weight if hasattr(self, "layer") else rows
+
+
+class Run:
+    """A training with one optimizer and one schedule."""
+
+    def __init__(
+        self,
+        optimizer: Callable[[Any], Optimizer],
+        scheduler: Callable[[Optimizer], LRScheduler],
+        *,
+        sparse: bool = False,
+        seed: int = 0,
+    ) -> None:
+        torch.manual_seed(seed)
+        self.accelerator = Accelerator(cpu=True)
+        net = Net(sparse)
+        made = optimizer(net.parameters())
+        self.model, self.optimizer, self.scheduler = self.accelerator.prepare(
+            net, made, scheduler(made)
+        )
+
+    def step(self, count: int) -> None:
+        for _ in range(count):
+
+            def loss() -> torch.Tensor:
+                self.optimizer.zero_grad()
+                value: torch.Tensor = self.model(torch.tensor([1, 2, 5])).square().mean()
+                self.accelerator.backward(value)
+                return value
+
+            closure = isinstance(self.optimizer.optimizer, torch.optim.LBFGS)
+            self.optimizer.step(loss) if closure else (loss(), self.optimizer.step())
+            with_metric = isinstance(self.scheduler.scheduler, lr_scheduler.ReduceLROnPlateau)
+            self.scheduler.step(*[1.0] * with_metric)
+
+    def all(self) -> str:
+        """Return all that a load could change, with each bit."""
+        tensors: dict[str, torch.Tensor] = {}
+        values = encode(
+            {
+                "weights": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.scheduler.state_dict(),
+                "counts": (self.optimizer.step_count, self.scheduler.seen_steps),
+            },
+            "",
+            tensors,
+        )
+        bits = {
+            name: (str(one.dtype), one.contiguous().view(-1).view(torch.uint8).tolist())
+            for name, one in tensors.items()
+        }
+        return repr((values, bits))
+
+
+def steady(optimizer: Optimizer) -> LRScheduler:
+    return lr_scheduler.ConstantLR(optimizer)
+
+
+def half(_: int) -> float:
+    return 0.5
+
+
+STEP, COSINE = (
+    partial(lr_scheduler.StepLR, step_size=2),
+    partial(lr_scheduler.CosineAnnealingLR, T_max=9),
+)
+STEPS = partial(lr_scheduler.MultiStepLR, milestones=[2, 3], gamma=0.5)
+
+
+def in_sequence(*makers: Any) -> Callable[[Optimizer], LRScheduler]:
+    return lambda one: lr_scheduler.SequentialLR(one, [make(one) for make in makers], [3])
+
+
+def chained(*makers: Any) -> Callable[[Optimizer], LRScheduler]:
+    return lambda one: lr_scheduler.ChainedScheduler([make(one) for make in makers], one)
+
+
+SCHEDULERS: dict[str, Callable[[Optimizer], LRScheduler]] = {
+    "LambdaLR": partial(lr_scheduler.LambdaLR, lr_lambda=half),
+    "MultiplicativeLR": partial(lr_scheduler.MultiplicativeLR, lr_lambda=half),
+    "StepLR": STEP,
+    "MultiStepLR": STEPS,
+    "ConstantLR": steady,
+    "LinearLR": lr_scheduler.LinearLR,
+    "ExponentialLR": partial(lr_scheduler.ExponentialLR, gamma=0.9),
+    "PolynomialLR": lr_scheduler.PolynomialLR,
+    "CosineAnnealingLR": COSINE,
+    "ReduceLROnPlateau": partial(lr_scheduler.ReduceLROnPlateau, patience=0),
+    "CyclicLR": partial(lr_scheduler.CyclicLR, base_lr=0.01, max_lr=0.1),
+    "CosineAnnealingWarmRestarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=2),
+    "OneCycleLR": partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=9),
+    "SequentialLR": in_sequence(steady, STEP),
+    "SequentialLR of others": in_sequence(steady, COSINE),
+    "SequentialLR with a step inside": in_sequence(STEP, STEPS),
+    "ChainedScheduler": chained(steady, STEP),
+    "ChainedScheduler in another order": chained(STEP, steady),
+    "ChainedScheduler of more": chained(steady, STEP, COSINE),
+}
+
+
+def outcomes(
+    makers: Mapping[str, Callable[[int], Run]], tmp_path: Path, change: Callable[[Path], object]
+) -> dict[str, set[tuple[str, str]]]:
+    """Return which pairs, saved and loading, end how.
+
+    Args:
+        makers: return a training with this seed.
+        change: called with the folder of each checkpoint.
+    """
+    saved: dict[str, str] = {}
+    ends: dict[str, str] = {}
+    for name, make in makers.items():
+        run = make(0)
+        run.step(2)
+        saved[name] = run.accelerator.save_state(tmp_path / name)
+        change(Path(saved[name]))
+        run.step(3)
+        ends[name] = run.all()
+    found: dict[str, set[tuple[str, str]]] = {}
+    for name, other in product(makers, makers):
+        run = makers[other](1)
+        run.step(1)
+        before = run.all()
+        try:
+            run.accelerator.load_state(saved[name])
+        except CheckpointError:
+            outcome = "refused" if run.all() == before else "refused and changed"
+        else:
+            run.step(3)
+            outcome = "equal" if run.all() == ends[name] else "loaded"
+        found.setdefault(outcome, set()).add((name, other))
+    return found
+
+
+def equal_alone(names: Iterable[str]) -> dict[str, set[tuple[str, str]]]:
+    """Return that each goes on with its own checkpoint, and refuses all others."""
+    pairs = {*product(names, names)}
+    own = {(one, other) for one, other in pairs if one == other}
+    return {"equal": own, "refused": pairs - own}
+
+
+def with_optimizer(name: str) -> Callable[[int], Run]:
+    is_sparse = name == "SparseAdam"
+    return lambda seed: Run(OPTIMIZERS[name], steady, sparse=is_sparse, seed=seed)
+
+
+def with_scheduler(make: Callable[[Optimizer], LRScheduler]) -> Callable[[int], Run]:
+    return lambda seed: Run(partial(torch.optim.SGD, lr=0.1, momentum=0.9), make, seed=seed)
+
+
+def test_each_of_torchs_optimizers_goes_on_alike_and_refuses_the_state_of_all_others(
+    tmp_path: Path,
+) -> None:
+    makers = {name: with_optimizer(name) for name in OPTIMIZERS}
+    assert outcomes(makers, tmp_path, bool) == equal_alone(makers)
+
+
+def test_each_of_torchs_schedulers_goes_on_alike_and_refuses_the_state_of_all_others(
+    tmp_path: Path,
+) -> None:
+    makers = {name: with_scheduler(make) for name, make in SCHEDULERS.items()}
+    assert subclasses(lr_scheduler, LRScheduler).keys() - makers.keys() <= {"_LRScheduler"}
+    assert outcomes(makers, tmp_path, bool) == equal_alone(makers)
+
+
+def without_kinds(folder: Path) -> None:
+    """Make a checkpoint one of a version that did not say what each object was."""
+    path = folder / "values.json"
+    shared = json.loads(path.read_text())
+    for _, objects in shared["dict"]:
+        for one in objects if isinstance(objects, list) else ():
+            if isinstance(one, dict) and "dict" in one:
+                one["dict"] = [each for each in one["dict"] if each[0] not in ADDED]
+    path.write_text(json.dumps(shared))
+    rewrite(folder)
+
+
+ADDED = ("kind", "parameters")
+
+
+def test_an_older_checkpoint_of_each_of_torchs_optimizers_is_refused_by_all_others(
+    tmp_path: Path,
+) -> None:
+    makers = {name: with_optimizer(name) for name in OPTIMIZERS}
+    assert outcomes(makers, tmp_path, without_kinds) == equal_alone(makers)
+
+
+def test_an_older_checkpoint_of_each_of_torchs_schedulers_is_refused_by_other_classes(
+    tmp_path: Path,
+) -> None:
+    # their states look like those of others: the parts are in a list, the factor is a function
+    alike = ("SequentialLR", "ChainedScheduler", "MultiplicativeLR")
+    makers = {
+        name: with_scheduler(make)
+        for name, make in SCHEDULERS.items()
+        if not name.startswith(alike)
+    }
+    assert outcomes(makers, tmp_path, without_kinds) == equal_alone(makers)
