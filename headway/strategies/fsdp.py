@@ -26,6 +26,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from headway.errors import UsageError
+from headway.meeting import watch
 from headway.precision.precision import Precision
 from headway.strategies.activation_checkpointing import checkpoint_activations
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
@@ -226,6 +227,7 @@ class HSDP(FSDP):
     def __init__(self, world: World, settings: StrategySettings) -> None:
         super().__init__(world, settings)
         self._mesh = world.mesh_of_shards(_checked_shard_size(world, settings.shard_size))
+        watch(*self._mesh.get_all_groups())
 
 
 def _checked_shard_size(world: World, shard_size: int | None) -> int:

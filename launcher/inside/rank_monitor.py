@@ -26,7 +26,7 @@ from typing import Any
 
 from headway.contract import records
 from headway.contract.process_groups import keep_groups_apart
-from headway.contract.records import Answer, Collective, Frame, Group, Ready
+from headway.contract.records import OF_HEADWAY, Answer, Collective, Frame, Group, Ready
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAX_COLLECTIVES = 16  # of each group, in an answer
@@ -172,7 +172,8 @@ def _answer() -> None:
 def _read_stacks() -> tuple[tuple[Frame, ...], ...]:
     """Return the calls of all threads but this one, the main thread's first."""
     frames = sys._current_frames()
-    del frames[_thread.get_ident()]
+    for own in (_thread.get_ident(), *records.own_threads):
+        frames.pop(own, None)
     return tuple(_calls(frames[one]) for one in sorted(frames, key=lambda one: one != _MAIN_THREAD))
 
 
@@ -221,10 +222,22 @@ def read_groups() -> tuple[Group, ...]:
         if those and collective.number < those[-1].number:  # another group reuses the name
             those.clear()
         those.append(collective)
-    return tuple(
+    groups = tuple(
         Group(name, members.get(name), tuple(those[-_MAX_COLLECTIVES:]))
         for name, those in entered.items()
     )
+    return _calls_of_all_ranks() + groups
+
+
+def _calls_of_all_ranks() -> tuple[Group, ...]:
+    """Return the runtime's calls that wait for all ranks, like a group's collectives."""
+    module = sys.modules.get("headway.meeting")
+    last = None if module is None else module.last_meeting()
+    if last is None:
+        return ()
+    number, call, is_waiting = last
+    collective = Collective(number, call, "", is_done=not is_waiting, entered_at=0.0)
+    return (Group(OF_HEADWAY, None, (collective,)),)
 
 
 def _flight_records() -> Iterator[tuple[str, Collective]]:
