@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import sys
 import sysconfig
 import threading
@@ -26,7 +27,8 @@ from headway.contract.records import own_threads
 from headway.errors import UsageError
 from headway.world import alone, before_leaving, default_store, group_timeout, rank_and_size
 
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.5  # for each so many ranks
+_RANKS_AT_A_LOOK = 64
 _LONGEST_PAUSE_S = 0.5  # between two questions whether all have come
 _COUNT_BITS = 16  # of a meeting's sum; above are the sums of what the ranks have called
 _ALL_SAME, _ALL_CAME, _SOME_WAIT = b"same", b"differ", b"wait"
@@ -95,9 +97,11 @@ def by_all_or_rank_0(call: str) -> Iterator[bool]:
     if meetings is None or meetings.hold(call, may_go_alone=True) is None:
         yield True
     else:
-        with alone():
-            yield meetings.is_main
-        meetings.end_alone()
+        try:
+            with alone():
+                yield meetings.is_main
+        finally:
+            meetings.end_alone()
 
 
 @contextmanager
@@ -188,7 +192,7 @@ class _Meetings:
         self.is_main = self._rank == 0
         store: Any = dist.PrefixStore("meetings", default_store())
         self._store = store
-        self._caller = threading.get_ident()
+        self._pid, self._caller = os.getpid(), threading.get_ident()
         self.now = Where()  # without place and collectives
         self.last = (0, "")
         self._is_over = threading.Event()
@@ -269,7 +273,7 @@ class _Meetings:
                 return outcome, []
             if now - began_at > limit.total_seconds():
                 raise dist.DistStoreError(f"{mine.call}: not all ranks have come within {limit}")
-            if now - looked_at > _LOOK_EVERY_S:
+            if now - looked_at > _LOOK_EVERY_S * max(1, self._size / _RANKS_AT_A_LOOK):
                 everyone = self._everyone(mine)
                 before, suspects = suspects, self._elsewhere(mine, everyone)
                 if suspects and suspects == before:
@@ -312,11 +316,14 @@ class _Meetings:
 
     def _entered(self) -> tuple[int, ...]:
         """Return how many collectives this rank has entered; relies on private names of torch."""
-        groups: list[Any] = self.groups
-        backends = [{one._get_backend(device) for device in one._device_types} for one in groups]
-        return tuple(
-            sum(one._get_sequence_number_for_group() for one in those) for those in backends
-        )
+        try:
+            return tuple(
+                sum(one._get_sequence_number_for_group() for one in backends)
+                for group in self.groups
+                if (backends := {group._get_backend(device) for device in group._device_types})
+            )
+        except RuntimeError:  # a backend that does not count them
+            return ()
 
     def _error(self, call: str, everyone: list[Where]) -> UsageError:
         mine = everyone[self._rank]
@@ -348,6 +355,8 @@ class _Meetings:
 
     def _leave(self) -> None:
         """Tell the others that this rank comes to no further meeting."""
+        if os.getpid() != self._pid:  # a child that the script has forked
+            return
         atexit.unregister(self._leave)
         if self._leave in before_leaving:
             before_leaving.remove(self._leave)

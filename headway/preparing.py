@@ -17,7 +17,6 @@ from headway.data.loader import PreparedDataLoader
 from headway.device_memory import clear_device_cache
 from headway.errors import UsageError
 from headway.generators import RNGType, agreed_types, synchronize_rng_states
-from headway.meeting import meet
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.precision.precision import Precision
 from headway.prepared_objects import PreparedObjects
@@ -225,8 +224,6 @@ class Preparing(PreparedObjects):
                     where="the script's prepare(...)",
                     fix="load the model without device_map; prepare() moves it to this rank's GPU",
                 )
-            if trains:
-                meet("prepare(...)")
             prepared = self._strategy.prepare_model(model, self._precision, device, trains=trains)
             self._prepared.append((model, prepared))
             for one in self._all(PreparedOptimizer):  # of an earlier prepare()

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from headway.accumulation import Accumulation
 from headway.checkpoint.generators import generator_states
 from headway.checkpoint.loading import Loaded
-from headway.checkpoint.saving import State, has_part_of
+from headway.checkpoint.saving import State
 from headway.checkpoint.values import encode
 from headway.collectives import broadcast_object_list
 from headway.data.loader import PreparedDataLoader
@@ -179,9 +179,7 @@ class Restoring:
         self._shared, self._training, self._folder = loaded.shared, training, folder
         self._saved_by = loaded.manifest.world_size
         is_same_size = rank_and_size()[1] == self._saved_by
-        self.lacks_other_ranks = (
-            is_same_size and self._saved_by > 1 and not has_part_of(loaded.manifest, 1)
-        )
+        self.lacks_other_ranks = is_same_size and loaded.manifest.num_parts < self._saved_by
         self._own = loaded.own if is_same_size else None
         self._strict, self._allow_pickle = strict, allow_pickle
 

@@ -10,7 +10,7 @@ import torch
 
 from headway.checkpoint.folders import recover
 from headway.checkpoint.manifest import Manifest, parse_json, read_manifest, verify
-from headway.checkpoint.saving import TENSORS, agree, has_part_of, on_rank_0, values_name
+from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import load_tensors, tensor_facts
 from headway.checkpoint.values import decode, tensor_names
 from headway.errors import CheckpointError
@@ -65,7 +65,7 @@ def load_checkpoint(
     def read() -> tuple[Any, Any, dict[str, torch.Tensor]]:
         require_the_same()
         shared = _read_json(folder / values_name())
-        has_own = has_part_of(manifest, rank)
+        has_own = rank < manifest.num_parts
         own = _read_json(folder / values_name(rank)) if has_own else None
         known = tensor_facts(folder / TENSORS)
         names = {*tensor_names(shared), *(tensor_names(own) if has_own else ())}

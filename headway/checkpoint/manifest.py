@@ -55,6 +55,11 @@ class Manifest(NamedTuple):
     world_size: int
     files: tuple[File, ...]
 
+    @property
+    def num_parts(self) -> int:
+        """How many ranks have saved what is of each alone: all of them, or rank 0."""
+        return sum(one.path.startswith("values_rank") for one in self.files)
+
 
 def describe_files(
     folder: Path,

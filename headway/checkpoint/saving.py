@@ -71,11 +71,6 @@ def values_name(rank: int | None = None) -> str:
     return "values.json" if rank is None else f"values_rank{rank}.json"
 
 
-def has_part_of(manifest: Manifest, rank: int) -> bool:
-    """Return whether a checkpoint has what is of this rank; rank 0 may have saved it alone."""
-    return any(one.path == values_name(rank) for one in manifest.files)
-
-
 def prefix_of(rank: int | None = None) -> str:
     """Return what the names of tensors begin with: shared ones, or those of one rank."""
     return "shared" if rank is None else f"rank{rank}"

@@ -119,6 +119,13 @@ def _saved_by_some(accelerator: Accelerator) -> dict[str, Any]:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     model, optimizer = accelerator.prepare(model, optimizer)
+    hooked = []
+    accelerator.register_save_state_pre_hook(
+        lambda models, weights, folder: hooked.append([type(one).__name__ for one in models])
+    )
+    accelerator.register_load_state_pre_hook(
+        lambda models, folder: hooked.append([type(one).__name__ for one in models])
+    )
     target = FOLDER / f"by_rank_0_{WORLD}_{type(accelerator).__module__}"
 
     def step() -> None:
@@ -150,6 +157,7 @@ def _saved_by_some(accelerator: Accelerator) -> dict[str, Any]:
     }
     return {
         "refused": refused,
+        "hooked": hooked,
         "saved": saved,
         "loaded": loaded,
         "after": accelerator.gather(model.module.weight.detach()).tolist(),

@@ -43,6 +43,16 @@ def test_save_state_on_rank_0_alone_saves_what_all_share_and_all_ranks_load_it(
 
 
 @several_ranks
+def test_hooks_of_checkpoints_get_the_models_as_they_were_before_prepare(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    for rank in seen_with(world):
+        for seen in rank["save_state_on_some_ranks"].values():
+            assert len(seen["hooked"]) >= 2  # as in Accelerate, where DDP wraps them later
+            assert {name for (name,) in seen["hooked"]} == {"Linear"}
+
+
+@several_ranks
 def test_save_state_without_rank_0_is_refused(seen_with: Callable[[int], Seen], world: int) -> None:
     for seen in seen_with(world)[-1]["save_state_on_some_ranks"].values():
         assert len({*re.findall(r"meeting_checks\.py:\d+", seen["refused"])}) == 2
