@@ -69,6 +69,9 @@ class Checkpointed(CheckpointHooks):
         accumulation also each rank's gradients. An older checkpoint at the same place is replaced
         in one step; other files in its folder stay.
 
+        Where rank 0 calls it alone, it saves what all ranks share, and of the rest what is rank
+        0's. Sharded models need all ranks.
+
         Args:
             output_dir: the folder that it becomes, on a disk that all machines share. With
                 `automatic_checkpoint_naming` the name is not the script's to choose, and this is
@@ -85,7 +88,8 @@ class Checkpointed(CheckpointHooks):
             The folder.
 
         Raises:
-            UsageError: there is no folder to save to, or `LocalSGD` has not averaged the weights.
+            UsageError: there is no folder to save to, `LocalSGD` has not averaged the weights, or a
+                rank that is needed does not call it.
             CheckpointError: a rank could not save; raised on all, and older checkpoints stand. Or
                 the one before, which was not waited for, could not be saved; then this one is not.
 

@@ -23,6 +23,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
+from headway.contract.process_groups import read_groups
 from headway.contract.records import own_threads
 from headway.errors import UsageError
 from headway.world import alone, before_leaving, default_store, group_timeout, rank_and_size
@@ -30,6 +31,7 @@ from headway.world import alone, before_leaving, default_store, group_timeout, r
 _LOOK_EVERY_S = 0.5  # for each so many ranks
 _RANKS_AT_A_LOOK = 64
 _LONGEST_PAUSE_S = 0.5  # between two questions whether all have come
+_READ_SHARE = 20  # it reads what it waits in for a twentieth of the time, at most
 _COUNT_BITS = 16  # of a meeting's sum; above are the sums of what the ranks have called
 _ALL_SAME, _ALL_CAME, _SOME_WAIT = b"same", b"differ", b"wait"
 _NOT_THE_SCRIPT = (
@@ -48,7 +50,7 @@ class Where(NamedTuple):
     detail: str = ""  # what all ranks must have alike
     may_go_alone: bool = False  # on rank 0
     place: str = ""  # the line of the script
-    entered: tuple[int, ...] = ()  # how many collectives of torch's, by group
+    waits_in: tuple[tuple[str, int], ...] = ()  # group and number of collectives of torch's
     has_left: bool = False
 
     def __str__(self) -> str:
@@ -128,8 +130,8 @@ def watch(*groups: dist.ProcessGroup) -> None:
     """Tell the other ranks where this one is, whenever it stands still.
 
     Args:
-        groups: further groups of all ranks, besides the default one, whose collectives are entered
-            in the same order on every rank.
+        groups: further groups, besides the default one, whose collectives every rank enters in
+            the same order as all else.
     """
     meetings = _meetings()
     if meetings is not None:
@@ -180,7 +182,7 @@ class _Meetings:
     the others where a rank stands still, as in a collective of torch's; those who wait read it.
 
     Attributes:
-        groups: whose collectives every rank enters in the same order.
+        groups: whose collectives every rank enters in the same order as all else.
         is_main: whether this is rank 0.
         now: where this rank is.
         last: the number and the call of the last meeting that it has come to.
@@ -193,7 +195,7 @@ class _Meetings:
         store: Any = dist.PrefixStore("meetings", default_store())
         self._store = store
         self._pid, self._caller = os.getpid(), threading.get_ident()
-        self.now = Where()  # without place and collectives
+        self.now = Where()  # without what changes while it stands there
         self.last = (0, "")
         self._is_over = threading.Event()
         self._thread = threading.Thread(
@@ -283,14 +285,18 @@ class _Meetings:
 
     def _elsewhere(self, mine: Where, everyone: list[Where]) -> list[int]:
         """Return the ranks that cannot come to this meeting before this one leaves it."""
-        entered = self._entered()
+        entered = self._collectives(waiting=False) if any(one.waits_in for one in everyone) else {}
+
+        def is_past(one: Where) -> bool:
+            return any(number > entered.get(group, 0) for group, number in one.waits_in)
+
         return [
             rank
             for rank, one in enumerate(everyone)
             if rank != self._rank
             and (
                 one.has_left
-                or (one.number < mine.number and any(map(int.__gt__, one.entered, entered)))
+                or (one.number < mine.number and is_past(one))
                 or (
                     (one.number == mine.number and one.call not in ("", mine.call))
                     and not (one.may_go_alone or mine.may_go_alone)
@@ -314,16 +320,16 @@ class _Meetings:
         self._store.set(keys[self._rank], json.dumps(mine._replace(place=place_in_script())))
         return [_read(text) for text in self._store.multi_get(keys)]
 
-    def _entered(self) -> tuple[int, ...]:
-        """Return how many collectives this rank has entered; relies on private names of torch."""
-        try:
-            return tuple(
-                sum(one._get_sequence_number_for_group() for one in backends)
-                for group in self.groups
-                if (backends := {group._get_backend(device) for device in group._device_types})
-            )
-        except RuntimeError:  # a backend that does not count them
-            return ()
+    def _collectives(self, *, waiting: bool) -> dict[str, int]:
+        """Return the number of the collective that it waits in, or entered last, by group.
+
+        It is read from torch's flight recorder. Messages from rank to rank do not count.
+        """
+        names = {one.group_name for one in self.groups}
+        numbers = {
+            one.name: one.waits_for if waiting else one.last_entered for one in read_groups()
+        }
+        return {name: one for name, one in numbers.items() if name in names and one is not None}
 
     def _error(self, call: str, everyone: list[Where]) -> UsageError:
         mine = everyone[self._rank]
@@ -342,16 +348,26 @@ class _Meetings:
         """Tell the others where this rank is, whenever it stands still; runs in a thread."""
         own_threads.add(threading.get_ident())
         told = before = None
+        read_next_at = 0.0
         while not self._is_over.wait(_LOOK_EVERY_S):
-            with suppress(RuntimeError):  # the group or the store has ended
-                now = self.now._replace(entered=self._entered())
-                if now == before and now != told:
-                    place = place_in_script(sys._current_frames().get(self._caller))
-                    store.set(f"where/{self._rank}", json.dumps(now._replace(place=place)))
-                    told = now
-                if now == before and now.call:
+            is_still, now, before = before is self.now, self.now, self.now
+            with suppress(RuntimeError):  # the store has ended
+                if is_still and now.call:
                     store.compare_set(f"{now.number}/go", "", _SOME_WAIT.decode())
-                before = now
+                    where = now
+                elif (
+                    is_still
+                    and (began_at := time.monotonic()) > read_next_at
+                    and store.check([f"{now.number + 1}/go"])  # others wait for this rank
+                ):
+                    where = now._replace(waits_in=(*self._collectives(waiting=True).items(),))
+                    read_next_at = began_at + _READ_SHARE * (time.monotonic() - began_at)
+                else:
+                    continue
+                if where != told:
+                    told = where
+                    place = place_in_script(sys._current_frames().get(self._caller))
+                    store.set(f"where/{self._rank}", json.dumps(where._replace(place=place)))
 
     def _leave(self) -> None:
         """Tell the others that this rank comes to no further meeting."""
@@ -369,5 +385,4 @@ class _Meetings:
 
 
 def _read(text: bytes) -> Where:
-    number, call, detail, may_go_alone, place, entered, has_left = json.loads(text)
-    return Where(number, call, detail, may_go_alone, place, tuple(entered), has_left)
+    return Where(*json.loads(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -167,6 +168,20 @@ def _saved_by_some(accelerator: Accelerator) -> dict[str, Any]:
         },
         "worlds": {one.world_size for one in manifests.values()} == {WORLD},
     }
+
+
+def a_slow_rank() -> bool:
+    """Whether the others wait for one that works on its own, after messages to another one."""
+    accelerator = Accelerator(cpu=True)
+    with _looking_often():
+        if WORLD == 3 and RANK == 1:
+            dist.send(torch.ones(1), 2)
+        if WORLD == 3 and RANK == 2:
+            dist.recv(torch.ones(1), 1)
+        if RANK == WORLD - 1:
+            time.sleep(10 * meeting._LOOK_EVERY_S)
+        accelerator.wait_for_everyone()
+    return accelerator.gather(torch.tensor(RANK)).tolist() == [*range(WORLD)]
 
 
 @contextmanager

@@ -58,6 +58,13 @@ def test_save_state_without_rank_0_is_refused(seen_with: Callable[[int], Seen], 
         assert len({*re.findall(r"meeting_checks\.py:\d+", seen["refused"])}) == 2
 
 
+@several_ranks
+def test_a_rank_that_is_only_slow_is_waited_for(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    assert all(rank["a_slow_rank"] for rank in seen_with(world))
+
+
 LEAVING = """
 import sys, torch
 from headway import Accelerator
