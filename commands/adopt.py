@@ -10,6 +10,7 @@ from typing import NamedTuple
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.errors import ConfigError
+from headway.migration.alone import AloneCall, calls_alone
 from headway.migration.judging import Status, Verdict, verdicts
 from headway.migration.reading import Need, Script
 from headway.migration.rewriting import Source, rewritten
@@ -27,6 +28,11 @@ class _Report(NamedTuple):
     verdicts: dict[Need, Verdict]
     before: Source
     after: Source
+
+    @property
+    def alone(self) -> list[AloneCall]:
+        """The calls that not all ranks make."""
+        return [*calls_alone(self.script.tree)] if self.script.imports else []
 
     @property
     def has_all(self) -> bool:
@@ -123,7 +129,12 @@ def _print(reports: Sequence[_Report], is_written: bool) -> None:
 
 def _rows(report: _Report) -> list[tuple[str, str, str, str]]:
     found = sorted(report.verdicts.items(), key=lambda item: list(Status).index(item[1].status))
-    return [
+    differs = Status.DIFFERS.value
+    alone = [
+        (str(one.line), differs, f"Accelerator.{one.method} under a condition", one.said)
+        for one in report.alone
+    ]
+    return alone + [
         (
             _listed(report.script.needs[need]),
             verdict.status.value,
@@ -152,6 +163,10 @@ def _as_json(reports: Sequence[_Report], problems: Sequence[ConfigError]) -> dic
                     "instead": verdict.instead,
                 }
                 for need, verdict in report.verdicts.items()
+            ],
+            "alone": [
+                {"line": one.line, "name": f"Accelerator.{one.method}", "said": one.said}
+                for one in report.alone
             ],
             "diff": report.diff(),
         }

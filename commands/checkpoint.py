@@ -135,7 +135,9 @@ def _cells(manifest: Manifest | None) -> tuple[str, ...]:
     return (
         str(manifest.step),
         str(manifest.epoch),
-        str(manifest.world_size),
+        f"{manifest.num_parts} of {manifest.world_size}"
+        if 0 < manifest.num_parts < manifest.world_size
+        else str(manifest.world_size),
         f"{_size(manifest) / 2**20:.1f} MiB",
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at)),
     )

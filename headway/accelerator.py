@@ -28,6 +28,7 @@ from headway.data.global_batch import micro_batch_of
 from headway.device_memory import tell_memory_at_exit
 from headway.generators import RNGType
 from headway.in_effect import InEffect
+from headway.meeting import meet
 from headway.micro_batches import MicroBatches
 from headway.model_files import save_weights
 from headway.placement import Devices, gpu_named_by
@@ -290,6 +291,8 @@ class Accelerator(InEffect, Resuming):
         """
         if unwrap:
             model = self.unwrap_model(model, keep_torch_compile=False)
+        if self._strategy.shards:
+            meet("get_state_dict(...)")
         return self._strategy.state_dict(model)
 
     def save(
@@ -340,6 +343,8 @@ class Accelerator(InEffect, Resuming):
             ['model.safetensors']
         """
         model = self.unwrap_model(model, keep_torch_compile=False)
+        if self._strategy.shards:
+            meet("save_model(...)")
         save_weights(
             self._strategy.weights_to_save(model),
             save_directory,

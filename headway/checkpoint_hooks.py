@@ -50,9 +50,10 @@ class CheckpointHooks(Preparing):
         """Let every `save_state` call `hook(models, weights, output_dir)` on every rank.
 
         Args:
-            hook: gets the prepared models, their state dicts, and the folder in which the
-                checkpoint is being written, to which it may add files. The entries that it removes
-                from the list `weights`, or puts into it, are not saved or saved as on rank 0.
+            hook: gets the models as they were before `prepare`, their state dicts, and the folder
+                in which the checkpoint is being written, to which it may add files. The entries
+                that it removes from the list `weights`, or puts into it, are not saved or saved as
+                on rank 0.
 
         Returns:
             A handle, whose `remove()` takes the hook away.
@@ -70,8 +71,8 @@ class CheckpointHooks(Preparing):
         """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads.
 
         Args:
-            hook: gets the prepared models and the folder of the checkpoint, which has been
-                verified. The models that it removes from the list are not loaded.
+            hook: gets the models as they were before `prepare`, and the folder of the checkpoint,
+                which has been verified. The models that it removes from the list are not loaded.
 
         Returns:
             A handle, whose `remove()` takes the hook away.
@@ -87,8 +88,8 @@ class CheckpointHooks(Preparing):
         from headway.checkpoint.saving import agree
         from headway.training_state import chosen_by_rank_0
 
-        models = self._all(torch.nn.Module)
-        before = [self._strategy.own_state_dict(one) for one in self._inner(models)]
+        models = self._inner(self._all(torch.nn.Module))
+        before = [self._strategy.own_state_dict(one) for one in models]
         weights = [*before]
 
         def call_hooks() -> None:
@@ -108,12 +109,11 @@ class CheckpointHooks(Preparing):
         """
         from headway.checkpoint.saving import agree
 
-        models = self._all(torch.nn.Module)
+        models = self._inner(self._all(torch.nn.Module))
         for hook in self._load_hooks.values():
             hook(models, str(folder))
-        inner = self._inner(models)
-        agree(lambda: check(inner))
-        return inner
+        agree(lambda: check(models))
+        return models
 
     def _inner(self, models: list[torch.nn.Module]) -> list[torch.nn.Module]:
         return [self.unwrap_model(one, keep_torch_compile=False) for one in models]

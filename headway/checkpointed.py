@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +16,11 @@ from headway.checkpoint_hooks import CheckpointHooks
 from headway.contract.records import in_phase
 from headway.data.loader import PreparedDataLoader
 from headway.errors import CheckpointError, UsageError
+from headway.meeting import by_all_or_rank_0, meet, place_in_script
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.plugins.project import Folder, ProjectConfiguration
+from headway.stopping import say
+from headway.world import is_alone
 
 if TYPE_CHECKING:
     from headway.checkpoint.background import Background
@@ -41,6 +46,7 @@ class Checkpointed(CheckpointHooks):
         self._has_state = False  # saved or loaded by this run
         # in the manifests of what rank 0 has saved, and of what was there before
         self._known_saves: set[float] = set()
+        self._has_told_of_saving_alone = False
         self._background: Background | None = None  # once a checkpoint was saved without a wait
 
     @property
@@ -64,6 +70,9 @@ class Checkpointed(CheckpointHooks):
         accumulation also each rank's gradients. An older checkpoint at the same place is replaced
         in one step; other files in its folder stay.
 
+        Where rank 0 calls it alone, it saves what all ranks share, and of the rest what is rank
+        0's. Sharded models need all ranks.
+
         Args:
             output_dir: the folder that it becomes, on a disk that all machines share. With
                 `automatic_checkpoint_naming` the name is not the script's to choose, and this is
@@ -80,7 +89,8 @@ class Checkpointed(CheckpointHooks):
             The folder.
 
         Raises:
-            UsageError: there is no folder to save to, or `LocalSGD` has not averaged the weights.
+            UsageError: there is no folder to save to, `LocalSGD` has not averaged the weights, or a
+                rank that is needed does not call it.
             CheckpointError: a rank could not save; raised on all, and older checkpoints stand. Or
                 the one before, which was not waited for, could not be saved; then this one is not.
 
@@ -92,20 +102,43 @@ class Checkpointed(CheckpointHooks):
         _refuse_others(save_model_func_kwargs, "save_state")
         from headway.checkpoint.folders import prune
 
-        self.wait_for_checkpoint()
         target = self._next_folder(output_dir)
         project = self.project_configuration
         keep = project.total_limit if project.automatic_checkpoint_naming else None
         folder = target.parent.absolute()  # `then` may be called in another working directory
-        with in_phase("save_state"):
-            self._save_to(
-                target,
-                allow_pickle,
-                wait=wait,
-                then=lambda: None if keep is None else prune(folder, keep),
-            )
+        if self._background is not None:
+            self._background.wait_if_alone()
+        with in_phase("save_state"), self._by_all_or_rank_0() as takes_part:
+            if takes_part:
+                self.wait_for_checkpoint()
+                self._save_to(
+                    target,
+                    allow_pickle,
+                    wait=wait,
+                    then=lambda: None if keep is None else prune(folder, keep),
+                )
         project.iteration += 1
         return str(target)
+
+    @contextmanager
+    def _by_all_or_rank_0(self) -> Iterator[bool]:
+        """Wait for all ranks, or let rank 0 save alone what it can; see `by_all_or_rank_0`."""
+        from torch.distributed.tensor import DTensor
+
+        weights = chain.from_iterable(one.parameters() for one in self._all(torch.nn.Module))
+        if self._strategy.shards or any(isinstance(one, DTensor) for one in weights):
+            meet("save_state(...)")
+            yield True
+            return
+        with by_all_or_rank_0("save_state(...)") as takes_part:
+            if is_alone() and takes_part and not self._has_told_of_saving_alone:
+                self._has_told_of_saving_alone = True
+                say(
+                    f"note: rank 0 calls save_state(...) alone, at {place_in_script()}: its"
+                    " checkpoints have what all ranks share, and rank 0's random number generators"
+                    " only; let all ranks call it for checkpoints that go on exactly"
+                )
+            yield takes_part
 
     def wait_for_checkpoint(self) -> None:
         """Wait until the checkpoint that `save_state(wait=False)` began is there.
@@ -182,8 +215,11 @@ class Checkpointed(CheckpointHooks):
         from headway.checkpoint.saving import agree, on_rank_0
         from headway.training_state import Restoring, spread_as
 
-        self.wait_for_checkpoint()
         with in_phase("load_state"):
+            if self._background is not None:
+                self._background.wait_if_alone()
+            meet("load_state(...)")
+            self.wait_for_checkpoint()
             given, training = self._folder_to_load(input_dir), self._training()
             # as save_state does: some scripts make a temporary folder on each rank
             folder = Path(on_rank_0(lambda: str(given)))
@@ -192,6 +228,11 @@ class Checkpointed(CheckpointHooks):
                 loaded, training, folder, strict=strict, allow_pickle=allow_pickle
             )
             agree(restoring.check)
+            if self.is_main_process and restoring.lacks_other_ranks:
+                say(
+                    f"note: rank 0 has saved {folder} alone; the other ranks' random number"
+                    " generators stay as they are"
+                )
             restoring.apply(self._models_to_load(folder, restoring.check_models))
         self._has_state = True
         project = self.project_configuration

@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from headway.containers import for_each_tensor
 from headway.errors import UsageError
+from headway.meeting import barrier, meet
 from headway.same_tensors import require_same_tensors
-from headway.world import barrier, message_device, rank_and_size
+from headway.world import message_device, rank_and_size
 
 _BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
 
@@ -76,6 +77,7 @@ def gather_object(object: Any) -> Any:
     _, size = rank_and_size()
     if size == 1:
         return object
+    meet("gather_object(...)")
     lists: list[Any] = [None] * size
     dist.all_gather_object(lists, object)
     return [element for one in lists for element in one]
@@ -222,6 +224,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         ['a name', {'lr': 0.1}]
     """
     if rank_and_size()[1] > 1:
+        meet("broadcast_object_list(...)")
         dist.broadcast_object_list(object_list, src=from_process)
     return object_list
 

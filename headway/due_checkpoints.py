@@ -13,6 +13,7 @@ from headway.checkpointed import Checkpointed
 from headway.contract.records import channel, in_phase
 from headway.contract.run import LATEST
 from headway.errors import CheckpointError, UsageError
+from headway.meeting import meet
 from headway.optimizer import PreparedOptimizer
 from headway.stopping import Agreement, Request, StopSignals, say
 from headway.unasked import Unasked
@@ -114,6 +115,7 @@ class DueCheckpoints(Checkpointed):
             return False
         if self._request is Request.NONE and not self._accumulation.is_open:
             with in_phase("should_stop"):
+                meet("should_stop")
                 self._begin_to_ask()
                 verdict = self._by_calls.agree(self._own_request(), False, self._asks)
             self._note(verdict.request)
@@ -239,6 +241,7 @@ class DueCheckpoints(Checkpointed):
         if every is not None and self._accumulation.is_open:
             return None
         project = self._project_folder("checkpoint")
+        meet("checkpoint(...)")
         self._begin_to_ask()
         self._require_prepared_before()
         self._stepping = self._all(PreparedOptimizer)

@@ -10,7 +10,8 @@ import torch
 
 from headway.contract.run import read_log_level
 from headway.errors import UsageError
-from headway.world import barrier, rank_and_size, rank_and_size_before_joining
+from headway.meeting import barrier
+from headway.world import rank_and_size, rank_and_size_before_joining
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]

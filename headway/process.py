@@ -12,8 +12,9 @@ import torch
 from headway import collectives, containers
 from headway.data.active_loader import current_loop
 from headway.errors import UsageError
+from headway.meeting import barrier, watch
 from headway.splitting import part_of
-from headway.world import DistributedType, World, barrier, leave_world
+from headway.world import DistributedType, World, leave_world
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -23,6 +24,7 @@ class Process:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        watch()
 
     @property
     def device(self) -> torch.device:

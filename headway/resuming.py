@@ -13,6 +13,7 @@ from headway.contract.records import channel, in_phase, is_connected
 from headway.data.loader import PreparedDataLoader
 from headway.due_checkpoints import DueCheckpoints
 from headway.errors import CheckpointError
+from headway.meeting import meet
 from headway.stopping import say
 from headway.trackers.tracked import Tracked
 
@@ -69,6 +70,7 @@ class Resuming(DueCheckpoints, Tracked):
         from headway.resume_choice import choose, tracked_runs
 
         project = self._project_folder("resume")
+        meet("resume()")
         self._resumed_with = self._num_objects()
         channel.has_resumed = True
         self._skips_itself = False  # a script for Accelerate that calls this has its loaders go on

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
 
 from headway.containers import leaves
 from headway.errors import UsageError
-from headway.world import message_device, rank_and_size
+from headway.meeting import meet
+from headway.world import rank_and_size
 
 _REMEDIES = {
     "gather": "pad them first with accelerator.pad_across_processes(...), or pass lists to "
@@ -47,13 +47,9 @@ def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None
     if any(one.is_cuda for one in tensors) and dist.get_debug_level() == dist.DebugLevel.OFF:
         return
     own = ", ".join(_described(one, but_dimension) for one in tensors) or "no tensor"
-    mark = torch.tensor([crc32(own.encode())], device=message_device())
-    marks = [torch.empty_like(mark) for _ in range(size)]
-    dist.all_gather(marks, mark)
-    if all(torch.equal(mark, one) for one in marks):
+    everyones = meet(f"{operation}(...)", own)
+    if everyones is None:
         return
-    everyones: list[str] = [""] * size
-    dist.all_gather_object(everyones, own)
     other = next(rank for rank in range(size) if everyones[rank] != everyones[0])
     raise DifferentTensors(
         f"{operation}() got different tensors: {everyones[0]} on rank 0, "

@@ -25,7 +25,7 @@ from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.precision.precision import Precision
 from headway.token_mean import TokenMean
-from headway.world import rank_and_size
+from headway.world import is_alone, rank_and_size
 
 Weights = dict[str, Any]
 
@@ -60,6 +60,8 @@ class Training(NamedTuple):
 def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bool) -> State:
     """Return what a checkpoint holds; it is not copied.
 
+    Of a rank alone it holds no gradients: those of the others, which belong to them, were missing.
+
     Args:
         weights: the state dicts of those models that it holds.
         allow_pickle: pickle the state of registered objects that has no other form.
@@ -92,15 +94,15 @@ def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bo
         ],
         "loaders": loaders,
         "precision": {"name": training.precision.name, "state": training.precision.state_dict()},
-        "accumulation": training.accumulation.state_dict(),
+        "accumulation": training.accumulation.state_dict(at_step_end=is_alone()),
         "global_batch_size": training.global_batch_size,
     }
     own: dict[str, Any] = {
         "generators": generator_states(training.device),
         "loaders": loaders,
-        "tokens": training.token_mean.pending,
+        "tokens": None if is_alone() else training.token_mean.pending,
     }
-    if training.accumulation.is_open:
+    if training.accumulation.is_open and not is_alone():
         own["gradients"] = [_own_part(one.grad) for one in training.parameters]
     return State(shared, own)
 
@@ -233,6 +235,7 @@ class Restoring:
         self._saved_by = loaded.manifest.world_size
         self._is_same_torch = loaded.manifest.torch == torch.__version__
         is_same_size = rank_and_size()[1] == self._saved_by
+        self.lacks_other_ranks = is_same_size and loaded.manifest.num_parts < self._saved_by
         self._own = loaded.own if is_same_size else None
         self._strict, self._allow_pickle = strict, allow_pickle
 

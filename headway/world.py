@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -146,7 +148,7 @@ before_leaving: list[Callable[[], None]] = []
 
 def leave_world() -> None:
     """End the process group, if there is one."""
-    for wait in before_leaving:
+    for wait in [*before_leaving]:
         wait()
     if dist.is_initialized():
         _left.append(dist.group.WORLD)
@@ -196,11 +198,34 @@ def _leave_world_unless_failed() -> None:
         time.sleep(0.02)  # a thread that waits for the GIL gets it now
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let this rank be the only one in the block: nothing waits for the others."""
+    token = _is_alone.set(True)
+    try:
+        yield
+    finally:
+        _is_alone.reset(token)
+
+
+_is_alone: ContextVar[bool] = ContextVar("is_alone", default=False)
+
+
+def is_alone() -> bool:
+    """Return whether this rank does on its own what all could do together."""
+    return _is_alone.get()
+
+
 def rank_and_size() -> tuple[int, int]:
     """Return this process's rank and the number of ranks in the group; (0, 1) without a group."""
-    if dist.is_initialized():
+    if dist.is_initialized() and not _is_alone.get():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def num_ranks_in_group() -> int:
+    """Return the number of ranks in the group, also while one of them is `alone`; 1 without."""
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank_and_size_before_joining() -> tuple[int, int]:
@@ -209,12 +234,6 @@ def rank_and_size_before_joining() -> tuple[int, int]:
         return rank_and_size()
     ranks = read_ranks() or Ranks()
     return ranks.rank, ranks.world_size
-
-
-def barrier(device: torch.device) -> None:
-    """Wait until every rank has called this."""
-    if rank_and_size()[1] > 1:
-        dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
 
 
 def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:

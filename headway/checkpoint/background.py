@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import copy_context
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from headway.checkpoint.saving import Prepared, agree, removed_on_failure, write_prepared
 from headway.errors import CheckpointError
-from headway.world import before_leaving, group_timeout
+from headway.meeting import meet
+from headway.world import before_leaving, group_timeout, is_alone, rank_and_size
 
 
 class Background:
@@ -29,6 +31,7 @@ class Background:
         self._failure: Exception | None = None
         self._copies: dict[str, torch.Tensor] = {}
         self._group: dist.ProcessGroup | None = None
+        self._is_alone = False  # what is being written is of this rank alone
         self._group_of: object = None  # the default group that it was made beside
 
     def start(self, prepared: Prepared) -> None:
@@ -41,8 +44,11 @@ class Background:
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
         self._thread = threading.Thread(
-            target=self._write, args=(staged, group), name="headway-checkpoint"
+            target=copy_context().run,  # alone, where this rank is
+            args=(self._write, staged, group),
+            name="headway-checkpoint",
         )
+        self._is_alone = is_alone()
         if self._join not in before_leaving:
             before_leaving.append(self._join)
         atexit.unregister(self._end)
@@ -55,10 +61,23 @@ class Background:
         Raises:
             CheckpointError: a rank could not write it; raised on all ranks, once.
         """
+        self.wait_if_alone()
         if self._thread is not None:
+            meet("wait_for_checkpoint()")
             self._join()
             self._thread = None
             agree(self._raise_failure)
+
+    def wait_if_alone(self) -> None:
+        """Wait for a checkpoint that is of this rank alone; the others need not call this.
+
+        Raises:
+            CheckpointError: this rank could not write it.
+        """
+        if self._thread is not None and self._is_alone:
+            self._join()
+            self._thread = None
+            self._raise_failure()
 
     def _raise_failure(self) -> None:
         """Raise the error of the last checkpoint, once, if it could not be written."""
@@ -98,7 +117,7 @@ class Background:
 
     def _own_group(self) -> dist.ProcessGroup | None:
         """Return a group of all ranks whose messages do not mix with those of training."""
-        if not dist.is_initialized():
+        if rank_and_size()[1] == 1:
             return None
         if self._group_of is not dist.group.WORLD:
             self._group = dist.new_group(backend="gloo", timeout=group_timeout())

@@ -23,7 +23,7 @@ class Loaded:
     Attributes:
         manifest: what it is made of.
         shared: the values and tensors that all ranks share, as they were saved.
-        own: those of this rank; None if fewer ranks saved it.
+        own: those of this rank; None if it has not saved any.
     """
 
     def __init__(self, manifest: Manifest, shared: Any, own: Any) -> None:
@@ -65,7 +65,7 @@ def load_checkpoint(
     def read() -> tuple[Any, Any, dict[str, torch.Tensor]]:
         require_the_same()
         shared = _read_json(folder / values_name())
-        has_own = rank < manifest.world_size
+        has_own = rank < manifest.num_parts
         own = _read_json(folder / values_name(rank)) if has_own else None
         known = tensor_facts(folder / TENSORS)
         names = {*tensor_names(shared), *(tensor_names(own) if has_own else ())}

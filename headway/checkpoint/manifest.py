@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ it, by `launched_at`.
 
 _LONGEST = 64 * 2**20  # bytes of a manifest; a million files
 _BLOCK = 2**20
+_PART = re.compile(r"values_rank\d+\.json")
 _LATEST = 253402300800.0  # the year 10000, in seconds since the epoch
 _OPENING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -54,6 +56,11 @@ class Manifest(NamedTuple):
     epoch: int
     world_size: int
     files: tuple[File, ...]
+
+    @property
+    def num_parts(self) -> int:
+        """How many ranks have saved what is of each alone: all of them, or rank 0."""
+        return sum(bool(_PART.fullmatch(one.path)) for one in self.files)
 
 
 def describe_files(

@@ -38,7 +38,7 @@ from headway.checkpoint.manifest import (
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
 from headway.errors import CheckpointError, HeadwayError
-from headway.world import rank_and_size
+from headway.world import num_ranks_in_group, rank_and_size
 
 T = TypeVar("T")
 TENSORS = "tensors"  # the folder of torch.distributed.checkpoint
@@ -150,7 +150,7 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
     Raises:
         CheckpointError: a rank could not write; an older checkpoint still stands.
     """
-    rank, size = rank_and_size()
+    rank, _ = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
     with removed_on_failure(prepared.target, pending):
         num_bytes = sum(_gather(_bytes_to_write(tensors, rank), group))
@@ -167,7 +167,10 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
 
         files = [file for own in _gather(agree(write, group), group) for file in own]
         on_rank_0(
-            lambda: commit_files(pending, prepared.target, prepared.progress, files, size), group
+            lambda: commit_files(
+                pending, prepared.target, prepared.progress, files, num_ranks_in_group()
+            ),
+            group,
         )
     on_rank_0(prepared.then, group)
 

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from headway.checkpoint.index import read_index
 from headway.errors import CheckpointError
+from headway.world import rank_and_size
 
 _Box = list[tuple[int, int]]
 
@@ -63,7 +64,7 @@ def save_tensors(
                 storage_writer=writer,
                 planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
                 process_group=group,
-                no_dist=not dist.is_initialized(),
+                no_dist=rank_and_size()[1] == 1,
             )
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
@@ -157,7 +158,7 @@ def load_tensors(wanted: Mapping[str, torch.Tensor], folder: Path) -> dict[str, 
                 loaded,
                 storage_reader=_Reader(folder),
                 planner=_Planner(),
-                no_dist=not dist.is_initialized(),
+                no_dist=rank_and_size()[1] == 1,
             )
     except CheckpointException as error:
         cause, _ = next(iter(error.failures.values()))

@@ -1,15 +1,20 @@
-"""Separates the store keys of default process groups that a process creates one after another, and
-notes that there was one.
+"""What is known of a process's groups: which collectives they have entered; default groups that it
+creates one after another get store keys of their own.
 """
 
 from __future__ import annotations
 
 import functools
+import json
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from headway.contract.records import channel
+from headway.contract.records import Collective, Group, channel
+
+_C10D = "torch.distributed.distributed_c10d"
+_MAX_COLLECTIVES = 16  # of each group
 
 
 def keep_groups_apart(c10d: ModuleType) -> None:
@@ -46,3 +51,52 @@ def keep_groups_apart(c10d: ModuleType) -> None:
     find_apart.keeps_groups_apart = True  # type: ignore[attr-defined]
     c10d.rendezvous = find_apart  # type: ignore[attr-defined]
     c10d._new_process_group_helper = make_and_count  # type: ignore[attr-defined]
+
+
+def read_groups() -> tuple[Group, ...]:
+    """Return this rank's process groups, each with the last collectives that it has entered."""
+    members = _members_by_group()
+    entered: dict[str, list[Collective]] = {name: [] for name in members}
+    for group, collective in _flight_records():
+        those = entered.setdefault(group, [])
+        if those and collective.number < those[-1].number:  # another group reuses the name
+            those.clear()
+        those.append(collective)
+    return tuple(
+        Group(name, members.get(name), tuple(those[-_MAX_COLLECTIVES:]))
+        for name, those in entered.items()
+    )
+
+
+def _flight_records() -> Iterator[tuple[str, Collective]]:
+    """Yield the group and the collective of each entry of torch's flight recorders, oldest first.
+
+    Empty if they are off. Relies on private names of torch, documented for debugging; NCCL has its
+    own recorder.
+    """
+    module = sys.modules.get("torch._C._distributed_c10d")
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(module, name, None)
+        for entry in json.loads(dump()).get("entries", []) if dump is not None else ():
+            if not entry["is_p2p"]:
+                yield (
+                    entry["process_group"][0],
+                    Collective(
+                        number=entry["collective_seq_id"],
+                        name=entry["profiling_name"].rpartition(":")[2],
+                        input_sizes=", ".join(map(str, entry["input_sizes"])),
+                        is_done=entry["retired"],
+                        entered_at=entry["time_created_ns"] / 1e9,
+                    ),
+                )
+
+
+def _members_by_group() -> dict[str, tuple[int, ...]]:
+    """Return the global ranks in each group that this process is a member of; private in torch."""
+    c10d = sys.modules.get(_C10D)
+    known = {} if c10d is None else c10d._world.pg_group_ranks
+    return {
+        group.group_name: tuple(sorted(ranks))
+        for group, ranks in list(known.items())
+        if not isinstance(group, int)  # GroupMember.NON_GROUP_MEMBER
+    }

@@ -54,6 +54,10 @@ class Collective(NamedTuple):
     entered_at: float  # seconds since the epoch
 
 
+OF_HEADWAY = "headway"
+"""The name of a group whose collectives are the runtime's calls that wait for all ranks."""
+
+
 class Group(NamedTuple):
     """A process group as one of its ranks sees it."""
 
@@ -235,6 +239,9 @@ def in_phase(phase: str) -> Iterator[None]:
     finally:
         channel.phase = before
 
+
+own_threads: set[int] = set()
+"""Threads of the runtime that are in no report."""
 
 _sending = _thread.RLock()  # not a Lock: a signal handler of the script may send as well
 channel = Channel()  # an instance: Python forgets its caches whenever a class attribute is set

@@ -27,6 +27,7 @@ from headway.data.sharding import (
     rebuilt,
 )
 from headway.errors import UsageError
+from headway.meeting import meet
 
 Parts = tuple[list[Any], GlobalBatch]  # of the ranks that have any
 _CPU = torch.device("cpu")
@@ -117,6 +118,7 @@ def _scattered(objects: list[Any] | None) -> Any:
     """Return this rank's of the objects that rank 0 has for all."""
     if objects is not None and len(objects) == 1:
         return objects[0]
+    meet("a loop over a prepared DataLoader")
     received: list[Any] = [None]
     dist.scatter_object_list(received, objects)
     return received[0]

@@ -36,6 +36,7 @@ from headway.data.sharding import NoBatch, is_plain, source_of
 from headway.data.transfer import copied_ahead
 from headway.data.workers import starting_workers
 from headway.errors import UsageError
+from headway.meeting import named
 
 
 class PreparedDataLoader(PositionedLoader):
@@ -111,7 +112,8 @@ class PreparedDataLoader(PositionedLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._before_pass is not None:
-            self._before_pass()
+            with named("a loop over a prepared DataLoader"):
+                self._before_pass()
         share, stream = self._share, self._stream
         start, current = self._begin_pass()
         loop, state = LoaderLoop(self), vars(self)

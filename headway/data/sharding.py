@@ -16,6 +16,7 @@ from headway.data.position import FRESH, Ahead, Indices, Start, Taken
 from headway.data.rounds import Division, Round, samples_in
 from headway.data.samplers import SkipBatchSampler, changed
 from headway.data.streams import mark, require_one_stream
+from headway.meeting import named
 
 MADE_OF = (  # the arguments of a DataLoader that every share keeps
     *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
@@ -330,7 +331,9 @@ class _Generators:
             sampler.generator.manual_seed(seed)
         if self._samplers:
             states = [sampler.generator.get_state() for sampler in self._samplers]
-            for sampler, state in zip(self._samplers, broadcast_object_list(states), strict=True):
+            with named("a loop over a prepared DataLoader"):
+                states = broadcast_object_list(states)
+            for sampler, state in zip(self._samplers, states, strict=True):
                 sampler.generator.set_state(state)
 
     def restore(self) -> None:

@@ -8,12 +8,11 @@ from zlib import crc32
 
 import torch
 
-from headway.collectives import gather_alike
 from headway.errors import UsageError
-from headway.world import message_device
+from headway.meeting import meet
 
 VALUES = 64  # of each tensor that are compared
-_END = -1  # in place of a mark
+_END = "end"  # in place of a mark
 
 
 def mark(samples: Any) -> int:
@@ -37,9 +36,8 @@ def require_one_stream(mark: int | None) -> None:
     Raises:
         UsageError: on all ranks, if they differ.
     """
-    own = torch.tensor(_END if mark is None else mark, device=message_device())
-    marks = set(gather_alike(own).tolist())
-    if len(marks) == 1:
+    marks = meet("a loop over a prepared DataLoader", _END if mark is None else str(mark))
+    if marks is None:
         return
     what = "lengths" if _END in marks else "samples"
     raise UsageError(

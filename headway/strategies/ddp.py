@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headway.collectives import average_in_place
 from headway.errors import UsageError
+from headway.meeting import meet
 from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import Strategy, StrategySettings
 from headway.world import World
@@ -35,6 +36,7 @@ class DDP(Strategy):
             return model
         if _exchanges_itself(model):
             return model
+        meet("prepare(...)")
         gpu = self._world.device.index
         shared = DistributedDataParallel(
             model,

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from headway.errors import UsageError
+from headway.meeting import meet, watch
 from headway.precision.precision import Precision
 from headway.strategies.activation_checkpointing import checkpoint_activations
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
@@ -88,6 +89,7 @@ class FSDP(Strategy):
         return model if is_compiled else compiled(model, dynamo)
 
     def _shard(self, model: torch.nn.Module, groups: Sequence[Sequence[torch.nn.Module]]) -> None:
+        meet("prepare(...)")
         offload = CPUOffloadPolicy() if self._settings.cpu_offload else OffloadPolicy()
         weights = Weights(model, self._world.device)
         for group in (*groups, [model]):
@@ -226,6 +228,7 @@ class HSDP(FSDP):
     def __init__(self, world: World, settings: StrategySettings) -> None:
         super().__init__(world, settings)
         self._mesh = world.mesh_of_shards(_checked_shard_size(world, settings.shard_size))
+        watch(*self._mesh.get_all_groups())
 
 
 def _checked_shard_size(world: World, shard_size: int | None) -> int:

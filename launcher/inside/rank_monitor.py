@@ -11,7 +11,6 @@ import _thread
 import faulthandler
 import fcntl
 import importlib.util
-import json
 import os
 import resource
 import select
@@ -19,17 +18,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType, ModuleType
 from typing import Any
 
-from headway.contract import records
+from headway.contract import process_groups, records
 from headway.contract.process_groups import keep_groups_apart
-from headway.contract.records import Answer, Collective, Frame, Group, Ready
+from headway.contract.records import OF_HEADWAY, Answer, Collective, Frame, Group, Ready
 
 _C10D = "torch.distributed.distributed_c10d"
-_MAX_COLLECTIVES = 16  # of each group, in an answer
 _MAX_FRAMES = 200  # of each thread, in an answer
 _NUM_RESERVED_FDS = 8  # at the upper end of the allowed range
 _PAUSED_WITHIN_S = 0.5  # a fork waits so long at most for the thread to end
@@ -172,7 +170,8 @@ def _answer() -> None:
 def _read_stacks() -> tuple[tuple[Frame, ...], ...]:
     """Return the calls of all threads but this one, the main thread's first."""
     frames = sys._current_frames()
-    del frames[_thread.get_ident()]
+    for own in (_thread.get_ident(), *records.own_threads):
+        frames.pop(own, None)
     return tuple(_calls(frames[one]) for one in sorted(frames, key=lambda one: one != _MAIN_THREAD))
 
 
@@ -213,49 +212,15 @@ class AfterImport:
 
 
 def read_groups() -> tuple[Group, ...]:
-    """Return this rank's process groups, each with the last collectives that it has entered."""
-    members = _members_by_group()
-    entered: dict[str, list[Collective]] = {name: [] for name in members}
-    for group, collective in _flight_records():
-        those = entered.setdefault(group, [])
-        if those and collective.number < those[-1].number:  # another group reuses the name
-            those.clear()
-        those.append(collective)
-    return tuple(
-        Group(name, members.get(name), tuple(those[-_MAX_COLLECTIVES:]))
-        for name, those in entered.items()
-    )
+    """Return this rank's process groups, and the runtime's calls that wait for all ranks as one."""
+    return _calls_of_all_ranks() + process_groups.read_groups()
 
 
-def _flight_records() -> Iterator[tuple[str, Collective]]:
-    """Yield the group and the collective of each entry of torch's flight recorders, oldest first.
-
-    Empty if they are off. Relies on private names of torch, documented for debugging; NCCL has its
-    own recorder.
-    """
-    module = sys.modules.get("torch._C._distributed_c10d")
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
-        dump = getattr(module, name, None)
-        for entry in json.loads(dump()).get("entries", []) if dump is not None else ():
-            if not entry["is_p2p"]:
-                yield (
-                    entry["process_group"][0],
-                    Collective(
-                        number=entry["collective_seq_id"],
-                        name=entry["profiling_name"].rpartition(":")[2],
-                        input_sizes=", ".join(map(str, entry["input_sizes"])),
-                        is_done=entry["retired"],
-                        entered_at=entry["time_created_ns"] / 1e9,
-                    ),
-                )
-
-
-def _members_by_group() -> dict[str, tuple[int, ...]]:
-    """Return the global ranks in each group that this process is a member of; private in torch."""
-    c10d = sys.modules.get(_C10D)
-    known = {} if c10d is None else c10d._world.pg_group_ranks
-    return {
-        group.group_name: tuple(sorted(ranks))
-        for group, ranks in list(known.items())
-        if not isinstance(group, int)  # GroupMember.NON_GROUP_MEMBER
-    }
+def _calls_of_all_ranks() -> tuple[Group, ...]:
+    module = sys.modules.get("headway.meeting")
+    last = None if module is None else module.last_meeting()
+    if last is None:
+        return ()
+    number, call, is_waiting = last
+    collective = Collective(number, call, "", is_done=not is_waiting, entered_at=0.0)
+    return (Group(OF_HEADWAY, None, (collective,)),)

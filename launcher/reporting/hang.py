@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from headway.contract.records import CALLED_BY_ALL_RANKS, Frame, Group, Progress, shown
+from headway.contract.records import CALLED_BY_ALL_RANKS, OF_HEADWAY, Frame, Group, Progress, shown
 from headway.launcher.reporting.foreign_messages import EQUAL_SIZE_COLLECTIVES
 from headway.launcher.reporting.process_state import ProcessState
 from headway.launcher.reporting.rank_names import named, ranges
@@ -269,7 +269,7 @@ def _divergence_in(name: str, statuses: Sequence[RankStatus]) -> Divergence | No
 
 
 def _suffix(name: str, members: Sequence[int] | None) -> str:
-    if name == "0":
+    if name in ("0", OF_HEADWAY):
         return ""
     return f" of group {name}" + (f" (ranks {ranges(members)})" if members else "")
 

@@ -57,6 +57,34 @@ def test_a_name_on_many_lines_does_not_widen_the_table(
     assert uses(capsys)["Accelerator.print"][1] == [*range(5, 12)]
 
 
+def test_calls_that_not_all_ranks_make_are_pointed_at_where_all_have_to_take_part(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text(
+        WHOLE
+        + """\
+if accelerator.is_main_process and step % 100 == 0:
+    accelerator.save_state("runs")
+    accelerator.log({"loss": 1})
+    torch.gather(x, 0, y)
+    if True:
+        self.accelerator.wait_for_everyone()
+else:
+    accelerator.save_state("runs")
+if not accelerator.is_local_main_process or other:
+    accelerator.gather(x)
+"""
+    )
+    assert main(["adopt", "--json", str(script)]) == 0
+    alone = json.loads(capsys.readouterr().out)["scripts"][0]["alone"]
+    assert [(one["line"], one["name"]) for one in alone] == [
+        (6, "Accelerator.save_state"),
+        (10, "Accelerator.wait_for_everyone"),
+    ]
+    assert main(["adopt", str(script)]) == 0
+    assert "Accelerator.save_state under a condition" in capsys.readouterr().out
+
+
 def test_what_is_refused_makes_the_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     Path("train.py").write_text(REFUSED)
     assert main(["adopt", "train.py"]) == 1

@@ -77,7 +77,7 @@ def test_a_checkpoint_names_the_epoch_that_it_is_in(
 ) -> None:
     accelerator = make(cpu=True)
     loader = accelerator.prepare(shuffled())
-    epochs = []
+    epochs: list[int | None] = []
     for _ in range(2):
         for _ in loader:
             accelerator.save_state(tmp_path / str(len(epochs)))

@@ -22,6 +22,7 @@ from tests.distributed import (
     handler_checks,
     loader_checks,
     local_sgd_checks,
+    meeting_checks,
     micro_batch_checks,
     process_checks,
     token_checks,
@@ -38,6 +39,7 @@ MODULES = (
     batch_size_checks,
     token_checks,
     micro_batch_checks,
+    meeting_checks,
 )
 
 

@@ -20,6 +20,7 @@ from headway.checkpoint.manifest import NAME, verify
 from headway.compat import Accelerator as CompatAccelerator
 from headway.errors import CheckpointError, UsageError
 from headway.utils import ProjectConfiguration, set_seed
+from headway.world import alone
 
 
 class Augmented(Dataset[torch.Tensor]):
@@ -521,3 +522,16 @@ def test_schedules_go_on(make: Any, tmp_path: Path) -> None:
     accelerator, second = scheduler()
     accelerator.load_state(tmp_path / "saved")
     assert [step(second), step(second)] == [step(first), step(first)]
+
+
+def test_a_rank_that_saves_alone_leaves_out_the_gradients_of_an_open_step() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.ones(1, 2)).mean())
+    with alone():
+        accelerator.save_state("alone")
+    accelerator.load_state("alone")
+    assert model.weight.grad is None
+    with accelerator.accumulate(model):
+        assert not accelerator.sync_gradients  # the first micro-batch of the step

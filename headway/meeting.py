@@ -1,0 +1,388 @@
+"""Lets all ranks meet at a call before they exchange anything, by the store in which they joined.
+
+A rank at another call, or one that cannot come, is an error that names both places in the script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+
+from headway.contract.process_groups import read_groups
+from headway.contract.records import own_threads
+from headway.errors import UsageError
+from headway.world import alone, before_leaving, default_store, group_timeout, rank_and_size
+
+_LOOK_EVERY_S = 0.5  # for each so many ranks
+_RANKS_AT_A_LOOK = 64
+_LONGEST_PAUSE_S = 0.5  # between two questions whether all have come
+_READ_SHARE = 20  # it reads what it waits in for a twentieth of the time, at most
+_COUNT_BITS = 16  # of a meeting's sum; above are the sums of what the ranks have called
+_ALL_SAME, _ALL_CAME, _SOME_WAIT = b"same", b"differ", b"wait"
+_NOT_THE_SCRIPT = (
+    "<",
+    str(Path(__file__).parent),
+    str(Path(torch.__file__).parent),
+    sysconfig.get_path("stdlib"),
+)
+
+
+class Where(NamedTuple):
+    """Where a rank is, for the others."""
+
+    number: int = 0  # of the last meeting that it has come to
+    call: str = ""  # in which it waits; empty: in none
+    detail: str = ""  # what all ranks must have alike
+    may_go_alone: bool = False  # on rank 0
+    place: str = ""  # the line of the script
+    waits_in: tuple[tuple[str, int], ...] = ()  # group and number of collectives of torch's
+    has_left: bool = False
+
+    def __str__(self) -> str:
+        at = f" at {self.place}" if self.place else ""
+        if self.has_left:
+            return f"has left{at}"
+        if self.call:
+            return f"is in {self.call}{at}"
+        return f"is in a collective of torch's, as a backward pass is,{at}"
+
+
+def meet(call: str, detail: str = "") -> list[str] | None:
+    """Wait until every rank has called this.
+
+    It costs less than a collective: the store adds up who has come, in one step.
+
+    Args:
+        call: what the script has called, for messages; the same on all ranks.
+        detail: what should be the same on all ranks.
+
+    Returns:
+        None; if the details differ, those of all ranks.
+
+    Raises:
+        UsageError: a rank is in another call, or in a collective of torch's that this rank has not
+            entered, or has left; each would wait for ever.
+    """
+    meetings = _meetings()
+    if meetings is None:
+        return None
+    everyone = meetings.hold(_name.get() or call, detail)
+    return [one.detail for one in everyone] if everyone else None
+
+
+@contextmanager
+def by_all_or_rank_0(call: str) -> Iterator[bool]:
+    """Wait until every rank has called this; where some cannot come, rank 0 goes on alone.
+
+    Returns:
+        The context, which gives True on the ranks that take part.
+
+    Raises:
+        UsageError: rank 0 is among those that cannot come.
+    """
+    meetings = _meetings()
+    if meetings is None or meetings.hold(call, may_go_alone=True) is None:
+        yield True
+    else:
+        try:
+            with alone():
+                yield meetings.is_main
+        finally:
+            meetings.end_alone()
+
+
+@contextmanager
+def named(call: str) -> Iterator[None]:
+    """Let meetings in the block be those of this call of the script."""
+    token = _name.set(_name.get() or call)
+    try:
+        yield
+    finally:
+        _name.reset(token)
+
+
+_name: ContextVar[str] = ContextVar("name", default="")
+
+
+def barrier(device: torch.device) -> None:
+    """Wait until every rank has called this."""
+    meet("wait_for_everyone()")
+    if rank_and_size()[1] > 1 and device.type == "cuda":  # pragma: needs a GPU
+        dist.barrier(device_ids=[device.index])
+
+
+def watch(*groups: dist.ProcessGroup) -> None:
+    """Tell the other ranks where this one is, whenever it stands still.
+
+    Args:
+        groups: further groups, besides the default one, whose collectives every rank enters in
+            the same order as all else.
+    """
+    meetings = _meetings()
+    if meetings is not None:
+        meetings.groups += [one for one in groups if one not in meetings.groups]
+
+
+def last_meeting() -> tuple[int, str, bool] | None:
+    """Return the number of the last meeting, its call, and whether this rank waits in it."""
+    return None if _current is None else (*_current.last, bool(_current.now.call))
+
+
+def place_in_script(frame: FrameType | None = None) -> str:
+    """Return the innermost line that is not Headway's, torch's or Python's; of this thread.
+
+    One of another package counts where there is none of the user's own.
+    """
+    found = ""
+    frame = frame or sys._getframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_SCRIPT):
+            found = found or f"{file}:{frame.f_lineno}"
+            if "-packages" not in file:
+                return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return found
+
+
+def _meetings() -> _Meetings | None:
+    """Return the meetings of the default process group's ranks; None for a single rank."""
+    global _current
+    if rank_and_size()[1] == 1:
+        return None
+    if _current is None or _current.groups[0] is not dist.group.WORLD:
+        if str(dist.get_backend_config()).endswith("fake"):  # its ranks do not exist
+            return None
+        _current = _Meetings()
+    return _current
+
+
+_current: _Meetings | None = None
+
+
+class _Meetings:
+    """Where the ranks of one process group meet: every rank comes to all, in the same order.
+
+    Each adds to the sum of a meeting; the last one says whether all called the same. A thread tells
+    the others where a rank stands still, as in a collective of torch's; those who wait read it.
+
+    Attributes:
+        groups: whose collectives every rank enters in the same order as all else.
+        is_main: whether this is rank 0.
+        now: where this rank is.
+        last: the number and the call of the last meeting that it has come to.
+    """
+
+    def __init__(self) -> None:
+        self.groups: list[Any] = [dist.group.WORLD]
+        self._rank, self._size = rank_and_size()
+        self.is_main = self._rank == 0
+        store: Any = dist.PrefixStore("meetings", default_store())
+        self._store = store
+        self._pid, self._caller = os.getpid(), threading.get_ident()
+        self.now = Where()  # without what changes while it stands there
+        self.last = (0, "")
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._tell, args=(store.clone(),), name="headway-where", daemon=True
+        )
+        self._thread.start()
+        before_leaving.append(self._leave)
+        atexit.register(self._leave)
+
+    def hold(
+        self, call: str, detail: str = "", *, may_go_alone: bool = False
+    ) -> list[Where] | None:
+        """Come to the next meeting.
+
+        Returns:
+            None if all ranks have called the same. Else where they are, if it is not an error.
+        """
+        while True:
+            before = self.now
+            self.now = Where(before.number + 1, call, detail, may_go_alone)
+            try:
+                found = self._come(self.now)
+            except dist.DistNetworkError:  # the process that has the store
+                left = [Where(has_left=True)] * self._size
+                found = False, [*left[: self._rank], self.now, *left[self._rank + 1 :]]
+            if found is None:
+                self.now = Where(before.number + 1)
+                return None
+            have_come, everyone = found
+            main_goes_alone = everyone[0].may_go_alone or (self.is_main and may_go_alone)
+            if not have_come:
+                self.now = before
+            if may_go_alone and main_goes_alone:
+                self.now = self.now._replace(call=call, may_go_alone=True)
+                return everyone
+            self.now = Where(self.now.number)
+            if have_come and len({one.call for one in everyone}) == 1:
+                return everyone
+            others = {one.call for one in everyone if not one.may_go_alone}
+            if not (have_come and main_goes_alone and len(others) == 1):
+                raise self._error(call, everyone)
+            # rank 0 goes alone, and comes to the next meeting later
+
+    def end_alone(self) -> None:
+        """Note that rank 0 has done what it went alone for."""
+        self.now = Where(self.now.number)
+
+    def _come(self, mine: Where) -> tuple[bool, list[Where]] | None:
+        """Return None if all ranks have called the same, else whether all came, and from where."""
+        key, go = f"{mine.number}", f"{mine.number}/go"
+        self.last = mine.number, mine.call
+        own = 1 + (crc32(f"{mine.call}\n{mine.detail}".encode()) << _COUNT_BITS)
+        total = self._store.add(key, own)
+        if total % (1 << _COUNT_BITS) == self._size:
+            outcome = _ALL_SAME if total == own * self._size else _ALL_CAME
+            self._store.set(go, outcome)
+            for old in (f"{mine.number - 2}", f"{mine.number - 2}/go"):
+                self._store.delete_key(old)
+        else:
+            self._store.wait([go], group_timeout())
+            outcome = self._store.get(go)
+            if outcome == _SOME_WAIT:
+                outcome, elsewhere = self._look_for_others(mine, go)
+                if elsewhere:
+                    self._store.add(key, -own)
+                    return False, elsewhere
+        return None if outcome == _ALL_SAME else (True, self._exchange(mine))
+
+    def _look_for_others(self, mine: Where, go: str) -> tuple[bytes, list[Where]]:
+        """Wait on; return how the meeting ended, or where the ranks are if some cannot come."""
+        began_at = looked_at = time.monotonic()
+        suspects: list[int] = []
+        while True:
+            outcome = self._store.get(go)
+            now, limit = time.monotonic(), group_timeout()
+            if outcome != _SOME_WAIT:
+                return outcome, []
+            if now - began_at > limit.total_seconds():
+                raise dist.DistStoreError(f"{mine.call}: not all ranks have come within {limit}")
+            if now - looked_at > _LOOK_EVERY_S * max(1, self._size / _RANKS_AT_A_LOOK):
+                everyone = self._everyone(mine)
+                before, suspects = suspects, self._elsewhere(mine, everyone)
+                if suspects and suspects == before:
+                    return outcome, everyone
+                looked_at = time.monotonic()
+            time.sleep(min(max((now - began_at) / 20, 0.001), _LONGEST_PAUSE_S))
+
+    def _elsewhere(self, mine: Where, everyone: list[Where]) -> list[int]:
+        """Return the ranks that cannot come to this meeting before this one leaves it."""
+        entered = self._collectives(waiting=False) if any(one.waits_in for one in everyone) else {}
+
+        def is_past(one: Where) -> bool:
+            return any(number > entered.get(group, 0) for group, number in one.waits_in)
+
+        return [
+            rank
+            for rank, one in enumerate(everyone)
+            if rank != self._rank
+            and (
+                one.has_left
+                or (one.number < mine.number and is_past(one))
+                or (
+                    (one.number == mine.number and one.call not in ("", mine.call))
+                    and not (one.may_go_alone or mine.may_go_alone)
+                )
+            )
+        ]
+
+    def _everyone(self, mine: Where) -> list[Where]:
+        """Return where the ranks are, as far as they have told."""
+        keys = [f"where/{rank}" for rank in range(self._size)]
+        have_all_told = self._store.check(keys)
+        told = {key: key for key in keys if have_all_told or self._store.check([key])}
+        texts = dict(zip(told, self._store.multi_get([*told]), strict=True)) if told else {}
+        everyone = [_read(texts[key]) if key in texts else Where() for key in keys]
+        everyone[self._rank] = mine._replace(place=place_in_script())
+        return everyone
+
+    def _exchange(self, mine: Where) -> list[Where]:
+        """Return where the ranks are, which have all come."""
+        keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
+        self._store.set(keys[self._rank], json.dumps(mine._replace(place=place_in_script())))
+        return [_read(text) for text in self._store.multi_get(keys)]
+
+    def _collectives(self, *, waiting: bool) -> dict[str, int]:
+        """Return the number of the collective that it waits in, or entered last, by group.
+
+        It is read from torch's flight recorder. Messages from rank to rank do not count.
+        """
+        names = {one.group_name for one in self.groups}
+        numbers = {
+            one.name: one.waits_for if waiting else one.last_entered for one in read_groups()
+        }
+        return {name: one for name, one in numbers.items() if name in names and one is not None}
+
+    def _error(self, call: str, everyone: list[Where]) -> UsageError:
+        mine = everyone[self._rank]
+        suspects = self._elsewhere(mine, everyone) or [
+            rank for rank, one in enumerate(everyone) if one.call != call
+        ]
+        other = suspects[0]
+        return UsageError(
+            f"rank {self._rank} waits in {call}, and rank {other} {everyone[other]}",
+            where=mine.place or place_in_script(),
+            fix="let all ranks run this line, or none: move it out of conditions that differ"
+            " between ranks, such as `if accelerator.is_main_process`",
+        )
+
+    def _tell(self, store: Any) -> None:
+        """Tell the others where this rank is, whenever it stands still; runs in a thread."""
+        own_threads.add(threading.get_ident())
+        told = before = None
+        read_next_at = 0.0
+        while not self._is_over.wait(_LOOK_EVERY_S):
+            is_still, now, before = before is self.now, self.now, self.now
+            with suppress(RuntimeError):  # the store has ended
+                if is_still and now.call:
+                    store.compare_set(f"{now.number}/go", "", _SOME_WAIT.decode())
+                    where = now
+                elif (
+                    is_still
+                    and (began_at := time.monotonic()) > read_next_at
+                    and store.check([f"{now.number + 1}/go"])  # others wait for this rank
+                ):
+                    where = now._replace(waits_in=(*self._collectives(waiting=True).items(),))
+                    read_next_at = began_at + _READ_SHARE * (time.monotonic() - began_at)
+                else:
+                    continue
+                if where != told:
+                    told = where
+                    place = place_in_script(sys._current_frames().get(self._caller))
+                    store.set(f"where/{self._rank}", json.dumps(where._replace(place=place)))
+
+    def _leave(self) -> None:
+        """Tell the others that this rank comes to no further meeting."""
+        if os.getpid() != self._pid:  # a child that the script has forked
+            return
+        atexit.unregister(self._leave)
+        if self._leave in before_leaving:
+            before_leaving.remove(self._leave)
+        self._is_over.set()
+        self._thread.join()
+        own_threads.discard(self._thread.ident or 0)
+        with suppress(RuntimeError):
+            left = Where(self.now.number, place=place_in_script(), has_left=True)
+            self._store.set(f"where/{self._rank}", json.dumps(left))
+
+
+def _read(text: bytes) -> Where:
+    return Where(*json.loads(text))
