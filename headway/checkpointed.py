@@ -246,6 +246,7 @@ class Checkpointed(CheckpointHooks):
         """Save to `target`; rank 0 calls `then` once the checkpoint is there."""
         from headway.checkpoint.manifest import read_manifest
         from headway.checkpoint.saving import Progress, prepare_checkpoint, write_prepared
+        from headway.training_state import own_buffers_of
 
         def note_and_then() -> None:
             self._known_saves.add(read_manifest(target).saved_at)
@@ -253,9 +254,10 @@ class Checkpointed(CheckpointHooks):
 
         self._refuse_unequal_weights()
         loader = self._training_loader()
+        own_buffers = own_buffers_of(self._inner(self._all(torch.nn.Module)))
         prepared = prepare_checkpoint(
             target,
-            lambda folder: self._state_to_save(folder, allow_pickle),
+            lambda folder: self._state_to_save(folder, own_buffers, allow_pickle),
             Progress(
                 self._steps_done(),
                 0 if loader is None else loader.epoch,
@@ -295,17 +297,20 @@ class Checkpointed(CheckpointHooks):
     def _optimizer_steps(self) -> int:
         return sum(one.step_count for one in self._all(PreparedOptimizer))
 
-    def _state_to_save(self, folder: Path, allow_pickle: bool) -> Any:
+    def _state_to_save(self, folder: Path, own_buffers: list[Any], allow_pickle: bool) -> Any:
         from headway.training_state import state_of
 
         weights = self._weights_to_save(folder)
-        return state_of(self._training(), weights, allow_pickle=allow_pickle)
+        return state_of(self._training(), weights, own_buffers, allow_pickle=allow_pickle)
 
     def _training(self) -> Any:
         from headway.training_state import Training
 
+        models = self._all(torch.nn.Module)
         return Training(
-            self._inner(self._all(torch.nn.Module)),
+            self._inner(models),
+            models,
+            self._strategy,
             self._all(PreparedOptimizer),
             self._all(PreparedScheduler),
             self._all(PreparedDataLoader),

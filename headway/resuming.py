@@ -92,14 +92,14 @@ class Resuming(DueCheckpoints, Tracked):
             remove_abandoned(project)
         return run
 
-    def _state_to_save(self, folder: Path, allow_pickle: bool) -> Any:
+    def _state_to_save(self, folder: Path, own_buffers: list[Any], allow_pickle: bool) -> Any:
         from headway.checkpoint.manifest import write_json
         from headway.resume_choice import TRACKERS
 
         if self.is_main_process:
             write_json(folder / TRACKERS, self._run_ids())
             self._tell_of_evaluation()
-        return super()._state_to_save(folder, allow_pickle)
+        return super()._state_to_save(folder, own_buffers, allow_pickle)
 
     def _tell_of_evaluation(self) -> None:
         loaders = self._all(PreparedDataLoader)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, empty
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from headway.accumulation import Accumulation
 from headway.checkpoint.generators import generator_states
-from headway.checkpoint.loading import Loaded
+from headway.checkpoint.loading import Like, Loaded
 from headway.checkpoint.saving import State, agree
 from headway.checkpoint.values import encode
-from headway.collectives import broadcast_object_list
+from headway.collectives import broadcast_object_list, gather_object
 from headway.data.loader import PreparedDataLoader
 from headway.data.position import Interrupted
 from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.precision.precision import Precision
+from headway.strategies.strategy import Strategy
+from headway.strategies.weights import saved_buffers
 from headway.token_mean import TokenMean
 from headway.world import is_alone, rank_and_size
 
@@ -35,12 +39,16 @@ class Training(NamedTuple):
 
     Args:
         models: as they were before `prepare`.
+        prepared: the same models after it.
+        strategy: by which ranks share them.
         objects: those that the script has registered.
         skips_itself: the script leaves out what its loaders have read; see `go_on_at`.
         global_batch_size: samples in an optimizer step, if all numbers of ranks must have as many.
     """
 
     models: Sequence[torch.nn.Module]
+    prepared: Sequence[torch.nn.Module]
+    strategy: Strategy
     optimizers: Sequence[PreparedOptimizer]
     schedulers: Sequence[PreparedScheduler]
     loaders: Sequence[PreparedDataLoader]
@@ -57,13 +65,20 @@ class Training(NamedTuple):
         return [parameter for model in self.models for parameter in model.parameters()]
 
 
-def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bool) -> State:
+def state_of(
+    training: Training,
+    weights: Sequence[Weights],
+    own_buffers: Sequence[Sequence[torch.Tensor | None]] = (),
+    *,
+    allow_pickle: bool,
+) -> State:
     """Return what a checkpoint holds; it is not copied.
 
     Of a rank alone it holds no gradients: those of the others, which belong to them, were missing.
 
     Args:
         weights: the state dicts of those models that it holds.
+        own_buffers: those of each model that `own_buffers_of` has returned.
         allow_pickle: pickle the state of registered objects that has no other form.
     """
     loaders = [one.position() for one in training.loaders]
@@ -102,6 +117,9 @@ def state_of(training: Training, weights: Sequence[Weights], *, allow_pickle: bo
         "loaders": loaders,
         "tokens": None if is_alone() else training.token_mean.pending,
     }
+    if own_buffers:
+        spread = map(training.strategy.spreads_buffers, training.prepared)
+        own["buffers"] = [*zip(own_buffers, spread, strict=True)]
     if training.accumulation.is_open and not is_alone():
         own["gradients"] = [_own_part(one.grad) for one in training.parameters]
     return State(shared, own)
@@ -146,10 +164,11 @@ def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> li
     return [[names.get(id(one)), [*one.shape]] for one in chain.from_iterable(groups)]
 
 
-def spread_as(training: Training) -> Callable[[str, torch.Tensor], torch.Tensor]:
+def spread_as(training: Training) -> Like:
     """Return what says how a tensor of a checkpoint is spread over the ranks: as in this training.
 
-    A parameter that is a DTensor, and the optimizer's states of its shape, are loaded in parts.
+    A parameter that is a DTensor, the optimizer's states of its shape, and what a registered object
+    has as a DTensor are loaded in parts. So is all else that was saved as one: as parameters are.
     """
     sharded: dict[str, DTensor] = {}  # by the names that `encode` gives
     for number, model in enumerate(training.models):
@@ -161,14 +180,51 @@ def spread_as(training: Training) -> Callable[[str, torch.Tensor], torch.Tensor]
         for index, parameter in enumerate(chain.from_iterable(groups)):
             if isinstance(parameter, DTensor):
                 sharded[f"shared.optimizers.{number}.state.state.{index}"] = parameter
+    parameter = next(iter(sharded.values()), None)
+    for number, obj in enumerate(training.objects if sharded else ()):
+        tensors: dict[str, torch.Tensor] = {}
+        with suppress(Exception):  # it may have no state yet
+            encode(obj.state_dict(), f"shared.objects.{number}.state", tensors)
+        sharded |= {name: one for name, one in tensors.items() if isinstance(one, DTensor)}
 
-    def like(name: str, saved: torch.Tensor) -> torch.Tensor:
+    def like(name: str, saved: torch.Tensor, was_sharded: bool) -> torch.Tensor:
         live = sharded.get(name, sharded.get(name.rpartition(".")[0]))
-        if live is None or live.shape != saved.shape:
+        if live is not None and live.shape == saved.shape:
+            return live if live.dtype == saved.dtype else torch.empty_like(live, dtype=saved.dtype)
+        if parameter is None or not was_sharded:
             return saved
-        return live if live.dtype == saved.dtype else torch.empty_like(live, dtype=saved.dtype)
+        placements = (
+            parameter.placements if saved.ndim else [Replicate()] * parameter.device_mesh.ndim
+        )
+        return empty(
+            saved.shape, dtype=saved.dtype, device_mesh=parameter.device_mesh, placements=placements
+        )
 
     return like
+
+
+def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor | None]]:
+    """Return for each model the buffers that are not rank 0's; every rank calls this.
+
+    DDP gives all ranks rank 0's before most forward passes, in which each then changes its own.
+
+    Returns:
+        None in place of each buffer that is rank 0's; nothing for a rank that is alone.
+    """
+    if rank_and_size()[1] == 1:
+        return []
+    live = [[getattr(*one) for one in saved_buffers(model)] for model in models]
+    facts = gather_object([[[_facts(one) for one in each] for each in live]])
+    if any(one != facts[0] for one in facts):
+        return []
+    own = []
+    for buffers in live:
+        of_rank_0 = [one.detach().clone() for one in buffers]
+        for work in [dist.broadcast(one, src=0, async_op=True) for one in of_rank_0]:
+            work.wait()
+        pairs = zip(buffers, of_rank_0, strict=True)
+        own.append([None if torch.equal(one, other) else one for one, other in pairs])
+    return own
 
 
 def _own_part(gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -269,6 +325,10 @@ class Restoring:
             self._check_open_step()
         if self._own is not None and "gradients" in self._own:
             self._check_gradients(self._own["gradients"])
+        for model, (buffers, _) in zip(training.models, self._own_buffers(), strict=True):
+            shapes = [_shape(getattr(*one)) for one in saved_buffers(model)]
+            if buffers and not _have_shapes(buffers, shapes):
+                raise self._misfit("the buffers are those of other models")
         for loader, state in () if training.skips_itself else self._loaders():
             loader.require_position(state, str(self._folder))
             self._check_global_batch(state, loader)
@@ -319,11 +379,8 @@ class Restoring:
 
     def _check_gradients(self, saved: Sequence[torch.Tensor | None]) -> None:
         """Refuse gradients of other parameters than this run's."""
-        shapes = [_shape(one) for one in saved]
         live_shapes = [_shape(_own_part(one)) for one in self._training.parameters]
-        if len(shapes) != len(live_shapes) or any(
-            shape not in (None, live) for shape, live in zip(shapes, live_shapes, strict=True)
-        ):
+        if not _have_shapes(saved, live_shapes):
             raise self._misfit("the gradients are those of other models, or of another strategy")
 
     def _check_open_step(self) -> None:
@@ -449,10 +506,20 @@ class Restoring:
             parameters, own.get("gradients", [None] * len(parameters)), strict=True
         ):
             parameter.grad = None if gradient is None else _as_gradient(gradient, parameter)
+        models = zip(training.models, training.prepared, self._own_buffers(), strict=True)
+        for model, prepared, (buffers, are_spread) in models:
+            for one, saved in zip(saved_buffers(model), buffers, strict=False):
+                if saved is not None:
+                    getattr(*one).copy_(saved)
+            training.strategy.set_spreads_buffers(prepared, are_spread)
         generators = Interrupted(own.get("generators"), training.device)
         for loader, state in self._loaders():
             loader.go_on_at(state, generators, only_skipped=training.skips_itself)
         generators.restore()
+
+    def _own_buffers(self) -> Sequence[tuple[Sequence[torch.Tensor | None], bool]]:
+        """Return for each model this rank's own buffers, and whether it gets rank 0's next."""
+        return (self._own or {}).get("buffers") or [((), True)] * len(self._training.models)
 
     def _loaders(self) -> Iterable[tuple[PreparedDataLoader, Any]]:
         """Return the loaders with their states; with another number of ranks, those of rank 0's."""
@@ -493,6 +560,13 @@ def _as_gradient(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         run_check=False,
         shape=parameter.shape,
         stride=parameter.stride(),
+    )
+
+
+def _have_shapes(saved: Sequence[torch.Tensor | None], shapes: Sequence[torch.Size | None]) -> bool:
+    """Return whether the tensors have these shapes, as far as there are any."""
+    return len(saved) == len(shapes) and all(
+        one is None or one.shape == shape for one, shape in zip(saved, shapes, strict=True)
     )
 
 

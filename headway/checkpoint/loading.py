@@ -32,19 +32,21 @@ class Loaded:
         self.own: dict[str, Any] | None = own
 
 
-def _as_saved(_: str, saved: torch.Tensor) -> torch.Tensor:
+Like = Callable[[str, torch.Tensor, bool], torch.Tensor]
+
+
+def _as_saved(_: str, saved: torch.Tensor, was_sharded: bool) -> torch.Tensor:
     return saved
 
 
-def load_checkpoint(
-    folder: Path, like: Callable[[str, torch.Tensor], torch.Tensor] = _as_saved
-) -> Loaded:
+def load_checkpoint(folder: Path, like: Like = _as_saved) -> Loaded:
     """Verify a checkpoint and read all of it; every rank calls this.
 
     Args:
         folder: of the checkpoint.
-        like: returns for the name and the facts of a saved tensor one of the shape, dtype and
-            placements that it is to have; it is not changed. Plain tensors come to the CPU.
+        like: returns for the name and the facts of a saved tensor, and whether it was a DTensor,
+            one of the shape, dtype and placements that it is to have; it is not changed. Plain
+            tensors come to the CPU.
 
     Raises:
         CheckpointError: it is damaged, partial, hostile or does not fit; raised on all ranks.
@@ -71,7 +73,8 @@ def load_checkpoint(
         names = {*tensor_names(shared), *(tensor_names(own) if has_own else ())}
         if missing := sorted(names - known.keys()):
             raise _unreadable(folder, f"{missing[0]} is missing")
-        return shared, own, {name: like(name, known[name]) for name in names}
+        sharded = tensor_names(shared, ["sharded"])
+        return shared, own, {name: like(name, known[name], name in sharded) for name in names}
 
     shared, own, wanted = agree(read)
     tensors = load_tensors(wanted, folder / TENSORS)

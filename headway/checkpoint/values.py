@@ -2,8 +2,8 @@
 
 Whatever JSON has no form for is an object with one key that names its kind:
 `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"counter": [[key, count], ...]}`,
-`{"tensor": NAME}`, `{"array": NAME}` (numpy), `{"number": "nan"}`, `{"bytes": BASE64}`,
-`{"set": [...]}`, `{"complex": [real, imaginary]}`.
+`{"tensor": NAME}`, `{"sharded": NAME}` (a DTensor), `{"array": NAME}` (numpy),
+`{"number": "nan"}`, `{"bytes": BASE64}`, `{"set": [...]}`, `{"complex": [real, imaginary]}`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import binascii
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -48,7 +48,8 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
     if value is None or kind in (bool, int, str):
         return value
     if isinstance(value, torch.Tensor):
-        return {"tensor": _add(_plain(value.detach(), name), name, tensors)}
+        tag = "sharded" if isinstance(value, DTensor) else "tensor"
+        return {tag: _add(_plain(value.detach(), name), name, tensors)}
     if depth > _DEEPEST:
         raise _too_deep(name)
     if kind is list:
@@ -187,15 +188,16 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
     "complex": lambda content, _: complex(*content),
     "number": lambda content, _: _NOT_FINITE[content],
     "tensor": lambda content, tensors: tensors[content],
+    "sharded": lambda content, tensors: tensors[content],
     "array": lambda content, tensors: tensors[content].numpy(),
 }
 
 
-def tensor_names(value: Json) -> set[str]:
-    """Return the names of the tensors in an encoded value."""
+def tensor_names(value: Json, tags: Collection[str] = ("tensor", "sharded", "array")) -> set[str]:
+    """Return the names of the tensors of these kinds in an encoded value."""
     if isinstance(value, list):
-        return set().union(*map(tensor_names, value))
+        return set().union(*(tensor_names(one, tags) for one in value))
     if not isinstance(value, dict):
         return set()
-    names = {value[tag] for tag in ("tensor", "array") if isinstance(value.get(tag), str)}
-    return names.union(*map(tensor_names, value.values()))
+    names = {value[tag] for tag in tags if isinstance(value.get(tag), str)}
+    return names.union(*(tensor_names(one, tags) for one in value.values()))

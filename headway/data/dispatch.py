@@ -40,6 +40,7 @@ class DispatchedShare(Share):
         self, loader: Any, rank: int, division: Division, skip: int, indices: Indices = PLAIN
     ) -> None:
         self._rank, self._num_ranks = rank, division.num_ranks
+        self.reads = rank == 0
         self._division = division
         self._rounds: Any = None
         self.has_more = False

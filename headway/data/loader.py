@@ -73,6 +73,7 @@ class PreparedDataLoader(PositionedLoader):
 
     end_of_dataloader: bool
     _skipped = 0  # batches of this rank that `without_first` leaves out
+    _has_workers = False  # that outlive a pass, in this run
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class PreparedDataLoader(PositionedLoader):
         is_stream = isinstance(dataset, IterableDataset) and is_plain(loader)
         self._stream = dataset if is_stream and has_state and loader.num_workers == 0 else None
         self._is_map = is_plain(loader) and not is_stream
+        self._workers_last = self._share.reads and getattr(loader, "persistent_workers", False)
         self._loads_here = (self._is_map or self._stream is not None) and not loader.num_workers
         vars(self)["end_of_dataloader"] = False
 
@@ -187,8 +189,8 @@ class PreparedDataLoader(PositionedLoader):
         if interrupted is not None and not goes_on:
             interrupted.begin_other_pass()
         before, first_item = self._taken(self._skipped), 0
-        redraws: Callable[[], None] | None = None
-        start = FRESH
+        redraws = self._start_lasting_workers(is_fresh=not goes_on)
+        start = FRESH if redraws is None or self._is_map else Start(begun=redraws)
         if pending is not None and interrupted is not None and goes_on:
             state = pending.state
             taken = Taken(*state["taken"])
@@ -220,6 +222,35 @@ class PreparedDataLoader(PositionedLoader):
             self._seeds.begin_pass(passes.following, self._samplers(), first_item)
         passes.following += 1
         return start._replace(drawing=drawing), current
+
+    def _start_lasting_workers(self, *, is_fresh: bool) -> Callable[[], None] | None:
+        """Let workers that outlive a pass be started in the next one, if they are not there.
+
+        torch draws a seed when it starts them. Here it is drawn in the pass in which a run without
+        a cut would have drawn it.
+
+        Args:
+            is_fresh: whether that pass does not go on, and so leaves the generators as it draws.
+
+        Returns:
+            What takes the seed back, if workers are started that had been there before.
+        """
+        if self._skipped or not self._workers_last:
+            return None
+        are_there, self._has_workers = self._has_workers, True
+        were_there, self._passes.has_lasting_workers = self._passes.has_lasting_workers, True
+        if not is_fresh or are_there == were_there:
+            return None
+        generator = self._original.generator or torch.default_generator
+        if are_there:
+            torch.empty((), dtype=torch.int64).random_(generator=generator)
+            return None
+        before = generator.get_state()
+
+        def take_back() -> None:
+            generator.set_state(before)
+
+        return take_back
 
     def _to_put_back(self, interrupted: Interrupted) -> Callable[[], None]:
         """Return what puts the generators back that a pass uses to draw again what it has given.

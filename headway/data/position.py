@@ -158,6 +158,8 @@ class Passes:
     """Those of all passes that have ended, in earlier runs as well."""
     has_trained = False
     """Whether an optimizer has stepped in one of these."""
+    has_lasting_workers = False
+    """Whether workers that outlive a pass were started, in earlier runs as well."""
 
     def end(self, ended: Pass) -> None:
         """Count a pass that will give no more batches."""

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from headway.contract.records import channel
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.position import Interrupted, Passes, Pending, Taken, counts_samples, generators_of
+from headway.data.samplers import SeedableRandomSampler
 from headway.data.seeds import SampleSeeds
 from headway.data.sharding import batch_size_of, source_of
 from headway.errors import CheckpointError
@@ -81,6 +82,8 @@ class PositionedLoader(DataLoader[Any]):
             "pass": None,
             "samples": self.samples,
             "has_trained": self.has_trained,
+            "has_lasting_workers": self._passes.has_lasting_workers,
+            "order_seeds": [one.initial_seed for one in self._seedable()],
         }
         if current is not None and not current.is_complete:
             since = self._taken(current.rounds)
@@ -141,6 +144,9 @@ class PositionedLoader(DataLoader[Any]):
         ):
             generator.set_state(own)
         passes.samples, passes.has_trained = position["samples"], position["has_trained"]
+        passes.has_lasting_workers = position["has_lasting_workers"]
+        for sampler, seed in zip(self._seedable(), position["order_seeds"], strict=False):
+            sampler.initial_seed = seed
         passes.following = position["following"] if state is None else state["epoch"]
         passes.pending, passes.interrupted = None, generators
         if state is not None:
@@ -190,6 +196,9 @@ class PositionedLoader(DataLoader[Any]):
         """Return what draws samples and batches, each once."""
         samplers = [getattr(self._original, one, None) for one in ("sampler", "batch_sampler")]
         return _each_once(samplers + [getattr(one, "sampler", None) for one in samplers])
+
+    def _seedable(self) -> list[SeedableRandomSampler]:
+        return [one for one in self._samplers() if isinstance(one, SeedableRandomSampler)]
 
     def _taken(self, rounds: int) -> Taken:
         _, num_ranks, config = self._of_rank

@@ -50,6 +50,8 @@ class Share:
         indices: the form that indices have for the loader's data set.
     """
 
+    reads = True
+    """Whether this rank loads samples."""
     _ahead: Ahead | _BatchShard | None = None  # what draws the indices, if this rank does
 
     def __init__(self, loader: Any, skip: int = 0, indices: Indices = PLAIN) -> None:

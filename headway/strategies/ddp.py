@@ -68,6 +68,21 @@ class DDP(Strategy):
         finally:
             model.require_backward_grad_sync = was_synced
 
+    def spreads_buffers(self, model: torch.nn.Module) -> bool:
+        """Return whether all ranks get rank 0's buffers before they compute with `model` again.
+
+        After a forward pass without gradients, or under `no_sync`, DDP does not spread them.
+        """
+        model = uncompiled(model)
+        if not isinstance(model, DistributedDataParallel):
+            return False
+        return bool(model.broadcast_buffers and model.require_forward_param_sync)
+
+    def set_spreads_buffers(self, model: torch.nn.Module, value: bool) -> None:
+        model = uncompiled(model)
+        if isinstance(model, DistributedDataParallel):
+            model.require_forward_param_sync = value
+
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         gradients = []
         for parameter in parameters:

@@ -34,7 +34,12 @@ from headway.strategies.gathered import ForwardMethods, whole_state_dicts
 from headway.strategies.rebinding import follow, require_sharded, succeeds
 from headway.strategies.strategy import Strategy, StrategySettings
 from headway.strategies.units import units_of
-from headway.strategies.weights import Weights, buffers_of, parameters_of, parameters_without_data
+from headway.strategies.weights import (
+    Weights,
+    parameters_of,
+    parameters_without_data,
+    saved_buffers,
+)
 from headway.world import World
 
 PREPARE = "the script's prepare(...)"
@@ -120,7 +125,7 @@ class FSDP(Strategy):
             forward_methods = ForwardMethods(model, partial(_gather_first, units))
             for name in methods:
                 forward_methods.register(name)
-        buffers = _saved_buffers(model) if self._settings.ddp.broadcast_buffers else []
+        buffers = saved_buffers(model) if self._settings.ddp.broadcast_buffers else []
         if buffers:
             model.register_forward_pre_hook(partial(_broadcast_buffers, buffers), prepend=True)
 
@@ -323,15 +328,6 @@ def _broadcast_buffers(names: Sequence[tuple[torch.nn.Module, str]], *_: Any) ->
     """Give all ranks rank 0's buffers before a forward pass, as DDP does."""
     for module, name in names:
         dist.broadcast(getattr(module, name), src=0)
-
-
-def _saved_buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
-    """Return where the buffers are that a state dict has, such as running means."""
-    return [
-        (module, name)
-        for module, name, _ in buffers_of(model.modules())
-        if name not in module._non_persistent_buffers_set
-    ]
 
 
 def _name_of(sharded: torch.nn.Module) -> str:

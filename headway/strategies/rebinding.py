@@ -23,6 +23,12 @@ def succeeds(old: torch.Tensor, new: torch.Tensor) -> None:
     old.data = old.data.new_empty(0)
 
 
+_NEEDS = {  # of optimizers that do not work with shards
+    "Adafactor": "needs the rows and columns of whole parameters",  # torch's and others'
+    "Rprop": "writes to elements that a mask selects, which torch cannot do in shards",
+}
+
+
 def follow(optimizer: torch.optim.Optimizer) -> None:
     """Let `optimizer` update the successors of its parameters, with its state so far.
 
@@ -30,10 +36,9 @@ def follow(optimizer: torch.optim.Optimizer) -> None:
         UsageError: a parameter is in no prepared model, or the optimizer cannot update shards.
     """
     kind = type(optimizer).__name__
-    if kind == "Adafactor":  # torch's and others' factor whole matrices
+    if kind in _NEEDS:
         raise UsageError(
-            "Adafactor cannot train a sharded model: it needs the rows and columns of whole"
-            " parameters",
+            f"{kind} cannot train a sharded model: it {_NEEDS[kind]}",
             where="the script's prepare(...)",
             fix="use AdamW, or another optimizer that updates each element by itself",
         )

@@ -95,6 +95,13 @@ class Strategy:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
         return nullcontext()
 
+    def spreads_buffers(self, model: torch.nn.Module) -> bool:
+        """Return whether all ranks get rank 0's buffers before they compute with `model` again."""
+        return True
+
+    def set_spreads_buffers(self, model: torch.nn.Module, value: bool) -> None:
+        """Let `spreads_buffers` return this, where it changes in training."""
+
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         """Average gradients that backward passes left on their rank; every rank calls this."""
 

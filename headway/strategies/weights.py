@@ -33,6 +33,18 @@ def buffers_of(modules: Iterable[torch.nn.Module]) -> list[Owned]:
     return [*_owned((module, module._buffers) for module in modules)]
 
 
+def saved_buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
+    """Return where the buffers are that a state dict has, such as running means.
+
+    Relies on a name of torch's that is not documented: `_non_persistent_buffers_set`.
+    """
+    return [
+        (one.module, one.name)
+        for one in buffers_of(model.modules())
+        if one.name not in one.module._non_persistent_buffers_set
+    ]
+
+
 def _owned(tensors: Iterable[tuple[torch.nn.Module, Mapping[str, Any]]]) -> Iterator[Owned]:
     for module, by_name in tensors:
         for name, one in by_name.items():

@@ -38,7 +38,7 @@ def save(
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a")
 
-    def replace(_: str, saved: Any) -> Any:
+    def replace(_: str, saved: Any, was_sharded: bool) -> Any:
         save(tmp_path / "a", State({"model": {"weight": WEIGHT + 1, "lr": 0.2}}, STATE.own))
         return saved
 
@@ -95,7 +95,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it_and_nothing_else(
 def test_a_live_tensor_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"shared\.model\.weight"):
-        load_checkpoint(tmp_path / "a", lambda name, saved: saved.T if name == LIVE else saved)
+        load_checkpoint(tmp_path / "a", lambda name, saved, _: saved.T if name == LIVE else saved)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -21,7 +21,7 @@ from torch.utils.data import (
 from headway.checkpoint.generators import generator_states
 from headway.data.loader import PreparedDataLoader
 from headway.data.position import Interrupted
-from headway.utils import set_seed
+from headway.utils import DataLoaderConfiguration, set_seed
 
 CPU = torch.device("cpu")
 SAMPLES, SIZE, EPOCHS = 12, 3, 3
@@ -59,6 +59,13 @@ class Stream(IterableDataset[Any]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = state["at"]
+
+
+class Plainly(IterableDataset[int]):
+    """A stream that begins anew in each pass, and draws nothing."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES))
 
 
 class OwnBatches:
@@ -110,6 +117,7 @@ LOADERS: dict[str, Callable[[], list[DataLoader[Any]]]] = {
         DataLoader(Augmented(), SIZE, shuffle=True),
         DataLoader(Plain(), 2, shuffle=True),
     ],
+    "seedable": lambda: [DataLoader(Augmented(), SIZE, shuffle=True)],
     "workers": lambda: [DataLoader(Plain(), SIZE, shuffle=True, num_workers=1)],
     "lasting workers": lambda: [DataLoader(Plain(), SIZE, shuffle=True, **WORKERS)],
     "lasting workers, own generator": lambda: [
@@ -117,6 +125,14 @@ LOADERS: dict[str, Callable[[], list[DataLoader[Any]]]] = {
     ],
     "lasting workers, own batches": lambda: [
         DataLoader(Plain(), batch_sampler=OwnBatches(), **WORKERS)
+    ],
+    "two, of lasting workers": lambda: [
+        DataLoader(Augmented(), SIZE, shuffle=True),
+        DataLoader(Plain(), 2, shuffle=True, **WORKERS),
+    ],
+    "a stream of lasting workers": lambda: [
+        DataLoader(Augmented(), SIZE, shuffle=True),
+        DataLoader(Plainly(), 2, **WORKERS),
     ],
 }
 
@@ -148,7 +164,8 @@ def trained(loaders: list[Any], cut_after: int | None = None) -> tuple[Drawn, by
 
 
 def prepared(kind: str) -> list[PreparedDataLoader]:
-    return [PreparedDataLoader(one) for one in LOADERS[kind]()]
+    config = DataLoaderConfiguration(use_seedable_sampler=kind == "seedable")
+    return [PreparedDataLoader(one, config=config) for one in LOADERS[kind]()]
 
 
 def resumed(kind: str, checkpoint: bytes) -> list[PreparedDataLoader]:

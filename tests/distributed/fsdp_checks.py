@@ -70,9 +70,9 @@ def refusals() -> dict[str, str]:
         empty = MLP()
         empty.offset = nn.Parameter(torch.zeros(3))
 
-    def adafactor() -> None:
+    def with_optimizer(kind: Any) -> None:
         other = MLP()
-        fsdp().prepare(other, torch.optim.Adafactor(other.parameters()))
+        fsdp().prepare(other, kind(other.parameters()))
 
     def of_no_model() -> None:
         accelerator.prepare(torch.optim.SGD(alone.parameters(), lr=1.0))
@@ -97,7 +97,8 @@ def refusals() -> dict[str, str]:
         "deepcopy": lambda: copy.deepcopy(model),
         "deepcopy of a unit": lambda: copy.deepcopy(model.blocks[0]),
         "AveragedModel": lambda: torch.optim.swa_utils.AveragedModel(model),
-        "Adafactor": adafactor,
+        "Adafactor": lambda: with_optimizer(torch.optim.Adafactor),
+        "Rprop": lambda: with_optimizer(torch.optim.Rprop),
         "scalar parameter": lambda: accelerator.prepare(scalar),
         "one layer more on a rank": lambda: accelerator.prepare(
             nn.Sequential(*[nn.Linear(2, 2) for _ in range(2 + accelerator.process_index)])
@@ -313,6 +314,56 @@ def averaged(strategy: str) -> float:
     return float(weights(accelerator, model).double().sum())
 
 
+class Kept:
+    """Tensors that a checkpoint has; loaded in their place, or instead of them."""
+
+    def __init__(self, tensors: list[Tensor], *, in_place: bool = True) -> None:
+        self.tensors, self.in_place = tensors, in_place
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensors": self.tensors}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not self.in_place:
+            self.tensors = state["tensors"]
+        for one, saved in zip(self.tensors, state["tensors"], strict=True):
+            one.copy_(saved)
+
+
+def kept_averages(folder: Path) -> dict[str, bool]:
+    """Return whether averages come back as tensors of the kind that parameters are, with values."""
+
+    def averages(strategy: str, seed: int) -> tuple[Accelerator, list[Tensor], list[Kept]]:
+        accelerator = fsdp(strategy=strategy)
+        model, _ = prepared(accelerator, seed)
+        parameters = [one.detach() for one in model.parameters()]
+        kept = [Kept([one + 1 for one in parameters]), Kept([], in_place=False)]
+        accelerator.register_for_checkpointing(*kept)
+        return accelerator, parameters, kept
+
+    found = {}
+    for saved, loaded in (("fsdp", "fsdp"), ("fsdp", "ddp"), ("ddp", "fsdp")):
+        one, parameters, kept = averages(saved, seed=0)
+        kept[1].tensors = kept[0].tensors[:2]
+        one.save_state(folder / f"averages {saved} {loaded}")
+        whole = [one._strategy.read_whole(each) for each in kept[0].tensors]
+        other, parameters, again = averages(loaded, seed=1)
+        other.load_state(folder / f"averages {saved} {loaded}")
+        found[f"{saved} to {loaded}"] = all(
+            torch.equal(other._strategy.read_whole(each), value)
+            for tensors in (again[0].tensors, again[1].tensors)
+            for each, value in zip(tensors, whole, strict=False)
+        )
+        if saved == loaded:
+            pairs: list[Any] = [*zip(again[1].tensors, parameters, strict=False)]
+            found["as parameters are"] = all(
+                (type(each), each.placements) == (type(live), live.placements)
+                for each, live in pairs
+            )
+    return found
+
+
 def two_models() -> dict[str, Any]:
     accelerator = fsdp()
     torch.manual_seed(0)
@@ -366,6 +417,7 @@ def checked(folder: Path) -> dict[str, Any]:
         "saving": saving(folder),
         "ways": {**ways_to_train(), "saved between steps": saved_between_steps(folder)},
         "averages": [averaged(strategy) for strategy in ("ddp", "fsdp")],
+        "kept averages": kept_averages(folder),
         "two models": two_models(),
         "metrics": metrics(),
         "buffers": buffers(),

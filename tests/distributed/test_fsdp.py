@@ -136,6 +136,11 @@ def test_an_average_of_weights_is_the_same_with_every_strategy(seen: Any) -> Non
         assert with_fsdp == pytest.approx(with_ddp, abs=1e-5)
 
 
+def test_a_registered_average_comes_back_in_the_shards_in_which_it_was_given(seen: Any) -> None:
+    for rank in each(seen, "checks", "kept averages"):
+        assert set(rank.values()) == {True}, rank
+
+
 def test_several_models_and_frozen_parameters_train_as_ever(seen: Any) -> None:
     for rank in each(seen, "checks", "two models"):
         assert rank == {"frozen stays": True, "unfrozen moves": True}
