@@ -272,6 +272,20 @@ def test_weights_are_saved_under_the_names_of_one_process(
 
 
 @several_ranks
+def test_each_rank_goes_on_with_its_own_buffers_from_a_checkpoint(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    ranks = [one["buffers_after_loading"] for one in seen_with(world)]
+    for found in ranks:
+        for name in ("after training", "after a pass without gradients"):
+            assert found[f"{name}, loaded"] == found[f"{name}, saved"]
+    before, _, after = zip(
+        *(one["after a pass without gradients, saved"] for one in ranks), strict=True
+    )
+    assert len({*map(tuple, before)}) == len({*map(tuple, after)}) == world, "DDP leaves them"
+
+
+@several_ranks
 def test_accumulate_holds_back_the_models_it_is_given_compiled_or_not(
     seen_with: Callable[[int], Seen], world: int
 ) -> None:

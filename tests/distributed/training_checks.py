@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator
 from headway.utils import set_seed
-from tests.distributed.this_rank import RANK, WORLD
+from tests.distributed.this_rank import FOLDER, RANK, WORLD
 
 
 def weights() -> dict[str, list[float]]:
@@ -159,6 +159,35 @@ def weights_of_two_models() -> dict[str, list[float]]:
         weights = [p.flatten() for one in (g, d) for p in one.parameters()]
         result[precision] = torch.cat(weights).tolist()
     return result
+
+
+def buffers_after_loading() -> dict[str, list[list[float]]]:
+    """What a training that saved goes on with, and one that has loaded: buffers and outputs."""
+
+    def went_on(model: Any) -> list[list[float]]:
+        before = model.module.running_mean.tolist()  # read by this rank alone
+        mine = torch.full((4, 3), 10.0 + RANK)
+        return [before, [model(mine).sum().item()], model.module.running_mean.tolist()]
+
+    def prepared() -> tuple[Accelerator, Any]:
+        accelerator = Accelerator(cpu=True)
+        model: Any = accelerator.prepare(torch.nn.BatchNorm1d(3))
+        return accelerator, model
+
+    found = {}
+    for name, with_gradients in (
+        ("after training", True),
+        ("after a pass without gradients", False),
+    ):
+        accelerator, model = prepared()
+        with torch.set_grad_enabled(with_gradients):
+            model(torch.full((4, 3), 1.0 + RANK))
+        accelerator.save_state(FOLDER / f"buffers_{WORLD}")
+        found[f"{name}, saved"] = went_on(model)
+        accelerator, model = prepared()
+        accelerator.load_state(FOLDER / f"buffers_{WORLD}")
+        found[f"{name}, loaded"] = went_on(model)
+    return found
 
 
 def _compiled(model: torch.nn.Module) -> torch.nn.Module:
