@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.another_user import NOBODY, fork_as, needs_root
 from tests.conftest import REPOSITORY
 
 
@@ -42,6 +44,37 @@ def test_root_may_do_everything_again_after_the_test() -> None:
         pytest.skip("only root passes permissions")
     Path("closed").mkdir(mode=0o000)
     assert os.listdir("closed") == []
+
+
+BECOMES_ANOTHER = re.compile(
+    r"\bset(re|res|e)?[ug]id\(|\b(set|init)groups\(|\b(setpriv|runuser)\b|Popen\(.*\buser="
+)
+
+
+def test_only_one_helper_becomes_another_user() -> None:
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{number}"
+        for path in (REPOSITORY / "tests").rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if BECOMES_ANOTHER.search(line) and path != Path(__file__)
+    ]
+    assert {one.partition(":")[0] for one in found} == {"tests/another_user.py"}, found
+
+
+@needs_root
+@pytest.mark.processes
+def test_another_user_imports_what_lies_below_a_folder_that_only_root_may_enter(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout.parent / "open").mkdir()
+    checkout.rename(checkout.parent / "open" / "found_late.py")
+    monkeypatch.syspath_prepend(checkout.parent / "open")
+
+    def imports() -> bool:
+
+        return os.getuid() == NOBODY and not os.path.exists(checkout.parent / "open")
+
+    assert os.waitpid(fork_as(NOBODY, imports), 0)[1] == 0
 
 
 FAILING = """

@@ -1,8 +1,6 @@
 """Reads checkpoints of root as another user; prints one JSON object: what became of each attempt.
 
 python -m tests.checkpoint.other_user FOLDER
-
-Each kind of attempt is made by root first: what it imports may be where only root reads.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from headway import Accelerator
 from headway.checkpoint.listing import listed_in
 from headway.commands.main import main
 from headway.errors import CheckpointError
+from tests.another_user import NOBODY, become
 
-NOBODY = 65534
 GROUP = 54321  # of the user, beside its own
 MODES = {  # of the folder, the folder of tensors, the files; the group that it belongs to
     "open": (0o755, 0o755, 0o644, 0),
@@ -90,8 +88,5 @@ if __name__ == "__main__":
     Path("train.py").touch()
     checkpoints = {name: given / f"checkpoint_{number}" for number, name in enumerate(MODES)}
     save(checkpoints)
-    attempts(given, {"open": checkpoints["open"]})
-    os.setgroups([GROUP])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+    become(NOBODY, GROUP)
     print(json.dumps(attempts(given, checkpoints)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,16 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.another_user import needs_root
 from tests.conftest import REPOSITORY
 from tests.distributed.launching import environment
 
 pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(
-        not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can become another user"
-    ),
-]
+pytestmark = [pytest.mark.processes, needs_root]
 ALLOWED = ("open", "of a group")
 CLOSED = {  # what is named
     "closed": "manifest.json",
@@ -52,6 +47,7 @@ def test_another_user_loads_what_it_may_read_and_is_told_what_it_may_not(
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])

@@ -67,7 +67,7 @@ def test_one_process_of_mpirun_on_each_of_two_machines_is_one_run(tmp_path: Path
         words = launch("-q", "--cpu", "--num-processes", "2", script(HOST)).split()
         with executed():
             running = net.start(1, [*mpirun, *words], OMPI_MCA_plm_rsh_agent=agent)
-            out, errors = running.communicate(timeout=300)
+            out, errors = running.communicate(timeout=120)
     assert running.returncode == 0, errors
     places = sorted(re.findall(r"\d \d \d \d \d+ n\d", out))
     assert places == ["0 0 4 2 10 n1", "1 1 4 2 10 n1", "2 0 4 2 10 n2", "3 1 4 2 10 n2"]

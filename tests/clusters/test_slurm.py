@@ -200,7 +200,7 @@ def test_a_job_whose_node_fails_goes_on_on_the_spare_one_as_if_nothing_had_happe
     nodes = slurm_with_spare.ask("squeue", "-h", "-t", "all", "-o", "%N", "-j", job.number)
     assert read_nodelist(nodes.strip()) == [NODES[0], SPARE]
     process = whole.start("--nap", "0")  # SLURM's daemons run on beside it
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert training.done["weights"] == whole.done["weights"]
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from headway.machine.snapshot import load_machine
 from tests.commands.running import run
 from tests.distributed.launching import is_alive
 from tests.docs.test_screens import ROOT
+from tests.waiting import wait_until
 
 MACHINES = ROOT / "tests" / "machines"
 TRAINING = """
@@ -321,13 +321,6 @@ def test_a_killed_child_takes_the_script_with_it_and_is_an_error() -> None:
     wait_until(lambda: not is_alive(script.pid))
     if sys.version_info >= (3, 11):
         assert not Path("imported").exists()
-
-
-def wait_until(is_so: Callable[[], bool], within_s: float = 300) -> None:
-    deadline = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.wording

@@ -55,6 +55,6 @@ def test_a_script_passes(name: str, num_processes: int, tmp_path: Path) -> None:
         f"--num-processes={num_processes}",
     ]
     done = subprocess.run(
-        [*launch, str(script)], timeout=300, check=False, capture_output=True, text=True
+        [*launch, str(script)], timeout=120, check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.waiting import wait_until
+
 POLITE = ""
 STUBBORN = """
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -47,11 +49,8 @@ def family_script(manners: str) -> str:
 
 def wait_for_families(process: subprocess.Popen[str], count: int) -> dict[int, list[int]]:
     """Return the pids of each rank's processes, its own first, once all have noted them."""
-    deadline = time.monotonic() + 90
-    while len(found := sorted(Path.cwd().glob("pids_?"))) < count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: len(list(Path.cwd().glob("pids_?"))) == count, process)
+    found = sorted(Path.cwd().glob("pids_?"))
     return {int(path.name[-1]): [*map(int, path.read_text().split())] for path in found}
 
 

@@ -115,7 +115,7 @@ class Network:
 
     @staticmethod
     def _ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=300)
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=120)
 
 
 @contextmanager

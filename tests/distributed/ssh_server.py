@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from tests.distributed.launching import free_port
+from tests.waiting import wait_until
 
 _HOSTS = {"a": "127.0.0.1", "b": "127.0.0.2"}
 _PRIVILEGES = Path("/run/sshd")  # sshd wants it where root starts it
@@ -112,9 +112,3 @@ def serve(
 
 def _listens(log: Path, count: int) -> bool:
     return log.exists() and log.read_text().count("Server listening") == count
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for a condition, for as long as the test may take."""
-    while not is_so():
-        time.sleep(0.05)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.launching import HEADWAY, environment, launch, script, start
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -45,16 +45,21 @@ while True:
 
 @contextmanager
 def unread(name: str) -> Iterator[subprocess.Popen[str]]:
-    """Begin a launch whose stdout is a pipe that nobody reads, and wait until it is full."""
+    """Begin a launch whose stdout is a pipe that nobody reads, and wait until it takes no more.
+
+    How many bytes that is depends on how they were written: a page may be full in part.
+    """
     with start(*WORDS, name) as process:
-        assert process.stdout is not None
-        capacity = fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
-        num_unread = 0
-        while num_unread < capacity - 4096 or len(list(Path.cwd().glob("ready_?"))) < 2:
-            assert process.poll() is None
-            answer = fcntl.ioctl(process.stdout, termios.FIONREAD, b"\0" * 4)
-            num_unread = int.from_bytes(answer, sys.byteorder)
-            time.sleep(0.01)
+        stdout, counts = process.stdout, [0]
+        assert stdout is not None
+
+        def is_full() -> bool:
+            answer = fcntl.ioctl(stdout, termios.FIONREAD, b"\0" * 4)
+            counts.append(int.from_bytes(answer, sys.byteorder))
+            return counts[-1] > 0 and len(set(counts[-25:])) == 1 and len(counts) > 25
+
+        wait_until(lambda: len(list(Path.cwd().glob("ready_?"))) == 2, process)
+        wait_until(is_full, process)
         try:
             yield process
         finally:
@@ -66,7 +71,7 @@ def test_a_failure_is_acted_on_while_stdout_is_not_read() -> None:
         Path("fail").touch()
         assert process.stderr is not None
         errors = process.stderr.read()  # to its end, while stdout is still not read
-        assert process.wait(timeout=300) == 7
+        assert process.wait(timeout=120) == 7
     assert "rank 1 of 2 ended with exit code 7" in errors
     assert "stdout was not read" in errors
     assert Path("saved").exists()
@@ -83,7 +88,7 @@ def test_a_stop_signal_is_obeyed_while_stdout_is_not_read(number: int, code: int
         process.send_signal(number)
         assert process.stderr is not None
         errors = process.stderr.read()
-        assert process.wait(timeout=300) == code, errors
+        assert process.wait(timeout=120) == code, errors
     assert Path("saved").exists()
 
 
@@ -194,7 +199,7 @@ print("error \\udce9", file=sys.stderr)
 
 def test_a_rank_has_its_streams_where_the_fork_server_has_none() -> None:
     command = [sys.executable, "-c", REOPENED]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("out\n", "error \\udce9\n")
 
 
@@ -258,7 +263,7 @@ def test_a_full_disk_behind_stderr_does_not_keep_the_script_from_running(words: 
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=full,
-            timeout=300,
+            timeout=120,
         )
     assert done.returncode == 7
     assert done.stdout.startswith(b"ran\n")  # and the report, where there is a launcher

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.launching import script, start
-from tests.distributed.test_machines import on_loopback, wait_until
-from tests.distributed.test_machines_out_of_reach import wait_for_line
+from tests.distributed.test_machines import on_loopback
+from tests.waiting import wait_for_lines, wait_until
 
 pytest.importorskip("torch")
 pytestmark = [
@@ -73,14 +73,14 @@ def test_a_lost_machine_of_a_range_costs_no_sample_and_changes_no_global_batch()
     name = script(TRAINS)
     others = [start(*place, rank, name) for rank in ("1", "2")]
     for one in others:
-        wait_for_line(one, "waiting for machine 0")  # all three are there from the beginning
+        wait_for_lines(one, "waiting for machine 0")  # all three are there from the beginning
     machines = [start(*place, "0", name), *others]
-    wait_until(lambda: len(ledger(0, 2)) > 7, machines)
+    wait_until(lambda: len(ledger(0, 2)) > 7, *machines)
     lost = machines.pop()
     lost.kill()
     lost.communicate()
     for one in machines:
-        _, errors = one.communicate(timeout=300)
+        _, errors = one.communicate(timeout=120)
         assert one.returncode == 0, errors
     before, after = steps_of(0, world=3), steps_of(1, world=2)
     went_on_at = min(after)

@@ -18,7 +18,8 @@ import pytest
 from tests.distributed.families import process_of_this_test
 from tests.distributed.launching import script
 from tests.distributed.networks import Network, needs_namespaces, network
-from tests.distributed.test_machines import TRAINS, are_up, ends, wait_until
+from tests.distributed.test_machines import TRAINS, are_up, ends
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -135,7 +136,7 @@ def test_each_fault_is_known_in_time_on_both_machines_with_the_right_culprit(
     took = []
     for _ in range(fault.times):
         machines = both(net)
-        wait_until(are_up(2), machines)
+        wait_until(are_up(2), *machines)
         ranks = [psutil.Process(pid_of_rank(rank)) for rank in range(2)]
         began = time.monotonic()
         fault.cause(net, machines)
@@ -170,7 +171,7 @@ def test_a_machine_that_is_20_s_late_is_waited_for_and_named(net: Network) -> No
     print(wait_for(first, "waiting for machine 1 of 2"))
     time.sleep(20)
     machines = [first, begin(net, 1, name)]
-    wait_until(are_up(2), machines)
+    wait_until(are_up(2), *machines)
     Path("end_0").touch()
     assert [code for code, _ in ends(machines)] == [0, 0]
 
@@ -180,13 +181,13 @@ def test_a_machine_that_never_comes_is_named_and_a_signal_ends_the_wait(net: Net
         alone = begin(net, rank, script(TRAINS))
         print(wait_for(alone, said))
         alone.send_signal(signal.SIGTERM)
-        alone.communicate(timeout=300)
+        alone.communicate(timeout=120)
         assert alone.returncode == 143
 
 
 def test_two_jobs_on_one_port_do_not_mix(net: Network) -> None:
     machines = both(net, HEADWAY_RUN_KEY="the key of the first job")
-    wait_until(are_up(2), machines)
+    wait_until(are_up(2), *machines)
     others = [
         begin(net, rank, script(TRAINS, "other.py"), HEADWAY_RUN_KEY="the key of the other job")
         for rank in range(2)
@@ -212,7 +213,7 @@ def test_a_clock_that_is_an_hour_off_is_named_and_the_run_goes_on(
         first = begin(net, 0, name)
         patch.syspath_prepend(str(tmp_path))
         second = begin(net, 1, name)
-    wait_until(are_up(2), [first, second])
+    wait_until(are_up(2), first, second)
     Path("end_0").touch()
     (code, errors), (other, _) = ends([first, second])
     assert (code, other) == (0, 0)

@@ -63,7 +63,7 @@ def probe(way: str) -> dict[str, Any]:
         input="typed",
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("atexit ran") == (1 if way in ("python", "one process") else 2)
@@ -96,7 +96,7 @@ def test_pythons_own_flags_reach_the_script(way: list[str]) -> None:
     flags = ["-BOuP" if sys.version_info >= (3, 11) else "-BOu", "-Werror::FutureWarning"]
     flags += ["-W", "ignore:mine", "-X", "dev", "-Xutf8", "--check-hash-based-pycs", "never"]
     python, *headway = HEADWAY
-    run = partial(subprocess.run, env=environment(), capture_output=True, text=True, timeout=500)
+    run = partial(subprocess.run, env=environment(), capture_output=True, text=True, timeout=120)
     plain = run([python, *flags, name])
     done = run([python, *flags, *headway, "-q", "--cpu", *way, name])
     assert done.returncode == 0, done.stderr
@@ -123,7 +123,7 @@ show("at the end")
 
 def test_warning_filters_come_with_the_import_of_their_package() -> None:
     name = script(FILTERS)
-    plain = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=300)
+    plain = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=120)
     for when in ("at first", "after numpy", "within", "at the end"):
         assert when in plain.stdout
     done = launch("-q", "--cpu", "--supervise", "--start-method", "fork", name)
@@ -155,7 +155,7 @@ def test_a_script_ends_as_under_plain_python(end: str, way: str) -> None:
         f"print('begun')\n{text}\n"
     )
     plain = subprocess.run(
-        [sys.executable, "-u", name], capture_output=True, text=True, timeout=300
+        [sys.executable, "-u", name], capture_output=True, text=True, timeout=120
     )
     assert plain.returncode == code
     done = launch("-q", "--cpu", "--supervise", "--start-method", way, name)

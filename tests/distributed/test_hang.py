@@ -16,6 +16,7 @@ import pytest
 
 from headway.contract.records import Collective, Group
 from tests.distributed.launching import HEADWAY, environment, launch, script, start
+from tests.waiting import wait_for_lines
 
 pytestmark = [
     pytest.mark.distributed,
@@ -117,12 +118,10 @@ def test_stacks_are_told_on_request_and_the_ranks_go_on() -> None:
         assert "most recent call last" in _stack(str(rank)).stdout
         assert running.poll() is None
         running.send_signal(signal.SIGQUIT)  # as Ctrl-\ does
-        assert running.stderr is not None
-        while "headway: ranks 0-1: no progress" not in running.stderr.readline():
-            assert running.poll() is None
+        wait_for_lines(running, "headway: ranks 0-1: no progress")
     finally:
         running.terminate()
-        running.communicate(timeout=300)
+        running.communicate(timeout=120)
 
 
 def _wait_for_line(running: subprocess.Popen[str], words: str, times: int = 1) -> None:
@@ -171,7 +170,7 @@ def test_ranks_that_are_only_slow_are_not_blamed_and_nothing_in_them_is_interrup
     told = ""
     while running.poll() is None:
         told += _stack(str(running.pid)).stdout
-    out, errors = running.communicate(timeout=300)
+    out, errors = running.communicate(timeout=120)
     assert running.returncode == 0, errors
     assert "slow, still moving" in told
     assert "is behind, and did not" not in told
@@ -205,7 +204,7 @@ def test_a_rank_stuck_in_c_code_is_named_by_what_is_known_and_interrupted_only_o
         assert place in _stack("--interrupt", str(running.pid)).stdout
     finally:
         running.terminate()
-        running.communicate(timeout=300)
+        running.communicate(timeout=120)
 
 
 def test_ctrl_backslash_ends_a_single_process_as_python_does_and_under_supervise_it_goes_on() -> (
@@ -215,20 +214,18 @@ def test_ctrl_backslash_ends_a_single_process_as_python_does_and_under_supervise
     plain = start("-q", "--cpu", name, preexec_fn=_without_core_dump)
     _wait_for_line(plain, "begin")
     plain.send_signal(signal.SIGQUIT)
-    plain.communicate(timeout=300)
+    plain.communicate(timeout=120)
     assert plain.returncode == -signal.SIGQUIT
     # a shell script starts background jobs with SIGQUIT ignored
     supervised = start("-q", "--cpu", "--supervise", name, preexec_fn=_ignore_quit)
     try:
         _wait_for_line(supervised, "begin")
         supervised.send_signal(signal.SIGQUIT)
-        assert supervised.stderr is not None
-        while 'train.py", line 3, in <module>' not in supervised.stderr.readline():
-            assert supervised.poll() is None
+        wait_for_lines(supervised, 'train.py", line 3, in <module>')
         assert supervised.poll() is None
     finally:
         supervised.terminate()
-        supervised.communicate(timeout=300)
+        supervised.communicate(timeout=120)
 
 
 def _without_core_dump() -> None:
@@ -326,7 +323,7 @@ time.sleep(1000)
     assert running.stdout is not None
     running.stdout.readline()
     running.terminate()
-    _, errors = running.communicate(timeout=300)
+    _, errors = running.communicate(timeout=120)
     assert running.returncode == 75, errors
     assert "no progress" not in errors
 
@@ -339,7 +336,7 @@ def test_a_launcher_that_was_stopped_itself_calls_nobody_hanging() -> None:
     running.send_signal(signal.SIGSTOP)
     time.sleep(5)
     running.send_signal(signal.SIGCONT)
-    _, errors = running.communicate(timeout=300)
+    _, errors = running.communicate(timeout=120)
     assert running.returncode == 0, errors
 
 
@@ -443,7 +440,7 @@ def test_torchs_flight_recorder_has_the_fields_that_are_read() -> None:
         env=environment(TORCH_FR_BUFFER_SIZE="100"),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=120,
     )
     collective = Collective(1, "all_reduce", "[4]", True, 0.0)
     assert done.stdout.strip() == str(Group("0", (0,), (collective,))), done.stderr

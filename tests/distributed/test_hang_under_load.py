@@ -84,7 +84,7 @@ def blames_in(number: int) -> list[str]:
     while running.poll() is None:
         stack = [*HEADWAY[:-1], "stack", str(running.pid)]
         told += subprocess.run(stack, env=environment(), capture_output=True, text=True).stdout
-    out, errors = running.communicate(timeout=300)
+    out, errors = running.communicate(timeout=120)
     told += out + errors
     found = [line for line in told.splitlines() if BLAMES.search(line)]
     return found if running.returncode == 0 else [*found, errors]

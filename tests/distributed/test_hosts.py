@@ -13,7 +13,8 @@ import pytest
 
 from tests.distributed.launching import HEADWAY, is_alive, launch, script, start
 from tests.distributed.networks import needs_namespaces, network
-from tests.distributed.ssh_server import prepare, serve, ssh_server, wait_until, why_no_server
+from tests.distributed.ssh_server import prepare, serve, ssh_server, why_no_server
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -97,7 +98,7 @@ def test_the_end_of_the_caller_is_the_end_on_all_hosts(number: signal.Signals) -
         ups = [Path(f"up_{rank}") for rank in range(3)]
         wait_until(lambda: all(up.exists() and up.read_text() for up in ups))
         process.send_signal(number)
-        process.communicate(timeout=300)
+        process.communicate(timeout=120)
     assert process.returncode == (130 if number == signal.SIGINT else -number)
     wait_until(lambda: not any(is_alive(int(up.read_text())) for up in ups))
 
@@ -109,7 +110,7 @@ def test_a_lost_connection_is_the_reason_that_is_given_and_all_hosts_end() -> No
         wait_until(lambda: all(up.exists() and up.read_text() for up in ups))
         clients = psutil.Process(process.pid).children(recursive=True)
         next(one for one in clients if one.name() == "ssh" and "b" in one.cmdline()).kill()
-        errors = process.communicate(timeout=300)[1]
+        errors = process.communicate(timeout=120)[1]
     assert process.returncode == 4, errors
     assert "error: the connection to b was lost" in errors
     wait_until(lambda: not any(is_alive(int(up.read_text())) for up in ups))
@@ -151,6 +152,6 @@ def test_three_machines_with_a_network_of_their_own_are_one_run(tmp_path: Path) 
             stack.enter_context(serve(tmp_path, [address], 2222, net.prefix(one)))
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
         words = ["-q", "--cpu", "--hosts", "n1,n2:2,n3", script(WHERE)]
-        out, errors = net.start(1, [*HEADWAY, *words], PATH=path).communicate(timeout=300)
+        out, errors = net.start(1, [*HEADWAY, *words], PATH=path).communicate(timeout=120)
     lines = sorted(line.partition("] ")[2] for line in out.splitlines())
     assert lines == ["0 n1 4", "1 n2 4", "2 n2 4", "3 n3 4"], errors

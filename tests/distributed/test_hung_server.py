@@ -42,6 +42,6 @@ def test_a_stop_signal_ends_a_launcher_whose_fork_server_hangs(
         if "waiting for the process that starts the ranks" in line:
             break
     process.send_signal(number)
-    process.communicate(timeout=300)
+    process.communicate(timeout=120)
     assert process.returncode == 128 + number
     assert not survivors(5)

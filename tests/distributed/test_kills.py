@@ -91,7 +91,7 @@ def test_nothing_survives_two_of_the_three_above_the_ranks_killed_together(spare
         zip(["fork server", "guardian", "launcher"], above(ranks[0], process.pid), strict=True)
     )
     kill_suspended([one for name, one in ours.items() if name != spared])
-    process.communicate(timeout=300)
+    process.communicate(timeout=120)
     assert not survivors(_GONE_WITHIN_S)
 
 
@@ -106,7 +106,7 @@ def test_nothing_survives_any_one_process_killed_forty_eight_times() -> None:
         victim.kill()
         if victim.pid not in [process.pid, *ranks]:
             process.terminate()  # the run may go on without it
-        process.communicate(timeout=300)
+        process.communicate(timeout=120)
         assert not survivors(_GONE_WITHIN_S), what
 
 
@@ -129,7 +129,7 @@ adopter.children()[names.index("sleep")].kill()
 
 def test_orphans_of_a_rank_are_reaped_when_they_end() -> None:
     process = start("-q", "--cpu", "--supervise", script(ORPHANS))
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
 
 
@@ -138,7 +138,7 @@ def test_a_suspended_fork_server_does_not_hold_a_stop_up() -> None:
     process, ranks = start_families(2)
     above(ranks[0], process.pid)[0].suspend()
     process.terminate()
-    process.communicate(timeout=300)
+    process.communicate(timeout=120)
     assert not survivors(_GONE_WITHIN_S)
 
 
@@ -170,7 +170,7 @@ def test_nothing_survives_of_a_run_that_is_killed_while_parts_of_it_are_suspende
     for number, names in ((signal.SIGSTOP, suspended), (signal.SIGKILL, killed)):
         for name in names:
             ours[name].send_signal(number)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=120)
     assert not survivors(_GONE_WITHIN_S)
     if "launcher" not in killed:
         assert process.returncode == 128 + signal.SIGKILL

@@ -27,6 +27,7 @@ from tests.distributed.launching import (
     script,
     start,
 )
+from tests.waiting import wait_for_lines, wait_until
 
 pytestmark = pytest.mark.distributed
 
@@ -138,7 +139,7 @@ def test_a_failure_on_one_machine_ends_all_with_its_report_and_its_exit_code() -
     ]
     name = script("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\ntime.sleep(60)")
     machines = [start(*words, "--machine-rank", str(rank), name) for rank in (0, 1)]
-    outputs = [machine.communicate(timeout=300) for machine in machines]
+    outputs = [machine.communicate(timeout=120) for machine in machines]
     assert [machine.returncode for machine in machines] == [9, 9]
     assert all("rank 1 of 2 ended with exit code 9" in errors for _, errors in outputs)
     assert "(machine 1)" in outputs[0][1]
@@ -183,12 +184,9 @@ def test_two_machines_with_one_rank_are_told_so() -> None:
     words = ["--cpu", "--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", port]
     name = script("import os, time\nwhile not os.path.exists('refused'): time.sleep(0.05)")
     machines = [start(*words, "--machine-rank", rank, name) for rank in ("0", "1", "1")]
-    deadline = time.monotonic() + 300
-    while all(machine.poll() is None for machine in machines[1:]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: any(machine.poll() is not None for machine in machines[1:]))
     Path("refused").touch()
-    outputs = [machine.communicate(timeout=300)[1] for machine in machines]
+    outputs = [machine.communicate(timeout=120)[1] for machine in machines]
     assert any("machine_rank 1 was given to two machines" in text for text in outputs)
 
 
@@ -208,7 +206,7 @@ def test_a_rank_to_show_that_no_machine_has_is_refused_once_they_have_met() -> N
         start("--cpu", *words, "--machine-rank", "0", "--ranks", "1-2", name),
         start("--cpu", *words, "--machine-rank", "1", name),
     ]
-    outputs = [machine.communicate(timeout=300)[1] for machine in machines]
+    outputs = [machine.communicate(timeout=120)[1] for machine in machines]
     assert [machine.returncode for machine in machines] == [2, 2]
     assert all("ranks contains rank 2, but ranks are 0 to 1" in errors for errors in outputs)
 
@@ -328,7 +326,7 @@ def test_a_stop_reaches_the_ranks_and_nothing_survives_it(
     process = start("--cpu", "--num-processes", "2", script(text.replace("STOPPED", str(code))))
     pids = pids_of_ranks(2)
     process.send_signal(number)
-    out, errors = process.communicate(timeout=300)
+    out, errors = process.communicate(timeout=120)
     assert process.returncode == expected, errors
     assert out.count("saving") == 2
     assert "Traceback" not in errors
@@ -355,7 +353,7 @@ def test_a_first_ctrl_c_says_what_it_waits_for_and_a_second_ends_ranks_that_do_n
     line = lines_to(process.stderr, "to stop")[-1]
     assert "waiting for ranks 0-1 to stop, up to 1000 s; Ctrl-C again" in line
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=300)
+    process.communicate(timeout=120)
     assert process.returncode == 130
     assert not [pid for pid in pids if is_alive(pid)]
 
@@ -383,7 +381,7 @@ def test_a_scheduler_that_sends_sigterm_twice_does_not_end_the_grace_period() ->
     process.terminate()
     process.terminate()
     Path("saved").touch()
-    process.communicate(timeout=300)
+    process.communicate(timeout=120)
     assert process.returncode == 75
     assert len([*Path.cwd().glob("saving_*")]) == 2
 
@@ -402,7 +400,7 @@ def test_an_ignored_hangup_stays_ignored() -> None:
     time.sleep(0.5)
     assert process.poll() is None
     process.terminate()
-    process.communicate(timeout=300)
+    process.communicate(timeout=120)
     assert process.returncode == 0
 
 
@@ -463,7 +461,7 @@ def launch_in_shell(line: str) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=120,
     )
 
 
@@ -486,11 +484,9 @@ def test_output_that_cannot_be_written_stops_no_rank_and_is_no_success() -> None
 def test_ctrl_c_is_heard_while_machine_0_waits_for_the_others() -> None:
     words = ["--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", str(free_port())]
     process = start("--cpu", *words, script("pass"))
-    assert process.stderr is not None
-    while "waiting for machine 1" not in process.stderr.readline():
-        assert process.poll() is None
+    wait_for_lines(process, "waiting for machine 1")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=300)
+    process.communicate(timeout=120)
     assert process.returncode == 130
 
 
@@ -499,7 +495,7 @@ def test_the_users_signal_is_sent_on_to_the_ranks() -> None:
     process = start("--cpu", "--num-processes", "2", "--grace-period-s", "0", script(text))
     pids = pids_of_ranks(2)
     process.send_signal(signal.SIGUSR1)
-    out, _ = process.communicate(timeout=300)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     assert out.count("saving") == 2
     assert not [pid for pid in pids if is_alive(pid)]
@@ -511,7 +507,7 @@ def test_the_users_signal_before_the_ranks_have_started_ends_nothing() -> None:
     assert process.stderr is not None
     lines_to(process.stderr, "2 processes on cpu")
     process.send_signal(signal.SIGUSR1)
-    out, errors = process.communicate(timeout=300)
+    out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert sorted(out.splitlines()) == ["[0] rank 0", "[1] rank 1"]
 
@@ -525,7 +521,7 @@ def test_a_users_signal_that_no_rank_gets_is_told() -> None:
     process.send_signal(signal.SIGUSR1)
     assert "SIGUSR1" in lines_to(process.stderr, "SIGUSR1")[-1]
     process.terminate()
-    process.communicate(timeout=300)
+    process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -581,7 +577,7 @@ def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix(colored: bo
         while data := os.read(leader, 4096):
             shown += data
     os.close(leader)
-    assert process.wait(timeout=300) == 0
+    assert process.wait(timeout=120) == 0
     plain = re.sub(rb"\x1b\[\d+m(\[\d\])\x1b\[0m", rb"\1", shown)
     assert (plain != shown) == colored
     shown = plain
@@ -610,7 +606,7 @@ def test_a_terminal_made_narrower_is_narrower_for_rank_0_too() -> None:
 
     command = [*HEADWAY, "-q", "--cpu", "--num-processes", "2", script(RESIZED)]
     child: Any = pexpect.spawn(
-        command[0], command[1:], env=environment(), dimensions=(24, 110), timeout=300
+        command[0], command[1:], env=environment(), dimensions=(24, 110), timeout=120
     )
     child.expect("ready")
     child.setwinsize(24, 60)

@@ -48,7 +48,7 @@ def test_children_of_ranks_that_succeeded_end_by_themselves_and_are_named(
     assert "sh (pid " in line
     Path("go").touch()
     assert uploads(count)
-    output, rest = process.communicate(timeout=300)
+    output, rest = process.communicate(timeout=120)
     assert (output, "are over" in rest) == ("", False)
     assert process.returncode == 0
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from tests.distributed.launching import free_port, script, start
 from tests.distributed.networks import Network, needs_namespaces, network
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -47,15 +47,6 @@ def on_loopback(machines: str, *words: str) -> list[str]:
     return ["-q", "--cpu", "--num-machines", machines, *place, *words]
 
 
-def wait_until(is_so: Callable[[], bool], machines: Sequence[subprocess.Popen[str]]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_so():
-        ended = [one for one in machines if one.poll() is not None]
-        assert not ended, [one.communicate() for one in ended]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def are_up(count: int, attempt: int = 0) -> Callable[[], bool]:
     return lambda: all(Path(f"up_{attempt}_{rank}").exists() for rank in range(count))
 
@@ -75,7 +66,7 @@ def two(*words: str, name: str = "") -> list[subprocess.Popen[str]]:
 
 def test_a_killed_launcher_is_blamed_and_not_the_script_of_the_other_machine() -> None:
     machines = two()
-    wait_until(are_up(2), machines)
+    wait_until(are_up(2), *machines)
     machines[1].kill()
     (code, errors), _ = ends(machines)
     assert code == 4
@@ -86,7 +77,7 @@ def test_a_killed_launcher_is_blamed_and_not_the_script_of_the_other_machine() -
 
 def test_a_stop_signal_on_one_machine_stops_both_and_is_no_failure_of_a_rank() -> None:
     machines = two()
-    wait_until(are_up(2), machines)
+    wait_until(are_up(2), *machines)
     machines[1].send_signal(signal.SIGTERM)
     for code, errors in ends(machines):
         assert code == 128 + signal.SIGTERM
@@ -108,9 +99,9 @@ while True:
 
 def test_the_second_ctrl_c_on_one_machine_ends_the_grace_period_on_both() -> None:
     machines = two("--grace-period-s", "600", name=script(STOPS_FOR_EVER))
-    wait_until(are_up(2), machines)
+    wait_until(are_up(2), *machines)
     machines[1].send_signal(signal.SIGINT)
-    wait_until(lambda: all(Path(f"stopping_{rank}").exists() for rank in range(2)), machines)
+    wait_until(lambda: all(Path(f"stopping_{rank}").exists() for rank in range(2)), *machines)
     machines[1].send_signal(signal.SIGINT)
     assert [code for code, _ in ends(machines)] == [130, 130]
 
@@ -158,16 +149,16 @@ def test_machines_with_different_scripts_are_refused_with_a_table_before_a_rank_
 def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
     place = on_loopback("2:3", "--restart-delay", "0")
     machines = [start(*place, script(TRAINS)) for _ in range(3)]
-    wait_until(are_up(1), machines)
+    wait_until(are_up(1), *machines)
     world = int(Path("up_0_0").read_text().split()[1])  # 2 where the third came late
-    wait_until(are_up(world), machines)
+    wait_until(are_up(world), *machines)
     rank_1 = int(Path("up_0_1").read_text().split()[0])
     launchers = {one.pid for one in psutil.Process(rank_1).parents()}
     (lost,) = [one for one in machines if one.pid in launchers]
     machines.remove(lost)
     lost.kill()
     lost.communicate()
-    wait_until(are_up(2, attempt=1), machines)
+    wait_until(are_up(2, attempt=1), *machines)
     Path("end_1").touch()
     for one in machines:
         out, errors = one.communicate(timeout=120)
@@ -229,7 +220,7 @@ def test_machines_whose_own_names_are_loopback_meet_and_a_cut_link_is_known_on_b
     three_machines: Network,
 ) -> None:
     machines = in_network(three_machines)
-    wait_until(are_up(2), machines)
+    wait_until(are_up(2), *machines)
     three_machines.cut(2)
     main, other = ends(machines)
     assert (main[0], other[0]) == (4, 4)
@@ -240,6 +231,6 @@ def test_machines_whose_own_names_are_loopback_meet_and_a_cut_link_is_known_on_b
 @needs_namespaces
 def test_machines_meet_at_an_ipv6_address(three_machines: Network) -> None:
     machines = in_network(three_machines, "[fd79::1]", timeout_s=60)
-    wait_until(are_up(2), machines)
+    wait_until(are_up(2), *machines)
     Path("end_0").touch()
     assert [code for code, _ in ends(machines)] == [0, 0]

@@ -6,14 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.distributed.launching import free_port, is_alive, script, start
+from tests.waiting import wait_for_lines, wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -36,32 +36,16 @@ def machine(rank: int, port: int) -> subprocess.Popen[str]:
     return start("-q", "--cpu", "--grace-period-s", "1", *place, *where, script(SLEEPS))
 
 
-def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
-    """Read stderr until a line contains `text`."""
-    assert process.stderr is not None
-    for line in process.stderr:
-        if text in line:
-            return
-    raise AssertionError(f"it ended without {text!r}")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_signal_ends_a_machine_whose_machine_0_is_another_silent_program(
     number: signal.Signals,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, nobody answers
         process = machine(1, silent.getsockname()[1])
-        wait_for_line(process, "something listens there, but has not answered yet")
+        wait_for_lines(process, "something listens there, but has not answered yet")
         process.send_signal(number)
         process.communicate(timeout=30)
     assert process.returncode == 128 + number
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -87,7 +71,7 @@ def test_a_rank_that_fails_is_reported_while_machine_0_is_suspended() -> None:
     with two_machines_of_which_0_is_suspended() as other:
         Path("fail").touch()
         Path("end_1").touch()
-        _, errors = other.communicate(timeout=300)
+        _, errors = other.communicate(timeout=120)
         assert other.returncode == 3
         assert "rank 1 of 2 ended with exit code 3" in errors
 

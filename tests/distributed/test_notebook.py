@@ -14,6 +14,7 @@ import pytest
 from headway.errors import UsageError
 from headway.notebook import notebook_launcher
 from tests.distributed.launching import environment, is_alive, script
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.distributed
 
@@ -120,8 +121,7 @@ def test_an_interrupt_stops_all_ranks(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    while len(list(tmp_path.glob("waits*"))) < 2:
-        assert process.poll() is None
+    wait_until(lambda: len(list(tmp_path.glob("waits*"))) == 2, process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=100)
     assert "KeyboardInterrupt" in errors

@@ -18,6 +18,7 @@ import pytest
 
 from tests.distributed.families import process_of_this_test, processes_of_this_test, survivors
 from tests.distributed.launching import start
+from tests.waiting import wait_for_lines, wait_until
 
 pytest.importorskip("torch")
 pytestmark = [
@@ -49,15 +50,8 @@ class Job:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(one) for one in lines if one.endswith("\n")]
 
-    def wait(self, process: subprocess.Popen[str], is_there: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not is_there():
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-
     def wait_for_batches(self, process: subprocess.Popen[str], count: int) -> None:
-        self.wait(process, lambda: len(self.ledger()) >= count)
+        wait_until(lambda: len(self.ledger()) >= count, process)
 
     def pid(self, rank: int) -> int:
         return int((self.folder / f"pid-{rank}").read_text())
@@ -161,10 +155,13 @@ def test_ranks_that_are_killed_at_random_are_restarted_and_end_with_the_same_wei
     process = job.start(flags=("--max-restarts", str(count), "--restart-delay", "0"))
     killed: set[int] = set()
     for step in sorted(dice.randrange(STEPS - 3) for _ in range(count)):
-        job.wait(process, lambda: all((job.folder / f"pid-{rank}").exists() for rank in (0, 1)))
+        wait_until(
+            lambda: all((job.folder / f"pid-{rank}").exists() for rank in (0, 1)),
+            process,
+        )
         victim = dice.randint(0, 1)
-        job.wait(process, partial(is_new, job, victim, killed))
-        job.wait(process, partial(has_come_to, job, step, len(job.ledger())))
+        wait_until(partial(is_new, job, victim, killed), process)
+        wait_until(partial(has_come_to, job, step, len(job.ledger())), process)
         killed |= {job.pid(0), job.pid(1)}
         one_rank(job, victim, signal.SIGKILL)
     code, text = ended(process)
@@ -188,7 +185,7 @@ def test_one_process_saves_at_its_time_limit_and_on_sigterm_but_not_before_resum
 ) -> None:
     job = Job(tmp_path / "job")
     process = job.start("--never")
-    job.wait(process, lambda: (job.folder / "pid-0").exists())
+    wait_until(lambda: (job.folder / "pid-0").exists(), process)
     process.terminate()
     assert ended(process)[0] == -signal.SIGTERM  # 143 in a shell
     assert not job.ledger()
@@ -204,11 +201,9 @@ def test_a_rank_that_is_killed_while_its_job_stops_is_named_and_nothing_is_left(
 ) -> None:
     job = Job(tmp_path / "job", *TWO)
     process = job.start("--nap", "60")
-    job.wait(process, lambda: all(job.ledger(rank) for rank in (0, 1)))
+    wait_until(lambda: all(job.ledger(rank) for rank in (0, 1)), process)
     process.terminate()
-    assert process.stderr is not None
-    while "SIGTERM" not in process.stderr.readline():
-        assert process.poll() is None
+    wait_for_lines(process, "SIGTERM")
     one_rank(job, 1, signal.SIGKILL)
     code, text = ended(process)
     assert code == 128 + signal.SIGKILL
@@ -231,7 +226,7 @@ def test_many_signals_at_random_times_lose_nothing(
             process = job.start()
             before = len(job.ledger())
             # one that was stopped after its last batch has none left
-            job.wait(process, lambda: len(job.ledger()) > before or is_done())  # noqa: B023
+            wait_until(lambda: len(job.ledger()) > before or is_done(), process)  # noqa: B023
             time.sleep(dice.uniform(0, 0.5))
             process.send_signal(dice.choice([signal.SIGTERM, signal.SIGUSR1]))
             code, text = ended(process)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from tests.distributed.families import survivors
 from tests.distributed.launching import launch, script, start
+from tests.waiting import wait_for_lines, wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -34,9 +34,7 @@ def test_the_same_exception_each_time_is_tried_as_often_as_was_asked_for() -> No
 def test_a_stop_signal_during_the_delay_of_a_restart_ends_the_run(number: int, code: int) -> None:
     words = ["--supervise", "--max-restarts", "1", "--restart-delay", "60"]
     process = start("-q", "--cpu", *words, script("print('tried')\nraise SystemExit(7)"))
-    assert process.stderr is not None
-    while "restart 1 of 1 in 60 s" not in process.stderr.readline():
-        assert process.poll() is None
+    wait_for_lines(process, "restart 1 of 1 in 60 s")
     process.send_signal(number)
     out, _ = process.communicate(timeout=50)  # before the delay is over
     assert (out, process.returncode) == ("tried\n", code)
@@ -69,14 +67,16 @@ def test_a_fork_server_that_was_killed_ends_a_run_without_restarts_which_says_so
 
 def kill_the_server_at_once(process: subprocess.Popen[str]) -> None:
     """Kill the fork server before it has started a rank."""
-    deadline = time.monotonic() + 60
-    guardians: list[psutil.Process] = []
-    while not (guardians and guardians[0].children()):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
+    servers: list[psutil.Process] = []
+
+    def has_server() -> bool:
         children = psutil.Process(process.pid).children()
         guardians = [one for one in children if one.name() == "guardian"]
-    guardians[0].children()[0].kill()
+        servers[:] = [child for one in guardians for child in one.children()]
+        return bool(servers)
+
+    wait_until(has_server, process, every_s=0)
+    servers[0].kill()
 
 
 @pytest.mark.parametrize(

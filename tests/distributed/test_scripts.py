@@ -89,6 +89,6 @@ def test_a_library_of_its_own_runs_as_many_ranks_as_the_launcher_started(
 @pytest.mark.long
 def test_a_script_for_torchrun_fails_as_under_plain_python_where_no_rank_was_asked_for() -> None:
     name = str(SCRIPTS / "ddp.py")
-    plain = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=300)
+    plain = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=120)
     done = launch("-q", "--cpu", name)
     assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)

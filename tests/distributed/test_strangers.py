@@ -26,7 +26,8 @@ from headway.launcher.clusters.channel.messages import (
     read_greeting,
 )
 from tests.distributed.launching import script, start
-from tests.distributed.test_machines import TRAINS, are_up, ends, on_loopback, wait_until
+from tests.distributed.test_machines import TRAINS, are_up, ends, on_loopback
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -80,14 +81,14 @@ def test_a_stranger_changes_nothing_while_a_run_goes_on(monkeypatch: pytest.Monk
     place = on_loopback("2", "--machine-timeout-s", "60", "--machine-rank")
     port = int(place[place.index("--main-port") + 1])
     machines = [start(*place, str(rank), script(TRAINS)) for rank in range(2)]
-    wait_until(are_up(2), machines)
+    wait_until(are_up(2), *machines)
     sent, dice, began = 0, random.Random(11), time.monotonic()
     with ExitStack() as silent:
         for _ in range(400):  # more than the hub keeps
             silent.enter_context(connected(port))
         for _ in range(TIMES):
             sent += sum(1 for _ in attacks(port, dice))
-        wait_until(lambda: True, machines)
+        assert [one.poll() for one in machines] == [None, None]
     Path("end_0").touch()
     (code, errors), (other, _) = ends(machines)
     assert (code, other) == (0, 0), errors

@@ -24,6 +24,7 @@ from tests.distributed.families import (
     wait_for_families,
 )
 from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -127,7 +128,7 @@ def test_nothing_survives(stop: str, manner: str, count: int) -> None:
     assert all(is_alive(pid) for pids in families.values() for pid in pids)
 
     do(process)
-    process.communicate(timeout=300)
+    process.communicate(timeout=120)
     assert not survivors(GRACE_S + 2 if stop == "launcher killed" else 0.5)
     if manner == "polite":
         assert process.returncode == code
@@ -216,10 +217,8 @@ def test_every_end_is_noticed(way: str) -> None:
     first = "import glob, os, signal, sys, time\nimport torch.distributed as dist\n"
     mark = "open('began_' + os.environ['RANK'], 'w').close()\n"
     process = start("-q", "--cpu", "--num-processes", "3", script(first + mark + text))
-    while len(list(Path.cwd().glob("began_?"))) < 3:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    _, errors = process.communicate(timeout=300)
+    wait_until(lambda: len(list(Path.cwd().glob("began_?"))) == 3, process)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == code, errors
     assert said in errors
 
@@ -234,9 +233,7 @@ except KeyboardInterrupt:
     pass
 """
     process = start("-q", "--cpu", "--num-processes", "2", script(text))
-    while len(list(Path.cwd().glob("began_?"))) < 2:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    wait_until(lambda: len(list(Path.cwd().glob("began_?"))) == 2, process)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
@@ -248,7 +245,7 @@ except KeyboardInterrupt:
 def test_eight_launches_at_once_all_succeed() -> None:
     name = script(GROUP.format(rank=-1, fault="pass"))
     processes = [start("-q", "--cpu", "--num-processes", "2", name) for _ in range(8)]
-    errors = [process.communicate(timeout=500)[1] for process in processes]
+    errors = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 8, errors
 
 
@@ -292,11 +289,11 @@ def run_alone(command: list[str], number: signal.Signals | None) -> tuple[int, s
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     if number is not None:
-        while not (pid.exists() and psutil.Process(process.pid).status() == "sleeping"):
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
+        wait_until(
+            lambda: pid.exists() and psutil.Process(process.pid).status() == "sleeping", process
+        )
         process.send_signal(number)
-    output, errors = process.communicate(timeout=300)
+    output, errors = process.communicate(timeout=120)
     assert int(pid.read_text()) == process.pid  # no launcher has stayed
     home = os.environ["HOME"]  # this test's own, and of all that it started
     started = [
@@ -324,11 +321,8 @@ while True:
 """)
     words = ["--num-processes", "2", "--grace-period-s", "1000"]  # then SIGKILL would come
     process = start("-q", "--cpu", *words, name)
-    deadline = time.monotonic() + 300
-    while len(list(Path.cwd().glob("flooded_?"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: len(list(Path.cwd().glob("flooded_?"))) == 2, process)
     process.send_signal(signal.SIGTERM)
-    _, shown = process.communicate(timeout=300)
+    _, shown = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, shown
     assert shown.count("status channel") == (2 if junk == b"\n" else shown.count("too long"))

@@ -43,7 +43,7 @@ def test_a_killed_rank_and_its_child_that_a_tracer_holds_do_not_hold_the_launche
         if answer.split() != ["0", "0"]:
             pytest.skip("this system does not let a process trace another")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=120)
         tracer.kill()
     assert process.returncode == 130
     assert f"rank 1 (process {rank}) has been killed, but is held by process {tracer.pid}" in errors

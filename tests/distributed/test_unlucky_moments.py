@@ -20,6 +20,7 @@ from headway.launcher.planning.grace import Grace
 from headway.launcher.reporting.process_state import handles_quit
 from headway.launcher.reporting.watch import Watch
 from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
+from tests.waiting import wait_for_lines, wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -30,13 +31,12 @@ pytestmark = [
 
 def run_python(text: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", text]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
 
 
 def test_a_launcher_that_is_asked_for_stacks_all_the_time_starts_all_the_same() -> None:
     process = start("-q", "--cpu", "--num-processes", "2", script("print('done')"))
-    while not handles_quit(process.pid):
-        assert process.poll() is None
+    wait_until(lambda: handles_quit(process.pid), process, every_s=0)
     asked = 0
     while process.poll() is None:
         process.send_signal(signal.SIGQUIT)
@@ -111,13 +111,11 @@ def test_an_interrupt_amid_an_import_of_torch_ends_launcher_and_fork_server_at_o
     )
     assert process.stderr is not None
     awaited = "the import of torch" if is_both else "the process that starts the ranks"
-    while awaited not in process.stderr.readline():
-        assert process.poll() is None
-    while len(importing := list(Path.cwd().glob("importing_*"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.02)
+    wait_for_lines(process, awaited)
+    wait_until(lambda: len(list(Path.cwd().glob("importing_*"))) == 2, process)
+    importing = list(Path.cwd().glob("importing_*"))
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert errors == "headway: interrupted\n"
     assert not [one.name for one in importing if is_alive(int(one.name.rpartition("_")[2]))]

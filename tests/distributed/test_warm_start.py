@@ -48,7 +48,7 @@ sys.exit(7)
 def seen_by(command: list[str], **options: Any) -> tuple[type, object, dict[str, Any]]:
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with popen(command, text=True, **streams, **options) as process:
-        out, errors = process.communicate("typed", timeout=300)
+        out, errors = process.communicate("typed", timeout=120)
     return type(process), (process.returncode, errors), json.loads(out)
 
 
@@ -83,5 +83,5 @@ def test_variables_that_python_or_torch_read_at_their_start_are_obeyed() -> None
 def test_a_signal_ends_a_forked_program_and_its_parent_is_told() -> None:
     name = script("import os; os.kill(os.getpid(), 9)")
     with popen([sys.executable, name], env=environment()) as process:
-        assert process.wait(timeout=300) == -9
+        assert process.wait(timeout=120) == -9
     assert type(process) is WarmPopen

@@ -274,6 +274,6 @@ def test_the_machines_of_a_cluster_start_one_run_without_a_flag() -> None:
         )
         for rank in ("0", "1")
     ]
-    outputs = [machine.communicate(timeout=300) for machine in machines]
+    outputs = [machine.communicate(timeout=120) for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert ["0 of 2" in outputs[0][0], "1 of 2" in outputs[1][0]] == [True, True]

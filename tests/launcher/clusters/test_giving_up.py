@@ -24,6 +24,7 @@ from headway.launcher.clusters.channel.hub import Hub
 from headway.launcher.clusters.channel.member import Member
 from headway.launcher.clusters.channel.messages import Facts, Join
 from tests.distributed.launching import free_port
+from tests.waiting import wait_for_lines
 
 KEY = "the key of this run"
 
@@ -225,11 +226,6 @@ run_command()
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
-    assert process.stderr is not None
-    assert any(text in line for line in process.stderr)
-
-
 def script() -> str:
     Path("waits.py").write_text("import time; time.sleep(600)")
     return "waits.py"
@@ -252,7 +248,7 @@ def test_a_stop_signal_ends_the_telling_with_the_exit_code_of_the_error(
 ) -> None:
     words, _ = place(1, "hand")
     with started(port, *words, "missing.py") as failing:
-        wait_for_line(failing, "telling machine 0")
+        wait_for_lines(failing, "telling machine 0")
         failing.send_signal(number)
         assert failing.wait(60) == 2
 
@@ -262,9 +258,9 @@ def test_a_machine_that_is_stopped_before_it_joins_ends_the_wait_of_machine_0(po
     pytest.importorskip("torch")
     words, _ = place(1, "hand")
     with started(port, *words, script()) as stopped:
-        wait_for_line(stopped, "waiting for machine 0")
+        wait_for_lines(stopped, "waiting for machine 0")
         stopped.terminate()
-        wait_for_line(stopped, "telling machine 0")
+        wait_for_lines(stopped, "telling machine 0")
         with Main(port) as waiting:
             assert "stopped by SIGTERM" in waiting.cause()
             assert stopped.wait(60) == 128 + signal.SIGTERM

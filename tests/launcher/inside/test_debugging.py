@@ -23,5 +23,5 @@ print("ended")
 def test_a_terminal_that_is_closed_while_it_is_lent_is_no_error() -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", CLOSED]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.stdout == "ended\n", done.stderr

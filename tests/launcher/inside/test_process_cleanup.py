@@ -40,7 +40,7 @@ def test_descendants_are_ended_without_a_list_of_processes() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
 

@@ -75,7 +75,7 @@ def rank(script: str) -> Iterator[Rank]:
     try:
         yield Rank(process, ours)
     finally:
-        _, errors = process.communicate("", timeout=300)
+        _, errors = process.communicate("", timeout=120)
         ours.close()
         os.close(reading)
     assert (process.returncode, errors) == (0, "")

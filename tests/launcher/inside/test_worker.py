@@ -83,7 +83,7 @@ def run_as_rank(name: str) -> tuple[subprocess.CompletedProcess[str], bytes]:
             pass_fds=[channel.fileno(), stacks],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=120,
         )
         sent = ours.recv(2**20)
     os.close(reading)
@@ -97,7 +97,7 @@ def test_an_odd_exception_is_shown_as_plain_python_does_and_reported(crash: str)
     text, kind, message = CRASHES[crash]
     name = script(text)
     plain = subprocess.run(
-        [sys.executable, name], env=environment(), capture_output=True, text=True, timeout=300
+        [sys.executable, name], env=environment(), capture_output=True, text=True, timeout=120
     )
     rank, sent = run_as_rank(name)
     assert (rank.returncode, rank.stderr) == (plain.returncode, plain.stderr)

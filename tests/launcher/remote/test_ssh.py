@@ -18,7 +18,7 @@ from headway.launcher.remote import connection, ssh
 from headway.launcher.remote.messages import End, Facts, Order
 from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
 from headway.settings.hosts import read_hosts
-from tests.distributed.ssh_server import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 

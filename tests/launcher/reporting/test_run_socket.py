@@ -19,12 +19,9 @@ from headway.commands.main import main
 from headway.errors import ConfigError, LaunchError
 from headway.launcher.reporting import run_socket
 from headway.launcher.reporting.run_socket import Run, RunSocket, ask_for_stacks, list_runs
+from tests.another_user import NOBODY, fork_as, needs_root
+from tests.waiting import wait_until
 
-NOBODY = 65534
-
-needs_root = pytest.mark.skipif(
-    not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can become another user"
-)
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="peer credentials of Linux")
 
 
@@ -110,11 +107,7 @@ def test_a_launch_is_listed_and_asked_until_it_ends() -> None:
 
 def as_user(uid: int, call: Callable[[], object]) -> bool:
     """Return whether `call` returned something true in a child process of another user."""
-    child = os.fork()
-    if child == 0:
-        os.setuid(uid)
-        os._exit(0 if call() else 1)
-    return os.waitpid(child, 0)[1] == 0
+    return os.waitpid(fork_as(uid, call), 0)[1] == 0
 
 
 @on_linux
@@ -126,16 +119,16 @@ def test_another_user_is_told_nothing_and_cannot_pass_for_a_launch_of_ours() -> 
         assert as_user(0, lambda: ours_of(theirs))
         assert not as_user(NOBODY, lambda: ours_of(theirs))
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:  # another user takes a name that looks like one of ours
-        address = run_socket._new_address()
-        os.setuid(NOBODY)
+    address = run_socket._new_address()
+
+    def pretend() -> None:  # another user takes a name that looks like one of ours
         fake = socket.socket(socket.AF_UNIX)
         fake.bind(address)
         fake.listen()
         os.write(writing, b"bound")
         fake.accept()
-        os._exit(0)
+
+    child = fork_as(NOBODY, pretend)
     try:
         assert os.read(reading, 5) == b"bound"
         assert child not in [run.pid for run in list_runs()]
@@ -174,13 +167,9 @@ def test_a_launcher_hangs_up_on_another_user_who_asks_in_a_way_of_their_own() ->
 @needs_root
 @pytest.mark.processes
 def test_stack_refuses_the_process_of_another_user(capsys: pytest.CaptureFixture[str]) -> None:
-    child = os.fork()
-    if child == 0:
-        os.setuid(NOBODY)
-        threading.Event().wait()
+    child = fork_as(NOBODY, threading.Event().wait)
     try:
-        while os.stat(f"/proc/{child}").st_uid != NOBODY:
-            pass
+        wait_until(lambda: os.stat(f"/proc/{child}").st_uid == NOBODY)
         assert main(["stack", str(child)]) == LaunchError.exit_code
     finally:
         os.kill(child, 9)

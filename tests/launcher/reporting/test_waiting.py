@@ -128,5 +128,5 @@ def test_a_slow_import_of_torch_is_announced(
     else:
         pytest.fail("nothing was announced")
     go.touch()
-    process.communicate(timeout=300)
+    process.communicate(timeout=120)
     assert process.returncode != 0

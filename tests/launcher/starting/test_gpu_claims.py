@@ -24,6 +24,8 @@ from headway.machine.facts import Gpu, GpuUse, Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from headway.settings.table import Settings
+from tests.another_user import NOBODY, fork_as, needs_root
+from tests.waiting import wait_until
 
 IDLE = GpuUse(0, 0, ())
 FOUR = Machine(gpus=tuple(Gpu("H100", f"GPU-{i}", 2**36, (9, 0), use=IDLE) for i in range(4)))
@@ -76,7 +78,7 @@ def chosen_by(process: subprocess.Popen[str]) -> list[int]:
 
 def end(*processes: subprocess.Popen[str]) -> None:
     for process in processes:
-        process.communicate("", timeout=300)
+        process.communicate("", timeout=120)
 
 
 @pytest.mark.processes
@@ -146,17 +148,17 @@ def test_a_launch_that_is_overtaken_between_looking_and_claiming_chooses_again(
     held[0].close()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@needs_root
 @pytest.mark.processes
 def test_a_gpu_that_another_user_has_claimed_is_passed_over_with_the_process(names: str) -> None:
-    pid = os.fork()
-    if pid == 0:
-        os.setuid(65534)
+    def claim() -> None:
         claim_idle(asking_for("idle:1"), lambda: FOUR, None, names)
         signal.pause()
+
+    pid = fork_as(NOBODY, claim)
     try:
-        while not (claimed := with_claims(FOUR, names)).gpus[0].claimed_by:
-            time.sleep(0.02)
+        wait_until(lambda: with_claims(FOUR, names).gpus[0].claimed_by)
+        claimed = with_claims(FOUR, names)
         assert f"process {pid} of nobody" in claimed.gpus[0].claimed_by
         assert not any(gpu.claimed_by for gpu in claimed.gpus[1:])
     finally:
@@ -307,7 +309,7 @@ def test_real_launches_at_once_give_each_script_a_gpu_of_its_own(names: str) -> 
     ]
     chosen = [chosen_by(launch) for launch in launches]
     refused = launches[chosen.index([])]
-    _, said = refused.communicate("", timeout=300)
+    _, said = refused.communicate("", timeout=120)
     end(*(launch for launch in launches if launch is not refused))
     assert sorted(gpu for gpus in chosen for gpu in gpus) == [0, 1, 2, 3]
     assert refused.returncode == 3

@@ -6,7 +6,7 @@ import errno
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
@@ -32,6 +32,7 @@ from headway.launcher.clusters.channel.messages import (
     new_greeting,
     read_greeting,
 )
+from tests.waiting import wait_until
 
 KEY = b"0123456789abcdef"
 
@@ -81,13 +82,6 @@ def channel(machines: int = 2, timeout_s: float = 60.0, key: bytes = KEY) -> Ite
         opened.hub.close(0.5)
 
 
-def until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def begin(some: Channel) -> list[Member]:
     """Have all machines join, and their ranks start."""
     members = [some.join(machine) for machine in range(some.machines)]
@@ -96,10 +90,10 @@ def begin(some: Channel) -> list[Member]:
 
 
 def start_ranks(members: list[Member]) -> None:
-    until(lambda: all(one.probe for one in members))
+    wait_until(lambda: all(one.probe for one in members))
     for member in members:
         member.send(Probed(""))
-    until(lambda: all(one.round for one in members))
+    wait_until(lambda: all(one.round for one in members))
 
 
 def test_machines_meet_and_end_together() -> None:
@@ -108,7 +102,7 @@ def test_machines_meet_and_end_together() -> None:
         assert [one.round.machine for one in members if one.round] == [0, 1, 2]
         for one in members:
             one.send(Done())
-        until(lambda: all(one.is_all_done for one in members))
+        wait_until(lambda: all(one.is_all_done for one in members))
         assert not some.lines
 
 
@@ -117,11 +111,11 @@ def test_a_machine_without_the_key_is_refused_and_named_and_the_run_goes_on() ->
         members = begin(some)
         other = some.join(1, key=b"another run's key")
         keyless = some.join(1, key=b"")
-        until(lambda: other.unacceptable and keyless.unacceptable)
+        wait_until(lambda: other.unacceptable and keyless.unacceptable)
         for one in (other, keyless):
             assert one.unacceptable is not None
             assert one.unacceptable.reason == "key"
-        until(lambda: len(some.lines) >= 2)
+        wait_until(lambda: len(some.lines) >= 2)
         assert all("refused a connection from 127.0.0.1" in line for line in some.lines)
         assert not any(one.is_over for one in members)
 
@@ -201,7 +195,7 @@ def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
         for one in members:
             one.send(Beat("still here"))
             one.send(Done())
-        until(lambda: all(one.is_all_done for one in members))
+        wait_until(lambda: all(one.is_all_done for one in members))
         assert not any(one.ended_by or one.lost for one in members)
         assert not any("stranger" in line for line in some.lines)
 
@@ -213,7 +207,7 @@ def test_one_with_the_key_who_has_not_joined_cannot_end_a_run_that_has_begun() -
         for number, message in enumerate(messages, 1):
             with socket.create_connection(some.address) as early:
                 early.sendall(greeted(early, KEY).seal(message))
-                until(lambda number=number: len(some.lines) == number)  # type: ignore[misc]
+                wait_until(lambda number=number: len(some.lines) == number)  # type: ignore[misc]
         assert "gives up" in some.lines[0]
         assert all("has not joined" in line for line in some.lines[1:])
         assert not any(one.is_over for one in members)
@@ -227,7 +221,7 @@ def test_an_end_that_closes_unheard_is_told_from_one_that_speaks_something_else(
     member = Member(here, KEY, 60, str)
     there.sendall(said)
     there.close()
-    until(lambda: member.is_over)
+    wait_until(lambda: member.is_over)
     assert member.is_closed_unheard == (not said)
     assert (member.unacceptable is not None) == bool(said)
     member.close()
@@ -236,14 +230,14 @@ def test_an_end_that_closes_unheard_is_told_from_one_that_speaks_something_else(
 def test_a_refused_machine_leaves_without_another_line_on_machine_0() -> None:
     with channel() as some:
         main = some.join(0)
-        until(lambda: main.accepted)
+        wait_until(lambda: main.accepted)
         link = socket.create_connection(some.address)
         other = Member(link, KEY, some.timeout_s, str)
         other.send(Join(1, 3, 3, "n1", 1, time.time()))
-        until(lambda: other.refused)
+        wait_until(lambda: other.refused)
         other.send(Bye())
         other.close()
-        until(lambda: len(some.hub._peers) == 1)
+        wait_until(lambda: len(some.hub._peers) == 1)
         (line,) = some.lines
         assert "refused machine 1 (n1, 127.0.0.1)" in line
 
@@ -255,10 +249,10 @@ def test_the_second_ctrl_c_on_a_machine_ends_the_grace_period_of_the_ranks_on_th
         main.on_grace_end = lambda: ended.append("main")
         other.on_grace_end = lambda: ended.append("other")
         other.send(Stopping(2, "n1"))
-        until(lambda: main.stopping)
+        wait_until(lambda: main.stopping)
         assert not ended
         other.send(Stopping(2, "n1", ends_grace=True))
-        until(lambda: ended)
+        wait_until(lambda: ended)
         assert ended == ["main"]
 
 
@@ -266,7 +260,7 @@ def test_a_machine_whose_launcher_is_killed_is_known_as_lost_to_all() -> None:
     with channel(3) as some:
         members = begin(some)
         members[2]._connection.link.shutdown(socket.SHUT_RDWR)  # as the kernel does
-        until(lambda: members[0].ended_by and members[1].ended_by)
+        wait_until(lambda: members[0].ended_by and members[1].ended_by)
         for one in members[:2]:
             assert one.ended_by is not None
             assert "machine 2 (n2) was lost: its launcher has ended" in one.ended_by.cause
@@ -314,14 +308,14 @@ def test_a_cut_link_is_known_at_both_ends_whatever_way_it_is_cut() -> None:
             stack.callback(relay.thread.join)
             members = [some.join(0), some.join(1, link=relay.end)]
             start_ranks(members)
-            until(lambda some=some: some.coordinator.machines[2].word)  # type: ignore[misc]
+            wait_until(lambda some=some: some.coordinator.machines[2].word)  # type: ignore[misc]
             cuts.append((relay, is_cut, members))
         for relay, is_cut, _ in cuts:
             for link, is_it in zip((relay.to_hub, relay.from_hub), is_cut, strict=True):
                 relay.passes[link] = not is_it
         for _, _, (main, other) in cuts:
-            until(lambda main=main: main.ended_by)  # type: ignore[misc]
-            until(lambda other=other: other.ended_by or other.lost)  # type: ignore[misc]
+            wait_until(lambda main=main: main.ended_by)  # type: ignore[misc]
+            wait_until(lambda other=other: other.ended_by or other.lost)  # type: ignore[misc]
             assert main.ended_by is not None
             assert "machine 1 (n1) was lost" in main.ended_by.cause
             assert "rank 1 at optimizer step 3" in main.ended_by.details
@@ -355,7 +349,7 @@ def cut_off(machines: int, *, from_hub: bool) -> Iterator[list[Member]]:
 def test_a_machine_that_hears_nothing_says_so_and_the_others_blame_the_link(machines: int) -> None:
     with cut_off(machines, from_hub=True) as members:
         *others, last = members
-        until(lambda: all(one.ended_by for one in others))
+        wait_until(lambda: all(one.ended_by for one in others))
         for one in others:
             assert one.ended_by is not None
             assert one.ended_by.exit_code == 4
@@ -372,7 +366,7 @@ def test_a_machine_that_machine_0_has_not_heard_is_told_so() -> None:
             main.send(Beat(""))  # wakes the hub
             return main.ended_by and other.lost
 
-        until(is_known)
+        wait_until(is_known)
         assert main.ended_by is not None
         assert other.lost is not None
         assert "machine 1 (n1) was lost: nothing was heard from it" in main.ended_by.cause
@@ -387,7 +381,7 @@ def test_a_connection_that_the_system_gives_up_is_no_end_of_a_launcher() -> None
 def test_what_a_machine_waits_for_is_told_to_it() -> None:
     with channel(3) as some:
         main, other = some.join(0), some.join(2)
-        until(lambda: main.missing and other.missing)
+        wait_until(lambda: main.missing and other.missing)
         assert main.missing == other.missing == Missing("machine 1 of 3")
 
 
