@@ -150,7 +150,7 @@ def described(seed: int) -> Spec:
         "train": loader(["stream", "stream with state"]),
         "second": loader(["stream", "stream with state"]) if maybe(0.3) else None,
         "evaluation": loader([]) if maybe(0.3) else None,
-        "evaluated_every": pick([2, 3, 5]),
+        "evaluated_every": pick([2, 3, 5, "epoch"]),
         "split_batches": maybe(0.2),
         "even_batches": maybe(0.75),
         "dispatch_batches": pick([None, None, None, False, True]),
@@ -424,7 +424,11 @@ def train(spec: Spec, folder: Path, steps: Steps) -> None:
             if steps.means:
                 torch._foreach_lerp_(steps.means, [one.detach() for one in model.parameters()], 0.1)
             steps.done += 1
-            if evaluation is not None and steps.done % spec["evaluated_every"] == 0:
+            interval = spec["evaluated_every"]
+            is_evaluated = loader.end_of_dataloader
+            if interval != "epoch":
+                is_evaluated = steps.done % interval == 0
+            if evaluation is not None and is_evaluated:
                 model.eval()
                 for inputs in evaluation:
                     with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in, leftovers_in
@@ -535,3 +536,42 @@ def test_a_rank_that_saves_alone_leaves_out_the_gradients_of_an_open_step() -> N
     assert model.weight.grad is None
     with accelerator.accumulate(model):
         assert not accelerator.sync_gradients  # the first micro-batch of the step
+
+
+def test_an_evaluation_in_an_epoch_s_last_batch_is_part_of_a_save_after_it() -> None:
+    def trained(steps: int) -> list[list[float]]:
+        """Train for so many steps, from the newest checkpoint on; return what each has drawn."""
+        accelerator = Accelerator(cpu=True, project_dir="run")
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        data: Any = TensorDataset(torch.arange(6.0).reshape(6, 1))
+        model, optimizer, scheduler, loader, evaluation = accelerator.prepare(
+            *(model, optimizer, scheduler),
+            *(DataLoader(data, batch_size=2, shuffle=True) for _ in range(2)),
+        )
+        drawn: list[list[float]] = []
+        for _ in range(accelerator.resume().epoch, 3):
+            for (batch,) in loader:
+                accelerator.backward(model(batch).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                seen = [*batch.flatten().tolist(), optimizer.param_groups[0]["lr"]]
+                if loader.end_of_dataloader:
+                    seen += [one for (inputs,) in evaluation for one in inputs.flatten().tolist()]
+                    scheduler.step()
+                drawn.append(seen)
+                accelerator.checkpoint(every=1)
+                if len(drawn) == steps:
+                    accelerator.end_training()
+                    return drawn
+        accelerator.end_training()
+        return drawn
+
+    set_seed(3)
+    whole = trained(9)
+    shutil.rmtree("run")
+    set_seed(3)
+    parts = trained(3)
+    set_seed(4)
+    assert parts + trained(6) == whole
