@@ -11,7 +11,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -33,6 +33,7 @@ from headway.launcher.remote.messages import (
 )
 
 _CHUNK_BYTES = 1 << 16
+_BEAT_EVERY_S = 30.0  # with nothing on its way, ssh's server would notice a cut after hours
 
 
 def main() -> None:
@@ -42,7 +43,7 @@ def main() -> None:
     if first is None:
         return
     order = decode(Order, first)
-    mark = order.mark.encode()
+    mark = lines.mark = order.mark.encode()
     _answer(mark + encode(facts_here(order, os.environ)))
     while (line := lines.wait()) is not None:
         if b"reaches" not in line:
@@ -61,17 +62,29 @@ class _Lines:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.has_ended = False
+        self.mark = b""  # of answers; empty until the order has come
         self._rest = b""
 
     def wait(self) -> bytes | None:
         """Return the next line; None once the input has ended."""
         while b"\n" not in self._rest and not self.has_ended:
+            self.select([self.fd], None)
             self._read()
         line, newline, rest = self._rest.partition(b"\n")
         if not newline:
             return None
         self._rest = rest
         return line
+
+    def select(self, watched: Sequence[int], until: float | None) -> Sequence[int]:
+        """Return which descriptors can be read, none if `until` has come; beat while none can."""
+        while True:
+            left_s = float("inf") if until is None else max(0.0, until - time.monotonic())
+            ready = select.select(watched, [], [], min(left_s, _BEAT_EVERY_S))[0]
+            if ready or left_s <= _BEAT_EVERY_S:
+                return ready
+            if self.mark and select.select([], [1], [], 0)[1]:
+                _answer(self.mark + b"\n")
 
     def arrived(self) -> Iterator[bytes]:
         """Read what is there, and yield the lines that are complete."""
@@ -105,8 +118,7 @@ def _run(start: Start, variables: Mapping[str, str], lines: _Lines) -> End:
     kill_at: float | None = None
     watched = [lines.fd, woken, reading]
     while True:
-        left = None if kill_at is None else max(0.0, kill_at - time.monotonic())
-        ready = select.select(watched, [], [], left)[0]
+        ready = lines.select(watched, kill_at)
         if woken in ready:
             os.read(woken, _CHUNK_BYTES)
         if reading in ready:

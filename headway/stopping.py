@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from enum import IntEnum
 from types import FrameType
 from typing import Any, NamedTuple
@@ -134,7 +135,8 @@ def _is_usual(handler: object) -> bool:
 def _tell_from_rank_0(text: str) -> None:
     """Write a line to stderr, also where a signal has interrupted a print."""
     if rank_and_size()[0] == 0:
-        os.write(2, f"headway: {text}\n".encode())
+        with suppress(OSError):  # nobody reads it any more: a connection was cut, say
+            os.write(2, f"headway: {text}\n".encode())
 
 
 class Verdict(NamedTuple):
@@ -181,5 +183,6 @@ class Agreement:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr."""
-    print(f"headway: {text}", file=sys.stderr, flush=True)
+    """Print a line on stderr, if it is still read: a training goes on without."""
+    with suppress(OSError):
+        print(f"headway: {text}", file=sys.stderr, flush=True)

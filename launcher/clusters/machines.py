@@ -158,13 +158,22 @@ class MachinesRendezvous(Rendezvous):
         if member.ended_by is not None:
             self.ended_by = member.ended_by
         elif member.is_lost and not member.is_all_done:
-            reason = member.lost or str(member.unacceptable)
-            address = self._membership.address
             self.has_lost_machine_0 = True
-            self.ended_by = loss(f"machine 0 ({address})", 0, address, reason, "")
+            self.ended_by = self._loss_of_machine_0(member)
         if self.ended_by is not None:
             raise RunEnded
         self._follow_stop(member)
+
+    def _loss_of_machine_0(self, member: Member) -> Failed:
+        address = self._membership.address
+        reason = member.lost or str(member.unacceptable)
+        return loss(f"machine 0 ({address})", 0, address, reason, "")
+
+    def failed_elsewhere(self) -> Failed | None:
+        member = self._member
+        if member is None or member.is_all_done:
+            return None
+        return self._loss_of_machine_0(member) if member.is_silent else member.ended_by
 
     def _follow_stop(self, member: Member) -> None:
         """Stop as another machine has been stopped, unless the signal came here as well."""

@@ -110,6 +110,10 @@ class Rendezvous(RendezvousHandler):
         """
         return 0
 
+    def failed_elsewhere(self) -> Failed | None:
+        """Return how the run has failed on another machine, which may be silent since; any time."""
+        return None
+
     def restarts_after(self, describe: Callable[[], Failed]) -> bool:
         """Return whether all machines restart after a failure here, as machine 0 decides.
 

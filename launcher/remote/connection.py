@@ -190,6 +190,7 @@ class Connection:
             _write(sys.stdout, shown)
         if mark:
             self.has_answered = True
+        if answer.strip():  # else the agent only shows that it is there
             self._answers.put_nowait(answer)
 
     def _take_error(self, line: bytes) -> None:

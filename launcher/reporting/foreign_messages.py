@@ -23,6 +23,9 @@ OUT_OF_MEMORY = (
     Text("out of memory", "torch sources, CUDACachingAllocator.cpp and MPSAllocator.mm"),
     Text("can't allocate memory", "torch 2.13.0, libc10.so (alloc_cpu.cpp)"),
 )
+LOADER_WORKER_KILLED = (
+    Text("is killed by signal: Killed", "torch 2.13.0, libtorch_python.so (DataLoader.cpp)"),
+)
 MPS = (Text("MPS", "torch sources, aten/src/ATen/mps"),)
 NOT_ON_MPS = (
     Text("not currently implemented for the MPS device", "torch sources, MPSFallback.mm"),

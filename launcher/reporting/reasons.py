@@ -12,6 +12,7 @@ from headway.launcher.reporting.foreign_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
     DEBUGGER_LEFT,
+    LOADER_WORKER_KILLED,
     MPS,
     NO_NCCL,
     NO_RANK_VARIABLE,
@@ -51,6 +52,12 @@ class Reason(NamedTuple):
 
 
 _EXCEPTION = "{rank} failed with {exception}"
+_MEMORY_KILLS = " (OOM kills by the kernel during the run: {memory_kills})"
+_LESS_MEMORY = "use less memory on this machine: fewer processes, loader workers or samples"
+_USUALLY_MEMORY = (
+    "usually this is the kernel's OOM killer (`dmesg` names what it killed): use less memory, "
+    "or raise the memory limit of the job or container; otherwise another program killed it"
+)
 
 REASONS = (
     Reason(
@@ -100,6 +107,18 @@ REASONS = (
         "pdb.set_trace() do nothing; leave the debugger with c, not with q",
     ),
     Reason(
+        "loader_worker_killed_for_memory",
+        lambda seen: _has_lost_loader_worker(seen) and seen.memory_kills > 0,
+        _EXCEPTION + ": one of its loader workers was killed" + _MEMORY_KILLS,
+        _LESS_MEMORY,
+    ),
+    Reason(
+        "loader_worker_killed",
+        lambda seen: _has_lost_loader_worker(seen),
+        _EXCEPTION + ": one of its loader workers was killed",
+        _USUALLY_MEMORY,
+    ),
+    Reason(
         "error_in_headway",
         lambda seen: seen.crash is not None and seen.crash.is_from_headway,
         _EXCEPTION + ", raised in a file of Headway",
@@ -128,15 +147,14 @@ REASONS = (
     Reason(
         "killed_for_memory",
         lambda seen: seen.code == -signal.SIGKILL and seen.memory_kills > 0,
-        "{rank} was ended by {signal} (OOM kills by the kernel during the run: {memory_kills})",
-        "use less memory on this machine: fewer processes, loader workers or samples",
+        "{rank} was ended by {signal}" + _MEMORY_KILLS,
+        _LESS_MEMORY,
     ),
     Reason(
         "killed",
         lambda seen: seen.code == -signal.SIGKILL,
         "{rank} was ended by {signal}",
-        "usually this is the kernel's OOM killer (`dmesg` names what it killed): use less memory, "
-        "or raise the memory limit of the job or container; otherwise another program killed it",
+        _USUALLY_MEMORY,
     ),
     Reason(
         "segmentation_fault",
@@ -189,6 +207,10 @@ def _is_broken_pipe(seen: Evidence) -> bool:
     if seen.crash is None:
         return seen.code == -signal.SIGPIPE
     return seen.crash.kind == BrokenPipeError.__name__
+
+
+def _has_lost_loader_worker(seen: Evidence) -> bool:
+    return seen.crash is not None and contains(seen.crash.message, LOADER_WORKER_KILLED)
 
 
 def is_out_of_memory(crash: Crash) -> bool:

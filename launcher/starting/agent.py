@@ -130,6 +130,11 @@ class Agent(LocalElasticAgent):
         return self._handler.ended_by
 
     @property
+    def failed_amid_stop(self) -> Failed | None:
+        """How the run has failed on another machine while ranks here were to save and stop."""
+        return self._ranks.failed_amid_stop if self._ranks is not None else None
+
+    @property
     def is_reported_by_machine_0(self) -> bool:
         """Whether machine 0 prints the report of a failure to where this machine prints, too."""
         is_one_output = self.settings.cluster in WITH_ONE_OUTPUT
@@ -226,6 +231,7 @@ class Agent(LocalElasticAgent):
             reports_its_end=self._plan.program.kind != "program",
             debug_rank=settings.debug_rank,
             grace=grace_of(settings, self._environ),
+            failed_elsewhere=self._handler.failed_elsewhere,
         )
         try:
             self._ranks.start()

@@ -11,9 +11,9 @@ import queue
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.distributed.elastic.multiprocessing.api import (
     LogsDest,
@@ -39,6 +39,9 @@ from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.handles import ProcessHandle
 from headway.launcher.starting.starter import Starter, cannot_start
 
+if TYPE_CHECKING:
+    from headway.launcher.clusters.channel.messages import Failed
+
 _MIN_EXIT_S = 5.0  # for the exit of a rank whose program has failed
 _CHECK_EVERY_S = 0.25  # for other machines and for a hang, while no rank ends here
 
@@ -56,6 +59,7 @@ class RankProcesses(PContext):
         debug_rank: the rank that has the launcher's terminal.
         grace: how long ranks that are asked to stop may take; the agent of torch 2.11 has no such
             argument to pass on.
+        failed_elsewhere: returns how the run has failed on another machine, as far as is known.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class RankProcesses(PContext):
         reports_its_end: bool,
         debug_rank: int | None,
         grace: Grace,
+        failed_elsewhere: Callable[[], Failed | None],
     ) -> None:
         super().__init__(
             name="headway",
@@ -83,6 +88,8 @@ class RankProcesses(PContext):
         self._reports_its_end = reports_its_end
         self._debug_rank = debug_rank
         self._grace = grace
+        self._failed_elsewhere = failed_elsewhere
+        self.failed_amid_stop: Failed | None = None  # on another machine, while ranks were to save
         self._local_ranks: dict[int, int] = {}  # by pid
         self._handles: dict[int, ProcessHandle] = {}  # by local rank
         self._terminals: list[_Terminal] = []  # of rank 0
@@ -235,9 +242,14 @@ class RankProcesses(PContext):
             self._starter.end_left_processes()
 
     def _hurry_where_none_can_save(self) -> None:
-        """Shorten the grace period of ranks that were to save, once one of them has failed."""
+        """Shorten the grace period of ranks that were to save, once one has failed anywhere."""
+        if not self._watch.will_save():
+            return
         failed = [end.time for end in self.exits.values() if end.is_failure]
-        if failed and self._watch.will_save():
+        if self.failed_amid_stop is None and (elsewhere := self._failed_elsewhere()):
+            self.failed_amid_stop = elsewhere
+            failed.append(time.time())
+        if failed:
             left_s = min(failed) + self._grace.victim_s - time.time()
             self._kill_at = min(self._kill_at, time.monotonic() + left_s)
 
@@ -253,7 +265,7 @@ class RankProcesses(PContext):
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
         with waiting_for(self._describe_stop(death_sig, grace_s)):
             while self._alive() and (left_s := self._grace_left_s()) > 0:
-                self._collect(timeout_s=left_s)
+                self._collect(timeout_s=min(left_s, _CHECK_EVERY_S))
                 self._hurry_where_none_can_save()
         waited_s = time.time() - self._stopped_at
         self._killed_after_s |= dict.fromkeys(self._alive(), waited_s)

@@ -176,7 +176,7 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         _tell(agent, f"interrupted{unsaved}{describe_killed(agent.exits)}")
         return _ENDED_BY_INTERRUPT
     failure = agent.find_failure()
-    ended_by = agent.ended_by
+    ended_by = agent.ended_by or (agent.failed_amid_stop if has_lost else None)
     if ended_by is not None and (failure is None or ended_by.machine != agent.machine):
         if folder is not None:
             write_record(record_elsewhere(ended_by), folder)

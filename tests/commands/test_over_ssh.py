@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -167,6 +169,29 @@ def test_the_facts_of_a_host_are_those_of_the_folder_that_was_asked_for(tmp_path
     assert facts_here(order._replace(script="missing.py"), sshd).fault
     (folder / "headway.yaml").write_text("device: what\n: :")
     assert facts_here(order, sshd).fault
+
+
+IMPATIENT_AGENT = """
+from headway.commands import on_host
+on_host._BEAT_EVERY_S = 0.01
+on_host.main()
+"""
+
+
+@pytest.mark.processes
+def test_a_silent_agent_writes_at_times_so_that_a_cut_connection_is_noticed() -> None:
+    order = Order("the-mark", os.getcwd(), None, None, {})
+    command = [sys.executable, "-c", IMPATIENT_AGENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        agent.stdin.write(encode(order))
+        agent.stdin.flush()
+        assert agent.stdout.readline() != b"the-mark\n"  # the facts
+        assert agent.stdout.readline() == b"the-mark\n"
+        agent.stdin.close()
+        assert agent.stdout.read().replace(b"the-mark\n", b"") == b""
+    assert agent.returncode == 0
 
 
 def test_the_environment_goes_along_but_for_what_belongs_to_one_host() -> None:

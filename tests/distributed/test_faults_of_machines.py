@@ -156,6 +156,40 @@ def test_each_fault_is_known_in_time_on_both_machines_with_the_right_culprit(
     print(f"\n{fault.name}: {fault.times} times, known after {min(took):.1f} to {max(took):.1f} s")
 
 
+SAVES = """
+import os, time
+import torch
+from headway import Accelerator
+accelerator = Accelerator(cpu=True, project_dir="runs")
+model = torch.nn.Linear(1, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+accelerator.resume()
+while True:
+    accelerator.backward(model(torch.ones(1, 1)).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    open("up_0_" + os.environ["RANK"], "w").write(str(os.getpid()))
+    time.sleep(0.1)
+    accelerator.checkpoint(every="1h")
+"""
+
+
+def test_a_machine_that_is_lost_while_ranks_are_to_save_and_stop_ends_their_wait_and_is_named(
+    net: Network,
+) -> None:
+    name = script(SAVES)
+    machines = [begin(net, rank, name) for rank in range(2)]
+    wait_until(are_up(2), machines)
+    net.cut(2)
+    began = time.monotonic()
+    machines[0].terminate()
+    told = ends(machines)
+    net.mend()
+    assert [code for code, _ in told] == [4, 4], told
+    assert "machine 1 (n2) was lost: nothing was heard" in told[0][1]
+    assert time.monotonic() - began < TIMEOUT_S + 2 * _SLACK_S
+
+
 def wait_for(machine: subprocess.Popen[str], text: str) -> str:
     """Read stderr until a line contains `text`; return that line."""
     assert machine.stderr is not None

@@ -227,6 +227,7 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
         reports_its_end=True,
         debug_rank=None,
         grace=Grace(30, 5, 5),
+        failed_elsewhere=lambda: None,
     )
     ranks._local_ranks[7] = 0
     starter.woken.put(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -46,6 +47,35 @@ def test_a_signal_saves_and_leaves_after_the_step(
         signal.raise_signal(again)  # it is leaving already
     with pytest.raises(SystemExit):  # also where the script has caught the first one
         training.accelerator.checkpoint(every="1h")
+
+
+class Unread(io.StringIO):
+    """A stream whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_signal_saves_and_leaves_where_nobody_reads_stderr_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = Training()
+    training.accelerator.resume()
+    training.train_to(3, every="1h")
+    monkeypatch.setattr(sys, "stderr", Unread())
+    kept, (reading, writing) = os.dup(2), os.pipe()
+    os.close(reading)
+    os.dup2(writing, 2)
+    try:
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit) as caught:
+            training.train_to(1000, every="1h")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(writing)
+    assert caught.value.code == 75
+    assert len(names()) == 1
 
 
 def test_a_second_ctrl_c_interrupts_at_once() -> None:

@@ -173,7 +173,12 @@ class Coordinator:
         self._asked_ranks.discard(machine.join.machine)
         self._num_ready -= machine.ready is not None
         self._probes = {by: of for by, of in self._probes.items() if peer not in (by, of)}
-        if self.is_ended or self._is_stopping or machine.is_leaving:
+        if self.is_ended or machine.is_leaving:
+            return
+        lost = loss(machine.label, machine.rank or 0, machine.join.host, reason, machine.word)
+        if self._is_stopping:
+            if machine.has_ranks:
+                self._end(lost)  # ranks of the others may wait for its ranks, to save
             return
         if machine.is_done:
             self._look_whether_all_are_done()
@@ -184,9 +189,7 @@ class Coordinator:
             self._say(f"{machine.label} was lost: {reason}")
             self._restart(f"{machine.label} was lost", is_counted=False, now=now)
         else:
-            self._end(
-                loss(machine.label, machine.rank or 0, machine.join.host, reason, machine.word)
-            )
+            self._end(lost)
         self._advance(now)
 
     def tick(self, now: float) -> None:
@@ -383,9 +386,9 @@ class Coordinator:
 
     def _stop(self, machine: Machine, stopping: Stopping) -> None:
         """Stop the run; a machine without ranks only leaves it, unless it is machine 0."""
-        machine.is_leaving = machine.has_ranks or not machine.address
+        is_end = machine.has_ranks or not machine.address
         is_news = stopping.ends_grace or not self._is_stopping
-        if machine.is_leaving and is_news and not self.is_ended:
+        if is_end and is_news and not self.is_ended:
             self._is_stopping = True
             self._tell([one for one in self.machines.values() if one is not machine], stopping)
 

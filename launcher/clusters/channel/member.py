@@ -59,6 +59,7 @@ class Member:
         self.on_grace_end: Callable[[], None] = lambda: None
         """Called by the thread when the grace period of the run is ended on another machine."""
         self.lost: str | None = None  # machine 0, and how that was noticed
+        self.is_silent = False  # it was lost because nothing was heard from it
         self.unacceptable: Unacceptable | None = None  # what came from what is not machine 0
         self.has_greeted = False
         self.own_address, self.address_of_machine_0 = _addresses(link)
@@ -153,6 +154,7 @@ class Member:
     def _leave_unheard(self, seconds: float) -> None:
         """Tell machine 0, which may still hear this one, why the connection will close."""
         self.lost = silent_for(seconds)
+        self.is_silent = True
         self._connection.put(Unheard(time_of_day(seconds)))
         self._connection.flush()
 

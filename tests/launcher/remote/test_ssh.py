@@ -102,6 +102,11 @@ def test_a_lost_connection_is_to_blame_not_the_launches_that_were_stopped_for_it
     assert "error: the connection to b was lost" in capsys.readouterr().err
 
 
+def test_an_agent_that_only_shows_that_it_is_there_has_not_ended(run: Launch) -> None:
+    beats = "join()\nprint(mark, flush=True)\nprint(mark, flush=True)\n"
+    assert run(a=beats + "tell({'exit_code': 7, 'report': ''})") == 7
+
+
 def test_a_long_report_is_shown_whole(run: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     report = "error: " + 3 * connection._MOST_HELD_BYTES * "x"
     code = run(a=f"join()\ntell({{'exit_code': 7, 'report': {report!r}}})")

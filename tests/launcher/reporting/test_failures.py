@@ -144,6 +144,17 @@ def test_the_memory_killer_is_named_only_for_a_kill() -> None:
     assert "OOM" not in failure(ended(1, -9, 1)).cause
 
 
+def test_a_loader_worker_that_is_killed_for_memory_is_no_fault_of_the_script() -> None:
+    text = "DataLoader worker (pid 7) is killed by signal: Killed. "
+    crash = BOOM._replace(kind="RuntimeError", message=text)
+    killed = failure(ended(1, 1, 1, crash=crash), memory_kills=1)
+    assert killed.reason.name == "loader_worker_killed_for_memory"
+    assert "OOM kills by the kernel during the run: 1" in killed.cause
+    assert killed.fix == failure(ended(1, -9, 1), memory_kills=1).fix
+    assert failure(ended(1, 1, 1, crash=crash)).fix == failure(ended(1, -9, 1)).fix
+    assert failure(ended(1, 1, 1, crash=BOOM), memory_kills=1).reason.name == "exception"
+
+
 def test_a_full_device_gets_advice() -> None:
     full = BOOM._replace(kind="OutOfMemoryError", message="CUDA out of memory")
     assert "batch smaller" in failure(ended(1, 1, 1, crash=full)).fix

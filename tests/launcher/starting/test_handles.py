@@ -7,6 +7,7 @@ import queue
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,48 @@ def test_the_end_of_a_run_does_not_signal_a_group_that_has_a_reaped_ranks_number
         reports_its_end=True,
         debug_rank=None,
         grace=Grace(0, 0, 0),
+        failed_elsewhere=lambda: None,
     )
     ranks._local_ranks[bystander.pid] = 0
     ranks.close()
+
+
+def test_ranks_that_save_before_they_stop_are_not_waited_for_once_a_machine_is_lost() -> None:
+    pytest.importorskip("torch")
+    from headway.launcher.starting.ranks import RankProcesses
+
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as rank:
+        handle = ProcessHandle(rank.pid)
+        starter: Any = SimpleNamespace(
+            ends={},
+            woken=queue.SimpleQueue(),
+            resume_server=lambda: None,
+            end_left_processes=lambda: None,
+        )
+
+        def send(number: signal.Signals) -> None:
+            if number == signal.SIGKILL:
+                handle.send(number)
+                starter.ends[rank.pid] = Ended(rank.pid, -number, time.time(), False)
+
+        output: Any = SimpleNamespace(limit_wait=lambda _: None)
+        watch: Any = SimpleNamespace(
+            end=lambda *_: [], hang=None, begin_to_stop=lambda: None, will_save=lambda: True
+        )
+        lost: Any = object()
+        ranks = RankProcesses(
+            starter,
+            {0: {"RANK": "0"}},
+            output,
+            watch,
+            attempt=0,
+            reports_its_end=True,
+            debug_rank=None,
+            grace=Grace(usual_s=0, victim_s=0, to_save_s=600),
+            failed_elsewhere=lambda: lost,
+        )
+        ranks._local_ranks[rank.pid] = 0
+        ranks._handles[0] = SimpleNamespace(send=send, close=handle.close)  # type: ignore[assignment]
+        ranks.close()
+    assert ranks.exits[0].killed_after_s is not None
+    assert ranks.failed_amid_stop is lost

@@ -9,6 +9,7 @@ from headway.launcher.clusters.channel.messages import (
     Accepted,
     AllDone,
     Beat,
+    Bye,
     Done,
     Fact,
     Facts,
@@ -369,8 +370,18 @@ def test_a_stop_signal_on_one_machine_stops_the_others_and_blames_nobody() -> No
     run.take(2, Stopping(15, "n2"))
     assert run.sent() == [(1, Stopping(15, "n2")), (3, Stopping(15, "n2"))]
     run.take(1, failed())
+    run.take(2, Bye())
     run.coordinator.lose(2, "its launcher has ended", run.now)
     assert not run.sent()
+
+
+def test_a_machine_that_is_lost_while_the_run_stops_is_told_to_those_that_wait_for_it() -> None:
+    run = Run(3, 3)
+    run.begin(3)
+    run.take(2, Stopping(15, "n2"))
+    run.sent()
+    run.coordinator.lose(2, "nothing was heard from it for 15 s", run.now)
+    assert kinds(run.sent()) == [(1, "Failed"), (3, "Failed")]
 
 
 def test_a_second_stop_signal_on_any_machine_ends_the_grace_period_of_all() -> None:
