@@ -179,7 +179,7 @@ def test_a_machine_that_is_lost_while_ranks_are_to_save_and_stop_ends_their_wait
 ) -> None:
     name = script(SAVES)
     machines = [begin(net, rank, name) for rank in range(2)]
-    wait_until(are_up(2), machines)
+    wait_until(are_up(2), *machines)
     net.cut(2)
     began = time.monotonic()
     machines[0].terminate()
