@@ -16,15 +16,16 @@ FOLDERS := headway launcher commands config_wizard tests examples benchmarks doc
 # or each of the processes that the tests start compiles all of Headway anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick reworded test-long lowest check format lint types docs release clean
+.PHONY: demo test other-pythons quick reworded test-long lowest check format lint types docs release clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
 
-# coverage does not see into ranks, which are processes of their own
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --cov $(RANK_TESTS:%=--ignore %)
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(COVERAGE) $(RANK_TESTS:%=--ignore %)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(RANK_TESTS)
+
+other-pythons: $(VENV)/.test
 	$(BIN)/python tests/other_pythons.py
 
 # no processes: for the loop of daily work
@@ -44,7 +45,9 @@ test-long: $(VENV)/.test
 	$(BIN)/python -m pytest --long
 	$(BIN)/python tests/other_pythons.py --whole
 
-check: $(VENV)/.check format lint types test
+# coverage does not see into ranks, which are processes of their own
+check: COVERAGE := --cov
+check: $(VENV)/.check format lint types test other-pythons
 
 format: $(VENV)/.check
 	$(BIN)/ruff format --check $(FOLDERS)
