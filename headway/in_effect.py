@@ -116,8 +116,12 @@ class InEffect(Stepping):
 
     @property
     def even_batches(self) -> bool:
-        """See `DataLoaderConfiguration`."""
+        """See `DataLoaderConfiguration`; a script may change it."""
         return self._data.even_batches
+
+    @even_batches.setter
+    def even_batches(self, even: bool) -> None:
+        self._data.even_batches = even
 
     @property
     def use_seedable_sampler(self) -> bool:

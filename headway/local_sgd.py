@@ -10,6 +10,7 @@ import torch
 from headway.accelerator import Accelerator
 from headway.collectives import average_in_place
 from headway.errors import WrongValue
+from headway.meeting import meet
 
 
 class LocalSGD:
@@ -86,5 +87,6 @@ class LocalSGD:
 
     @torch.no_grad()
     def _average(self) -> None:
+        meet("an averaging of LocalSGD")
         average_in_place(one for one in self._model.parameters() if one.requires_grad)
         self._accelerator._note_equal_weights()

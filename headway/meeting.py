@@ -103,7 +103,7 @@ def by_all_or_rank_0(call: str) -> Iterator[bool]:
             with alone():
                 yield meetings.is_main
         finally:
-            meetings.end_alone()
+            meetings.go_on()
 
 
 @contextmanager
@@ -197,6 +197,8 @@ class _Meetings:
         self._pid, self._caller = os.getpid(), threading.get_ident()
         self.now = Where()  # without what changes while it stands there
         self.last = (0, "")
+        self._told: Where | None = None
+        self._telling = threading.Lock()
         self._is_over = threading.Event()
         self._thread = threading.Thread(
             target=self._tell, args=(store.clone(),), name="headway-where", daemon=True
@@ -231,7 +233,7 @@ class _Meetings:
             if may_go_alone and main_goes_alone:
                 self.now = self.now._replace(call=call, may_go_alone=True)
                 return everyone
-            self.now = Where(self.now.number)
+            self.go_on()
             if have_come and len({one.call for one in everyone}) == 1:
                 return everyone
             others = {one.call for one in everyone if not one.may_go_alone}
@@ -239,9 +241,11 @@ class _Meetings:
                 raise self._error(call, everyone)
             # rank 0 goes alone, and comes to the next meeting later
 
-    def end_alone(self) -> None:
-        """Note that rank 0 has done what it went alone for."""
-        self.now = Where(self.now.number)
+    def go_on(self) -> None:
+        """Be in no call, and let no other rank read on that this one is in the one that it left."""
+        with self._telling, suppress(RuntimeError):  # the store has ended
+            self.now = self._told = Where(self.now.number)
+            self._store.set(f"where/{self._rank}", json.dumps(self.now))
 
     def _come(self, mine: Where) -> tuple[bool, list[Where]] | None:
         """Return None if all ranks have called the same, else whether all came, and from where."""
@@ -347,11 +351,11 @@ class _Meetings:
     def _tell(self, store: Any) -> None:
         """Tell the others where this rank is, whenever it stands still; runs in a thread."""
         own_threads.add(threading.get_ident())
-        told = before = None
+        before = None
         read_next_at = 0.0
         while not self._is_over.wait(_LOOK_EVERY_S):
-            is_still, now, before = before is self.now, self.now, self.now
-            with suppress(RuntimeError):  # the store has ended
+            with self._telling, suppress(RuntimeError):  # the store has ended
+                is_still, now, before = before is self.now, self.now, self.now
                 if is_still and now.call:
                     store.compare_set(f"{now.number}/go", "", _SOME_WAIT.decode())
                     where = now
@@ -364,8 +368,8 @@ class _Meetings:
                     read_next_at = began_at + _READ_SHARE * (time.monotonic() - began_at)
                 else:
                     continue
-                if where != told:
-                    told = where
+                if where != self._told:
+                    self._told = where
                     place = place_in_script(sys._current_frames().get(self._caller))
                     store.set(f"where/{self._rank}", json.dumps(where._replace(place=place)))
 

@@ -54,6 +54,8 @@ def test_options_that_are_set_later_hold_for_loaders_that_are_prepared_later() -
     accelerator.dataloader_config = DataLoaderConfiguration(even_batches=False)
     assert not followed.even_batches
     assert not followed.use_seedable_sampler
+    accelerator.even_batches = True
+    assert followed.dataloader_config.even_batches
     config.use_seedable_sampler = False
     with pytest.raises(UsageError, match="data_seed"):
         accelerator.dataloader_config = config

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from headway import Accelerator, compat, meeting
 from headway.checkpoint.manifest import read_manifest
 from headway.data.configuration import DataLoaderConfiguration
 from headway.errors import UsageError
+from headway.local_sgd import LocalSGD
 from headway.utils import broadcast_object_list, gather_object
 from tests.distributed.this_rank import FOLDER, RANK, WORLD
 
@@ -68,6 +71,7 @@ def _calls(accelerator: Accelerator) -> Calls:
         "main_process_first": in_a_block,
         "check_trigger": accelerator.check_trigger,
         "prepare": lambda: accelerator.prepare(model),
+        "LocalSGD": LocalSGD(accelerator, model, 1).step,
         "shuffled loader": lambda: next(iter(shuffled)),
         "dispatching loader": lambda: next(iter(dispatched)),
         "loader of a stream": lambda: next(iter(streamed)),
@@ -168,6 +172,37 @@ def _saved_by_some(accelerator: Accelerator) -> dict[str, Any]:
         },
         "worlds": {one.world_size for one in manifests.values()} == {WORLD},
     }
+
+
+def a_save_after_one_of_rank_0() -> str:
+    """What rank 2 is told that saves alone after rank 0 has, which has told nothing since."""
+    if WORLD != 3:
+        return ""
+    accelerator = Accelerator(cpu=True)
+    accelerator.wait_for_everyone()
+    meetings: Any = meeting._current
+
+    def until_told(*_: object) -> None:
+        for _attempt in range(1000):
+            if json.loads(meetings._store.get("where/0"))[:4] == [*meetings.now[:4]]:
+                break
+            time.sleep(0.01)
+        meetings._collectives = _raises  # of which it tells, in a collective
+
+    accelerator.register_save_state_pre_hook(until_told)
+    with _looking_often():
+        if RANK == 0:
+            accelerator.save_state(FOLDER / "before")
+        accelerator.wait_for_everyone()
+        save = partial(accelerator.save_state, FOLDER / "after")
+        told = _error_of(save) if RANK == 2 else ""
+        dist.all_reduce(torch.ones(1))
+    vars(meetings).pop("_collectives", None)
+    return told
+
+
+def _raises(**_: object) -> None:
+    raise RuntimeError
 
 
 def samples_after_a_save_of_rank_0() -> dict[str, Any]:

@@ -67,6 +67,13 @@ def test_save_state_without_rank_0_is_refused(seen_with: Callable[[int], Seen], 
         assert len({*re.findall(r"meeting_checks\.py:\d+", seen["refused"])}) == 2
 
 
+def test_save_state_without_rank_0_is_refused_though_rank_0_has_saved_alone_before(
+    seen_with: Callable[[int], Seen],
+) -> None:
+    told = seen_with(3)[2]["a_save_after_one_of_rank_0"]
+    assert len({*re.findall(r"meeting_checks\.py:\d+", told)}) == 2, told
+
+
 @several_ranks
 def test_a_rank_that_is_only_slow_is_waited_for(
     seen_with: Callable[[int], Seen], world: int
