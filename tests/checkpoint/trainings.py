@@ -568,7 +568,9 @@ def main() -> None:
     begun, failed = time.monotonic(), 0
     for seed in seeds:
         spec = described(seed)
+        tempfile.tempdir = None
         with tempfile.TemporaryDirectory(prefix="headway-training-") as folder:
+            tempfile.tempdir = folder  # for what killed ranks leave
             try:
                 problem = difference(spec, Path(folder))
             except Exception as error:  # noqa: BLE001 - any is the trial's
