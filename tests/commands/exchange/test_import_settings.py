@@ -78,7 +78,7 @@ SEVERAL = ("num_machines=2", "machine_rank=1", "main_address=a", "main_port=2950
 def test_what_is_imported_replaces_what_contradicts_it(
     before: tuple[str, ...], line: str, after: dict[str, Raw], capsys: Capture
 ) -> None:
-    main(["config", "set", *before, "hang_timeout=120"])
+    main(["config", "set", *before, "hang_timeout=600"])
     capsys.readouterr()
     assert main(["config", "import", *line.split()]) == 0
     out = capsys.readouterr().out
