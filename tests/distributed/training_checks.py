@@ -165,9 +165,10 @@ def buffers_after_loading() -> dict[str, list[list[float]]]:
     """What a training that saved goes on with, and one that has loaded: buffers and outputs."""
 
     def went_on(model: Any) -> list[list[float]]:
-        before = model.module.running_mean.tolist()  # read by this rank alone
+        own = getattr(model, "module", model)
+        before = own.running_mean.tolist()  # read by this rank alone
         mine = torch.full((4, 3), 10.0 + RANK)
-        return [before, [model(mine).sum().item()], model.module.running_mean.tolist()]
+        return [before, [model(mine).sum().item()], own.running_mean.tolist()]
 
     def prepared() -> tuple[Accelerator, Any]:
         accelerator = Accelerator(cpu=True)
