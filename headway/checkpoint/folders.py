@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -91,7 +91,7 @@ def commit(pending: Path, target: Path) -> None:
         os.chmod(pending, 0o777 & ~_umask())
         if not os.path.lexists(target):
             os.rename(pending, target)
-            _flush(target.parent)
+            _settle(target, lambda: os.rename(target, pending))
         else:
             _replace(target, pending)
     except OSError as error:
@@ -141,7 +141,7 @@ def _replace(target: Path, pending: Path) -> None:
     if not target.is_dir() or target.is_symlink():
         raise OSError(0, "what has this name is not a folder")
     if exchange(pending, target):
-        _flush(target.parent)
+        _settle(target, lambda: exchange(pending, target))
         remove(pending, target)
         return
     old = _beside(target, "old")
@@ -151,8 +151,22 @@ def _replace(target: Path, pending: Path) -> None:
     except OSError:
         os.rename(old, target)
         raise
-    _flush(target.parent)
+    _settle(target, lambda: (os.rename(target, pending), os.rename(old, target)))
     remove(old, target)
+
+
+def _settle(target: Path, undo: Callable[[], object]) -> None:
+    """Wait until the name that a checkpoint has got is on disk.
+
+    Raises:
+        OSError: the system refuses; `undo` has been called, which takes the name back.
+    """
+    try:
+        _flush(target.parent)
+    except OSError:
+        with suppress(OSError):
+            undo()
+        raise
 
 
 def exchange(one: Path, other: Path) -> bool:

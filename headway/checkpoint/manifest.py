@@ -83,18 +83,14 @@ def describe_files(
     """
     files = []
     for path in paths:
-        handle = os.open(folder / path, _OPENING)
-        try:
-            with _named(folder / path):
-                if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise OSError(errno.EINVAL, "it is not a file")
-                if path in known and not sha256:
-                    files.append(File(path, os.fstat(handle).st_size, known[path], ""))
-                else:
-                    files.append(_describe(path, handle, sha256=sha256))
-                os.fsync(handle)
-        finally:
-            os.close(handle)
+        with _named(folder / path), _opened(folder / path) as handle:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise OSError(errno.EINVAL, "it is not a file")
+            if path in known and not sha256:
+                files.append(File(path, os.fstat(handle).st_size, known[path], ""))
+            else:
+                files.append(_describe(path, handle, sha256=sha256))
+            os.fsync(handle)
     return files
 
 
@@ -108,6 +104,15 @@ def write_json(path: Path, value: Any) -> None:
         json.dump(value, file, allow_nan=False)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    handle = os.open(path, _OPENING)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 @contextmanager
@@ -229,15 +234,12 @@ def _refuse_constant(name: str) -> None:
 
 
 def _read(path: Path) -> bytes:
-    handle = os.open(path, _OPENING)
-    try:
+    with _opened(path) as handle:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
             raise OSError(0, f"not a file of at most {_LONGEST // 2**20} MiB")
         with open(handle, "rb", closefd=False) as file:
             return file.read(_LONGEST + 1)
-    finally:
-        os.close(handle)
 
 
 def _require_known_format(fields: Any, path: Path) -> None:
@@ -328,16 +330,13 @@ def _problem_with(folder: Path, file: File) -> str:
     parents = PurePosixPath(file.path).parent.parts
     if os.path.realpath(path.parent) != os.path.join(os.path.realpath(folder), *parents):
         return "it is below a link"
-    handle = os.open(path, _OPENING)
-    try:
+    with _opened(path) as handle:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             return "it is not a file"
         if status.st_size != file.size:
             return f"it has {status.st_size} bytes instead of {file.size}"
         found = _describe(file.path, handle, sha256=bool(file.sha256))
-    finally:
-        os.close(handle)
     return "" if found == file else "its checksum is another one than when it was written"
 
 

@@ -71,7 +71,8 @@ def save_tensors(
         raise CheckpointError(
             f"rank {rank} could not write its tensors: {getattr(cause, 'strerror', None) or cause}",
             where=str(getattr(cause, "filename", None) or folder),
-            fix="make space on the disk, or save to another folder; older checkpoints still stand",
+            fix="see that the disk works and has space, or save elsewhere; older checkpoints"
+            " still stand",
         ) from None
     # the index is written by another name first
     return {name.removesuffix(".tmp"): crc for name, crc in files.checksums.items()}

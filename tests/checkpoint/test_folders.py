@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -80,6 +81,30 @@ def test_where_a_checkpoint_cannot_take_its_place_the_save_is_refused(
 
 def refuse(*_: object) -> None:
     raise PermissionError(1, "Operation not permitted")
+
+
+@pytest.mark.parametrize("kind", ["new", "exchanged", "replaced"])
+def test_where_the_name_of_a_checkpoint_does_not_reach_the_disk_the_one_before_it_stands(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "a"
+    if kind != "new":
+        save(target)
+    if kind == "replaced":
+        monkeypatch.setattr(folders, "exchange", lambda one, other: False)
+    sync = os.fsync
+
+    def fail(handle: int) -> None:
+        if os.fstat(handle).st_ino == tmp_path.stat().st_ino:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(CheckpointError) as caught:
+        save(target, step=2)
+    assert str(target) in caught.value.problems[0].where
+    assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [1] * (kind != "new")
+    assert not [one for one in tmp_path.iterdir() if one.name.startswith(".old-")]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
