@@ -151,7 +151,12 @@ def _replace(target: Path, pending: Path) -> None:
     except OSError:
         os.rename(old, target)
         raise
-    _settle(target, lambda: (os.rename(target, pending), os.rename(old, target)))
+
+    def undo() -> None:
+        os.rename(target, pending)
+        os.rename(old, target)
+
+    _settle(target, undo)
     remove(old, target)
 
 
@@ -184,6 +189,9 @@ def recover(target: Path) -> None:
     """Finish a commit that was cut off between its two renames, if `target` is missing so.
 
     The newest whole one of the two folders takes the name.
+
+    Raises:
+        CheckpointError: the system refuses.
     """
     if os.path.lexists(target) or not _siblings(target, "old"):
         return
@@ -191,9 +199,18 @@ def recover(target: Path) -> None:
     for candidate in [*_siblings(target, "tmp"), *_siblings(target, "old")]:
         with suppress(CheckpointError):
             whole.append((verify(candidate).saved_at, candidate))
-    if whole:
+    if not whole:
+        return
+    try:
         os.rename(max(whole)[1], target)
         _flush(target.parent)
+    except OSError as error:
+        raise CheckpointError(
+            "a save was cut off when all was written, and the checkpoint cannot be given its name:"
+            f" {error.strerror}",
+            where=str(target),
+            fix=f"let a user who may write there run `headway checkpoint verify {target}`",
+        ) from None
 
 
 def remove(path: Path, name_of: Path | None = None) -> None:

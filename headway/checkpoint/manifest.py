@@ -108,6 +108,8 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link")
     handle = os.open(path, _OPENING)
     try:
         yield handle
@@ -326,11 +328,9 @@ def _problem_with(folder: Path, file: File) -> str:
     Raises:
         OSError: it is not there, or cannot be read.
     """
-    path = folder / file.path
-    parents = PurePosixPath(file.path).parent.parts
-    if os.path.realpath(path.parent) != os.path.join(os.path.realpath(folder), *parents):
+    if is_below_link(folder, file.path):
         return "it is below a link"
-    with _opened(path) as handle:
+    with _opened(folder / file.path) as handle:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             return "it is not a file"
@@ -338,6 +338,14 @@ def _problem_with(folder: Path, file: File) -> str:
             return f"it has {status.st_size} bytes instead of {file.size}"
         found = _describe(file.path, handle, sha256=bool(file.sha256))
     return "" if found == file else "its checksum is another one than when it was written"
+
+
+def is_below_link(folder: Path, path: str) -> bool:
+    """Return whether a link is among the folders from a checkpoint to one of its files."""
+    parents = PurePosixPath(path).parent.parts
+    return os.path.realpath(folder.joinpath(*parents)) != os.path.join(
+        os.path.realpath(folder), *parents
+    )
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:

@@ -46,7 +46,7 @@ def save(folder: Path, name: str, step: int, keep: int, rank: int = 0) -> None:
         values = {"model": torch.full((999,), step), "optimizer": {"a": torch.tensor(step)}}
         return State(values, {"generators": torch.full((5,), step)})
 
-    save_checkpoint(folder / name, state, Progress(step, 0), then=lambda: prune(folder, keep))
+    save_checkpoint(folder / name, state, Progress(step, 0), then=lambda _: prune(folder, keep))
 
 
 def problem_in(folder: Path, at_least: int) -> str:

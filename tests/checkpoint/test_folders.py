@@ -21,7 +21,7 @@ from headway.checkpoint.folders import (
     require_space,
 )
 from headway.checkpoint.manifest import verify
-from headway.checkpoint.project import keep_newest_steps
+from headway.checkpoint.project import keep_newest_steps, newest_in
 from headway.errors import CheckpointError
 from tests.checkpoint.saved import save
 
@@ -205,3 +205,15 @@ def test_a_commit_that_was_cut_off_between_its_renames_is_finished_with_the_newe
     (tmp_path / "new").rename(tmp_path / ".tmp-a-12345678")
     recover(tmp_path / "a")
     assert verify(tmp_path / "a").step == 2
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_a_commit_that_was_cut_off_and_cannot_be_finished_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / ".old-a-12345678")
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        newest_in(tmp_path)
+    assert str(tmp_path / "a") in caught.value.problems[0].where
