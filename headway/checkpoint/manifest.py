@@ -168,7 +168,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / NAME
     try:
-        data = _read(path)
+        data = read_plain(path)
     except (OSError, ValueError) as error:
         raise _without_manifest(folder, error) from None
     try:
@@ -235,7 +235,12 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
-def _read(path: Path) -> bytes:
+def read_plain(path: Path) -> bytes:
+    """Return the bytes of a small file, which may be hostile.
+
+    Raises:
+        OSError: it cannot be read, or is a link, no file at all, or large.
+    """
     with _opened(path) as handle:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
