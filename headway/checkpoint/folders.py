@@ -88,7 +88,7 @@ def commit(pending: Path, target: Path) -> None:
     """
     try:
         _flush_folders(pending)
-        os.chmod(pending, 0o777 & ~_umask())
+        _let_others_read(pending)
         if not os.path.lexists(target):
             os.rename(pending, target)
             _settle(target, lambda: os.rename(target, pending))
@@ -100,6 +100,15 @@ def commit(pending: Path, target: Path) -> None:
             where=str(target),
             fix="save to another folder",
         ) from None
+
+
+def _let_others_read(pending: Path) -> None:
+    """Give a folder the mode that new ones have; not what a link leads to that stands there now."""
+    handle = os.open(pending, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        os.chmod(handle, 0o777 & ~_umask())
+    finally:
+        os.close(handle)
 
 
 def keep_unlisted(target: Path, pending: Path) -> None:

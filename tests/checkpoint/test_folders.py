@@ -13,7 +13,9 @@ import pytest
 
 from headway.checkpoint import folders
 from headway.checkpoint.folders import (
+    begin,
     checkpoints_in,
+    commit,
     leftovers_in,
     next_time,
     prune,
@@ -23,7 +25,7 @@ from headway.checkpoint.folders import (
 from headway.checkpoint.manifest import verify
 from headway.checkpoint.project import keep_newest_steps, newest_in
 from headway.errors import CheckpointError
-from tests.checkpoint.saved import save
+from tests.checkpoint.saved import save, write
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="renameat2")
 EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree"}
@@ -105,6 +107,19 @@ def test_where_the_name_of_a_checkpoint_does_not_reach_the_disk_the_one_before_i
     assert str(target) in caught.value.problems[0].where
     assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [1] * (kind != "new")
     assert not [one for one in tmp_path.iterdir() if one.name.startswith(".old-")]
+
+
+def test_a_link_that_another_user_puts_in_place_of_a_save_opens_no_folder_elsewhere(
+    tmp_path: Path,
+) -> None:
+    pending, elsewhere = begin(tmp_path / "a"), tmp_path / "elsewhere"
+    write(pending)
+    pending.rename(elsewhere)
+    pending.symlink_to(elsewhere)
+    with pytest.raises(CheckpointError):
+        commit(pending, tmp_path / "a")
+    assert elsewhere.stat().st_mode & 0o777 == 0o700
+    assert checkpoints_in(tmp_path / "a") == []
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
