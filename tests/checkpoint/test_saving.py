@@ -58,7 +58,7 @@ def test_what_another_process_removes_of_a_checkpoint_while_it_is_read_is_not_ca
 
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(tmp_path / "a", remove)
-    assert caught.value.problems[0].where == f"rank 0, {tmp_path / 'a'}"
+    assert str(tmp_path / "a" / "tensors") not in str(caught.value)
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
