@@ -14,8 +14,8 @@ from pathlib import Path
 
 from headway.checkpoint.folders import FOLDER as PROJECT_FOLDER
 from headway.checkpoint.folders import (
-    checkpoints_in,
     leftovers_in,
+    own_checkpoints_in,
     prune,
     recover,
     remove,
@@ -105,7 +105,7 @@ def make_parser() -> Parser:
 def _holder(folder: Path) -> Path:
     """Return the folder that has the checkpoints: this one, or that in a project's folder."""
     below = folder / PROJECT_FOLDER
-    return below if below.is_dir() and not checkpoints_in(folder) else folder
+    return below if below.is_dir() and not own_checkpoints_in(folder) else folder
 
 
 def _meant_by(folder: Path) -> list[Path]:

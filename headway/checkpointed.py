@@ -244,12 +244,11 @@ class Checkpointed(CheckpointHooks):
         self, target: Path, allow_pickle: bool, *, wait: bool = True, then: Callable[[], object]
     ) -> None:
         """Save to `target`; rank 0 calls `then` once the checkpoint is there."""
-        from headway.checkpoint.manifest import read_manifest
         from headway.checkpoint.saving import Progress, prepare_checkpoint, write_prepared
         from headway.training_state import own_buffers_of
 
-        def note_and_then() -> None:
-            self._known_saves.add(read_manifest(target).saved_at)
+        def note_and_then(saved_at: float) -> None:
+            self._known_saves.add(saved_at)
             then()
 
         self._refuse_unequal_weights()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from itertools import dropwhile
 from pathlib import Path
 
 from headway.arguments import EffectiveSettings
-from headway.checkpoint.manifest import parse_json, read_manifest
+from headway.checkpoint.manifest import NAME, parse_json, read_manifest, read_plain
 from headway.checkpoint.project import Candidate, candidates, meant_by, newest_whole
 from headway.checkpoint.saving import on_rank_0
 from headway.contract.run import LATEST, is_restart
@@ -59,7 +60,7 @@ def choose(
 
 
 def tracked_runs(checkpoint: Path) -> dict[str, str]:
-    """Return the runs of trackers that a verified checkpoint names, by tracker.
+    """Return the runs of trackers that a checkpoint names, by tracker; it need not be verified.
 
     One that was imported from Accelerate names none.
 
@@ -70,7 +71,7 @@ def tracked_runs(checkpoint: Path) -> dict[str, str]:
         return {}
     path = checkpoint / TRACKERS
     try:
-        runs = parse_json(path.read_bytes())
+        runs = parse_json(read_plain(path))
         if not isinstance(runs, dict) or not all(isinstance(one, str) for one in runs.values()):
             raise ValueError("it does not give each tracker the name of a run")
     except (ValueError, RecursionError, OSError) as error:
@@ -108,16 +109,20 @@ def explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
         CheckpointError: it is damaged.
     """
 
-    def older() -> tuple[bool, Path | None]:
+    def look() -> tuple[bool, bool, Path | None]:
         others = [one for one in candidates(project) if one.path != path]
         is_whole = newest_whole([Candidate(0.0, path)])[0] is not None
-        return is_whole, None if is_whole else newest_whole(others)[0]
+        is_there = os.path.lexists(path / NAME)
+        return is_there, is_whole, None if is_whole else newest_whole(others)[0]
 
-    is_whole, other = on_rank_0(older)
+    is_there, is_whole, other = on_rank_0(look)
     if is_whole:
         return
     problem = error.problems[0]
-    fix = f"move {path} away to start from the beginning"
-    if other is not None:
+    what, fix = problem.what, f"move {path} away to start from the beginning"
+    if not is_there:
+        what = "the checkpoint was removed while it was loaded"
+        fix = "let no other run save to this project folder, or prune it, and run it again"
+    elif other is not None:
         fix = f"accelerator.resume(fall_back=True) goes on from {other}; or move {path} away"
-    raise CheckpointError(problem.what, where=problem.where, fix=fix) from None
+    raise CheckpointError(what, where=problem.where, fix=fix) from None

@@ -67,7 +67,7 @@ class Resuming(DueCheckpoints, Tracked):
         """
         from headway.checkpoint.project import remove_abandoned
         from headway.checkpoint.saving import on_rank_0
-        from headway.resume_choice import choose, tracked_runs
+        from headway.resume_choice import choose
 
         project = self._project_folder("resume")
         meet("resume()")
@@ -80,7 +80,6 @@ class Resuming(DueCheckpoints, Tracked):
             path, lines = on_rank_0(lambda: choose(self._agreed_settings, project, fall_back))
         if path is not None:
             self._load(Path(path), project, allow_pickle)
-            self._go_on_in(on_rank_0(lambda: tracked_runs(Path(path))))
         loader, step = self._training_loader(), self._steps_done()
         self._saved_at_step = self._agreed_at_step = step
         run = ResumedRun(step=step, checkpoint=path)
@@ -114,13 +113,16 @@ class Resuming(DueCheckpoints, Tracked):
             )
 
     def _load(self, path: Path, project: Path, allow_pickle: bool) -> None:
-        from headway.resume_choice import explain_damage
+        from headway.checkpoint.saving import on_rank_0
+        from headway.resume_choice import explain_damage, tracked_runs
 
         try:
+            runs = on_rank_0(lambda: tracked_runs(path))
             self.load_state(path, allow_pickle=allow_pickle)
         except CheckpointError as error:
             explain_damage(error, path, project)
             raise
+        self._go_on_in(runs)
 
 
 @cache

@@ -32,6 +32,7 @@ from headway.token_mean import TokenMean
 from headway.world import is_alone, rank_and_size
 
 Weights = dict[str, Any]
+_SAME_OBJECTS = "prepare and register the same objects as the run that saved it, in the same order"
 
 
 class Training(NamedTuple):
@@ -320,7 +321,10 @@ class Restoring:
         for number, (saved, obj) in enumerate(objects):
             self._check_kind(f"registered object {number}", saved, obj)
         if (precision := shared["precision"]["name"]) is not None:
-            self._require_equal("mixed_precision", precision, training.precision.name)
+            fix = (
+                f"pass --mixed-precision {precision}, or Accelerator(mixed_precision={precision!r})"
+            )
+            self._require_equal("mixed_precision", precision, training.precision.name, fix=fix)
         if shared["accumulation"]["micro_batches"]:
             self._check_open_step()
         if self._own is not None and "gradients" in self._own:
@@ -537,15 +541,13 @@ class Restoring:
             )
         return pickle.loads(saved["pickle"])
 
-    def _require_equal(self, what: str, saved: Any, live: Any) -> None:
+    def _require_equal(self, what: str, saved: Any, live: Any, *, fix: str = _SAME_OBJECTS) -> None:
         if saved != live:
-            raise self._misfit(f"{what}: {saved} in the checkpoint, {live} in this run")
+            raise self._misfit(f"{what}: {saved} in the checkpoint, {live} in this run", fix)
 
-    def _misfit(self, what: str) -> CheckpointError:
+    def _misfit(self, what: str, fix: str = _SAME_OBJECTS) -> CheckpointError:
         return CheckpointError(
-            f"the checkpoint does not fit this run: {what}",
-            where=str(self._folder),
-            fix="prepare and register the same objects as the run that saved it, in the same order",
+            f"the checkpoint does not fit this run: {what}", where=str(self._folder), fix=fix
         )
 
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -88,10 +88,10 @@ def commit(pending: Path, target: Path) -> None:
     """
     try:
         _flush_folders(pending)
-        os.chmod(pending, 0o777 & ~_umask())
+        _let_others_read(pending)
         if not os.path.lexists(target):
             os.rename(pending, target)
-            _flush(target.parent)
+            _settle(target, lambda: os.rename(target, pending))
         else:
             _replace(target, pending)
     except OSError as error:
@@ -100,6 +100,15 @@ def commit(pending: Path, target: Path) -> None:
             where=str(target),
             fix="save to another folder",
         ) from None
+
+
+def _let_others_read(pending: Path) -> None:
+    """Give a folder the mode that new ones have; not what a link leads to that stands there now."""
+    handle = os.open(pending, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        os.chmod(handle, 0o777 & ~_umask())
+    finally:
+        os.close(handle)
 
 
 def keep_unlisted(target: Path, pending: Path) -> None:
@@ -141,7 +150,7 @@ def _replace(target: Path, pending: Path) -> None:
     if not target.is_dir() or target.is_symlink():
         raise OSError(0, "what has this name is not a folder")
     if exchange(pending, target):
-        _flush(target.parent)
+        _settle(target, lambda: exchange(pending, target))
         remove(pending, target)
         return
     old = _beside(target, "old")
@@ -151,8 +160,27 @@ def _replace(target: Path, pending: Path) -> None:
     except OSError:
         os.rename(old, target)
         raise
-    _flush(target.parent)
+
+    def undo() -> None:
+        os.rename(target, pending)
+        os.rename(old, target)
+
+    _settle(target, undo)
     remove(old, target)
+
+
+def _settle(target: Path, undo: Callable[[], object]) -> None:
+    """Wait until the name that a checkpoint has got is on disk.
+
+    Raises:
+        OSError: the system refuses; `undo` has been called, which takes the name back.
+    """
+    try:
+        _flush(target.parent)
+    except OSError:
+        with suppress(OSError):
+            undo()
+        raise
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -170,6 +198,9 @@ def recover(target: Path) -> None:
     """Finish a commit that was cut off between its two renames, if `target` is missing so.
 
     The newest whole one of the two folders takes the name.
+
+    Raises:
+        CheckpointError: the system refuses.
     """
     if os.path.lexists(target) or not _siblings(target, "old"):
         return
@@ -177,9 +208,18 @@ def recover(target: Path) -> None:
     for candidate in [*_siblings(target, "tmp"), *_siblings(target, "old")]:
         with suppress(CheckpointError):
             whole.append((verify(candidate).saved_at, candidate))
-    if whole:
+    if not whole:
+        return
+    try:
         os.rename(max(whole)[1], target)
         _flush(target.parent)
+    except OSError as error:
+        raise CheckpointError(
+            "a save was cut off when all was written, and the checkpoint cannot be given its name:"
+            f" {error.strerror}",
+            where=str(target),
+            fix=f"let a user who may write there run `headway checkpoint verify {target}`",
+        ) from None
 
 
 def remove(path: Path, name_of: Path | None = None) -> None:

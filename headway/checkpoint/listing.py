@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.checkpoint.folders import is_unfinished, leftovers_in
-from headway.checkpoint.manifest import NAME, Manifest, read_manifest
+from headway.checkpoint.manifest import NAME, Manifest, is_below_link, read_manifest
 from headway.checkpoint.project import candidates_in
 from headway.errors import CheckpointError
 
@@ -53,7 +53,10 @@ def _look_at(path: Path) -> Listed:
         manifest = read_manifest(path)
     except CheckpointError:
         return Listed(path, State.CLOSED if _is_closed(path / NAME) else State.DAMAGED, None)
-    states = {_state_of(path / file.path, file.size) for file in manifest.files}
+    states = {
+        State.DAMAGED if is_below_link(path, file.path) else _state_of(path / file.path, file.size)
+        for file in manifest.files
+    }
     worst = next((one for one in reversed(State) if one in states), State.COMPLETE)
     return Listed(path, worst, manifest)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import torch
 
 from headway.checkpoint.folders import recover
-from headway.checkpoint.manifest import Manifest, parse_json, read_manifest, verify
+from headway.checkpoint.manifest import NAME, Manifest, parse_json, read_manifest, verify
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
-from headway.checkpoint.tensors import load_tensors, tensor_facts
+from headway.checkpoint.tensors import SavedTensors
 from headway.checkpoint.values import decode, tensor_names
 from headway.errors import CheckpointError
 from headway.world import rank_and_size
@@ -56,28 +57,36 @@ def load_checkpoint(folder: Path, like: Like = _as_saved) -> Loaded:
     manifest = on_rank_0(lambda: verify(folder))
 
     def require_the_same() -> None:
-        if read_manifest(folder) != manifest:
+        is_there = os.path.lexists(folder / NAME)
+        if not is_there or read_manifest(folder) != manifest:
             raise CheckpointError(
-                f"rank {rank} finds another checkpoint than the one that rank 0 has verified",
-                where=str(folder),
-                fix="let all ranks load the same folder, on a disk that all machines share, and"
-                " nobody save to it meanwhile",
+                "the checkpoint was replaced while it was loaded, or this rank sees another folder"
+                if is_there
+                else "the checkpoint was removed while it was loaded, or this rank does not see it",
+                where=f"rank {rank}, {folder}",
+                fix="let all ranks load the same folder, on a disk that all machines share, and let"
+                " no other run save or prune there; then load again",
             )
 
-    def read() -> tuple[Any, Any, dict[str, torch.Tensor]]:
+    def read() -> tuple[Any, Any, SavedTensors, dict[str, torch.Tensor]]:
         require_the_same()
         shared = _read_json(folder / values_name())
         has_own = rank < manifest.num_parts
         own = _read_json(folder / values_name(rank)) if has_own else None
-        known = tensor_facts(folder / TENSORS)
+        saved = SavedTensors(folder / TENSORS)
         names = {*tensor_names(shared), *(tensor_names(own) if has_own else ())}
-        if missing := sorted(names - known.keys()):
+        if missing := sorted(names - saved.facts.keys()):
             raise _unreadable(folder, f"{missing[0]} is missing")
         sharded = tensor_names(shared, ["sharded"])
-        return shared, own, {name: like(name, known[name], name in sharded) for name in names}
+        wanted = {name: like(name, saved.facts[name], name in sharded) for name in names}
+        return shared, own, saved, wanted
 
-    shared, own, wanted = agree(read)
-    tensors = load_tensors(wanted, folder / TENSORS)
+    try:
+        shared, own, saved, wanted = agree(read)
+        tensors = saved.load(wanted)
+    except CheckpointError:
+        agree(require_the_same)  # what another process has removed is not damaged
+        raise
 
     def decoded() -> Loaded:
         require_the_same()

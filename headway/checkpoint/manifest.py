@@ -83,18 +83,14 @@ def describe_files(
     """
     files = []
     for path in paths:
-        handle = os.open(folder / path, _OPENING)
-        try:
-            with _named(folder / path):
-                if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise OSError(errno.EINVAL, "it is not a file")
-                if path in known and not sha256:
-                    files.append(File(path, os.fstat(handle).st_size, known[path], ""))
-                else:
-                    files.append(_describe(path, handle, sha256=sha256))
-                os.fsync(handle)
-        finally:
-            os.close(handle)
+        with _named(folder / path), _opened(folder / path) as handle:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise OSError(errno.EINVAL, "it is not a file")
+            if path in known and not sha256:
+                files.append(File(path, os.fstat(handle).st_size, known[path], ""))
+            else:
+                files.append(_describe(path, handle, sha256=sha256))
+            os.fsync(handle)
     return files
 
 
@@ -108,6 +104,17 @@ def write_json(path: Path, value: Any) -> None:
         json.dump(value, file, allow_nan=False)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link")
+    handle = os.open(path, _OPENING)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 @contextmanager
@@ -161,7 +168,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / NAME
     try:
-        data = _read(path)
+        data = read_plain(path)
     except (OSError, ValueError) as error:
         raise _without_manifest(folder, error) from None
     try:
@@ -228,16 +235,18 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
-def _read(path: Path) -> bytes:
-    handle = os.open(path, _OPENING)
-    try:
+def read_plain(path: Path) -> bytes:
+    """Return the bytes of a small file, which may be hostile.
+
+    Raises:
+        OSError: it cannot be read, or is a link, no file at all, or large.
+    """
+    with _opened(path) as handle:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
             raise OSError(0, f"not a file of at most {_LONGEST // 2**20} MiB")
         with open(handle, "rb", closefd=False) as file:
             return file.read(_LONGEST + 1)
-    finally:
-        os.close(handle)
 
 
 def _require_known_format(fields: Any, path: Path) -> None:
@@ -324,21 +333,24 @@ def _problem_with(folder: Path, file: File) -> str:
     Raises:
         OSError: it is not there, or cannot be read.
     """
-    path = folder / file.path
-    parents = PurePosixPath(file.path).parent.parts
-    if os.path.realpath(path.parent) != os.path.join(os.path.realpath(folder), *parents):
+    if is_below_link(folder, file.path):
         return "it is below a link"
-    handle = os.open(path, _OPENING)
-    try:
+    with _opened(folder / file.path) as handle:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             return "it is not a file"
         if status.st_size != file.size:
             return f"it has {status.st_size} bytes instead of {file.size}"
         found = _describe(file.path, handle, sha256=bool(file.sha256))
-    finally:
-        os.close(handle)
     return "" if found == file else "its checksum is another one than when it was written"
+
+
+def is_below_link(folder: Path, path: str) -> bool:
+    """Return whether a link is among the folders from a checkpoint to one of its files."""
+    parents = PurePosixPath(path).parent.parts
+    return os.path.realpath(folder.joinpath(*parents)) != os.path.join(
+        os.path.realpath(folder), *parents
+    )
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:

@@ -94,7 +94,7 @@ class Prepared(NamedTuple):
     tensors: Mapping[str, torch.Tensor]
     progress: Progress
     sha256: bool
-    then: Callable[[], object]
+    then: Callable[[float], object]
 
 
 def prepare_checkpoint(
@@ -103,7 +103,7 @@ def prepare_checkpoint(
     progress: Progress,
     *,
     sha256: bool = False,
-    then: Callable[[], object] = bool,
+    then: Callable[[float], object] = bool,
 ) -> Prepared:
     """Return a checkpoint whose tensors are still those of the training; every rank calls this.
 
@@ -117,7 +117,7 @@ def prepare_checkpoint(
             tensors are refused.
         progress: for the manifest.
         sha256: keep SHA-256 checksums beside CRC-32.
-        then: called on rank 0 once the checkpoint is there.
+        then: called on rank 0 once the checkpoint is there, with the time in its manifest.
 
     Raises:
         CheckpointError: a rank cannot write, or holds what cannot be saved; raised on all.
@@ -166,13 +166,13 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
             return describe_files(pending, paths, sha256=prepared.sha256, known=known)
 
         files = [file for own in _gather(agree(write, group), group) for file in own]
-        on_rank_0(
+        saved_at = on_rank_0(
             lambda: commit_files(
                 pending, prepared.target, prepared.progress, files, num_ranks_in_group()
             ),
             group,
         )
-    on_rank_0(prepared.then, group)
+    on_rank_0(lambda: prepared.then(saved_at), group)
 
 
 @contextmanager
@@ -210,8 +210,8 @@ def _files_of(rank: int, folder: Path) -> list[str]:
 
 def commit_files(
     pending: Path, target: Path, progress: Progress, files: list[File], world_size: int
-) -> None:
-    """Write the manifest of a checkpoint, and give it its name."""
+) -> float:
+    """Write the manifest of a checkpoint, and give it its name; return the time in it."""
     manifest = Manifest(
         format=FORMAT,
         headway=__version__,
@@ -228,6 +228,7 @@ def commit_files(
     write_manifest(pending, manifest)
     keep_unlisted(target, pending)
     commit(pending, target)
+    return manifest.saved_at
 
 
 def _git_commit() -> str:

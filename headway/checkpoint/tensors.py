@@ -71,7 +71,8 @@ def save_tensors(
         raise CheckpointError(
             f"rank {rank} could not write its tensors: {getattr(cause, 'strerror', None) or cause}",
             where=str(getattr(cause, "filename", None) or folder),
-            fix="make space on the disk, or save to another folder; older checkpoints still stand",
+            fix="see that the disk works and has space, or save elsewhere; older checkpoints"
+            " still stand",
         ) from None
     # the index is written by another name first
     return {name.removesuffix(".tmp"): crc for name, crc in files.checksums.items()}
@@ -136,34 +137,51 @@ class _Checksummed(io.RawIOBase):
         return self._raw.fileno()
 
 
-def load_tensors(wanted: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
-    """Return new tensors with the values that were saved; every rank calls this.
+class SavedTensors:
+    """The tensors that `save_tensors` wrote, whose index has been read.
 
-    Args:
-        wanted: tensors of the shape, dtype and placements to return; they are not changed. Plain
-            tensors are returned on the CPU.
-        folder: where `save_tensors` wrote.
+    Attributes:
+        facts: for each saved tensor one of the same shape and dtype without data (device "meta").
 
     Raises:
-        CheckpointError: a tensor is missing, or has another shape or dtype, or the folder is
-            damaged or hostile.
+        CheckpointError: the index is missing, damaged, or names what no tensor needs.
     """
-    known = tensor_facts(folder)
-    for name, tensor in wanted.items():
-        _require_match(name, tensor, known.get(name), folder)
-    loaded = {name: _empty_like(tensor) for name, tensor in wanted.items()}
-    try:
-        with _alone_without_a_word():
-            load(
-                loaded,
-                storage_reader=_Reader(folder),
-                planner=_Planner(),
-                no_dist=rank_and_size()[1] == 1,
-            )
-    except CheckpointException as error:
-        cause, _ = next(iter(error.failures.values()))
-        raise _damaged(folder, str(cause)) from None
-    return loaded
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._index = _index_in(folder)
+        self.facts = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+            for name, entry in self._index.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+
+    def load(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return new tensors with the values that were saved; every rank calls this.
+
+        Args:
+            wanted: tensors of the shape, dtype and placements to return; they are not changed.
+                Plain tensors are returned on the CPU.
+
+        Raises:
+            CheckpointError: a tensor is missing, or has another shape or dtype, which other ranks
+                do not notice; or the folder is damaged or hostile, raised on all of them.
+        """
+        for name, tensor in wanted.items():
+            _require_match(name, tensor, self.facts.get(name), self._folder)
+        loaded = {name: _empty_like(tensor) for name, tensor in wanted.items()}
+        try:
+            with _alone_without_a_word():
+                load(
+                    loaded,
+                    storage_reader=_Reader(self._folder, self._index),
+                    planner=_Planner(),
+                    no_dist=rank_and_size()[1] == 1,
+                )
+        except CheckpointException as error:
+            cause, _ = next(iter(error.failures.values()))
+            raise _damaged(self._folder, str(cause)) from None
+        return loaded
 
 
 @contextmanager
@@ -172,20 +190,6 @@ def _alone_without_a_word() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
-
-
-def tensor_facts(folder: Path) -> dict[str, torch.Tensor]:
-    """Return for each saved tensor one of the same shape and dtype without data (device "meta").
-
-    Raises:
-        CheckpointError: the index is missing, damaged, or names what no tensor needs.
-    """
-    metadata = _Reader(folder).read_metadata()
-    return {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
-        for name, entry in metadata.state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
 
 
 def _require_match(
@@ -218,18 +222,25 @@ def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Reader(FileSystemReader):
+    def __init__(self, folder: Path, index: Metadata) -> None:
+        super().__init__(folder)
+        self._index = index
+
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        folder = Path(self.path)
-        try:
-            metadata = read_index(folder / _INDEX)
-            is_whole = _is_of_tensors(metadata, folder)
-        except FileNotFoundError as error:
-            raise _damaged(folder, f"{Path(error.filename).name} is missing") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise _damaged(folder / _INDEX, str(error)) from None
-        if not is_whole:
-            raise _damaged(folder / _INDEX, "it lists something else than tensors in this folder")
-        return metadata
+        return self._index
+
+
+def _index_in(folder: Path) -> Metadata:
+    try:
+        index = read_index(folder / _INDEX)
+        is_whole = _is_of_tensors(index, folder)
+    except FileNotFoundError as error:
+        raise _damaged(folder, f"{Path(error.filename).name} is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(folder / _INDEX, str(error)) from None
+    if not is_whole:
+        raise _damaged(folder / _INDEX, "it lists something else than tensors in this folder")
+    return index
 
 
 def _is_of_tensors(metadata: Metadata, folder: Path) -> bool:

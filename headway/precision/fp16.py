@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ class Fp16(Bf16):
 
     def __init__(self, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> None:
         super().__init__(device, settings)
-        self.scaler = torch.amp.GradScaler(device.type, **settings.scaler.to_dict())
+        self._new_scaler = partial(torch.amp.GradScaler, device.type, **settings.scaler.to_dict())
+        self.scaler = self._new_scaler()
         self._unscaled: list[Optimizer] = []
         self._has_stepped = False
 
@@ -78,6 +80,8 @@ class Fp16(Bf16):
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        # in place, as scripts hold it; without what it knows of gradients that are gone
+        vars(self.scaler).update(vars(self._new_scaler()))
         self.scaler.load_state_dict(state)
         self._unscaled.clear()
         self._has_stepped = False

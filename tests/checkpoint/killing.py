@@ -31,7 +31,7 @@ from headway.checkpoint import background, folders
 from headway.checkpoint.folders import checkpoints_in, prune, recover
 from headway.checkpoint.manifest import verify
 from headway.checkpoint.saving import TENSORS, Progress, State
-from headway.checkpoint.tensors import load_tensors, tensor_facts
+from headway.checkpoint.tensors import SavedTensors
 from headway.utils import ProjectConfiguration
 from tests.checkpoint.saving import save_checkpoint
 
@@ -46,7 +46,7 @@ def save(folder: Path, name: str, step: int, keep: int, rank: int = 0) -> None:
         values = {"model": torch.full((999,), step), "optimizer": {"a": torch.tensor(step)}}
         return State(values, {"generators": torch.full((5,), step)})
 
-    save_checkpoint(folder / name, state, Progress(step, 0), then=lambda: prune(folder, keep))
+    save_checkpoint(folder / name, state, Progress(step, 0), then=lambda _: prune(folder, keep))
 
 
 def problem_in(folder: Path, at_least: int) -> str:
@@ -60,7 +60,8 @@ def problem_in(folder: Path, at_least: int) -> str:
     for one in found:
         manifest = verify(one.path)
         texts = [path.read_text() for path in one.path.glob("hook_*.txt")]
-        tensors = load_tensors(tensor_facts(one.path / TENSORS), one.path / TENSORS)
+        saved = SavedTensors(one.path / TENSORS)
+        tensors = saved.load(saved.facts)
         numbers = {number for tensor in tensors.values() for number in tensor.flatten().tolist()}
         if {*map(int, texts), *numbers} != {manifest.step}:
             return f"mixed: {texts} {numbers} in {manifest.step}"
@@ -207,7 +208,8 @@ def weights_problem(folder: Path, at_least: int) -> str:
         return "lost: all"
     path = found[-1].path
     verify(path)
-    tensors = load_tensors(tensor_facts(path / TENSORS), path / TENSORS)
+    saved = SavedTensors(path / TENSORS)
+    tensors = saved.load(saved.facts)
     numbers = {
         one
         for name, tensor in tensors.items()

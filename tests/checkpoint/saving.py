@@ -14,7 +14,7 @@ def save_checkpoint(
     progress: Progress,
     *,
     sha256: bool = False,
-    then: Callable[[], object] = bool,
+    then: Callable[[float], object] = bool,
 ) -> None:
     """Write a checkpoint and commit it; see `prepare_checkpoint`."""
     write_prepared(prepare_checkpoint(target, state, progress, sha256=sha256, then=then))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -12,7 +13,9 @@ import pytest
 
 from headway.checkpoint import folders
 from headway.checkpoint.folders import (
+    begin,
     checkpoints_in,
+    commit,
     leftovers_in,
     next_time,
     prune,
@@ -20,9 +23,9 @@ from headway.checkpoint.folders import (
     require_space,
 )
 from headway.checkpoint.manifest import verify
-from headway.checkpoint.project import keep_newest_steps
+from headway.checkpoint.project import keep_newest_steps, newest_in
 from headway.errors import CheckpointError
-from tests.checkpoint.saved import save
+from tests.checkpoint.saved import save, write
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="renameat2")
 EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree"}
@@ -80,6 +83,43 @@ def test_where_a_checkpoint_cannot_take_its_place_the_save_is_refused(
 
 def refuse(*_: object) -> None:
     raise PermissionError(1, "Operation not permitted")
+
+
+@pytest.mark.parametrize("kind", ["new", "exchanged", "replaced"])
+def test_where_the_name_of_a_checkpoint_does_not_reach_the_disk_the_one_before_it_stands(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "a"
+    if kind != "new":
+        save(target)
+    if kind == "replaced":
+        monkeypatch.setattr(folders, "exchange", lambda one, other: False)
+    sync = os.fsync
+
+    def fail(handle: int) -> None:
+        if os.fstat(handle).st_ino == tmp_path.stat().st_ino:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(CheckpointError) as caught:
+        save(target, step=2)
+    assert str(target) in caught.value.problems[0].where
+    assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [1] * (kind != "new")
+    assert not [one for one in tmp_path.iterdir() if one.name.startswith(".old-")]
+
+
+def test_a_link_that_another_user_puts_in_place_of_a_save_opens_no_folder_elsewhere(
+    tmp_path: Path,
+) -> None:
+    pending, elsewhere = begin(tmp_path / "a"), tmp_path / "elsewhere"
+    write(pending)
+    pending.rename(elsewhere)
+    pending.symlink_to(elsewhere)
+    with pytest.raises(CheckpointError):
+        commit(pending, tmp_path / "a")
+    assert elsewhere.stat().st_mode & 0o777 == 0o700
+    assert checkpoints_in(tmp_path / "a") == []
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -180,3 +220,15 @@ def test_a_commit_that_was_cut_off_between_its_renames_is_finished_with_the_newe
     (tmp_path / "new").rename(tmp_path / ".tmp-a-12345678")
     recover(tmp_path / "a")
     assert verify(tmp_path / "a").step == 2
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_a_commit_that_was_cut_off_and_cannot_be_finished_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / ".old-a-12345678")
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        newest_in(tmp_path)
+    assert str(tmp_path / "a") in caught.value.problems[0].where

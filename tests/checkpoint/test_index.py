@@ -17,7 +17,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
 from headway.checkpoint.index import read_index
-from headway.checkpoint.tensors import save_tensors, tensor_facts
+from headway.checkpoint.tensors import SavedTensors, save_tensors
 from headway.errors import CheckpointError
 
 FOLLOWED = {
@@ -58,7 +58,7 @@ def test_it_is_read_in_the_protocols_that_torch_writes(index: Path, protocol: in
         assert read_index(index).storage_data == found.storage_data
     else:
         with pytest.raises(CheckpointError):
-            tensor_facts(index.parent)
+            SavedTensors(index.parent)
 
 
 @pytest.mark.parametrize("opcode", pickletools.opcodes, ids=lambda one: one.name)
@@ -74,7 +74,7 @@ def test_every_other_opcode_is_refused(index: Path, opcode: Any) -> None:
                 continue
         else:
             with pytest.raises(CheckpointError):
-                tensor_facts(index.parent)
+                SavedTensors(index.parent)
 
 
 class Command:
@@ -114,7 +114,7 @@ def test_nothing_is_called_and_nothing_is_set(index: Path, attack: bytes) -> Non
     for text in (attack, data[:HEAD] + body.rstrip(b".") + b"0" + data[HEAD:]):
         index.write_bytes(text)
         with pytest.raises(CheckpointError):
-            tensor_facts(index.parent)
+            SavedTensors(index.parent)
     assert pathlib.Path.exists is exists
     assert "exists" not in vars(pathlib.PosixPath)
     assert not hasattr(Metadata, "exists")
@@ -141,7 +141,7 @@ def test_what_is_no_index_is_refused(index: Path, change: Any) -> None:
     index.write_bytes(pickle.dumps(found, 4))
     if found.storage_data:
         with pytest.raises(CheckpointError):
-            tensor_facts(index.parent)
+            SavedTensors(index.parent)
     else:
         assert read_index(index).storage_data == {}
 
@@ -151,7 +151,7 @@ def test_one_that_is_cut_or_nested_too_deep_is_refused(index: Path) -> None:
     for length in range(0, len(data), 7):
         index.write_bytes(data[:length])
         with pytest.raises(CheckpointError):
-            tensor_facts(index.parent)
+            SavedTensors(index.parent)
     index.write_bytes(b"\x80\x04" + b")" + b"\x85" * 100_000 + b".")
     with pytest.raises(CheckpointError):
-        tensor_facts(index.parent)
+        SavedTensors(index.parent)

@@ -42,9 +42,23 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(tmp_path: Pat
         save(tmp_path / "a", State({"model": {"weight": WEIGHT + 1, "lr": 0.2}}, STATE.own))
         return saved
 
-    with pytest.raises(CheckpointError, match="another checkpoint"):
+    with pytest.raises(CheckpointError, match="replaced"):
         load_checkpoint(tmp_path / "a", replace)
     assert load_checkpoint(tmp_path / "a").shared["model"]["lr"] == 0.2
+
+
+def test_what_another_process_removes_of_a_checkpoint_while_it_is_read_is_not_called_damaged(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path / "a")
+
+    def remove(_: str, saved: Any) -> Any:
+        shutil.rmtree(tmp_path / "a", ignore_errors=True)
+        return saved
+
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(tmp_path / "a", remove)
+    assert str(tmp_path / "a" / "tensors") not in str(caught.value)
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:

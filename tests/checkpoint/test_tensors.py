@@ -14,9 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from headway.checkpoint.tensors import (  # noqa: E402
-    load_tensors,
+    SavedTensors,
     save_tensors,
-    tensor_facts,
 )
 from headway.errors import CheckpointError  # noqa: E402
 
@@ -37,12 +36,12 @@ def saved(tmp_path: Path) -> Path:
 
 def test_tensors_come_back_with_their_bits_and_the_live_ones_are_not_changed(saved: Path) -> None:
     live = {name: torch.ones_like(tensor) for name, tensor in TENSORS.items()}
-    loaded = load_tensors(live, saved)
+    loaded = SavedTensors(saved).load(live)
     for name, tensor in TENSORS.items():
         assert loaded[name].dtype == tensor.dtype
         assert torch.equal(loaded[name], tensor)
         assert torch.equal(live[name], torch.ones_like(tensor))
-    assert {name: fact.shape for name, fact in tensor_facts(saved).items()} == {
+    assert {name: fact.shape for name, fact in SavedTensors(saved).facts.items()} == {
         name: tensor.shape for name, tensor in TENSORS.items()
     }
 
@@ -57,7 +56,7 @@ def test_tensors_come_back_with_their_bits_and_the_live_ones_are_not_changed(sav
 )
 def test_a_tensor_that_does_not_fit_is_refused_by_name(name: str, wanted: Any, saved: Path) -> None:
     with pytest.raises(CheckpointError, match=name):
-        load_tensors({name: wanted}, saved)
+        SavedTensors(saved).load({name: wanted})
 
 
 class Bomb:
@@ -69,7 +68,7 @@ class Bomb:
 def test_a_bomb_in_the_index_is_refused_and_not_run(bomb: object, saved: Path) -> None:
     (saved / ".metadata").write_bytes(pickle.dumps(bomb))
     with pytest.raises(CheckpointError):
-        load_tensors(TENSORS, saved)
+        SavedTensors(saved).load(TENSORS)
     assert not Path("exploded").exists()
 
 
@@ -77,7 +76,7 @@ def test_a_bomb_in_place_of_a_tensor_is_refused_and_not_run(saved: Path) -> None
     (data,) = saved.glob("*.distcp")
     torch.save(Bomb(), data)
     with pytest.raises(CheckpointError):
-        load_tensors(TENSORS, saved)
+        SavedTensors(saved).load(TENSORS)
     assert not Path("exploded").exists()
 
 
@@ -89,7 +88,7 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(path: str, saved: Path
         info.relative_path = path
     index.write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError):
-        load_tensors(TENSORS, saved)
+        SavedTensors(saved).load(TENSORS)
 
 
 def huge(entry: Any) -> None:
@@ -134,7 +133,7 @@ def test_an_index_of_tensors_that_the_files_do_not_hold_is_refused(
     change(metadata.state_dict_metadata["model.weight"])
     index.write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError):
-        tensor_facts(saved)
+        SavedTensors(saved)
 
 
 def test_an_index_of_chunks_as_dtensors_have_them_is_read(saved: Path) -> None:
@@ -143,17 +142,17 @@ def test_an_index_of_chunks_as_dtensors_have_them_is_read(saved: Path) -> None:
     halves = [((row, column), (2, size)) for row in (2, 0) for column, size in ((0, 2), (2, 1))]
     chunked(*halves, ((4, 0), (0, 3)))(metadata.state_dict_metadata["model.weight"])
     index.write_bytes(pickle.dumps(metadata))
-    assert tensor_facts(saved)["model.weight"].shape == (4, 3)
+    assert SavedTensors(saved).facts["model.weight"].shape == (4, 3)
 
 
 @pytest.mark.parametrize("text", [b"", b"garbage", pickle.dumps({})])
 def test_a_damaged_index_is_refused(text: bytes, saved: Path) -> None:
     (saved / ".metadata").write_bytes(text)
     with pytest.raises(CheckpointError):
-        load_tensors(TENSORS, saved)
+        SavedTensors(saved).load(TENSORS)
     (saved / ".metadata").unlink()
     with pytest.raises(CheckpointError):
-        tensor_facts(saved)
+        SavedTensors(saved)
 
 
 def test_a_folder_that_is_there_is_not_written_over(saved: Path) -> None:

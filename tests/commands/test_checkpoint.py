@@ -45,6 +45,9 @@ def test_a_list_says_which_checkpoints_lack_something(capsys: pytest.CaptureFixt
     save(FOLDER / "checkpoint_13")
     (FOLDER / "checkpoint_13" / "values.json").unlink()
     (FOLDER / "checkpoint_13" / "values.json").symlink_to("/dev/zero")
+    save(FOLDER / "checkpoint_15")
+    (FOLDER / "checkpoint_15" / "tensors").rename("moved")
+    (FOLDER / "checkpoint_15" / "tensors").symlink_to(Path("moved").absolute())
     for kind in ("tmp", "old", "trash"):
         (FOLDER / f".{kind}-checkpoint_14-00000000").mkdir()
     assert main(["checkpoint", "ls", str(FOLDER), "--json"]) == 0
@@ -55,11 +58,12 @@ def test_a_list_says_which_checkpoints_lack_something(capsys: pytest.CaptureFixt
         "checkpoint_11": ("complete", 11),
         "checkpoint_12": ("damaged", None),
         "checkpoint_13": ("damaged", 1),
+        "checkpoint_15": ("damaged", 1),
         ".tmp-checkpoint_14-00000000": ("incomplete", None),
         ".old-checkpoint_14-00000000": ("incomplete", None),
     }
     assert main(["checkpoint", "ls", str(FOLDER.parent)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 7
+    assert len(capsys.readouterr().out.splitlines()) == 8
 
 
 def test_a_folder_without_checkpoints_is_said_to_have_none(
@@ -74,6 +78,7 @@ def test_the_folder_of_a_project_stands_for_the_checkpoints_in_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     project = str(FOLDER.parent)
+    (FOLDER.parent / "latest").symlink_to("checkpoints/checkpoint_11")
     assert main(["checkpoint", "ls", project]) == 0
     assert "checkpoint_11" in capsys.readouterr().out
     assert main(["checkpoint", "prune", project, "--keep", "1"]) == 0

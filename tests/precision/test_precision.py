@@ -121,3 +121,14 @@ def test_norm_of_accumulating_gradients_is_their_true_one() -> None:
         assert weight.grad is not None
         assert weight.grad.item() > 1000
         assert accelerator.clip_grad_norm_([weight], 1.0).item() == 2.0
+
+
+def test_a_state_that_is_loaded_between_clipping_and_a_step_is_trained_on() -> None:
+    training = Training()
+    state = training.precision.state_dict()
+    scaler = training.precision.scaler
+    for _ in range(2):
+        training.backward(1.0)
+        training.precision.unscale(training.optimizers, training.weights)
+        training.precision.load_state_dict(state)
+    assert training.precision.scaler is scaler

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headway import Accelerator
-from headway.checkpoint import saving
+from headway.checkpoint import folders, loading, saving
 from headway.checkpoint.manifest import NAME, read_manifest
 from headway.contract.records import progress
 from headway.errors import CheckpointError, UsageError
@@ -290,10 +290,33 @@ def test_runs_of_trackers_that_no_save_has_written_are_refused(text: str) -> Non
     (newest,) = CHECKPOINTS.iterdir()
     (newest / "trackers.json").write_text(text)
     rewrite(newest)
-    accelerator = Training().accelerator
+    training = Training()
+    accelerator = training.accelerator
+    before = [one.detach().clone() for one in training.model.parameters()]
     with pytest.raises(CheckpointError, match="runs of trackers") as caught:
         accelerator.resume()
     assert str(newest / "trackers.json") in str(caught.value)
+    assert all(map(torch.equal, before, training.model.parameters())), "nothing has changed"
+    accelerator.end_training()
+
+
+def test_a_checkpoint_that_another_run_removes_meanwhile_is_not_to_be_moved_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Training().train_to(1, every=1)
+    (newest,) = CHECKPOINTS.iterdir()
+    accelerator = Training().accelerator
+    load = loading.load_checkpoint
+
+    def removed(*words: Any) -> Any:
+        folders.remove(newest)
+        return load(*words)
+
+    monkeypatch.setattr(loading, "load_checkpoint", removed)
+    with pytest.raises(CheckpointError) as caught:
+        accelerator.resume()
+    assert str(newest) in caught.value.problems[0].where
+    assert str(newest) not in caught.value.problems[0].fix
     accelerator.end_training()
 
 
