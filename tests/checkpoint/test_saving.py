@@ -52,7 +52,7 @@ def test_what_another_process_removes_of_a_checkpoint_while_it_is_read_is_not_ca
 ) -> None:
     save(tmp_path / "a")
 
-    def remove(_: str, saved: Any) -> Any:
+    def remove(_: str, saved: Any, was_sharded: bool) -> Any:
         shutil.rmtree(tmp_path / "a", ignore_errors=True)
         return saved
 

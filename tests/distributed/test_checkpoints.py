@@ -71,7 +71,7 @@ LOAD = (
     COMMON
     + """
 live = {f"shared.sharded.{name}": torch.zeros_like(one) for name, one in state.items()}
-loaded = load_checkpoint(target, lambda name, saved: live.get(name, saved))
+loaded = load_checkpoint(target, lambda name, saved, _: live.get(name, saved))
 for name, tensor in whole.items():
     assert torch.equal(loaded.shared["plain"][name], tensor)
     assert torch.equal(loaded.shared["sharded"][name].full_tensor(), tensor)

@@ -7,6 +7,7 @@ from itertools import chain
 
 import pytest
 
+from headway.utils import DistributedType
 from tests.distributed.ranks import Seen
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("seen_with")]
@@ -28,7 +29,8 @@ def test_a_state_made_before_the_accelerator_has_its_ranks(seen_with: SeenWith, 
 
 @every_world
 def test_the_state_s_text_has_the_usual_lines(seen_with: SeenWith, world: int) -> None:
-    kind = "NO" if world == 1 else "MULTI_CPU  Backend: gloo"
+    kind = f"{DistributedType.NO if world == 1 else DistributedType.MULTI_CPU}"
+    kind += "  Backend: gloo" if world > 1 else ""
     for rank, one in enumerate(seen_with(world)):
         assert one["states"]["text"] == [
             f"Distributed environment: {kind}",
