@@ -210,6 +210,8 @@ class Confinement:
             setattr(module, name, changed)
             closer = tempfile._TemporaryFileCloser  # type: ignore[attr-defined]
             _replace_default(closer, change, changed)
+        if hasattr(tempfile, "_rmtree"):  # a name of its own, in earlier versions of Python
+            tempfile._rmtree = shutil.rmtree
 
     def _within(self, name: str, change: Callable[..., Any], count: int) -> Callable[..., Any]:
         """Return a function that changes only what lies below the scratch folder."""
