@@ -10,6 +10,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.distributed.launching import environment
 
+pytest.importorskip("torch")
+
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.skipif(sys.platform != "linux", reason="adopts what killed ranks leave"),
