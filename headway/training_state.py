@@ -23,6 +23,7 @@ from headway.checkpoint.values import encode
 from headway.collectives import broadcast_object_list, gather_object
 from headway.data.loader import PreparedDataLoader
 from headway.data.position import Interrupted
+from headway.data.positioned import tell_of_zipped
 from headway.errors import CheckpointError, UsageError
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.precision.precision import Precision
@@ -517,8 +518,11 @@ class Restoring:
                     getattr(*one).copy_(saved)
             training.strategy.set_spreads_buffers(prepared, are_spread)
         generators = Interrupted(own.get("generators"), training.device)
-        for loader, state in self._loaders():
+        positions = [*self._loaders()]
+        for loader, state in positions:
             loader.go_on_at(state, generators, only_skipped=training.skips_itself)
+        if positions and rank_and_size()[0] == 0 and not training.skips_itself:
+            tell_of_zipped(*zip(*positions, strict=True))
         generators.restore()
 
     def _own_buffers(self) -> Sequence[tuple[Sequence[torch.Tensor | None], bool]]:

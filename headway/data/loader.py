@@ -165,7 +165,7 @@ class PreparedDataLoader(PositionedLoader):
                     following = next(items, _END)
         finally:
             channel.phase = "script"
-            self._passes.end(current)
+            self._passes.end(current, self._given(current))
             loop.end()
 
     @contextmanager

@@ -160,9 +160,12 @@ class Passes:
     """Whether an optimizer has stepped in one of these."""
     has_lasting_workers = False
     """Whether workers that outlive a pass were started, in earlier runs as well."""
+    left_after: Taken | None = None
+    """What the pass before had given when the script left it; None if it was complete."""
 
-    def end(self, ended: Pass) -> None:
-        """Count a pass that will give no more batches."""
+    def end(self, ended: Pass, given: Taken) -> None:
+        """Count a pass that will give no more batches than those that were given."""
+        self.left_after = None if ended.is_complete else given
         self.samples += ended.samples
         self.has_trained |= ended.num_steps != channel.num_steps
         if self.current is ended:

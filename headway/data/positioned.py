@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,15 @@ from torch.utils.data import DataLoader
 
 from headway.contract.records import channel
 from headway.data.configuration import DataLoaderConfiguration
-from headway.data.position import Interrupted, Passes, Pending, Taken, counts_samples, generators_of
+from headway.data.position import (
+    Interrupted,
+    Pass,
+    Passes,
+    Pending,
+    Taken,
+    counts_samples,
+    generators_of,
+)
 from headway.data.samplers import SeedableRandomSampler
 from headway.data.seeds import SampleSeeds
 from headway.data.sharding import batch_size_of, source_of
@@ -72,9 +80,11 @@ class PositionedLoader(DataLoader[Any]):
 
     def position(self) -> dict[str, Any]:
         """Return where the passes stand, for a checkpoint: values, and tensors of generators."""
-        current = self._passes.current
+        passes, current = self._passes, self._passes.current
+        given = None if current is None else self._given(current)
+        is_left = self._is_map and given == passes.left_after  # where the script left the last one
         position: dict[str, Any] = {
-            "following": self.epoch,
+            "following": passes.following if is_left else self.epoch,
             "size": batch_size_of(self._original),
             "total": self.total_batch_size,
             "seed": None if self._seeds is None else self._seeds.seed,
@@ -82,13 +92,13 @@ class PositionedLoader(DataLoader[Any]):
             "pass": None,
             "samples": self.samples,
             "has_trained": self.has_trained,
-            "has_lasting_workers": self._passes.has_lasting_workers,
+            "has_lasting_workers": passes.has_lasting_workers,
+            "left_after": passes.left_after and [*passes.left_after],
             "order_seeds": [one.initial_seed for one in self._seedable()],
         }
-        if current is not None and not current.is_complete:
-            since = self._taken(current.rounds)
-            taken = [one + other for one, other in zip(current.before, since, strict=True)]
-            position["pass"] = {**current.state_dict(), "taken": taken, "length": self._length()}
+        if current is not None and not current.is_complete and not is_left:
+            state = current.state_dict()
+            position["pass"] = {**state, "taken": [*(given or ())], "length": self._length()}
         return position
 
     def require_position(self, position: dict[str, Any], where: str) -> None:
@@ -145,6 +155,8 @@ class PositionedLoader(DataLoader[Any]):
             generator.set_state(own)
         passes.samples, passes.has_trained = position["samples"], position["has_trained"]
         passes.has_lasting_workers = position["has_lasting_workers"]
+        left_after = position.get("left_after")
+        passes.left_after = None if left_after is None else Taken(*left_after)
         for sampler, seed in zip(self._seedable(), position["order_seeds"], strict=False):
             sampler.initial_seed = seed
         passes.following = position["following"] if state is None else state["epoch"]
@@ -154,6 +166,16 @@ class PositionedLoader(DataLoader[Any]):
             reads_again = not (self._is_map or only_skipped or state["stream"] is not None)
             if reads_again and self._of_rank[0] == 0:
                 print(_STREAM_NOTE, file=sys.stderr, flush=True)
+
+    def began_with(self, position: dict[str, Any], other: PositionedLoader) -> bool:
+        """Return whether the first pass may have been over where that of another loader ended.
+
+        So it is with `zip`; a loop that goes on in it cannot be told from that.
+        """
+        state = position["pass"]
+        if state is None or state["epoch"] != 0 or not self._is_map or not other._is_map:
+            return False
+        return bool(self._taken(len(other)).batches == state["taken"][0])
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the passes stand; each rank keeps its own.
@@ -200,6 +222,11 @@ class PositionedLoader(DataLoader[Any]):
     def _seedable(self) -> list[SeedableRandomSampler]:
         return [one for one in self._samplers() if isinstance(one, SeedableRandomSampler)]
 
+    def _given(self, current: Pass) -> Taken:
+        """Return what a pass has given, with what was left out of it."""
+        since = self._taken(current.rounds)
+        return Taken(*(one + other for one, other in zip(current.before, since, strict=True)))
+
     def _taken(self, rounds: int) -> Taken:
         _, num_ranks, config = self._of_rank
         batches = rounds * (1 if config.split_batches else num_ranks)
@@ -210,6 +237,18 @@ def _each_once(objects: list[Any]) -> list[Any]:
     return list({id(one): one for one in objects if one is not None}.values())
 
 
+def tell_of_zipped(loaders: Sequence[PositionedLoader], positions: Sequence[Any]) -> None:
+    """Say where a pass goes on that the script may have left, as `zip` does."""
+    pairs = [*zip(loaders, positions, strict=True)]
+    ended = [one for one, position in pairs if position["pass"] is None and one.epoch == 1]
+    if any(one.began_with(position, other) for one, position in pairs for other in ended):
+        print(_ZIP_NOTE, file=sys.stderr, flush=True)
+
+
+_ZIP_NOTE = (
+    "headway: note: saved in the last batch of a loader's first pass, in the middle of another's,"
+    " which goes on from there; if the script reads the two with zip, save after that loop instead"
+)
 _STREAM_NOTE = (
     "headway: the data set is a stream without state_dict(), or is read by workers, so the batches"
     " before the checkpoint are read and dropped; the others are the same only if it gives the same"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch.utils.data import (
 from headway.checkpoint.generators import generator_states
 from headway.data.loader import PreparedDataLoader
 from headway.data.position import Interrupted
+from headway.data.positioned import tell_of_zipped
 from headway.utils import DataLoaderConfiguration, set_seed
 
 CPU = torch.device("cpu")
@@ -152,10 +153,31 @@ def steps(first: Any, *others: Any) -> Iterator[list[Any]]:
             yield step
 
 
-def trained(loaders: list[Any], cut_after: int | None = None) -> tuple[Drawn, bytes]:
+def zipped(first: Any, longer: Any) -> Iterator[list[Any]]:
+    """Yield the batches of each step of loops that leave every pass of the second loader early."""
+    for _ in range(first.epoch, EPOCHS):
+        for batches in zip(first, longer, strict=False):
+            yield [*batches]
+
+
+def broken(loader: Any) -> Iterator[list[Any]]:
+    """Yield the batches of each step of loops that end before their loader does."""
+    for _ in range(loader.epoch, EPOCHS):
+        for number, batch in enumerate(loader, 1):
+            yield [batch]
+            if number == 2:
+                break
+
+
+Loop = Callable[..., Iterator[list[Any]]]
+
+
+def trained(
+    loaders: list[Any], cut_after: int | None = None, loop: Loop = steps
+) -> tuple[Drawn, bytes]:
     """Return what is given and drawn at each step; and what a checkpoint has after such a step."""
     drawn: Drawn = []
-    for batches in steps(*loaders):
+    for batches in loop(*loaders):
         drawn.append((repr(batches), torch.rand(1).item(), random.random()))
         if len(drawn) == cut_after:
             positions = [one.position() for one in loaders]
@@ -197,3 +219,32 @@ def test_batches_and_random_numbers_are_those_of_a_run_that_is_not_cut(kind: str
             rest, _ = trained(resumed(kind, again))
             assert rest == whole[step + 1 :], step
             assert repr(generator_states(CPU)) == repr(states), step
+
+
+@pytest.mark.parametrize(
+    ("kind", "loop", "cuts"),
+    [
+        ("two", zipped, range(5, 12)),  # all from the second epoch on
+        ("two, of lasting workers", zipped, (5, 8)),
+        ("shuffled", broken, (4,)),  # its count begins anew in the middle of an epoch
+    ],
+)
+def test_a_pass_that_is_left_early_is_over_where_the_one_before_was_left(
+    kind: str, loop: Loop, cuts: Iterable[int]
+) -> None:
+    set_seed(1)
+    whole, _ = trained(prepared(kind), loop=loop)
+    for step in cuts:
+        set_seed(1)
+        _, checkpoint = trained(prepared(kind), step, loop)
+        rest, _ = trained(resumed(kind, checkpoint), loop=loop)
+        assert rest == whole[step:], step
+
+
+def test_where_a_pass_goes_on_that_zip_may_have_left_it_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for step, is_told in ((3, False), (4, True), (5, False)):
+        _, checkpoint = trained(prepared("two"), step, zipped)
+        tell_of_zipped(resumed("two", checkpoint), pickle.loads(checkpoint)[0])
+        assert bool(capsys.readouterr().err) is is_told, step
