@@ -1,37 +1,28 @@
-"""The object that training scripts use; it delegates to strategy, precision, loaders and so on."""
+"""The object that training scripts use: every method names the part that does the work."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
-from headway.accumulation import Accumulation
-from headway.arguments import (
-    EffectiveSettings,
-    check_seed,
-    merge_accumulation,
-    merge_arguments,
-    merge_compilation,
-    merge_sharing,
-    reject_unsupported,
-)
-from headway.contract.records import channel
-from headway.contract.run import read_ranks, read_run
-from headway.contract.strategies import SHARDED
-from headway.data.configuration import DataLoaderConfiguration, merged_configuration
-from headway.data.global_batch import micro_batch_of
-from headway.device_memory import tell_memory_at_exit
+from headway import collectives
+from headway.arguments import reject_unsupported
+from headway.checkpoint.checkpointer import Checkpointer, refuse_keywords
+from headway.checkpoint.preemption import Preemption, ResumedRun
+from headway.data.configuration import DataLoaderConfiguration
+from headway.data.metrics import gather_for_metrics
+from headway.data.skipping import skip_first_batches
+from headway.errors import UsageError
 from headway.generators import RNGType
-from headway.in_effect import InEffect
-from headway.meeting import meet
-from headway.micro_batches import MicroBatches
-from headway.model_files import save_weights
-from headway.placement import Devices, gpu_named_by
+from headway.placement import Devices
 from headway.plugins.accumulation import GradientAccumulationPlugin
 from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.plugins.handler import Handlers, KwargsHandler
@@ -42,30 +33,49 @@ from headway.plugins.handlers import (
     InitProcessGroupKwargs,
 )
 from headway.plugins.profiling import ProfileKwargs
-from headway.plugins.project import Folder, ProjectConfiguration, merged_project
+from headway.plugins.project import Folder, ProjectConfiguration
 from headway.plugins.sharding import FullyShardedDataParallelPlugin
-from headway.precision.choice import precision_for
-from headway.precision.precision import PrecisionSettings
+from headway.process import Function, Process
 from headway.profiling import profiled
-from headway.resuming import Resuming, tell_if_unused
 from headway.saving import save
-from headway.seeding import set_seed
-from headway.state import GradientState, share, shared_precision, shared_world
-from headway.strategies.choice import strategy_for
-from headway.strategies.strategy import StrategySettings
-from headway.trackers.tracked import LogWith
-from headway.world import GroupSettings, World, join_world
-
-HANDLERS = (
-    DistributedDataParallelKwargs,
-    GradScalerKwargs,
-    InitProcessGroupKwargs,
-    AutocastKwargs,
-    ProfileKwargs,
-)
+from headway.state import share, share_accumulation
+from headway.trackers.choice import Chosen
+from headway.trackers.tracker import GeneralTracker
+from headway.trackers.tracking import RUNS_FILE, LogWith, Tracking
+from headway.training.connector import connect, tell
+from headway.training.preparer import Preparer, is_spread_by_device_map
+from headway.training.steps import Steps, Tensors
+from headway.training.training import Training
+from headway.training.weights import Weights
+from headway.world import DistributedType, leave_world
 
 
-class Accelerator(InEffect, Resuming):
+class Parts(NamedTuple):
+    """What an Accelerator consists of; each part owns its state, and knows those before it at most.
+
+    For code that builds on Headway: other than the Accelerator's, these names may change.
+    """
+
+    process: Process
+    training: Training
+    preparer: Preparer
+    steps: Steps
+    weights: Weights
+    checkpoints: Checkpointer
+    preemption: Preemption
+    tracking: Tracking
+    handlers: Handlers
+
+
+class PartTypes(NamedTuple):
+    """What prepares a script's objects, what makes its steps, and which arguments are taken."""
+
+    preparer: type[Preparer] = Preparer
+    steps: type[Steps] = Steps
+    accepted: Callable[[Any], Any] = lambda given: given
+
+
+class Accelerator:
     """Prepare a training script for one process or many; names and meanings are Accelerate's.
 
     Under `headway launch` the launcher's settings apply; an argument given here overrides a profile
@@ -136,6 +146,8 @@ class Accelerator(InEffect, Resuming):
         with one rank.
     """
 
+    part_types = PartTypes()  # headway.compat has others
+
     def __init__(
         self,
         device_placement: bool = True,
@@ -169,85 +181,239 @@ class Accelerator(InEffect, Resuming):
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         **unsupported: NoReturn,
     ) -> None:
+        given = SimpleNamespace(**locals())
         reject_unsupported(unsupported)
-        check_seed(seed)
-        self._handlers = handlers = Handlers(kwargs_handlers, HANDLERS)
-        dynamo = merge_compilation(dynamo_backend, dynamo_plugin)
-        accumulation = merge_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
-        agreed = merge_arguments(
-            read_run(),
-            mixed_precision=mixed_precision,
-            gradient_accumulation_steps=accumulation.num_steps,
-            cpu=cpu,
-            device=device,
-            resume=None if resume_from is None else os.fspath(resume_from),
-            sharing=merge_sharing(
-                strategy, shard_size, wrap, activation_checkpointing, cpu_offload, fsdp_plugin
-            ),
-        )
-        is_device_named = cpu or device is not None or devices is not None
-        group = _group_settings(handlers.or_default(InitProcessGroupKwargs))
-        world = _join_world(None if is_device_named else shared_world(), agreed, devices, group)
-        precision = precision_for(
-            (None if mixed_precision else shared_precision()) or agreed.mixed_precision,
-            world.device,
-            PrecisionSettings(
-                handlers.or_default(AutocastKwargs), handlers.or_default(GradScalerKwargs)
-            ),
-            where=agreed.precision_from,
-        )
-        super().__init__(
-            world,
-            precision,
-            strategy_for(
-                world,
-                StrategySettings(
-                    ddp=handlers.or_default(DistributedDataParallelKwargs),
-                    dynamo=dynamo,
-                    forward_methods=_names(forward_methods),
-                    **agreed.sharing._asdict(),
-                ),
-            ),
-            Accumulation(agreed.gradient_accumulation_steps, accumulation),
+        connected = connect(self.part_types.accepted(given))
+        training, project = connected.training, connected.project
+        preparer = self.part_types.preparer(
+            training,
+            connected.data,
             device_placement=device_placement,
-            data=merged_configuration(dataloader_config, split_batches, global_batch_size),
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
             rng_types=rng_types,
             seed=seed,
-            global_batch_size=global_batch_size,
         )
-        if global_batch_size is not None:
-            micro_batch_of(global_batch_size, self._strategy.data_size, self._accumulation.steps)
-        if seed is not None:
-            set_seed(seed)
-        if auto_micro_batch:
-            self._strategy.require_whole_models("auto_micro_batch=True")
-            self._micro_batches = MicroBatches(
-                self._accumulation, self._strategy, self._token_mean, self._trained_parameters
-            )
-        self._agreed_settings = agreed
-        if self.is_main_process and agreed.asks_to_go_on:
-            tell_if_unused(agreed.asks_to_go_on)
-        if self.is_main_process and agreed.estimated_bytes is not None:
-            tell_memory_at_exit(agreed.estimated_bytes)
-        self._track_with(log_with, merged_project(project_config, project_dir))
-        self.state = share(world, precision.name, dynamo)
-        self.gradient_state = GradientState._of(self._accumulation)
-        channel.has_made_accelerator = True
-        notes = agreed.notes
-        if strategy in SHARDED and not self.use_distributed:
-            notes = (*notes, f"headway: strategy {strategy!r} has no effect with one process")
-        if self.is_main_process and notes:
-            print(*notes, sep="\n", file=sys.stderr, flush=True)
+        tracking = Tracking(connected.world.is_main, log_with, project)
+        checkpoints = Checkpointer(
+            training,
+            project,
+            began_at=connected.settings.began_at,
+            beside={RUNS_FILE: tracking.run_ids},
+        )
+        self.parts = Parts(
+            Process(connected.world),
+            training,
+            preparer,
+            self.part_types.steps(training, auto_micro_batch=auto_micro_batch),
+            Weights(training),
+            checkpoints,
+            Preemption(checkpoints, tracking, connected.settings, self.end_training),
+            tracking,
+            connected.handlers,
+        )
+        self.state = share(connected.world, training.precision.name, connected.dynamo)
+        self.gradient_state = share_accumulation(training.accumulation)
+        tell(connected, strategy)
 
-    deepspeed_plugin = None  # what scripts written for Accelerate look at
+    # ------------------------------------------------------------------ prepare: Preparer
 
-    deepspeed_plugins = torch_tp_plugin = parallelism_config = torch_device_mesh = fp8_backend = (
-        None
-    )
-    fp8_enabled = has_lomo_optimizer = is_composable_parallelism_enabled = False
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Return models, optimizers, data loaders and schedulers made ready, in the given order."""
+        return self.parts.preparer.prepare(*args, device_placement=device_placement)
 
-    # ------------------------------------------------------------------ profile
+    def prepare_model(
+        self,
+        model: torch.nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+    ) -> Any:
+        """Return one model made ready."""
+        return self.parts.preparer.prepare_model(model, device_placement, evaluation_mode)
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> Any:
+        """Return one optimizer made ready."""
+        return self.parts.preparer.prepare_optimizer(optimizer, device_placement)
+
+    def prepare_data_loader(
+        self, data_loader: DataLoader[Any], device_placement: bool | None = None
+    ) -> Any:
+        """Return one data loader made ready."""
+        return self.parts.preparer.prepare_data_loader(data_loader, device_placement)
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
+        """Return one scheduler made ready."""
+        return self.parts.preparer.prepare_scheduler(scheduler)
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forget all prepared objects, free what they held, and begin a new accumulation.
+
+        Returns:
+            A None for each of `objects`: `model, optimizer = accelerator.free_memory(model, ...)`.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> batch = torch.ones(4, 2)
+            >>> model, batch = accelerator.free_memory(model, batch)
+            >>> accelerator.clear()  # the same, by another name
+            []
+        """
+        freed = [None] * len(objects)
+        del objects
+        self.parts.training.forget()
+        return freed
+
+    clear = free_memory
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """Return a loader that leaves out the first batches of each pass.
+
+        See `headway.skip_first_batches`.
+
+        Examples:
+            >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(6), batch_size=2))
+            >>> [batch.tolist() for batch in accelerator.skip_first_batches(loader, 2)]
+            [[4, 5]]
+        """
+        return skip_first_batches(dataloader, num_batches)
+
+    def verify_device_map(self, model: torch.nn.Module) -> bool:
+        """Return whether `model` was spread over several devices by a `device_map`.
+
+        Examples:
+            >>> accelerator.verify_device_map(torch.nn.Linear(2, 1))
+            False
+        """
+        return is_spread_by_device_map(model)
+
+    @property
+    def device_placement(self) -> bool:
+        """Whether models and batches are moved to `device`; a script may change it."""
+        return self.parts.preparer.device_placement
+
+    @device_placement.setter
+    def device_placement(self, places: bool) -> None:
+        self.parts.preparer.device_placement = places
+
+    @property
+    def step_scheduler_with_optimizer(self) -> bool:
+        """Whether a scheduler's `step()` counts only after an optimizer step."""
+        return self.parts.preparer.step_scheduler_with_optimizer
+
+    @step_scheduler_with_optimizer.setter
+    def step_scheduler_with_optimizer(self, with_optimizer: bool) -> None:
+        self.parts.preparer.step_scheduler_with_optimizer = with_optimizer
+
+    @property
+    def rng_types(self) -> list[RNGType]:
+        """The random generators that all ranks get from rank 0 at each pass over a loader."""
+        return self.parts.preparer.rng_types
+
+    @property
+    def dataloader_config(self) -> DataLoaderConfiguration:
+        """How loaders that are prepared from now on share their data out."""
+        return self.parts.preparer.data
+
+    @dataloader_config.setter
+    def dataloader_config(self, config: DataLoaderConfiguration) -> None:
+        self.parts.preparer.data = config
+
+    @property
+    def even_batches(self) -> bool:
+        """See `DataLoaderConfiguration`; a script may change it."""
+        return self.parts.preparer.data.even_batches
+
+    @even_batches.setter
+    def even_batches(self, even: bool) -> None:
+        self.parts.preparer.data.even_batches = even
+
+    @property
+    def split_batches(self) -> bool:
+        """See `DataLoaderConfiguration`."""
+        return self.parts.preparer.data.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """See `DataLoaderConfiguration`."""
+        return self.parts.preparer.data.dispatch_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """See `DataLoaderConfiguration`."""
+        return self.parts.preparer.data.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """See `DataLoaderConfiguration`."""
+        return self.parts.preparer.data.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """See `DataLoaderConfiguration`."""
+        return self.parts.preparer.data.use_stateful_dataloader
+
+    # ------------------------------------------------------------------ train: Steps
+
+    def autocast(
+        self, autocast_handler: AutocastKwargs | None = None
+    ) -> AbstractContextManager[Any]:
+        """Return the context in which operations outside a prepared model use the precision."""
+        return self.parts.steps.autocast(autocast_handler)
+
+    def backward(
+        self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
+    ) -> None:
+        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
+        self.parts.steps.backward(loss, num_tokens=num_tokens, **kwargs)
+
+    def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step."""
+        return self.parts.steps.accumulate(*models)
+
+    def micro_batches(
+        self, batch: Any, *, max_size: int | None = None, min_size: int = 1
+    ) -> Iterator[Any]:
+        """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`."""
+        return self.parts.steps.micro_batches(batch, max_size=max_size, min_size=min_size)
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which gradients of `model` stay on their rank."""
+        return self.parts.steps.no_sync(model)
+
+    def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
+        return self.parts.steps.trigger_sync_in_backward(model)
+
+    def join_uneven_inputs(
+        self, joinables: Sequence[Any], even_batches: bool | None = None
+    ) -> AbstractContextManager[None]:
+        """Let ranks that run out of batches take part in the others' exchanges."""
+        return self.parts.steps.join_uneven_inputs(joinables, even_batches, usual=self.even_batches)
+
+    def set_trigger(self) -> None:
+        """Let the next `check_trigger()` return True on all ranks; any rank may call this."""
+        self.parts.steps.set_trigger()
+
+    def check_trigger(self) -> bool:
+        """Return whether any rank called `set_trigger()` since the last check. All must call it."""
+        return self.parts.steps.check_trigger()
+
+    def unscale_gradients(
+        self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
+    ) -> None:
+        """Divide gradients by fp16's loss scale, once for each step."""
+        self.parts.steps.unscale_gradients(optimizer)
+
+    def clip_grad_norm_(
+        self, parameters: Tensors, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Clip the gradients' norm, unless gradients accumulate, and return what it was."""
+        return self.parts.steps.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
+        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate."""
+        self.parts.steps.clip_grad_value_(parameters, clip_value)
 
     @contextmanager
     def profile(
@@ -269,31 +435,91 @@ class Accelerator(InEffect, Resuming):
             >>> "aten::mm" in {one.key for one in profiler.key_averages()}
             True
         """
-        handler = profile_handler or self._handlers.or_default(ProfileKwargs)
+        handler = profile_handler or self.parts.handlers.or_default(ProfileKwargs)
         with profiled(handler, self.process_index) as profiler:
             yield profiler
         if handler.output_trace_dir is not None:
             self.wait_for_everyone()
 
-    # ------------------------------------------------------------------ save
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether gradients are due: optimizers step, and ranks exchange gradients."""
+        return self.parts.training.accumulation.sync_gradients
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether an optimizer skipped its last step, because fp16 gradients overflowed."""
+        return any(one.step_was_skipped for one in self.parts.training.optimizers)
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """The number of micro-batches in one optimizer step; a script may change it."""
+        return self.parts.training.accumulation.steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        self.parts.training.set_accumulation_steps(steps)
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision in use: `no`, `fp16` or `bf16`."""
+        return self.parts.training.precision.name
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether `autocast()`, and models prepared from now on, compute under autocast.
+
+        A script may set it to False; `mixed_precision` stays what it is.
+        """
+        return self.parts.training.precision.uses_autocast
+
+    @native_amp.setter
+    def native_amp(self, uses_autocast: bool) -> None:
+        if uses_autocast and self.mixed_precision == "no":
+            raise UsageError(
+                "native_amp is set to True, but mixed_precision is 'no'",
+                where="the script's assignment to .native_amp",
+                fix="pass mixed_precision='bf16' to Accelerator()",
+            )
+        self.parts.training.precision.uses_autocast = uses_autocast
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What adapts fp16's loss scale; None in other precisions."""
+        return self.parts.training.precision.scaler
+
+    # ------------------------------------------------------------------ models: Weights
+
+    def unwrap_model(
+        self,
+        model: torch.nn.Module,
+        keep_fp32_wrapper: bool = True,
+        keep_torch_compile: bool = True,
+    ) -> torch.nn.Module:
+        """Return the model inside DistributedDataParallel or DataParallel, as it was prepared."""
+        return self.parts.weights.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
+
+    def empty_init(self) -> AbstractContextManager[Any]:
+        """Return a context in which models are made without memory for their weights."""
+        return self.parts.weights.empty_init()
+
+    def whole(self, model: torch.nn.Module) -> AbstractContextManager[torch.nn.Module]:
+        """Give the model that `prepare` was given, with weights that this rank reads in full."""
+        return self.parts.weights.whole(model)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the full state of a model. Call it on every rank: each may hold a part of it.
+        """Return the full state of a model. Call it on every rank: each may hold a part of it."""
+        return self.parts.weights.get_state_dict(model, unwrap)
 
-        Args:
-            model: a prepared model, or any other.
-            unwrap: use the names of the weights in the model itself, without those of wrappers.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> list(accelerator.get_state_dict(model))
-            ['weight', 'bias']
-        """
-        if unwrap:
-            model = self.unwrap_model(model, keep_torch_compile=False)
-        if self._strategy.shards:
-            meet("get_state_dict(...)")
-        return self._strategy.state_dict(model)
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the weights of `model` on rank 0; every rank has to call this."""
+        self.parts.weights.save_model(model, save_directory, max_shard_size, safe_serialization)
 
     def save(
         self, obj: Any, f: str | os.PathLike[str] | IO[bytes], safe_serialization: bool = False
@@ -311,48 +537,383 @@ class Accelerator(InEffect, Resuming):
         """
         save(obj, f, safe_serialization=safe_serialization)
 
-    def save_model(
-        self,
-        model: torch.nn.Module,
-        save_directory: str | os.PathLike[str],
-        max_shard_size: int | str = "10GB",
-        safe_serialization: bool = True,
-    ) -> None:
-        """Write the weights of `model` on rank 0; every rank has to call this.
+    # ------------------------------------------------------------------ checkpoints: Checkpointer
 
-        The files are those of Hugging Face libraries. Those of an earlier save into the same folder
-        are removed.
+    def save_state(
+        self,
+        output_dir: Folder = None,
+        safe_serialization: bool = True,
+        *,
+        allow_pickle: bool = False,
+        wait: bool = True,
+        **save_model_func_kwargs: Any,
+    ) -> str:
+        """Save the whole training as a checkpoint, which is there once it is complete."""
+        refuse_keywords(save_model_func_kwargs, "save_state")
+        return self.parts.checkpoints.save_state(output_dir, allow_pickle=allow_pickle, wait=wait)
+
+    def load_state(
+        self,
+        input_dir: Folder = None,
+        load_kwargs: dict[str, Any] | None = None,
+        *,
+        allow_pickle: bool = False,
+        strict: bool = True,
+        map_location: Any = None,
+        **load_model_func_kwargs: Any,
+    ) -> None:
+        """Go on with the training that `save_state` saved; the same objects must be prepared."""
+        refuse_keywords({**(load_kwargs or {}), **load_model_func_kwargs}, "load_state")
+        self.parts.checkpoints.load_state(input_dir, allow_pickle=allow_pickle, strict=strict)
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until the checkpoint that `save_state(wait=False)` began is there."""
+        self.parts.checkpoints.wait_for_checkpoint()
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Let checkpoints hold the states of these objects, as they are on rank 0."""
+        self.parts.checkpoints.register_for_checkpointing(*objects)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Let every `save_state` call `hook(models, weights, output_dir)` on every rank."""
+        return self.parts.checkpoints.register_save_state_pre_hook(hook)
+
+    def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads."""
+        return self.parts.checkpoints.register_load_state_pre_hook(hook)
+
+    @property
+    def project_configuration(self) -> ProjectConfiguration:
+        """Where trackers and checkpoints write, how these are named, and how many stay."""
+        return self.parts.checkpoints.project
+
+    @property
+    def project_dir(self) -> Folder:
+        """The folder of the files that this run writes."""
+        return self.project_configuration.project_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next checkpoint, with automatic naming."""
+        return self.project_configuration.iteration
+
+    # ------------------------------------------------------------------ interruptions: Preemption
+
+    def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
+        """Go on from the newest checkpoint of the project folder, or start afresh."""
+        return self.parts.preemption.resume(fall_back=fall_back, allow_pickle=allow_pickle)
+
+    def checkpoint(
+        self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
+    ) -> str | None:
+        """Save when it is due; save and leave the script when the job has to stop."""
+        return self.parts.preemption.checkpoint(every, allow_pickle=allow_pickle, wait=wait)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the job has to stop; for loops in which `checkpoint(every=...)` has no place."""
+        return self.parts.preemption.should_stop
+
+    # ------------------------------------------------------------------ trackers: Tracking
+
+    def init_trackers(
+        self,
+        project_name: str,
+        config: dict[str, Any] | None = None,
+        init_kwargs: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        """Begin a run with the trackers of `log_with`; a run that has begun is ended first."""
+        self.parts.tracking.init_trackers(project_name, config, init_kwargs)
+
+    def log(
+        self,
+        values: dict[str, Any],
+        step: int | None = None,
+        log_kwargs: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        """Log `values` to all trackers."""
+        self.parts.tracking.log(values, step, log_kwargs)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """Return the tracker `name` of the run."""
+        return self.parts.tracking.get_tracker(name, unwrap)
+
+    @property
+    def log_with(self) -> list[Chosen]:
+        """The trackers that were asked for: names, and instances of the script's."""
+        return self.parts.tracking.log_with
+
+    @property
+    def trackers(self) -> list[GeneralTracker]:
+        """Those of the run; on other ranks than 0 only those that every rank calls."""
+        return self.parts.tracking.trackers
+
+    @property
+    def logging_dir(self) -> Folder:
+        """The folder below which trackers write their files."""
+        return self.project_configuration.logging_dir
+
+    # ------------------------------------------------------------------ all ranks: collectives
+
+    def gather(self, tensor: Any) -> Any:
+        """Return the tensors of all ranks, joined along dimension 0 in the order of the ranks.
+
+        See `headway.utils.gather`.
 
         Args:
-            model: a prepared model, or any other.
-            save_directory: a folder, which is created.
-            max_shard_size: the size of a file's tensors, in bytes or such as "5MB" (10**6 bytes) or
-                "5MiB" (2**20 bytes). A larger tensor gets a file of its own.
-            safe_serialization: write `model.safetensors`, instead of `pytorch_model.bin` by
-                torch.save.
+            tensor: tensors of the same shape [n, ...] or [] and dtype on every rank, alone or
+                nested in lists, tuples and mappings.
+
+        Returns:
+            The same nesting with tensors of shape [world size * n, ...], or [world size] for
+            scalars, on every rank.
 
         Raises:
-            WrongValue: `max_shard_size` is no size.
-            UsageError: `save_directory` is a file, or a weight has no data (on the meta device).
+            UsageError: there is something else than tensors.
 
         Examples:
-            >>> from pathlib import Path
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> accelerator.save_model(model, "weights")
-            >>> [path.name for path in Path("weights").iterdir()]
-            ['model.safetensors']
+            >>> accelerator.gather(torch.tensor([0.5, 0.25]))
+            tensor([0.5000, 0.2500])
         """
-        model = self.unwrap_model(model, keep_torch_compile=False)
-        if self._strategy.shards:
-            meet("save_model(...)")
-        save_weights(
-            self._strategy.weights_to_save(model),
-            save_directory,
-            max_shard_size,
-            safe_serialization,
-            read_whole=self._strategy.read_whole,
-            writes=self.is_main_process,
-        )
+        return collectives.gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gather results for samples of the current batch, without repeats, in the data's order.
+
+        Call it inside the loop over a prepared loader. Samples that were repeated to give all ranks
+        equally many are left out. `loss.repeat(batch_size)` is cut to as many as the batch has.
+
+        Args:
+            input_data: tensors of shape [samples of this rank's batch, ...], alone or nested; or a
+                list of objects, one for each sample. With `even_batches=False` the ranks without a
+                part of the last batch are not in the loop any more: its results are gathered among
+                the others, of which rank 0 is always one.
+            use_gather_object: gather tensors as objects, too.
+
+        Returns:
+            The same nesting with tensors of shape [samples of all ranks' batches, ...], or one
+            list of objects, on every rank.
+
+        Raises:
+            UsageError: there is something else than tensors, and it is not a list.
+
+        Examples:
+            >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(3), batch_size=2))
+            >>> for batch in loader:
+            ...     accelerator.gather_for_metrics(batch > 1)
+            tensor([False, False])
+            tensor([True])
+        """
+        return gather_for_metrics(input_data, use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the sum, mean or maximum over ranks of each tensor, times `scale`.
+
+        See `headway.utils.reduce`, where the default is the mean.
+
+        Args:
+            tensor: tensors of the same shape and dtype on every rank, alone or nested; they are not
+                changed.
+            reduction: `sum`, `mean`, `max` or `none`.
+            scale: factor for the result.
+
+        Raises:
+            UsageError: another reduction, or something else than tensors.
+
+        Examples:
+            >>> accelerator.reduce(torch.tensor([1.0, 2.0]), "mean")
+            tensor([1., 2.])
+        """
+        return collectives.reduce(tensor, reduction, scale)
+
+    def pad_across_processes(
+        self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
+    ) -> Any:
+        """Pad each tensor along `dim` to the largest size that any rank has there.
+
+        See `headway.utils.pad_across_processes`.
+
+        Examples:
+            >>> accelerator.pad_across_processes(torch.ones(2, 3), dim=1).shape
+            torch.Size([2, 3])
+        """
+        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
+
+    def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
+        """Overwrite each tensor by that of rank `from_process`, and return it.
+
+        Args:
+            tensor: tensors of the same shape and dtype on every rank, alone or nested.
+            from_process: a rank.
+
+        Raises:
+            UsageError: there is something else than tensors.
+
+        Examples:
+            >>> accelerator.broadcast(torch.tensor([1, 2]))
+            tensor([1, 2])
+        """
+        return collectives.broadcast(tensor, from_process)
+
+    # ------------------------------------------------------------------ this rank: Process
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every rank has called this."""
+        self.parts.process.wait_for_everyone()
+
+    def main_process_first(self) -> AbstractContextManager[None]:
+        """Return a context that rank 0 leaves before the others enter it."""
+        return self.parts.process.main_process_first()
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        """Return a context that each machine's first rank leaves before the others enter it."""
+        return self.parts.process.local_main_process_first()
+
+    def on_main_process(self, function: Function) -> Function:
+        """Let a function run on rank 0 only; elsewhere it returns None."""
+        return self.parts.process.on_main_process(function)
+
+    def on_local_main_process(self, function: Function) -> Function:
+        """Let a function run on each machine's first rank only; elsewhere it returns None."""
+        return self.parts.process.on_local_main_process(function)
+
+    def on_last_process(self, function: Function) -> Function:
+        """Let a function run on the last rank only; elsewhere it returns None."""
+        return self.parts.process.on_last_process(function)
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Any:
+        """Let a function run on one rank only; elsewhere it returns None."""
+        return self.parts.process.on_process(function, process_index)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Any:
+        """Let a function run on one rank of each machine only; elsewhere it returns None."""
+        return self.parts.process.on_local_process(function, local_process_index)
+
+    def split_between_processes(
+        self, inputs: Any, apply_padding: bool = False
+    ) -> AbstractContextManager[Any]:
+        """Return a context that gives this rank's part of `inputs`, in the order of the ranks."""
+        return self.parts.process.split_between_processes(inputs, apply_padding)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once on each machine."""
+        self.parts.process.print(*args, **kwargs)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank's model and batches."""
+        return self.parts.process.device
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How the ranks work together."""
+        return DistributedType.FSDP if self.is_fsdp2 else self.parts.process.distributed_type
+
+    @property
+    def num_processes(self) -> int:
+        """The number of ranks on all machines together (the world size)."""
+        return self.parts.process.num_processes
+
+    @property
+    def process_index(self) -> int:
+        """The number of this rank among those of all machines, from 0."""
+        return self.parts.process.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """The number of this rank among those of its machine, from 0."""
+        return self.parts.process.local_process_index
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self.parts.process.is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first rank of its machine."""
+        return self.parts.process.is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the rank with the highest number."""
+        return self.parts.process.is_last_process
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several ranks."""
+        return self.parts.process.use_distributed
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether there are several ranks, each with a GPU of its own and the whole model."""
+        return self.distributed_type is DistributedType.MULTI_GPU
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded, by `torch.distributed.fsdp.fully_shard`."""
+        return self.parts.training.strategy.shards
+
+    # ------------------------------------------------------------------ as the script has set it
+
+    @property
+    def ddp_handler(self) -> DistributedDataParallelKwargs | None:
+        """The one in `kwargs_handlers`, if there is one."""
+        return self.parts.handlers.of(DistributedDataParallelKwargs)
+
+    @property
+    def scaler_handler(self) -> GradScalerKwargs | None:
+        """The one in `kwargs_handlers`, if there is one."""
+        return self.parts.handlers.of(GradScalerKwargs)
+
+    @property
+    def init_handler(self) -> InitProcessGroupKwargs | None:
+        """The one in `kwargs_handlers`, if there is one."""
+        return self.parts.handlers.of(InitProcessGroupKwargs)
+
+    @property
+    def autocast_handler(self) -> AutocastKwargs | None:
+        """The one in `kwargs_handlers`, if there is one."""
+        return self.parts.handlers.of(AutocastKwargs)
+
+    @property
+    def profile_handler(self) -> ProfileKwargs | None:
+        """The one in `kwargs_handlers`, if there is one."""
+        return self.parts.handlers.of(ProfileKwargs)
+
+    deepspeed_plugin = None  # what scripts written for Accelerate look at
+
+    deepspeed_plugins = torch_tp_plugin = parallelism_config = torch_device_mesh = fp8_backend = (
+        None
+    )
+    fp8_enabled = has_lomo_optimizer = is_composable_parallelism_enabled = False
+
+    # ------------------------------------------------------------------ the end
+
+    def end_training(self) -> None:
+        """End what this run has begun, in this order; call it last, on every rank.
+
+        Signals do what they did before; a checkpoint that is being written is waited for; trackers
+        are finished, as they are when the script ends without this call; the process group ends.
+
+        Raises:
+            CheckpointError: the checkpoint could not be saved; all else is ended.
+
+        Examples:
+            >>> accelerator.end_training()
+        """
+        self.parts.preemption.release()
+        try:
+            self.parts.checkpoints.close()
+        finally:
+            try:
+                self.parts.tracking.finish()
+            finally:
+                leave_world()
 
     if not TYPE_CHECKING:  # a type checker knows every member that there is
 
@@ -363,23 +924,15 @@ class Accelerator(InEffect, Resuming):
             return object.__getattribute__(self, name)  # raises what it raised before
 
 
-def _names(methods: Sequence[str] | str | None) -> tuple[str, ...]:
-    return (methods,) if isinstance(methods, str) else tuple(methods or ())
+def _describe(parts: Iterable[type]) -> None:
+    """Give each method the whole text that stands with the part's method of its name.
+
+    So `help(accelerator.prepare)` has arguments, errors and examples.
+    """
+    for part in parts:
+        for name, member in vars(part).items():
+            if not name.startswith("_") and name in vars(Accelerator) and member.__doc__:
+                vars(Accelerator)[name].__doc__ = member.__doc__
 
 
-def _group_settings(handler: InitProcessGroupKwargs) -> GroupSettings:
-    """Return the settings; the handler's default backend stands for the one of the device."""
-    is_default = handler.backend == InitProcessGroupKwargs.backend
-    return GroupSettings(
-        None if is_default else handler.backend, handler.init_method, handler.timeout
-    )
-
-
-def _join_world(
-    shared: World | None, agreed: EffectiveSettings, devices: Devices | None, group: GroupSettings
-) -> World:
-    """Join with the device of the shared world if there is one, else with what was agreed."""
-    if shared is not None:
-        return join_world(shared.device.type, shared.device.index, group)
-    gpu = None if devices is None else gpu_named_by(devices, agreed.device, read_ranks())
-    return join_world(agreed.device if gpu is None else "cuda", gpu, group)
+_describe((Process, Preparer, Steps, Weights, Checkpointer, Preemption, Tracking))

@@ -80,8 +80,8 @@ class _Attempt:
         self._has_ended = threading.Event()
         addresses = [local for _, local, _ in _connections()]
         self._store.set(f"addresses/{self._rank}", json.dumps(addresses))
-        self._watch = threading.Thread(target=self._cut_when_lost, daemon=True)
-        self._watch.start()
+        self.watcher = threading.Thread(target=self._cut_when_lost, daemon=True)
+        self.watcher.start()
 
     def _connect(self) -> dist.Store:
         """Return a connection to the store of its own: one that waits can do nothing else."""
@@ -103,12 +103,12 @@ class _Attempt:
             return [outcome]
         self._store.wait(keys, _FOREVER)
         self._store.set("over", "")
-        self._watch.join()
+        self.watcher.join()
         outcomes = [self._store.get(key).decode() for key in keys]
-        self._let_others_read(outcomes)
+        self.let_others_read(outcomes)
         return outcomes
 
-    def _let_others_read(self, outcomes: list[str]) -> None:
+    def let_others_read(self, outcomes: list[str]) -> None:
         """Let rank 0, in whose process the store may be, go on once the others have read it.
 
         A rank that failed does not read it.

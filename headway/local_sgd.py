@@ -58,14 +58,14 @@ class LocalSGD:
             )
         self.enabled = enabled and accelerator.num_processes > 1
         self.num_steps = 0
-        self._accelerator, self._model = accelerator, model
+        self._steps, self._model = accelerator.parts.steps, model
         self._local_sgd_steps = local_sgd_steps
         self._no_sync = ExitStack()
 
     def __enter__(self) -> LocalSGD:
         if self.enabled:
-            self._no_sync.enter_context(self._accelerator._training_alone(self._model))
-            self._accelerator._note_equal_weights()
+            self._no_sync.enter_context(self._steps.training_alone(self._model))
+            self._steps.training.note_equal_weights()
         return self
 
     def __exit__(
@@ -77,7 +77,7 @@ class LocalSGD:
         self._no_sync.close()
         if self.enabled and error is None:
             self._average()
-            self._accelerator._equal_at = None
+            self._steps.training.train_together()
 
     def step(self) -> None:
         """Count one step of training; average the weights if enough have been made."""
@@ -89,4 +89,4 @@ class LocalSGD:
     def _average(self) -> None:
         meet("an averaging of LocalSGD")
         average_in_place(one for one in self._model.parameters() if one.requires_grad)
-        self._accelerator._note_equal_weights()
+        self._steps.training.note_equal_weights()

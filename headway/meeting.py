@@ -140,7 +140,7 @@ def watch(*groups: dist.ProcessGroup) -> None:
 
 def last_meeting() -> tuple[int, str, bool] | None:
     """Return the number of the last meeting, its call, and whether this rank waits in it."""
-    return None if _current is None else (*_current.last, bool(_current.now.call))
+    return None if current is None else (*current.last, bool(current.now.call))
 
 
 def place_in_script(frame: FrameType | None = None) -> str:
@@ -162,17 +162,17 @@ def place_in_script(frame: FrameType | None = None) -> str:
 
 def _meetings() -> _Meetings | None:
     """Return the meetings of the default process group's ranks; None for a single rank."""
-    global _current
+    global current
     if rank_and_size()[1] == 1:
         return None
-    if _current is None or _current.groups[0] is not dist.group.WORLD:
+    if current is None or current.groups[0] is not dist.group.WORLD:
         if str(dist.get_backend_config()).endswith("fake"):  # its ranks do not exist
             return None
-        _current = _Meetings()
-    return _current
+        current = _Meetings()
+    return current
 
 
-_current: _Meetings | None = None
+current: _Meetings | None = None
 
 
 class _Meetings:
@@ -193,7 +193,7 @@ class _Meetings:
         self._rank, self._size = rank_and_size()
         self.is_main = self._rank == 0
         store: Any = dist.PrefixStore("meetings", default_store())
-        self._store = store
+        self.store = store
         self._pid, self._caller = os.getpid(), threading.get_ident()
         self.now = Where()  # without what changes while it stands there
         self.last = (0, "")
@@ -245,26 +245,26 @@ class _Meetings:
         """Be in no call, and let no other rank read on that this one is in the one that it left."""
         with self._telling, suppress(RuntimeError):  # the store has ended
             self.now = self._told = Where(self.now.number)
-            self._store.set(f"where/{self._rank}", json.dumps(self.now))
+            self.store.set(f"where/{self._rank}", json.dumps(self.now))
 
     def _come(self, mine: Where) -> tuple[bool, list[Where]] | None:
         """Return None if all ranks have called the same, else whether all came, and from where."""
         key, go = f"{mine.number}", f"{mine.number}/go"
         self.last = mine.number, mine.call
         own = 1 + (crc32(f"{mine.call}\n{mine.detail}".encode()) << _COUNT_BITS)
-        total = self._store.add(key, own)
+        total = self.store.add(key, own)
         if total % (1 << _COUNT_BITS) == self._size:
             outcome = _ALL_SAME if total == own * self._size else _ALL_CAME
-            self._store.set(go, outcome)
+            self.store.set(go, outcome)
             for old in (f"{mine.number - 2}", f"{mine.number - 2}/go"):
-                self._store.delete_key(old)
+                self.store.delete_key(old)
         else:
-            self._store.wait([go], group_timeout())
-            outcome = self._store.get(go)
+            self.store.wait([go], group_timeout())
+            outcome = self.store.get(go)
             if outcome == _SOME_WAIT:
                 outcome, elsewhere = self._look_for_others(mine, go)
                 if elsewhere:
-                    self._store.add(key, -own)
+                    self.store.add(key, -own)
                     return False, elsewhere
         return None if outcome == _ALL_SAME else (True, self._exchange(mine))
 
@@ -273,7 +273,7 @@ class _Meetings:
         began_at = looked_at = time.monotonic()
         suspects: list[int] = []
         while True:
-            outcome = self._store.get(go)
+            outcome = self.store.get(go)
             now, limit = time.monotonic(), group_timeout()
             if outcome != _SOME_WAIT:
                 return outcome, []
@@ -289,7 +289,7 @@ class _Meetings:
 
     def _elsewhere(self, mine: Where, everyone: list[Where]) -> list[int]:
         """Return the ranks that cannot come to this meeting before this one leaves it."""
-        entered = self._collectives(waiting=False) if any(one.waits_in for one in everyone) else {}
+        entered = self.collectives(waiting=False) if any(one.waits_in for one in everyone) else {}
 
         def is_past(one: Where) -> bool:
             return any(number > entered.get(group, 0) for group, number in one.waits_in)
@@ -311,9 +311,9 @@ class _Meetings:
     def _everyone(self, mine: Where) -> list[Where]:
         """Return where the ranks are, as far as they have told."""
         keys = [f"where/{rank}" for rank in range(self._size)]
-        have_all_told = self._store.check(keys)
-        told = {key: key for key in keys if have_all_told or self._store.check([key])}
-        texts = dict(zip(told, self._store.multi_get([*told]), strict=True)) if told else {}
+        have_all_told = self.store.check(keys)
+        told = {key: key for key in keys if have_all_told or self.store.check([key])}
+        texts = dict(zip(told, self.store.multi_get([*told]), strict=True)) if told else {}
         everyone = [_read(texts[key]) if key in texts else Where() for key in keys]
         everyone[self._rank] = mine._replace(place=place_in_script())
         return everyone
@@ -321,10 +321,10 @@ class _Meetings:
     def _exchange(self, mine: Where) -> list[Where]:
         """Return where the ranks are, which have all come."""
         keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
-        self._store.set(keys[self._rank], json.dumps(mine._replace(place=place_in_script())))
-        return [_read(text) for text in self._store.multi_get(keys)]
+        self.store.set(keys[self._rank], json.dumps(mine._replace(place=place_in_script())))
+        return [_read(text) for text in self.store.multi_get(keys)]
 
-    def _collectives(self, *, waiting: bool) -> dict[str, int]:
+    def collectives(self, *, waiting: bool) -> dict[str, int]:
         """Return the number of the collective that it waits in, or entered last, by group.
 
         It is read from torch's flight recorder. Messages from rank to rank do not count.
@@ -364,7 +364,7 @@ class _Meetings:
                     and (began_at := time.monotonic()) > read_next_at
                     and store.check([f"{now.number + 1}/go"])  # others wait for this rank
                 ):
-                    where = now._replace(waits_in=(*self._collectives(waiting=True).items(),))
+                    where = now._replace(waits_in=(*self.collectives(waiting=True).items(),))
                     read_next_at = began_at + _READ_SHARE * (time.monotonic() - began_at)
                 else:
                     continue
@@ -385,7 +385,7 @@ class _Meetings:
         own_threads.discard(self._thread.ident or 0)
         with suppress(RuntimeError):
             left = Where(self.now.number, place=place_in_script(), has_left=True)
-            self._store.set(f"where/{self._rank}", json.dumps(left))
+            self.store.set(f"where/{self._rank}", json.dumps(left))
 
 
 def _read(text: bytes) -> Where:

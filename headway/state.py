@@ -177,7 +177,7 @@ class AcceleratorState(_SharedProcess):
         reject_unsupported(arguments, STATE_CALL)
         check_precision(mixed_precision, STATE_CALL)
         self.__dict__ = self._shared_state
-        world = PartialState(cpu, **group)._world
+        world = PartialState(cpu, **group).world
         if not self.initialized:
             agreed = merge_arguments(read_run(), mixed_precision=mixed_precision)
             share(world, agreed.mixed_precision, dynamo_plugin or TorchDynamoPlugin())
@@ -203,7 +203,7 @@ def is_initialized() -> bool:
 
 def shared_world() -> World | None:
     """Return the world that PartialState shows; None if there is none yet."""
-    return PartialState._shared_state.get("_world")
+    return PartialState._shared_state.get("world")
 
 
 def shared_precision() -> str | None:
@@ -213,11 +213,19 @@ def shared_precision() -> str | None:
 
 def share(world: World, mixed_precision: str, dynamo_plugin: TorchDynamoPlugin) -> AcceleratorState:
     """Let the states show these from now on; return one that keeps showing them."""
-    PartialState._shared_state["_world"] = world
+    PartialState._shared_state["world"] = world
     shared = AcceleratorState._shared_state
-    shared.update(_world=world, mixed_precision=mixed_precision, dynamo_plugin=dynamo_plugin)
+    shared.update(world=world, mixed_precision=mixed_precision, dynamo_plugin=dynamo_plugin)
     own = AcceleratorState.__new__(AcceleratorState)
     own.__dict__ = {**shared}
+    return own
+
+
+def share_accumulation(accumulation: Accumulation) -> GradientState:
+    """Let all GradientStates show this from now on; return one that keeps showing it."""
+    GradientState._shared_state["accumulation"] = accumulation
+    own = GradientState.__new__(GradientState)
+    own.__dict__ = {**GradientState._shared_state}
     return own
 
 
@@ -237,24 +245,16 @@ class GradientState:
     is_xla_gradients_synced = False  # what scripts written for Accelerate look at
 
     _shared_state: ClassVar[dict[str, Any]] = {}
-    _accumulation: Accumulation
+    accumulation: Accumulation
 
     def __init__(
         self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None
     ) -> None:
         self.__dict__ = self._shared_state
         if not self.initialized:
-            self._accumulation = Accumulation(1)
+            self.accumulation = Accumulation(1)
         if gradient_accumulation_plugin is not None:
-            self._accumulation.configure(gradient_accumulation_plugin)
-
-    @classmethod
-    def _of(cls, accumulation: Accumulation) -> GradientState:
-        """Let all instances show `accumulation` from now on; return one that keeps showing it."""
-        cls._shared_state["_accumulation"] = accumulation
-        own = cls.__new__(cls)
-        own.__dict__ = {**cls._shared_state}
-        return own
+            self.accumulation.configure(gradient_accumulation_plugin)
 
     @staticmethod
     def _reset_state() -> None:
@@ -269,31 +269,31 @@ class GradientState:
     @property
     def sync_gradients(self) -> bool:
         """Whether gradients are due: optimizers step, and ranks exchange gradients."""
-        return self._accumulation.sync_gradients
+        return self.accumulation.sync_gradients
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         """Make gradients due, or not; scripts written for Accelerate call it."""
-        self._accumulation.sync_gradients = sync_gradients
+        self.accumulation.sync_gradients = sync_gradients
 
     @property
     def plugin_kwargs(self) -> dict[str, Any]:
         """The fields of the GradientAccumulationPlugin that differ from their defaults."""
-        return {**self._accumulation.plugin.to_kwargs(), "num_steps": self.num_steps}
+        return {**self.accumulation.plugin.to_kwargs(), "num_steps": self.num_steps}
 
     @property
     def num_steps(self) -> int:
         """Micro-batches in one optimizer step."""
-        return self._accumulation.steps
+        return self.accumulation.steps
 
     @property
     def adjust_scheduler(self) -> bool:
         """See `GradientAccumulationPlugin`."""
-        return self._accumulation.plugin.adjust_scheduler
+        return self.accumulation.plugin.adjust_scheduler
 
     @property
     def sync_with_dataloader(self) -> bool:
         """See `GradientAccumulationPlugin`."""
-        return self._accumulation.plugin.sync_with_dataloader
+        return self.accumulation.plugin.sync_with_dataloader
 
     @property
     def in_dataloader(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -185,13 +185,3 @@ def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:
             fix="pass the number of tokens in the loss: (labels != -100).sum()",
         )
     return tokens.reshape(())
-
-
-def refuse_gradient(arguments: Mapping[str, object]) -> None:
-    """Raise UsageError if backward() got a gradient together with a number of tokens."""
-    if arguments.get("gradient") is not None:
-        raise UsageError(
-            "backward() got both num_tokens and gradient",
-            where="the script's backward(loss, num_tokens=..., gradient=...)",
-            fix="multiply the loss by the gradient, and pass num_tokens alone",
-        )

@@ -61,6 +61,11 @@ class World:
     ranks: Ranks
 
     @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.ranks.rank == 0
+
+    @property
     def mesh(self) -> DeviceMesh:
         """All ranks, along the one dimension "data"; only where there are several.
 

@@ -113,7 +113,7 @@ class _Reading:
         self.notes: list[str] = []
 
     def shared(self) -> dict[str, Any]:
-        """Return what all ranks share, as `headway.training_state` lays it out."""
+        """Return what all ranks share, as `headway.checkpoint.training_state` lays it out."""
         weights = list(self._numbered("model", "safetensors", take=_state_dict))
         weights = weights or list(self._numbered("pytorch_model", "bin", take=_state_dict))
         if not weights:

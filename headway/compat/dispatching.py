@@ -91,9 +91,7 @@ class DataLoaderDispatcher(AcceleratedDataLoader):
         Of a map data set these are batches that rank 0 reads, not rounds: on several ranks fewer
         samples are left out than the ranks have got by as many batches.
         """
-        other = copy.copy(self)
-        other._share, other._skipped = self._share.without_first(batches), batches
-        return other
+        return self._with_share(self._share.without_first(batches), batches)
 
     @contextmanager
     def sharing_evenly(self, even_batches: bool) -> Iterator[None]:

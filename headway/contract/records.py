@@ -93,9 +93,7 @@ class Ready(NamedTuple):
 
 
 class WillSave(NamedTuple):
-    """Asked to stop, the rank will save after its step, and then leave; or, it no longer will."""
-
-    will: bool = True
+    """Asked to stop, the rank will save after its step, and then leave."""
 
 
 class Heartbeat(NamedTuple):
@@ -140,7 +138,8 @@ class Uses(NamedTuple):
     accelerator: bool  # it made an Accelerator
     group: bool  # it joined a process group of torch's
     readers: tuple[str, ...] = ()  # modules that it imported, which read the launcher's variables
-    resuming: bool = False  # it saves and leaves when the job has to stop
+    resuming: bool = False  # it goes on from a checkpoint, where there is one
+    stopping: bool = False  # it saves and leaves when the job has to stop
 
 
 class MemoryUse(NamedTuple):
@@ -211,7 +210,7 @@ class Channel:
 
     __slots__ = (
         *("fd", "identity", "last_sent_at", "num_steps", "phase", "step"),
-        *("has_joined_group", "has_made_accelerator", "has_resumed", "will_save"),
+        *("has_joined_group", "has_made_accelerator", "has_resumed", "obeys_stops", "will_save"),
     )
 
     def __init__(self) -> None:
@@ -223,6 +222,7 @@ class Channel:
         self.has_joined_group = False
         self.has_made_accelerator = False
         self.has_resumed = False
+        self.obeys_stops = False  # the script has asked whether the job has to stop
         self.will_save = False  # when it is asked to stop
 
 

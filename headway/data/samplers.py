@@ -24,12 +24,20 @@ class SeedableRandomSampler(RandomSampler):
     """A RandomSampler whose order depends on a seed and on the number of the pass only.
 
     Args:
-        args: those of `torch.utils.data.RandomSampler`, by position or by name.
+        data_source, replacement, num_samples, generator: as for `torch.utils.data.RandomSampler`.
         data_seed: the seed of pass 0; each later pass adds 1. None: torch's initial seed.
     """
 
-    def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        data_source: Any,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        data_seed: int | None = None,
+    ) -> None:
+        super().__init__(data_source, replacement, num_samples, generator)
         self.initial_seed = torch.random.initial_seed() if data_seed is None else data_seed
         self.epoch = 0
 

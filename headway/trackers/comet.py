@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.trackers.notes import note_once
+from headway.notes import say_once
 from headway.trackers.package_runs import PackageRunTracker
 from headway.trackers.tracker import flat_numbers, on_main_process, python_numbers
 
@@ -51,7 +51,7 @@ class CometMLTracker(PackageRunTracker):
             elif isinstance(value, str):
                 self.writer.log_other(name, value, **kwargs)
             else:
-                note_once(
+                say_once(
                     f"comet_ml leaves out {name!r}, which is a {type(value).__name__};"
                     " use get_tracker('comet_ml', unwrap=True) for it"
                 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.contract.records import shown
 from headway.errors import UsageError
-from headway.trackers.notes import note
+from headway.notes import say
 from headway.trackers.run_file import GOES_ON, MARK, SUFFIX, VERSION, is_run, line_of
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
@@ -71,7 +71,7 @@ class JsonlTracker(GeneralTracker):
         path = folder / name
         is_file = path.parent == folder and path.is_file() and not path.is_symlink()
         if not (is_file and is_run(path)):
-            note(f"jsonl begins a new run: {shown(str(path))} is not the file of one")
+            say(f"jsonl begins a new run: {shown(str(path))} is not the file of one")
             return
         with path.open("rb") as file:
             file.seek(-1, os.SEEK_END)

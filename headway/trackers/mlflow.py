@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from headway.contract.run import YES
-from headway.trackers.notes import note_once
+from headway.notes import say_once
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
 
@@ -99,7 +99,7 @@ class MLflowTracker(GeneralTracker):
             if len(str(value)) <= longest:
                 parameters[name] = value
             else:
-                note_once(
+                say_once(
                     f"mlflow leaves out the parameter {name!r}: its text has more than {longest}"
                     " characters"
                 )
@@ -123,7 +123,7 @@ class MLflowTracker(GeneralTracker):
             if isinstance(value, (int, float)):
                 metrics[name] = value
             else:
-                note_once(
+                say_once(
                     f"mlflow leaves out {name!r}, which is a {type(value).__name__}:"
                     " its metrics are numbers"
                 )

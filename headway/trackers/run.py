@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headway.trackers.notes import note
+from headway.notes import say
 from headway.trackers.tracker import GeneralTracker
 
 _PATIENCE = 10
@@ -84,7 +84,7 @@ class _Member:
 
     def _miss(self, error: Exception, began: float) -> None:
         if not self._missed:
-            note(
+            say(
                 f"the tracker {self.tracker.name!r} failed: {_described(error)}\n"
                 "  the training goes on, and the tracker is tried again"
             )
@@ -99,10 +99,10 @@ class _Member:
         try:
             end()
         except Exception as error:  # noqa: BLE001  the others are finished all the same
-            note(f"the tracker {self.tracker.name!r} failed as it ended: {_described(error)}")
+            say(f"the tracker {self.tracker.name!r} failed as it ended: {_described(error)}")
         if self._missed:
             times = "call" if self._missed == 1 else "calls"
-            note(f"the tracker {self.tracker.name!r} missed {self._missed} {times} of log()")
+            say(f"the tracker {self.tracker.name!r} missed {self._missed} {times} of log()")
 
 
 def _described(error: Exception) -> str:

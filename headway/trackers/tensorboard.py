@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from headway.trackers.notes import note_once
+from headway.notes import say_once
 from headway.trackers.tracker import GeneralTracker, on_main_process, python_numbers
 
 _PROBE_BYTES = 4096  # more than the head of a file of events
@@ -97,7 +97,7 @@ class TensorBoardTracker(GeneralTracker):
             elif isinstance(value, dict):
                 self.writer.add_scalars(name, value, global_step=step, **kwargs)
             else:
-                note_once(
+                say_once(
                     f"tensorboard leaves out {name!r}, which is a {type(value).__name__};"
                     " use get_tracker('tensorboard').writer for it"
                 )

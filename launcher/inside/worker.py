@@ -204,6 +204,7 @@ def _uses() -> Uses:
         accelerator=records.channel.has_made_accelerator,
         group=records.channel.has_joined_group,
         resuming=records.channel.has_resumed,
+        stopping=records.channel.obeys_stops,
         readers=tuple(name for name in RUNTIMES if name in sys.modules),
     )
 

@@ -31,7 +31,9 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
     if not any(uses.accelerator for uses in known):
         parts += _without_accelerator(settings, has_reader)
     if not any(uses.resuming for uses in known):
-        parts += _without_resuming(settings)
+        parts += _not_asked_for(settings, "resume", "neither accelerator.resume() nor")
+    if not any(uses.stopping for uses in known):
+        parts += _not_asked_for(settings, "time_limit", "neither accelerator.should_stop nor")
     if not has_reader and not any(uses.group for uses in known):
         parts += _without_group(settings)
     return ["; ".join(parts)] if parts else []
@@ -71,14 +73,12 @@ def listed(parts: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _without_resuming(settings: Settings) -> list[str]:
-    names = [name for name in ("resume", "time_limit") if not _is_default(settings, name)]
-    if not names:
+def _not_asked_for(settings: Settings, name: str, neither: str) -> list[str]:
+    if _is_default(settings, name):
         return []
-    were = "was" if len(names) == 1 else "were"
     return [
-        f"{' and '.join(names)} {were} not used: the script called neither accelerator.resume() nor"
-        f" accelerator.checkpoint() ({settings.where(*names)})"
+        f"{name} was not used: the script calls {neither} accelerator.checkpoint()"
+        f" ({settings.where(name)})"
     ]
 
 

@@ -123,7 +123,7 @@ class RankChannel:
             self._is_ready = True
             return True
         elif isinstance(record, WillSave):
-            self.will_save = record.will
+            self.will_save = True
         elif isinstance(record, Heartbeat):
             self._progress = record.progress
             self.moved_after = time.monotonic()

@@ -191,7 +191,7 @@ def _new_address() -> str:
     name = os.urandom(4).hex()  # pids are not unique where containers share a network
     if _HAS_ABSTRACT_NAMES:
         return f"\0{_PREFIX}-{os.geteuid()}-{name}"
-    folder = _folder()
+    folder = runtime_folder()
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     if not _is_private(folder):
@@ -209,12 +209,12 @@ def _addresses() -> list[str]:
         ):
             names = {line.split()[-1] for line in file}
         return [f"\0{name[1:]}" for name in names if name.startswith(start)]
-    folder = _folder()
+    folder = runtime_folder()
     names = {*os.listdir(folder)} if _is_private(folder) else set()
     return [os.path.join(folder, name) for name in names]
 
 
-def _folder() -> str:
+def runtime_folder() -> str:
     import tempfile
 
     return os.path.join(tempfile.gettempdir(), f"{_PREFIX}-{os.geteuid()}")

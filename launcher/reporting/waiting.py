@@ -19,7 +19,7 @@ def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
         what: what is waited for, as the end of that line.
         is_quiet: print nothing.
     """
-    timer = threading.Timer(SILENT_S, _announce, [what])
+    timer = threading.Timer(SILENT_S, announce, [what])
     timer.daemon = True
     if not is_quiet:
         timer.start()
@@ -31,6 +31,6 @@ def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
             timer.join()
 
 
-def _announce(what: str) -> None:
+def announce(what: str) -> None:
     with suppress(OSError):  # the terminal may be gone
         print(f"headway: waiting for {what}", file=sys.stderr, flush=True)

@@ -23,16 +23,16 @@ class ProcessHandle:
 
     def __init__(self, pid: int) -> None:
         self._fd = open_pidfd(pid)
-        self._process = None
+        self.process = None
         if self._fd is None:
             import psutil
 
             with suppress(psutil.NoSuchProcess):
-                self._process = psutil.Process(pid)
+                self.process = psutil.Process(pid)
 
     def send(self, number: int) -> None:
         """Send a signal; does nothing once the process has ended."""
-        fd, process = self._fd, self._process  # another thread may close the handle meanwhile
+        fd, process = self._fd, self.process  # another thread may close the handle meanwhile
         if fd is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, number)
@@ -44,6 +44,6 @@ class ProcessHandle:
 
     def close(self) -> None:
         """Give the descriptor back; nothing is sent any more."""
-        fd, self._fd, self._process = self._fd, None, None
+        fd, self._fd, self.process = self._fd, None, None
         if fd is not None:
             os.close(fd)

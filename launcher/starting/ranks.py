@@ -90,8 +90,8 @@ class RankProcesses(PContext):
         self._grace = grace
         self._failed_elsewhere = failed_elsewhere
         self.failed_amid_stop: Failed | None = None  # on another machine, while ranks were to save
-        self._local_ranks: dict[int, int] = {}  # by pid
-        self._handles: dict[int, ProcessHandle] = {}  # by local rank
+        self.local_ranks: dict[int, int] = {}  # by pid
+        self.handles: dict[int, ProcessHandle] = {}  # by local rank
         self._terminals: list[_Terminal] = []  # of rank 0
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
         self._kill_at = float("inf")  # when grace ends, on the monotonic clock
@@ -108,11 +108,11 @@ class RankProcesses(PContext):
         self._start()
 
     def pids(self) -> dict[int, int]:
-        return {local_rank: pid for pid, local_rank in self._local_ranks.items()}
+        return {local_rank: pid for pid, local_rank in self.local_ranks.items()}
 
     def ranks_by_pid(self) -> dict[int, int]:
         """Return the global ranks, by pid."""
-        return {pid: int(self.envs[one]["RANK"]) for pid, one in self._local_ranks.items()}
+        return {pid: int(self.envs[one]["RANK"]) for pid, one in self.local_ranks.items()}
 
     def _start(self) -> None:
         ranks = {local_rank: int(env["RANK"]) for local_rank, env in self.envs.items()}
@@ -133,19 +133,19 @@ class RankProcesses(PContext):
                 for fd in streams.theirs:
                     os.close(fd)
             self._terminals += streams.terminals
-            self._handles[local_rank] = handle = ProcessHandle(pid)
-            self._local_ranks[pid] = local_rank
+            self.handles[local_rank] = handle = ProcessHandle(pid)
+            self.local_ranks[pid] = local_rank
             self._output.add(rank, streams.pipes)
             self._watch.add(rank, pid, streams.channel, streams.stacks, handle.send)
 
-    def _collect(self, timeout_s: float = 0) -> None:
+    def collect(self, timeout_s: float = 0) -> None:
         """Record the ranks that have ended, after waiting at most `timeout_s` for the first."""
         with suppress(queue.Empty):
             while True:
                 self._starter.woken.get(timeout_s > 0, timeout_s or None)
                 timeout_s = 0
         for pid, ended in self._starter.ends.copy().items():
-            local_rank = self._local_ranks.get(pid)
+            local_rank = self.local_ranks.get(pid)
             if local_rank is not None and local_rank not in self.exits:
                 self.exits[local_rank] = self._end_of(local_rank, ended)
 
@@ -175,12 +175,8 @@ class RankProcesses(PContext):
                     end = end._replace(code=record.code)
         return end
 
-    def collect(self) -> None:
-        """Record the ranks that have ended."""
-        self._collect()
-
     def _poll(self) -> RunProcsResult | None:
-        self._collect(timeout_s=_CHECK_EVERY_S if self._alive() else 0)
+        self.collect(timeout_s=_CHECK_EVERY_S if self._alive() else 0)
         failures = {
             local_rank: ProcessFailure(local_rank, end.pid, end.code, error_file="")
             for local_rank, end in self.exits.items()
@@ -221,7 +217,7 @@ class RankProcesses(PContext):
 
     def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
         """Stop the running ranks, and unless all have succeeded, what they have left running."""
-        self._collect()
+        self.collect()
         failed = [end for end in self.exits.values() if end.is_failure]
         is_failure = bool(failed or self._stuck) or self._watch.hang is not None
         is_success = not is_failure and not self._alive()
@@ -234,7 +230,7 @@ class RankProcesses(PContext):
             if self._alive():  # what they print while they save must not hold them up
                 self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
         self._wait_and_kill(death_sig, self._grace_of(is_failure))
-        for handle in self._handles.values():
+        for handle in self.handles.values():
             handle.close()
         while self._terminals:
             os.close(self._terminals.pop().fd)
@@ -265,14 +261,14 @@ class RankProcesses(PContext):
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
         with waiting_for(self._describe_stop(death_sig, grace_s)):
             while self._alive() and (left_s := self._grace_left_s()) > 0:
-                self._collect(timeout_s=min(left_s, _CHECK_EVERY_S))
+                self.collect(timeout_s=min(left_s, _CHECK_EVERY_S))
                 self._hurry_where_none_can_save()
         waited_s = time.time() - self._stopped_at
         self._killed_after_s |= dict.fromkeys(self._alive(), waited_s)
         given_up_at = time.monotonic() + KILL_MARGIN_S
         while alive := self._alive():
             self.forward(signal.SIGKILL)
-            self._collect(timeout_s=1)
+            self.collect(timeout_s=1)
             for local_rank in alive:
                 self._give_up_if_kept(local_rank, is_late=time.monotonic() > given_up_at)
 
@@ -313,18 +309,18 @@ class RankProcesses(PContext):
             for terminal in self._terminals:
                 terminal.fit()
         for local_rank in self._alive():
-            self._handles[local_rank].send(number)
+            self.handles[local_rank].send(number)
 
     def interrupt_debugged(self) -> bool:
         """Send Ctrl-C to the debugged rank; False if it is not running."""
         for local_rank in self._alive():
             if int(self.envs[local_rank]["RANK"]) == self._debug_rank:
-                self._handles[local_rank].send(signal.SIGINT)
+                self.handles[local_rank].send(signal.SIGINT)
                 return True
         return False
 
     def _alive(self) -> list[int]:
-        return [one for one in self._local_ranks.values() if one not in self.exits]
+        return [one for one in self.local_ranks.values() if one not in self.exits]
 
 
 class _Terminal(NamedTuple):

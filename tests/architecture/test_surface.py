@@ -19,20 +19,6 @@ from headway.settings.table import TABLE
 
 FILE = Path(__file__).with_name("surface.txt")
 PACKAGE = Path(__file__).resolve().parents[2] / "headway"
-ACCELERATOR = (
-    ("accelerator.py", "Accelerator"),
-    ("in_effect.py", "InEffect"),
-    ("resuming.py", "Resuming"),
-    ("due_checkpoints.py", "DueCheckpoints"),
-    ("checkpointed.py", "Checkpointed"),
-    ("checkpoint_hooks.py", "CheckpointHooks"),
-    ("stepping.py", "Stepping"),
-    ("preparing.py", "Preparing"),
-    ("prepared_objects.py", "PreparedObjects"),
-    ("trackers/tracked.py", "Tracked"),
-    ("process.py", "Group"),
-    ("process.py", "Process"),
-)
 
 
 def public_members(file: str, name: str) -> list[str]:
@@ -65,7 +51,8 @@ def flags_of(command: str) -> list[str]:
 def surface() -> str:
     """Return all that users may lean on, a line each."""
     lines = [f"headway.{name}" for name in headway.__all__]
-    lines += sorted(f"Accelerator.{name}" for part in ACCELERATOR for name in public_members(*part))
+    own = public_members("accelerator.py", "Accelerator")
+    lines += [f"Accelerator.{name}" for name in own if name != "part_types"]
     for name in ("PartialState", "AcceleratorState", "GradientState"):
         lines += [f"{name}.{member}" for member in public_members("state.py", name)]
     lines += [f"PartialState.{member}" for member in public_members("state.py", "_SharedProcess")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,9 @@ def test_a_failure_is_raised_where_the_script_waits_next_and_only_there(
     with monkeypatch.context() as patch:
         patch.setattr(saving, "save_tensors", fail)
         accelerator.save_state(wait=False)
-        accelerator._background._join()
+        for thread in threading.enumerate():
+            if thread.name == "headway-checkpoint":
+                thread.join()
     wait = {
         "wait": accelerator.wait_for_checkpoint,
         "save": accelerator.save_state,

@@ -51,8 +51,8 @@ from torch.utils.data import (
 )
 
 import headway.checkpoint.loading
+import headway.checkpoint.resume
 import headway.checkpoint.saving
-import headway.resume_choice
 import headway.strategies.fsdp  # noqa: F401 - imported here once, not in every rank
 from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in
@@ -370,7 +370,7 @@ def train(spec: Spec, folder: Path, steps: Steps) -> None:
     )
     if spec["precision"] == "fp16":  # which the constructor refuses on CPUs
         scale = GradScalerKwargs(init_scale=2.0**20, growth_interval=3)
-        accelerator._precision = Fp16(CPU, PrecisionSettings(scaler=scale))
+        accelerator.parts.training.precision = Fp16(CPU, PrecisionSettings(scaler=scale))
     if spec["seed"] is None:
         set_seed(seed, device_specific=spec["device_specific"])
     blocks = [
@@ -451,7 +451,7 @@ def train(spec: Spec, folder: Path, steps: Steps) -> None:
         "model": plain(model.state_dict()),
         "optimizer": plain(optimizer.state_dict()),
         "schedule": plain(schedule and schedule.state_dict()),
-        "precision": plain(accelerator._precision.state_dict()),
+        "precision": plain(accelerator.parts.training.precision.state_dict()),
         "average": plain(steps.means),
         "generators": drawn(),
     }

@@ -19,9 +19,8 @@ from torch.utils.data import (
 )
 
 from headway.checkpoint.generators import generator_states
-from headway.data.loader import PreparedDataLoader
+from headway.data.loader import PreparedDataLoader, tell_of_zipped
 from headway.data.position import Interrupted
-from headway.data.positioned import tell_of_zipped
 from headway.utils import DataLoaderConfiguration, set_seed
 
 CPU = torch.device("cpu")

@@ -347,11 +347,11 @@ def kept_averages(folder: Path) -> dict[str, bool]:
         one, parameters, kept = averages(saved, seed=0)
         kept[1].tensors = kept[0].tensors[:2]
         one.save_state(folder / f"averages {saved} {loaded}")
-        whole = [one._strategy.read_whole(each) for each in kept[0].tensors]
+        whole = [one.parts.training.strategy.read_whole(each) for each in kept[0].tensors]
         other, parameters, again = averages(loaded, seed=1)
         other.load_state(folder / f"averages {saved} {loaded}")
         found[f"{saved} to {loaded}"] = all(
-            torch.equal(other._strategy.read_whole(each), value)
+            torch.equal(other.parts.training.strategy.read_whole(each), value)
             for tensors in (again[0].tensors, again[1].tensors)
             for each, value in zip(tensors, whole, strict=False)
         )
@@ -372,7 +372,8 @@ def two_models() -> dict[str, Any]:
     models: Any = (one, two)
     *models, first, second = accelerator.prepare(one, two, *optimizers)
     frozen = models[0].layers[2].weight
-    before = accelerator._strategy.read_whole(frozen).clone()
+    strategy = accelerator.parts.training.strategy
+    before = strategy.read_whole(frozen).clone()
     batch = own_rows(accelerator)
     for step in range(2):
         models[0].layers[2].requires_grad_(step == 1)
@@ -381,10 +382,10 @@ def two_models() -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
         if step == 0:
-            kept = torch.equal(accelerator._strategy.read_whole(frozen), before)
+            kept = torch.equal(strategy.read_whole(frozen), before)
     return {
         "frozen stays": kept,
-        "unfrozen moves": not torch.equal(accelerator._strategy.read_whole(frozen), before),
+        "unfrozen moves": not torch.equal(strategy.read_whole(frozen), before),
     }
 
 

@@ -29,7 +29,7 @@ def states() -> dict[str, Any]:
     return {
         "place": [state.process_index, state.num_processes, state.local_process_index],
         "flags": [state.is_main_process, state.is_last_process, state.use_distributed],
-        "same": state._world.ranks == accelerator._world.ranks,
+        "same": state.world.ranks == accelerator.parts.process.world.ranks,
         "backend": AcceleratorState().backend,
         "text": repr(accelerator.state).split("\n"),
         "last": accelerator.on_last_process(lambda: RANK)(),

@@ -180,14 +180,14 @@ def a_save_after_one_of_rank_0() -> str:
         return ""
     accelerator = Accelerator(cpu=True)
     accelerator.wait_for_everyone()
-    meetings: Any = meeting._current
+    meetings: Any = meeting.current
 
     def until_told(*_: object) -> None:
         for _attempt in range(1000):
-            if json.loads(meetings._store.get("where/0"))[:4] == [*meetings.now[:4]]:
+            if json.loads(meetings.store.get("where/0"))[:4] == [*meetings.now[:4]]:
                 break
             time.sleep(0.01)
-        meetings._collectives = _raises  # of which it tells, in a collective
+        meetings.collectives = _raises  # of which it tells, in a collective
 
     accelerator.register_save_state_pre_hook(until_told)
     with _looking_often():
@@ -197,7 +197,7 @@ def a_save_after_one_of_rank_0() -> str:
         save = partial(accelerator.save_state, FOLDER / "after")
         told = _error_of(save) if RANK == 2 else ""
         dist.all_reduce(torch.ones(1))
-    vars(meetings).pop("_collectives", None)
+    vars(meetings).pop("collectives", None)
     return told
 
 

@@ -69,7 +69,7 @@ def different_tensors() -> dict[str, str]:
 
 def mesh() -> list[Any]:
     """The world's device mesh; one rank has none."""
-    world = Accelerator()._world
+    world = Accelerator().parts.process.world
     if WORLD == 1:
         return []
     group = world.mesh.get_group("data")

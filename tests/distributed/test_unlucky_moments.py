@@ -229,11 +229,11 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
         grace=Grace(30, 5, 5),
         failed_elsewhere=lambda: None,
     )
-    ranks._local_ranks[7] = 0
+    ranks.local_ranks[7] = 0
     starter.woken.put(None)
     with pytest.raises(KeyboardInterrupt):
-        ranks._collect()
-    ranks._collect()
+        ranks.collect()
+    ranks.collect()
     assert ranks.exits[0].code == 3
 
 

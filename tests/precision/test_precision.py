@@ -114,7 +114,7 @@ def test_closures_are_refused() -> None:
 
 def test_norm_of_accumulating_gradients_is_their_true_one() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    accelerator._precision = Fp16(CPU)  # the constructor refuses fp16 on CPUs
+    accelerator.parts.training.precision = Fp16(CPU)  # the constructor refuses fp16 on CPUs
     weight = torch.nn.Parameter(torch.zeros(1))
     with accelerator.accumulate():
         accelerator.backward(weight * 4.0)

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from headway import Accelerator
+from headway.checkpoint.preemption import ResumedRun
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract, encode
-from headway.resuming import ResumedRun
 
 STEPS_PER_EPOCH, BATCH = 5, 2
 FRESH = ResumedRun()

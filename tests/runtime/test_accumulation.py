@@ -18,7 +18,8 @@ def test_gradients_are_those_of_the_divided_loss_to_the_bit(
 ) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
     if fp16:
-        accelerator._precision = Fp16(torch.device("cpu"))  # the constructor refuses fp16 on CPUs
+        # the constructor refuses fp16 on CPUs
+        accelerator.parts.training.precision = Fp16(torch.device("cpu"))
     weight = torch.randn(50, dtype=dtype, requires_grad=True)
     inputs = torch.randn(50, dtype=dtype)
     expected = torch.zeros(50, dtype=dtype)

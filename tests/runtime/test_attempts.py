@@ -26,18 +26,18 @@ def test_the_rank_that_may_have_the_store_leaves_it_last(monkeypatch: pytest.Mon
     assert ranks[2].end(attempts.FAILED) == [attempts.FAILED]  # it does not look at the others
     first = Thread(target=ranks[0].end, args=[attempts.DONE])
     first.start()
-    tell, told = ranks[1]._let_others_read, []
+    tell, told = ranks[1].let_others_read, []
 
     def tell_late(outcomes: list[str]) -> None:
         first.join(0.5)
         told.append(first.is_alive())
         tell(outcomes)
 
-    monkeypatch.setattr(ranks[1], "_let_others_read", tell_late)
+    monkeypatch.setattr(ranks[1], "let_others_read", tell_late)
     outcomes = ranks[1].end(attempts.DONE)
     first.join()
     assert (outcomes, told) == ([attempts.DONE, attempts.DONE, attempts.FAILED], [True])
-    ranks[2]._watch.join()
+    ranks[2].watcher.join()
 
 
 def test_looking_for_connections_leaves_no_descriptors_open(

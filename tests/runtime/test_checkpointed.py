@@ -369,7 +369,7 @@ def test_an_object_that_cannot_even_be_pickled_is_named(tmp_path: Path) -> None:
 
 def changed(run: Run, what: str) -> None:
     if what == "shape":
-        run.accelerator._prepared[0] = (torch.nn.Linear(4, 1),) * 2
+        run.accelerator.parts.training.prepared[0] = (torch.nn.Linear(4, 1),) * 2
     elif what == "dtype":
         run.model.half()
     elif what == "optimizer":
@@ -462,10 +462,10 @@ def test_a_state_that_looks_the_same_but_is_of_another_object_is_refused(
     folder = first().save_state(tmp_path / "saved")
     first().load_state(folder)
     run = second()
-    before = repr([one.state_dict() for _, one in run._prepared])
+    before = repr([one.state_dict() for _, one in run.parts.training.prepared])
     with pytest.raises(CheckpointError):
         run.load_state(folder)
-    assert repr([one.state_dict() for _, one in run._prepared]) == before
+    assert repr([one.state_dict() for _, one in run.parts.training.prepared]) == before
 
 
 def test_a_class_that_has_moved_to_another_module_is_the_same(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_the_loss_scale_is_the_handler_s() -> None:
 
 def test_gradients_are_unscaled_once() -> None:
     accelerator = Accelerator(cpu=True)
-    accelerator._precision = Fp16(CPU)  # the constructor refuses fp16 on CPUs
+    accelerator.parts.training.precision = Fp16(CPU)  # the constructor refuses fp16 on CPUs
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=1.0))
     accelerator.backward(weight * 3.0)

@@ -14,9 +14,9 @@ import torch
 from headway import Accelerator
 from headway.checkpoint import folders, loading, saving
 from headway.checkpoint.manifest import NAME, read_manifest
+from headway.checkpoint.preemption import ResumedRun
 from headway.contract.records import progress
 from headway.errors import CheckpointError, UsageError
-from headway.resuming import ResumedRun
 from headway.utils import ProjectConfiguration
 from tests.checkpoint.saved import rewrite
 from tests.runtime.resumed_training import (

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headway import Accelerator
-from headway.stopping import Agreement, Request
+from headway.checkpoint.stopping import Agreement, Request
 from tests.runtime.resumed_training import (
     CHECKPOINTS,
     PROJECT,
@@ -81,6 +81,7 @@ def test_a_signal_saves_and_leaves_where_nobody_reads_stderr_any_more(
 def test_a_second_ctrl_c_interrupts_at_once() -> None:
     training = Training()
     training.accelerator.resume()
+    training.train_to(1, every="1h")
     signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -89,10 +90,10 @@ def test_a_second_ctrl_c_interrupts_at_once() -> None:
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    accelerator = Training().accelerator
-    accelerator.resume()
+    training = Training()
+    training.train_to(1, every="1h")
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
-    accelerator.end_training()
+    training.accelerator.end_training()
 
 
 def test_a_loop_of_another_shape_asks_and_saves_itself() -> None:
@@ -107,23 +108,13 @@ def test_a_loop_of_another_shape_asks_and_saves_itself() -> None:
     assert names() == ["step_00000000"]
 
 
-def test_where_nobody_asks_a_signal_does_what_it_did_before_resume(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_signal_is_noted_from_the_first_time_that_the_script_asks() -> None:
     training, before = Training(), signal.getsignal(signal.SIGTERM)
     training.accelerator.resume()
-    assert signal.getsignal(signal.SIGTERM) != before
-    signal.raise_signal(signal.SIGINT)
-    steps = training.steps()
-    assert next(steps) == 1
-    assert signal.getsignal(signal.SIGTERM) != before, "the first step is not over"
-    with pytest.raises(KeyboardInterrupt):
-        next(steps)
-    assert "not saved" in capfd.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) == before
     training.accelerator.save_state(CHECKPOINTS / "own")
+    assert signal.getsignal(signal.SIGTERM) == before
     assert not training.accelerator.should_stop
-    assert signal.getsignal(signal.SIGTERM) != before, "from here on the script asks"
+    assert signal.getsignal(signal.SIGTERM) != before
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(SystemExit):
         training.train_to(1000, every="1h")
@@ -143,26 +134,6 @@ def test_where_somebody_asks_signals_are_noted_over_many_steps() -> None:
     for _ in zip(own.steps(), range(4), strict=False):
         signal.raise_signal(signal.SIGTERM)
     assert heard == ["own"] * 4, "a handler that the script has set is called once for each"
-
-
-@pytest.mark.parametrize("resumes", [True, False])
-def test_a_time_limit_that_nobody_asks_for_is_told_when_it_has_passed(
-    resumes: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [time.time()]
-    for clock in ("time", "monotonic"):
-        monkeypatch.setattr(time, clock, lambda: now[0])
-    monkeypatch.setenv("HEADWAY_RUN", launched(began_at=now[0], time_limit=200))
-    training = Training()
-    if resumes:
-        training.accelerator.resume()
-    for step in training.steps():
-        now[0] += 100
-        assert capsys.readouterr().err.count("time_limit=200") == (step == 3)
-    with pytest.raises(SystemExit):
-        Training().train_to(4, every=100)
-    assert "time_limit=" not in capsys.readouterr().err
-    training.accelerator.end_training()
 
 
 def test_the_time_limit_counts_from_the_beginning_of_the_job(
@@ -207,9 +178,21 @@ def test_ranks_agree_twice_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.processes
-def test_one_process_without_a_launcher_says_that_its_script_has_not_looked() -> None:
-    text = "from headway import Accelerator; Accelerator(cpu=True); Accelerator(cpu=True)"
-    variables = {"HEADWAY_RUN": launched(time_limit=60)}
+@pytest.mark.parametrize(
+    ("call", "unused"),
+    [("device", ["resume=latest", "time_limit=60"]), ("resume()", ["time_limit=60"])],
+)
+def test_one_process_without_a_launcher_says_what_its_script_has_not_looked_at(
+    call: str, unused: list[str]
+) -> None:
+    Training().train_to(1, every=1)
+    text = f"""
+from tests.runtime.resumed_training import Training
+for _ in range(2):
+    accelerator = Training().accelerator
+accelerator.{call}
+"""
+    variables = {"HEADWAY_RUN": launched(resume="latest", time_limit=60)}
     done = subprocess.run(
         [sys.executable, "-c", text],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
@@ -217,4 +200,6 @@ def test_one_process_without_a_launcher_says_that_its_script_has_not_looked() ->
         text=True,
         check=True,
     )
-    assert done.stderr.count("time_limit=60 had no effect") == 1
+    said = [one for one in ("resume=latest", "time_limit=60") if f"{one} had no" in done.stderr]
+    assert said == unused
+    assert done.stderr.count("had no effect") == len(unused)

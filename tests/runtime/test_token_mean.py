@@ -18,12 +18,13 @@ def test_accumulated_gradients_are_those_of_the_mean(fp16: bool, dtype: torch.dt
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     model = accelerator.prepare(torch.nn.Linear(1, 1, bias=False, dtype=dtype))
     if fp16:
-        accelerator._precision = Fp16(torch.device("cpu"))  # the constructor refuses fp16 on CPUs
+        # the constructor refuses fp16 on CPUs
+        accelerator.parts.training.precision = Fp16(torch.device("cpu"))
     for tokens in ([1.0], [], [2.0, 3.0, 6.0]):
         with accelerator.accumulate(model):
             loss = model(torch.tensor(tokens, dtype=dtype).reshape(-1, 1)).sum()
             accelerator.backward(loss, num_tokens=torch.tensor([len(tokens)]))
-    gradient = model.weight.grad.item() / accelerator._precision.loss_scale()
+    gradient = model.weight.grad.item() / accelerator.parts.training.precision.loss_scale()
     assert gradient == pytest.approx(12 / 4, rel=1e-2 if dtype is torch.bfloat16 else 1e-6)
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from headway import Accelerator, accelerator
+from headway import Accelerator
 from headway.contract.run import Ranks
 from headway.precision.precision import Precision
 from headway.strategies.strategy import Strategy, StrategySettings
+from headway.training import connector
 from headway.world import World
 
 
@@ -65,7 +66,7 @@ class Replacing(Strategy):
 @pytest.fixture
 def strategy(monkeypatch: pytest.MonkeyPatch) -> Replacing:
     made = Replacing(World(torch.device("cpu"), Ranks()))
-    monkeypatch.setattr(accelerator, "strategy_for", lambda *_: made)
+    monkeypatch.setattr(connector, "strategy_for", lambda *_: made)
     return made
 
 

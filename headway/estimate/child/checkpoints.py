@@ -18,10 +18,9 @@ import torch.distributed.checkpoint as dcp
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from headway import training_state
-from headway.checkpoint import loading
+from headway.checkpoint import loading, training_state
+from headway.checkpoint.checkpointer import Checkpointer
 from headway.checkpoint.manifest import read_manifest
-from headway.checkpointed import Checkpointed
 from headway.estimate.child.fake_mode import ScriptMode
 from headway.estimate.child.replacing import replace, replace_wherever_imported
 
@@ -64,7 +63,7 @@ def replace_saving(note: Note) -> None:
     for name in ("save", "save_state_dict"):
         replace(dcp, name, skip)
     replace(dcp, "async_save", skip_in_thread)
-    replace(Checkpointed, "_save_to", skip)
+    replace(Checkpointer, "save_to", skip)
 
 
 def replace_loading(note: Note) -> None:
@@ -80,6 +79,7 @@ def replace_loading(note: Note) -> None:
     for name in ("load", "load_state_dict"):
         replace(dcp, name, skip)
     replace(loading, "load_checkpoint", load_checkpoint)
+    replace(training_state, "Checkpoint", _NothingToRestore)
     replace(training_state, "Restoring", _NothingToRestore)
 
 

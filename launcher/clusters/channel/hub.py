@@ -74,7 +74,7 @@ class Hub:
         self._timeout_s = machine_timeout_s
         self._beat_s = machine_timeout_s / BEATS_PER_TIMEOUT
         self._say = say
-        self._peers: dict[int, _Peer] = {}
+        self.peers: dict[int, _Peer] = {}
         self._num_peers = 0
         self._num_named = 0
         self._close_at = float("inf")
@@ -97,7 +97,7 @@ class Hub:
     def traffic(self) -> int:
         """Return how many bytes have been sent and received, without those of TCP."""
         return self.num_bytes + sum(
-            peer.connection.num_bytes for peer in self._peers.copy().values()
+            peer.connection.num_bytes for peer in self.peers.copy().values()
         )
 
     def close(self, within_s: float) -> None:
@@ -128,7 +128,7 @@ class Hub:
                 if now > self._close_at:
                     break
         finally:
-            for number in list(self._peers):
+            for number in list(self.peers):
                 self._drop(number)
             self._listener.close()
             self._selector.close()
@@ -137,7 +137,7 @@ class Hub:
     @property
     def _is_needed(self) -> bool:
         """Whether machines have not left yet, or are to come and be told why the run has ended."""
-        has_members = any(peer.has_joined for peer in self._peers.values())
+        has_members = any(peer.has_joined for peer in self.peers.values())
         return has_members or self._coordinator.num_untold > 0
 
     def _wait_s(self) -> float:
@@ -146,12 +146,12 @@ class Hub:
         return min(self._beat_s, max(self._beat_at - time.monotonic(), 0))
 
     def _excuse_silence(self, now: float) -> None:
-        for peer in self._peers.values():
+        for peer in self.peers.values():
             peer.heard_at = peer.began_at = now
 
     def _attend(self, key: selectors.SelectorKey, events: int, now: float) -> None:
         if key.data is not None:
-            if key.data in self._peers:
+            if key.data in self.peers:
                 self._serve_peer(key.data, events, now)
         elif key.fileobj is self._woken_end:
             self._woken_end.recv(4096)
@@ -179,7 +179,7 @@ class Hub:
         if address:
             self._make_room(address)
         self._num_peers += 1
-        self._peers[self._num_peers] = _Peer(connection, address, reached_at, now)
+        self.peers[self._num_peers] = _Peer(connection, address, reached_at, now)
         self._selector.register(link, selectors.EVENT_READ, self._num_peers)
         with suppress(OSError):  # it has gone already, as is read next
             self._flush(self._num_peers)
@@ -192,7 +192,7 @@ class Hub:
         """
         strangers = {
             number: peer
-            for number, peer in self._peers.items()
+            for number, peer in self.peers.items()
             if peer.address and not peer.has_joined
         }
         counts = Counter(peer.address for peer in strangers.values())
@@ -212,7 +212,7 @@ class Hub:
         )
 
     def _serve_peer(self, number: int, events: int, now: float) -> None:
-        peer = self._peers[number]
+        peer = self.peers[number]
         try:
             if peer.is_refused:
                 peer.connection.discard()
@@ -234,7 +234,7 @@ class Hub:
             self._coordinator.lose(number, str(why), now)
 
     def _take(self, number: int, message: Message, now: float) -> None:
-        peer = self._peers[number]
+        peer = self.peers[number]
         if peer.has_joined and isinstance(message, Unheard):
             raise _Left(unheard(message, "machine 0"))
         if peer.has_joined:
@@ -255,9 +255,9 @@ class Hub:
         """Send beats, lose those that are silent, refuse those that do not join."""
         if now >= self._beat_at:
             self._beat_at = now + self._beat_s
-            joined = [one for one, peer in self._peers.items() if peer.has_joined]
+            joined = [one for one, peer in self.peers.items() if peer.has_joined]
             self._coordinator.outbox += [(one, Beat("")) for one in joined]
-        for number, peer in list(self._peers.items()):
+        for number, peer in list(self.peers.items()):
             silent_s = now - peer.heard_at
             if peer.has_joined and silent_s > self._timeout_s:
                 peer.connection.put(Unheard(time_of_day(silent_s)))
@@ -278,23 +278,23 @@ class Hub:
             there = [
                 (number, message)
                 for number, message in pending
-                if number in self._peers and not self._peers[number].is_refused
+                if number in self.peers and not self.peers[number].is_refused
             ]
             for number, message in there:
-                self._peers[number].connection.put(message)
+                self.peers[number].connection.put(message)
             for number in dict.fromkeys(number for number, _ in there):
                 with suppress(OSError):  # its end is read, and then it is lost
                     self._flush(number)
 
     def _flush(self, number: int) -> None:
-        connection = self._peers[number].connection
+        connection = self.peers[number].connection
         connection.flush()
         writing = selectors.EVENT_WRITE if connection.has_unsent else 0
         if self._selector.get_key(connection.link).events != selectors.EVENT_READ | writing:
             self._selector.modify(connection.link, selectors.EVENT_READ | writing, number)
 
     def _refuse(self, number: int, why: str, reason: str) -> None:
-        peer = self._peers[number]
+        peer = self.peers[number]
         self._name(f"refused a connection from {peer.address}: {why}")
         peer.connection.refuse(reason)
         peer.is_refused, peer.has_joined = True, False
@@ -307,7 +307,7 @@ class Hub:
             self._say(line)
 
     def _drop(self, number: int) -> None:
-        connection = self._peers.pop(number).connection
+        connection = self.peers.pop(number).connection
         self.num_bytes += connection.num_bytes
         self._selector.unregister(connection.link)
         connection.close()

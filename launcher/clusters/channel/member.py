@@ -63,8 +63,8 @@ class Member:
         self.unacceptable: Unacceptable | None = None  # what came from what is not machine 0
         self.has_greeted = False
         self.own_address, self.address_of_machine_0 = _addresses(link)
-        self._connection = Connection(link, key, is_hub=False)
-        self._timeout_s = machine_timeout_s
+        self.connection = Connection(link, key, is_hub=False)
+        self.timeout_s = machine_timeout_s
         self._word = word
         self._last_word = ""
         self._to_send: deque[Message] = deque()
@@ -124,9 +124,9 @@ class Member:
         heard_at = looked_at = time.monotonic()
         try:
             while not (self._is_closing and not self._has_unsent):
-                ready = self._selector.select(self._timeout_s / 4)
+                ready = self._selector.select(self.timeout_s / 4)
                 now = time.monotonic()
-                if now > looked_at + self._timeout_s / 2:  # this process was suspended
+                if now > looked_at + self.timeout_s / 2:  # this process was suspended
                     heard_at = now
                 looked_at = now
                 for key, events in ready:
@@ -135,18 +135,18 @@ class Member:
                     elif events & selectors.EVENT_READ and self._receive():
                         heard_at = now
                 self._send_all()
-                if self.accepted is not None and now > heard_at + self._timeout_s:
+                if self.accepted is not None and now > heard_at + self.timeout_s:
                     self._leave_unheard(now - heard_at)
                     break
         except Unacceptable as error:
             self.unacceptable = error
         except (EOFError, OSError) as error:
-            if self._connection.has_part and not self.has_greeted:
+            if self.connection.has_part and not self.has_greeted:
                 self.unacceptable = not_ours()
             else:
                 self.lost = self.lost or ended(error)
         finally:
-            self._connection.close()
+            self.connection.close()
             self._selector.close()
             self._woken_end.close()
             self._woken.put(None)
@@ -155,27 +155,27 @@ class Member:
         """Tell machine 0, which may still hear this one, why the connection will close."""
         self.lost = silent_for(seconds)
         self.is_silent = True
-        self._connection.put(Unheard(time_of_day(seconds)))
-        self._connection.flush()
+        self.connection.put(Unheard(time_of_day(seconds)))
+        self.connection.flush()
 
     @property
     def _has_unsent(self) -> bool:
         can_send = self.has_greeted and bool(self._to_send)
-        return can_send or self._connection.has_unsent
+        return can_send or self.connection.has_unsent
 
     def _receive(self) -> bool:
         has_come = False
-        for message in self._connection.receive():
+        for message in self.connection.receive():
             has_come = True
             self._take(message)
-        if self._connection.has_greeted and not self.has_greeted:
+        if self.connection.has_greeted and not self.has_greeted:
             self.has_greeted = has_come = True
         self._woken.put(None)
         return has_come
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Accepted):
-            self._timeout_s = message.machine_timeout_s
+            self.timeout_s = message.machine_timeout_s
             self.accepted = message
         elif isinstance(message, Beat):
             word = self._word()
@@ -207,10 +207,10 @@ class Member:
 
     def _send_all(self) -> None:
         while self.has_greeted and self._to_send:
-            self._connection.put(self._to_send.popleft())
-        self._connection.flush()
-        writing = selectors.EVENT_WRITE if self._connection.has_unsent else 0
-        link = self._connection.link
+            self.connection.put(self._to_send.popleft())
+        self.connection.flush()
+        writing = selectors.EVENT_WRITE if self.connection.has_unsent else 0
+        link = self.connection.link
         if self._selector.get_key(link).events != selectors.EVENT_READ | writing:
             self._selector.modify(link, selectors.EVENT_READ | writing)
 

@@ -35,18 +35,18 @@ class Rank:
 
     def __init__(self, process: subprocess.Popen[str], channel: socket.socket) -> None:
         self.process = process
-        self._channel = channel
+        self.channel = channel
         self._records: list[object] = []
         self._reader = RecordReader()
         assert self.receive() == Ready()
 
     def receive(self) -> object:
         while not self._records:
-            self._records += self._reader.read(self._channel.recv(65536))
+            self._records += self._reader.read(self.channel.recv(65536))
         return self._records.pop(0)
 
     def ask(self) -> Answer:
-        self._channel.sendall(b"?")
+        self.channel.sendall(b"?")
         answer = self.receive()
         assert isinstance(answer, Answer)
         return answer
@@ -183,8 +183,8 @@ while True:
 """
     with rank(script) as one:
         assert one.line() == "begin\n"
-        one._channel.sendall(b"?")
+        one.channel.sendall(b"?")
         while not isinstance(received := one.receive(), Answer):
             assert type(received).__name__ == "Heartbeat"
         assert len(received.stacks) >= 150
-        one._channel.close()
+        one.channel.close()

@@ -54,7 +54,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setattr(run_socket, "_HAS_ABSTRACT_NAMES", False)
     yield
     if not request.param:
-        os.rmdir(run_socket._folder())
+        os.rmdir(run_socket.runtime_folder())
 
 
 SUSPENDED = """
@@ -206,7 +206,7 @@ def test_a_request_that_never_comes_is_not_waited_for_at_the_end() -> None:
 
 def test_a_folder_that_others_may_enter_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_socket, "_HAS_ABSTRACT_NAMES", False)
-    folder = Path(run_socket._folder())
+    folder = Path(run_socket.runtime_folder())
     folder.mkdir(mode=0o755)
     with pytest.raises(PermissionError), running():
         pass

@@ -23,14 +23,14 @@ from tests.launcher.starting.test_gpu_claims import FOUR, asking_for, bound
 def announced(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Announce every wait at once; set when one was announced."""
     event = threading.Event()
-    say = waiting._announce
+    say = waiting.announce
 
     def announce(what: str) -> None:
         say(what)
         event.set()
 
     monkeypatch.setattr(waiting, "SILENT_S", 0)
-    monkeypatch.setattr(waiting, "_announce", announce)
+    monkeypatch.setattr(waiting, "announce", announce)
     return event
 
 

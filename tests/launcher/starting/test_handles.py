@@ -60,8 +60,8 @@ def test_a_handle_signals_its_process_and_no_later_one_of_that_number(
         handle.send(signal.SIGTERM)
         assert process.wait(timeout=10) == -signal.SIGTERM
     if not has_pidfds:
-        assert handle._process is not None
-        give_number(handle._process, bystander)
+        assert handle.process is not None
+        give_number(handle.process, bystander)
     handle.send(signal.SIGKILL)
     handle.close()
     handle.send(signal.SIGKILL)
@@ -108,7 +108,7 @@ def test_the_end_of_a_run_does_not_signal_a_group_that_has_a_reaped_ranks_number
         grace=Grace(0, 0, 0),
         failed_elsewhere=lambda: None,
     )
-    ranks._local_ranks[bystander.pid] = 0
+    ranks.local_ranks[bystander.pid] = 0
     ranks.close()
 
 
@@ -146,8 +146,8 @@ def test_ranks_that_save_before_they_stop_are_not_waited_for_once_a_machine_is_l
             grace=Grace(usual_s=0, victim_s=0, to_save_s=600),
             failed_elsewhere=lambda: lost,
         )
-        ranks._local_ranks[rank.pid] = 0
-        ranks._handles[0] = SimpleNamespace(send=send, close=handle.close)  # type: ignore[assignment]
+        ranks.local_ranks[rank.pid] = 0
+        ranks.handles[0] = SimpleNamespace(send=send, close=handle.close)  # type: ignore[assignment]
         ranks.close()
     assert ranks.exits[0].killed_after_s is not None
     assert ranks.failed_amid_stop is lost

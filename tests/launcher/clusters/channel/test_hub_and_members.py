@@ -237,7 +237,7 @@ def test_a_refused_machine_leaves_without_another_line_on_machine_0() -> None:
         wait_until(lambda: other.refused)
         other.send(Bye())
         other.close()
-        wait_until(lambda: len(some.hub._peers) == 1)
+        wait_until(lambda: len(some.hub.peers) == 1)
         (line,) = some.lines
         assert "refused machine 1 (n1, 127.0.0.1)" in line
 
@@ -259,7 +259,7 @@ def test_the_second_ctrl_c_on_a_machine_ends_the_grace_period_of_the_ranks_on_th
 def test_a_machine_whose_launcher_is_killed_is_known_as_lost_to_all() -> None:
     with channel(3) as some:
         members = begin(some)
-        members[2]._connection.link.shutdown(socket.SHUT_RDWR)  # as the kernel does
+        members[2].connection.link.shutdown(socket.SHUT_RDWR)  # as the kernel does
         wait_until(lambda: members[0].ended_by and members[1].ended_by)
         for one in members[:2]:
             assert one.ended_by is not None
@@ -337,10 +337,10 @@ def cut_off(machines: int, *, from_hub: bool) -> Iterator[list[Member]]:
         start_ranks(members)
         relay.passes[relay.from_hub if from_hub else relay.to_hub] = False
         if from_hub:
-            members[-1]._timeout_s = 0.2
+            members[-1].timeout_s = 0.2
             members[-1].send(Beat(""))
         else:
-            some.hub._peers[machines].heard_at -= 2 * some.timeout_s
+            some.hub.peers[machines].heard_at -= 2 * some.timeout_s
         yield members
         members[-1].close()
 

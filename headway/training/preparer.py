@@ -2,66 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from headway.accumulation import Accumulation
-from headway.data.configuration import DataLoaderConfiguration
+from headway.data.configuration import DataLoaderConfiguration, check_configuration
 from headway.data.global_batch import micro_batch_of, with_micro_batch
 from headway.data.loader import PreparedDataLoader
-from headway.device_memory import clear_device_cache
 from headway.errors import UsageError
 from headway.generators import RNGType, agreed_types, synchronize_rng_states
 from headway.optimizer import PreparedOptimizer, PreparedScheduler
-from headway.precision.precision import Precision
-from headway.prepared_objects import PreparedObjects
-from headway.strategies.strategy import Strategy
-from headway.token_mean import TokenMean
-from headway.world import World
+from headway.training.training import Training
+
+Prepare = Callable[[Any, torch.device | None], None]
 
 
-class Preparing(PreparedObjects):
-    """A rank that prepares a script's objects, and remembers them.
+class Preparer:
+    """Prepares a script's objects for a training, which remembers them.
 
     Args:
-        device_placement: move models and batches to `device`.
         data: how prepared loaders share their data out.
+        device_placement: move models and batches to the device.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         rng_types: the random generators that all ranks get from rank 0 at each pass over a loader.
         seed: of the samples of prepared loaders; None leaves generators alone.
-        global_batch_size: samples in an optimizer step; None leaves loaders their batch sizes.
     """
+
+    skips_itself = False  # see `Training`
 
     def __init__(
         self,
-        world: World,
-        precision: Precision,
-        strategy: Strategy,
-        accumulation: Accumulation,
-        *,
-        device_placement: bool,
+        training: Training,
         data: DataLoaderConfiguration,
-        step_scheduler_with_optimizer: bool,
-        rng_types: Sequence[str | RNGType] | None,
+        *,
+        device_placement: bool = True,
+        step_scheduler_with_optimizer: bool = True,
+        rng_types: Sequence[str | RNGType] | None = None,
         seed: int | None = None,
-        global_batch_size: int | None = None,
     ) -> None:
-        super().__init__(world, strategy)
+        self.training = training
         self.device_placement = device_placement
-        self._data = data
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = agreed_types(rng_types)
-        self._seed = seed
-        self._global_batch_size = global_batch_size
-        self._precision = precision
-        self._accumulation = accumulation
-        self._token_mean = TokenMean()
+        self._data, self._seed = data, seed
+        training.skips_itself = self.skips_itself and not data.use_stateful_dataloader
+
+    @property
+    def data(self) -> DataLoaderConfiguration:
+        """How loaders that are prepared from now on share their data out."""
+        return self._data
+
+    @data.setter
+    def data(self, config: DataLoaderConfiguration) -> None:
+        check_configuration(config)
+        is_global = self.training.global_batch_size is not None
+        self._data = replace(config, split_batches=True) if is_global else config
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Return models, optimizers, data loaders and schedulers made ready, in the given order.
@@ -95,18 +95,13 @@ class Preparing(PreparedObjects):
                 where="the script's prepare(...)",
                 fix="give one entry for each object, or leave device_placement out",
             )
-        self._take_over(args)
+        self.training.take_over(args)
         # a strategy may replace the parameters of models: what holds them comes later
-        for prepare in (
-            self._prepare_model,
-            self._prepare_optimizer,
-            self._prepare_scheduler,
-            self._prepare_loader,
-        ):
+        for make in (self.make_model, self.make_optimizer, self.make_scheduler, self.make_loader):
             for obj, place in zip(args, placement, strict=True):
-                if self._find(obj) is None:
-                    prepare(obj, self.device if place else None)
-        found = [self._find(obj) for obj in args]
+                if self.training.find(obj) is None:
+                    make(obj, self.training.world.device if place else None)
+        found = [self.training.find(obj) for obj in args]
         results = [obj if one is None else one for obj, one in zip(args, found, strict=True)]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -131,11 +126,8 @@ class Preparing(PreparedObjects):
             >>> teacher(torch.ones(4, 2)).shape
             torch.Size([4, 1])
         """
-
-        def prepare(model: Any, device: torch.device | None) -> None:
-            self._prepare_model(model, device, trains=not evaluation_mode)
-
-        return self._prepare_one("prepare_model", model, prepare, device_placement)
+        make = partial(self.make_model, trains=not evaluation_mode)
+        return self._prepare_one("prepare_model", model, make, device_placement)
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
@@ -153,7 +145,7 @@ class Preparing(PreparedObjects):
             >>> optimizer = accelerator.prepare_optimizer(torch.optim.SGD([weight], lr=0.1))
         """
         return self._prepare_one(
-            "prepare_optimizer", optimizer, self._prepare_optimizer, device_placement
+            "prepare_optimizer", optimizer, self.make_optimizer, device_placement
         )
 
     def prepare_data_loader(
@@ -175,7 +167,7 @@ class Preparing(PreparedObjects):
             [[0, 1], [2]]
         """
         return self._prepare_one(
-            "prepare_data_loader", data_loader, self._prepare_loader, device_placement
+            "prepare_data_loader", data_loader, self.make_loader, device_placement
         )
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
@@ -192,35 +184,16 @@ class Preparing(PreparedObjects):
             >>> optimizer.step(), scheduler.step(), scheduler.get_last_lr()
             (None, None, [0.05])
         """
-        return self._prepare_one("prepare_scheduler", scheduler, self._prepare_scheduler, None)
-
-    def _take_over(self, objects: Iterable[Any]) -> None:
-        """Remember those of these objects that another Accelerator has prepared, as they are."""
-        for obj in objects:
-            if self._find(obj) is not None:
-                continue
-            if isinstance(obj, torch.nn.Module) and obj in _PREPARED_MODELS:
-                inner = self.unwrap_model(obj)
-                if inner is not obj or self._strategy.shards:
-                    self._prepared.append((inner, obj))
-            elif isinstance(obj, PreparedOptimizer):
-                obj.follow(self._accumulation, self._precision, self._token_mean)
-                self._prepared.append((obj.optimizer, obj))
-            elif isinstance(obj, (PreparedDataLoader, PreparedScheduler)):
-                self._prepared.append((obj, obj))
+        return self._prepare_one("prepare_scheduler", scheduler, self.make_scheduler, None)
 
     def _prepare_one(
-        self,
-        method: str,
-        obj: Any,
-        prepare: Callable[[Any, torch.device | None], None],
-        device_placement: bool | None,
+        self, method: str, obj: Any, make: Prepare, device_placement: bool | None
     ) -> Any:
-        self._take_over([obj])
-        if self._find(obj) is None:
+        self.training.take_over([obj])
+        if self.training.find(obj) is None:
             place = self.device_placement if device_placement is None else device_placement
-            prepare(obj, self.device if place else None)
-        found = self._find(obj)
+            make(obj, self.training.world.device if place else None)
+        found = self.training.find(obj)
         if found is None:
             raise UsageError(
                 f"{method}() got a {type(obj).__name__}",
@@ -229,37 +202,43 @@ class Preparing(PreparedObjects):
             )
         return found
 
-    def _prepare_model(
-        self, model: Any, device: torch.device | None, *, trains: bool = True
-    ) -> None:
+    # ------------------------------------------- one object each, if it is of the method's kind
+
+    def make_model(self, model: Any, device: torch.device | None, *, trains: bool = True) -> None:
+        """Prepare a model; `device` is where it goes, None leaves it."""
+        training = self.training
         if isinstance(model, torch.nn.Module):
-            if self.verify_device_map(model):
+            if is_spread_by_device_map(model):
                 raise UsageError(
                     f"{type(model).__name__} is spread over several devices by a device_map",
                     where="the script's prepare(...)",
                     fix="load the model without device_map; prepare() moves it to this rank's GPU",
                 )
-            prepared = self._strategy.prepare_model(model, self._precision, device, trains=trains)
-            self._prepared.append((model, prepared))
-            _PREPARED_MODELS.add(prepared)
-            for one in self._all(PreparedOptimizer):  # of an earlier prepare()
-                self._strategy.rebind(one.optimizer)
+            training.remember(
+                model,
+                training.strategy.prepare_model(model, training.precision, device, trains=trains),
+            )
+            for one in training.optimizers:  # of an earlier prepare()
+                training.strategy.rebind(one.optimizer)
 
-    def _prepare_optimizer(self, optimizer: Any, device: torch.device | None) -> None:
+    def make_optimizer(self, optimizer: Any, device: torch.device | None) -> None:
+        """Prepare an optimizer."""
+        training = self.training
         if isinstance(optimizer, torch.optim.Optimizer):
-            self._strategy.rebind(optimizer)
+            training.strategy.rebind(optimizer)
             prepared = PreparedOptimizer(
                 optimizer,
                 device is not None,
-                accumulation=self._accumulation,
-                precision=self._precision,
-                token_mean=self._token_mean,
+                accumulation=training.accumulation,
+                precision=training.precision,
+                token_mean=training.token_mean,
             )
-            self._prepared.append((optimizer, prepared))
+            training.remember(optimizer, prepared)
 
-    def _prepare_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
+    def make_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
+        """Prepare a scheduler."""
         if isinstance(scheduler, LRScheduler):
-            optimizer = self._find(scheduler.optimizer)
+            optimizer = self.training.find(scheduler.optimizer)
             if optimizer is None:
                 raise UsageError(
                     f"{type(scheduler).__name__} has an optimizer that has not been prepared",
@@ -269,56 +248,38 @@ class Preparing(PreparedObjects):
             prepared = PreparedScheduler(
                 scheduler, optimizer, step_with_optimizer=self.step_scheduler_with_optimizer
             )
-            self._prepared.append((scheduler, prepared))
+            self.training.remember(scheduler, prepared)
 
-    def _prepare_loader(self, loader: Any, device: torch.device | None) -> None:
+    def make_loader(self, loader: Any, device: torch.device | None) -> None:
+        """Prepare a data loader, whose batches go to `device`."""
         if isinstance(loader, DataLoader):
+            strategy = self.training.strategy
             prepared = PreparedDataLoader(
                 self._with_its_batch_size(loader),
-                self._strategy.data_rank,
-                self._strategy.data_size,
+                strategy.data_rank,
+                strategy.data_size,
                 config=self._data,
                 device=device,
                 before_pass=self._before_pass(),
                 seed=self._seed,
             )
-            self._prepared.append((loader, prepared))
+            self.training.remember(loader, prepared)
 
     def _with_its_batch_size(self, loader: DataLoader[Any]) -> Any:
-        size = self._global_batch_size
+        size = self.training.global_batch_size
         if size is None:
             return loader
-        steps = self._accumulation.steps
-        return with_micro_batch(loader, micro_batch_of(size, self._strategy.data_size, steps))
+        steps = self.training.accumulation.steps
+        return with_micro_batch(
+            loader, micro_batch_of(size, self.training.strategy.data_size, steps)
+        )
 
     def _before_pass(self) -> Callable[[], None] | None:
         """Return what gives all ranks equal generators; None: loaders see to their own samplers."""
         types = [one for one in self.rng_types if one is not RNGType.GENERATOR]
         return partial(synchronize_rng_states, types) if types else None
 
-    def free_memory(self, *objects: Any) -> list[None]:
-        """Forget all prepared objects, free what they held, and begin a new accumulation.
 
-        Returns:
-            A None for each of `objects`: `model, optimizer = accelerator.free_memory(model, ...)`.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> batch = torch.ones(4, 2)
-            >>> model, batch = accelerator.free_memory(model, batch)
-            >>> accelerator.clear()  # the same, by another name
-            []
-        """
-        self._prepared.clear()
-        self._accumulation.reset()
-        self._token_mean.reset()
-        freed = [None] * len(objects)
-        del objects
-        clear_device_cache(garbage_collection=True)
-        return freed
-
-    clear = free_memory
-
-
-_PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
-"""Those of all Accelerators of this process."""
+def is_spread_by_device_map(model: torch.nn.Module) -> bool:
+    """Return whether a model was spread over several devices by a `device_map`."""
+    return any(len(getattr(one, "hf_device_map", ())) > 1 for one in model.modules())

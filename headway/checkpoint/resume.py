@@ -1,4 +1,4 @@
-"""Chooses the checkpoint from which a run goes on, on rank 0."""
+"""Selects the checkpoint from which a run goes on, on rank 0."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from headway.checkpoint.project import Candidate, candidates, meant_by, newest_w
 from headway.checkpoint.saving import on_rank_0
 from headway.contract.run import LATEST, is_restart
 from headway.errors import CheckpointError, Problem
-
-TRACKERS = "trackers.json"
-"""The file of a checkpoint with the runs of trackers."""
+from headway.trackers.tracking import RUNS_FILE
 
 
-def choose(
+def select_checkpoint(
     settings: EffectiveSettings, project: Path, fall_back: bool
 ) -> tuple[str | None, list[str]]:
     """Return the checkpoint to go on from, None for a fresh start, and lines about those left out.
@@ -67,9 +65,9 @@ def tracked_runs(checkpoint: Path) -> dict[str, str]:
     Raises:
         CheckpointError: what it has of them is not what a save writes.
     """
-    if TRACKERS not in {file.path for file in read_manifest(checkpoint).files}:
+    if RUNS_FILE not in {file.path for file in read_manifest(checkpoint).files}:
         return {}
-    path = checkpoint / TRACKERS
+    path = checkpoint / RUNS_FILE
     try:
         runs = parse_json(read_plain(path))
         if not isinstance(runs, dict) or not all(isinstance(one, str) for one in runs.values()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from enum import IntEnum
@@ -67,7 +66,7 @@ class StopSignals:
                 self._before[number] = before
                 signal.signal(number, self._note)
         os.register_at_fork(after_in_child=self._leave_child)
-        channel.will_save = True
+        channel.will_save = channel.obeys_stops = True
         send(WillSave())
 
     def release(self) -> None:
@@ -95,17 +94,6 @@ class StopSignals:
         for number in self._before:
             if signal.getsignal(number) == self._note:
                 signal.signal(number, signal.SIG_IGN)
-
-    def withdraw(self) -> None:
-        """Release the signals, as nobody asks for them; what has come does what it did before."""
-        came, before = self.request, self._before
-        self.release()
-        send(WillSave(will=False))
-        if came is not Request.NONE:
-            number = signal.Signals[came.name]
-            if _is_usual(before[number]):  # the script's own handler was called when it came
-                _tell_from_rank_0(f"{came}: not saved, as the script does not ask whether to stop")
-                signal.raise_signal(number)
 
     def _leave_child(self) -> None:
         """In a forked child, let SIGTERM end it; its parent decides about the others."""
@@ -180,9 +168,3 @@ class Agreement:
             dist.all_reduce(told, dist.ReduceOp.MAX)
             mine = tuple(told.tolist())
         return Verdict(Request(mine[0]), bool(mine[1]), mine[2])
-
-
-def say(text: str) -> None:
-    """Print a line on stderr, if it is still read: a training goes on without."""
-    with suppress(OSError):
-        print(f"headway: {text}", file=sys.stderr, flush=True)

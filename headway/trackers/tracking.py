@@ -1,4 +1,4 @@
-"""The Accelerator's methods for trackers."""
+"""The trackers of a training: which there are, and what is logged to them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.errors import UsageError
-from headway.plugins.project import Folder, ProjectConfiguration
-from headway.process import Group
+from headway.notes import say, say_once
+from headway.plugins.project import ProjectConfiguration
 from headway.trackers.choice import (
     LoggerType,
     check_folders,
@@ -16,41 +16,37 @@ from headway.trackers.choice import (
     class_of,
     make_trackers,
 )
-from headway.trackers.notes import note, note_once
 from headway.trackers.run import TrackedRun
 from headway.trackers.tracker import GeneralTracker, NoTracker
 
 Tracker = str | LoggerType | GeneralTracker
 LogWith = Tracker | Sequence[Tracker] | None
 
+RUNS_FILE = "trackers.json"
+"""The file of a checkpoint with the runs of trackers."""
 
-class Tracked(Group):
-    """A rank whose metrics trackers keep; rank 0 calls them, the others do not.
+
+class Tracking:
+    """The trackers that keep a run's metrics; rank 0 calls them, the others do not.
+
+    Args:
+        is_main: whether this is rank 0.
+        log_with: which trackers.
+        project: where they write.
 
     Attributes:
         log_with: the trackers that were asked for: names, and instances of the script's.
         trackers: those of the run that `init_trackers` began; on other ranks than 0 only those
             that every rank calls.
-        project_configuration: where trackers and checkpoints write.
     """
 
-    def _track_with(self, log_with: LogWith, project: ProjectConfiguration) -> None:
-        self.project_configuration = project
+    def __init__(self, is_main: bool, log_with: LogWith, project: ProjectConfiguration) -> None:
         self.log_with = choose_trackers(log_with)
-        check_folders(self.log_with, self.logging_dir)
         self.trackers: list[GeneralTracker] = []
+        self._is_main, self._project = is_main, project
+        check_folders(self.log_with, project.logging_dir)
         self._run: TrackedRun | None = None
         self._runs_before: dict[str, str] = {}  # by tracker: the run that the checkpoint is of
-
-    @property
-    def project_dir(self) -> Folder:
-        """The folder of the files that this run writes."""
-        return self.project_configuration.project_dir
-
-    @property
-    def logging_dir(self) -> Folder:
-        """The folder below which trackers write their files."""
-        return self.project_configuration.logging_dir
 
     def init_trackers(
         self,
@@ -83,8 +79,8 @@ class Tracked(Group):
             if name in self.log_with:
                 keywords = class_of(name).going_on(run_id)
                 init_kwargs[name] = keywords | init_kwargs.get(name, {})
-        self._finish_run()
-        made = make_trackers(self.log_with, project_name, self.logging_dir, init_kwargs)
+        self.finish()
+        made = make_trackers(self.log_with, project_name, self._project.logging_dir, init_kwargs)
         self.trackers = [one for one in made if self._calls(one)]
         self._run = TrackedRun(self.trackers)
         self._run.start(config)
@@ -110,8 +106,8 @@ class Tracked(Group):
             >>> accelerator.log({"loss": 0.5, "test": {"accuracy": 0.9}}, step=1)
         """
         if self._run is None:
-            if self.log_with and self.is_main_process:
-                note_once("log() is without effect before init_trackers() and after end_training()")
+            if self.log_with and self._is_main:
+                say_once("log() is without effect before init_trackers() and after end_training()")
             return
         if log_kwargs:
             self._check_names(log_kwargs, "log_kwargs")
@@ -138,7 +134,7 @@ class Tracked(Group):
             if tracker.name == name:
                 return tracker.tracker if unwrap else tracker
         names = [one if isinstance(one, str) else one.name for one in self.log_with]
-        if not names or (name in names and not self.is_main_process):
+        if not names or (name in names and not self._is_main):
             return NoTracker()
         raise UsageError(
             f"the tracker {name!r} has not been started",
@@ -148,40 +144,30 @@ class Tracked(Group):
             else f"use one of log_with: {', '.join(names)}",
         )
 
-    def end_training(self) -> None:
-        """Finish the trackers and end the process group; call it last, on every rank.
-
-        Trackers are also finished when the script ends without this call.
-
-        Examples:
-            >>> accelerator.end_training()
-        """
-        self._finish_run()
-        super().end_training()
-
-    def _run_ids(self) -> dict[str, str]:
-        """Return what names the runs of trackers that another process can go on in."""
-        named = {one.name: one.run_id for one in self.trackers if one.name in self.log_with}
-        return {name: run_id for name, run_id in named.items() if run_id is not None}
-
-    def _go_on_in(self, run_ids: dict[str, str]) -> None:
-        """Let `init_trackers` go on in these runs."""
-        self._runs_before = run_ids
-        own = self._run_ids()
-        for name in run_ids.keys() & own.keys():
-            if own[name] != run_ids[name]:
-                note(
-                    f"{name} has begun another run than that of the checkpoint: call"
-                    " accelerator.resume() before init_trackers()"
-                )
-
-    def _finish_run(self) -> None:
+    def finish(self) -> None:
+        """Finish the trackers; they are also finished when the script ends without this call."""
         if self._run is not None:
             self._run.finish()
             self._run = None
 
+    def run_ids(self) -> dict[str, str]:
+        """Return what names the runs of trackers that another process can go on in."""
+        named = {one.name: one.run_id for one in self.trackers if one.name in self.log_with}
+        return {name: run_id for name, run_id in named.items() if run_id is not None}
+
+    def go_on_in(self, run_ids: dict[str, str]) -> None:
+        """Let `init_trackers` go on in these runs."""
+        self._runs_before = run_ids
+        own = self.run_ids()
+        for name in run_ids.keys() & own.keys():
+            if own[name] != run_ids[name]:
+                say(
+                    f"{name} has begun another run than that of the checkpoint: call"
+                    " accelerator.resume() before init_trackers()"
+                )
+
     def _calls(self, tracker: GeneralTracker) -> bool:
-        return self.is_main_process or not getattr(tracker, "main_process_only", True)
+        return self._is_main or not getattr(tracker, "main_process_only", True)
 
     def _check_names(self, keywords: dict[str, dict[str, Any]], argument: str) -> None:
         own = [one.name for one in self.log_with if isinstance(one, GeneralTracker)]

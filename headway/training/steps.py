@@ -10,32 +10,32 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.join import Join
 
+from headway.collectives import reduce
 from headway.contract.records import beat, channel
-from headway.data.loader import PreparedDataLoader
-from headway.micro_batches import MicroBatches
 from headway.optimizer import PreparedOptimizer
 from headway.plugins.handlers import AutocastKwargs
-from headway.preparing import Preparing
-from headway.token_mean import refuse_gradient
+from headway.training.training import Training
+from headway.training.weighing import Weighing
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]
 
 
-class Stepping(Preparing):
-    """A rank that trains the models that it has prepared."""
+class Steps:
+    """The forward and backward passes, and the gradients, of a training.
 
-    _is_triggered = False
-    _micro_batches: MicroBatches | None = None  # with auto_micro_batch
+    Args:
+        auto_micro_batch: let `micro_batches` split batches that do not fit into memory.
 
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether gradients are due: optimizers step, and ranks exchange gradients."""
-        return self._accumulation.sync_gradients
+    Attributes:
+        is_triggered: whether this rank has called `set_trigger()` since the last check.
+    """
 
-    @property
-    def optimizer_step_was_skipped(self) -> bool:
-        """Whether an optimizer skipped its last step, because fp16 gradients overflowed."""
-        return any(one.step_was_skipped for one in self._all(PreparedOptimizer))
+    def __init__(self, training: Training, *, auto_micro_batch: bool = False) -> None:
+        if auto_micro_batch:
+            training.strategy.require_whole_models("auto_micro_batch=True")
+        self.training = training
+        self.weighing = Weighing(training, auto_micro_batch=auto_micro_batch)
+        self.is_triggered = False
 
     def autocast(
         self, autocast_handler: AutocastKwargs | None = None
@@ -53,7 +53,7 @@ class Stepping(Preparing):
             >>> product.dtype
             torch.bfloat16
         """
-        return self._precision.autocast(autocast_handler)
+        return self.training.precision.autocast(autocast_handler)
 
     def backward(
         self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
@@ -78,43 +78,17 @@ class Stepping(Preparing):
             >>> weight.grad
             tensor([0.7500, 0.7500, 0.7500, 0.7500])
         """
-        split = self._micro_batches
-        if split is not None and not split.is_active:
-            split = None
-        if split is not None:
-            loss = split.weighed(loss, by_tokens=num_tokens is not None)
-        elif self._accumulation.steps > 1 and self._accumulation.num_steps:
-            self._token_mean.refuse_mixture(self._accumulation, num_tokens is not None)
-        if num_tokens is not None:
-            refuse_gradient(kwargs)
-            kwargs["gradient"] = self._start_by_tokens(loss, num_tokens)
-        elif self._accumulation.steps > 1:
-            given = kwargs.get("gradient")
-            if given is not None:
-                kwargs["gradient"] = given / self._accumulation.steps
-            elif loss.numel() == 1:  # for others torch says that it needs a gradient
-                kwargs["gradient"] = self._accumulation.gradient_of(loss)
+        loss, gradient = self.weighing.weighed(loss, num_tokens, kwargs.pop("gradient", None))
+        if gradient is not None:
+            kwargs["gradient"] = gradient
         channel.phase = "backward"
         if channel.fd is not None:
             beat()
         try:
-            self._precision.backward(loss, **kwargs)
+            self.training.precision.backward(loss, **kwargs)
         finally:
             channel.phase = "script"
-        if split is not None:
-            split.after_backward()
-
-    def _start_by_tokens(self, loss: torch.Tensor, num_tokens: int | torch.Tensor) -> torch.Tensor:
-        """Return the gradient with which the backward pass of a sum over tokens begins."""
-        if self._strategy.shards:
-            self._token_mean.refuse_withheld()
-        return self._token_mean.start_of_backward(
-            loss,
-            num_tokens,
-            self.sync_gradients,
-            self._trained_parameters,
-            is_exchanged=self._strategy.shards or self._accumulation.exchanges_each_batch,
-        )
+        self.weighing.after_backward()
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step.
@@ -137,20 +111,21 @@ class Stepping(Preparing):
             False
             True
         """
-        split = self._micro_batches
+        split, accumulation = self.weighing.micro_batches, self.training.accumulation
         if split is not None and split.is_active:
             return split.guard(self._no_sync(models))
-        self._accumulation.begin_micro_batch()
-        if self._accumulation.sync_gradients or self._accumulation.exchanges_each_batch:
+        accumulation.begin_micro_batch()
+        if accumulation.sync_gradients or accumulation.exchanges_each_batch:
             return nullcontext()
         return self._no_sync(models)
 
     def _no_sync(self, models: Sequence[torch.nn.Module]) -> AbstractContextManager[Any]:
+        strategy = self.training.strategy
         if len(models) == 1:
-            return self._strategy.no_sync_in_micro_batch(models[0])
+            return strategy.no_sync_in_micro_batch(models[0])
         stack = ExitStack()
-        for model in models or self._all(torch.nn.Module):
-            stack.enter_context(self._strategy.no_sync_in_micro_batch(model))
+        for model in models or self.training.models:
+            stack.enter_context(strategy.no_sync_in_micro_batch(model))
         return stack
 
     def micro_batches(
@@ -184,7 +159,7 @@ class Stepping(Preparing):
             torch.Size([3, 2])
             torch.Size([2, 2])
         """
-        split = self._micro_batches
+        split = self.weighing.micro_batches
         return iter((batch,)) if split is None else split.parts(batch, max_size, min_size)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -195,12 +170,14 @@ class Stepping(Preparing):
             >>> with accelerator.no_sync(model):
             ...     accelerator.backward(model(torch.ones(4, 2)).mean())
         """
-        return self._token_mean.within(self._strategy.no_sync(model), withheld=True)
+        context = self.training.strategy.no_sync(model)
+        return self.training.token_mean.within(context, withheld=True)
 
-    def _training_alone(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+    def training_alone(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which each rank makes optimizer steps of its own."""
-        self._strategy.require_whole_models("LocalSGD")
-        return self._token_mean.within(self._strategy.no_sync(model), local=True)
+        self.training.strategy.require_whole_models("LocalSGD")
+        context = self.training.strategy.no_sync(model)
+        return self.training.token_mean.within(context, local=True)
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`.
@@ -216,11 +193,11 @@ class Stepping(Preparing):
             ...     with accelerator.trigger_sync_in_backward(model):
             ...         accelerator.backward(second)
         """
-        return self._token_mean.within(self._strategy.sync_in_backward(model))
+        return self.training.token_mean.within(self.training.strategy.sync_in_backward(model))
 
     @contextmanager
     def join_uneven_inputs(
-        self, joinables: Sequence[Any], even_batches: bool | None = None
+        self, joinables: Sequence[Any], even_batches: bool | None, *, usual: bool
     ) -> Iterator[None]:
         """Let ranks that run out of batches take part in the others' exchanges; see torch's Join.
 
@@ -234,20 +211,21 @@ class Stepping(Preparing):
             >>> with accelerator.join_uneven_inputs([model], even_batches=False):
             ...     accelerator.backward(model(torch.ones(3, 2)).mean())
         """
-        self._strategy.require_whole_models("join_uneven_inputs()")
-        even = self._data.even_batches if even_batches is None else even_batches
+        training = self.training
+        training.strategy.require_whole_models("join_uneven_inputs()")
+        even = usual if even_batches is None else even_batches
         with ExitStack() as stack:
             if even_batches is not None:
-                for loader in self._all(PreparedDataLoader):
+                for loader in training.loaders:
                     stack.enter_context(loader.sharing_evenly(even))
-            if self.use_distributed:
+            if training.world.ranks.world_size > 1:
                 join = Join(list(joinables), enable=not even, throw_on_early_termination=False)
                 stack.enter_context(join)
             yield
 
     def set_trigger(self) -> None:
         """Let the next `check_trigger()` return True on all ranks; any rank may call this."""
-        self._is_triggered = True
+        self.is_triggered = True
 
     def check_trigger(self) -> bool:
         """Return whether any rank called `set_trigger()` since the last check. All must call it.
@@ -257,9 +235,9 @@ class Stepping(Preparing):
             >>> accelerator.check_trigger(), accelerator.check_trigger()
             (True, False)
         """
-        is_triggered = torch.tensor(int(self._is_triggered), device=self.device)
-        self._is_triggered = False
-        return bool(self.reduce(is_triggered).item())
+        is_triggered = torch.tensor(int(self.is_triggered), device=self.training.world.device)
+        self.is_triggered = False
+        return bool(reduce(is_triggered, "sum").item())
 
     def unscale_gradients(
         self,
@@ -279,11 +257,12 @@ class Stepping(Preparing):
             tensor([1., 1.])
         """
         if optimizer is None:
-            optimizer = self._all(PreparedOptimizer)
+            optimizer = self.training.optimizers
         given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         inner = [one.optimizer if isinstance(one, PreparedOptimizer) else one for one in given]
         groups = chain.from_iterable(one.param_groups for one in inner)
-        self._precision.unscale(inner, chain.from_iterable(group["params"] for group in groups))
+        parameters = chain.from_iterable(group["params"] for group in groups)
+        self.training.precision.unscale(inner, parameters)
 
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float = 2
@@ -306,10 +285,11 @@ class Stepping(Preparing):
             >>> weight.grad
             tensor([0.5000, 0.5000, 0.5000, 0.5000])
         """
-        if self.sync_gradients:
-            return self._strategy.clip_grad_norm_(self._unscaled(parameters), max_norm, norm_type)
-        norm = self._strategy.total_norm(_as_list(parameters), norm_type)
-        return norm / self._precision.loss_scale()
+        strategy = self.training.strategy
+        if self.training.accumulation.sync_gradients:
+            return strategy.clip_grad_norm_(self.unscaled(parameters), max_norm, norm_type)
+        norm = strategy.total_norm(_as_list(parameters), norm_type)
+        return norm / self.training.precision.loss_scale()
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
         """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate.
@@ -325,12 +305,15 @@ class Stepping(Preparing):
             >>> weight.grad
             tensor([0.5000, 0.5000])
         """
-        if self.sync_gradients:
-            self._strategy.clip_grad_value_(self._unscaled(parameters), clip_value)
+        if self.training.accumulation.sync_gradients:
+            self.training.strategy.clip_grad_value_(self.unscaled(parameters), clip_value)
 
-    def _unscaled(self, parameters: Tensors) -> list[torch.Tensor]:
+    def unscaled(self, parameters: Tensors) -> list[torch.Tensor]:
+        """Return these parameters, with gradients without fp16's loss scale."""
         tensors = _as_list(parameters)
-        self._precision.unscale([one.optimizer for one in self._all(PreparedOptimizer)], tensors)
+        self.training.precision.unscale(
+            [one.optimizer for one in self.training.optimizers], tensors
+        )
         return tensors
 
 

@@ -1,0 +1,456 @@
+"""Saves and loads a training as checkpoints; all ranks call this together."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from headway.contract.records import in_phase
+from headway.errors import CheckpointError, UsageError
+from headway.meeting import by_all_or_rank_0, meet, place_in_script
+from headway.notes import say
+from headway.plugins.project import Folder, ProjectConfiguration
+from headway.training.training import Training
+from headway.world import is_alone
+
+if TYPE_CHECKING:
+    from headway.checkpoint.background import Background
+    from headway.checkpoint.saving import Prepared, State
+
+# torch.distributed.checkpoint, below the modules beside this one, is imported when it is used: it
+# is slow
+
+
+class Checkpointer:
+    """Saves the state of a training in folders, and puts it back.
+
+    Args:
+        project: how checkpoints are named, and how many stay.
+        began_at: when the job began, in seconds since the epoch; for the manifest.
+        beside: what rank 0 adds to each checkpoint: the name of a JSON file, and what returns it.
+
+    Attributes:
+        has_state: whether this run has saved or loaded a checkpoint.
+        known_saves: in the manifests of what rank 0 has saved, and of what was there before.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        project: ProjectConfiguration,
+        *,
+        began_at: float = 0.0,
+        beside: Mapping[str, Callable[[], object]] | None = None,
+    ) -> None:
+        self.training = training
+        self.project = project
+        self.has_state = False
+        self.known_saves: set[float] = set()
+        self._began_at = began_at
+        self._beside = beside or {}
+        self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._background: Background | None = None  # once a checkpoint was saved without a wait
+        self._told: set[str] = set()
+
+    # ------------------------------------------------------------------ save
+
+    def save_state(
+        self, output_dir: Folder = None, *, allow_pickle: bool = False, wait: bool = True
+    ) -> str:
+        """Save the whole training as a checkpoint, which is there once it is complete.
+
+        It holds models, optimizers, schedulers, the loss scale, registered objects, the positions
+        of prepared loaders, and each rank's random number generators; inside of gradient
+        accumulation also each rank's gradients. An older checkpoint at the same place is replaced
+        in one step; other files in its folder stay.
+
+        Where rank 0 calls it alone, it saves what all ranks share, and of the rest what is rank
+        0's. Sharded models need all ranks.
+
+        Args:
+            output_dir: the folder that it becomes, on a disk that all machines share. With
+                `automatic_checkpoint_naming` the name is not the script's to choose, and this is
+                not looked at, as in Accelerate.
+            safe_serialization: without effect; there is one format, and nothing in it is pickled.
+            allow_pickle: pickle the states of registered objects that hold anything else than
+                values and tensors. `load_state` then needs it, too.
+            wait: False: return once the state is copied to the memory of the CPU, which is kept for
+                the next one; a thread writes the checkpoint, which is there when
+                `wait_for_checkpoint` returns, and none of it before. The next `save_state` or
+                `load_state`, `end_training` and the end of the script wait, too.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UsageError: there is no folder to save to, `LocalSGD` has not averaged the weights, or a
+                rank that is needed does not call it.
+            CheckpointError: a rank could not save; raised on all, and older checkpoints stand. Or
+                the one before, which was not waited for, could not be saved; then this one is not.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> folder = accelerator.save_state("runs/last")
+            >>> accelerator.load_state(folder)
+        """
+        from headway.checkpoint.folders import prune
+
+        target = self._next_folder(output_dir)
+        project = self.project
+        keep = project.total_limit if project.automatic_checkpoint_naming else None
+        folder = target.parent.absolute()  # `then` may be called in another working directory
+        if self._background is not None:
+            self._background.wait_if_alone()
+        with in_phase("save_state"), self._by_all_or_rank_0() as takes_part:
+            if takes_part:
+                self.wait_for_checkpoint()
+                self.save_to(
+                    target,
+                    allow_pickle,
+                    wait=wait,
+                    then=lambda: None if keep is None else prune(folder, keep),
+                )
+        project.iteration += 1
+        return str(target)
+
+    @contextmanager
+    def _by_all_or_rank_0(self) -> Iterator[bool]:
+        """Wait for all ranks, or let rank 0 save alone what it can; see `by_all_or_rank_0`."""
+        if self.training.has_sharded_weights:
+            meet("save_state(...)")
+            yield True
+            return
+        with by_all_or_rank_0("save_state(...)") as takes_part:
+            if is_alone() and takes_part:
+                self._tell_once(
+                    f"note: rank 0 calls save_state(...) alone, at {place_in_script()}: its"
+                    " checkpoints have what all ranks share, and rank 0's random number generators"
+                    " only; let all ranks call it for checkpoints that go on exactly",
+                    about="alone",
+                )
+            yield takes_part
+
+    def save_to(
+        self, target: Path, allow_pickle: bool, *, wait: bool = True, then: Callable[[], object]
+    ) -> None:
+        """Save to `target`; rank 0 calls `then` once the checkpoint is there."""
+        from headway.checkpoint.saving import Progress, prepare_checkpoint, write_prepared
+        from headway.checkpoint.training_state import own_buffers_of
+
+        def note_and_then(saved_at: float) -> None:
+            self.known_saves.add(saved_at)
+            then()
+
+        training = self.training
+        training.refuse_unequal_weights()
+        own_buffers = own_buffers_of(training.inner_models)
+        prepared = prepare_checkpoint(
+            target,
+            lambda folder: self._state_to_save(folder, own_buffers, allow_pickle),
+            Progress(
+                training.steps_done,
+                0 if training.loader is None else training.loader.epoch,
+                self._began_at,
+            ),
+            then=note_and_then,
+        )
+        self.has_state = True
+        if wait:
+            write_prepared(prepared)
+        else:
+            self._begin_writing(prepared)
+
+    def _state_to_save(self, folder: Path, own_buffers: list[Any], allow_pickle: bool) -> State:
+        from headway.checkpoint.manifest import write_json
+        from headway.checkpoint.training_state import state_of
+
+        if self.training.world.is_main:
+            for name, content in self._beside.items():
+                write_json(folder / name, content())
+            if self.training.is_in_evaluation:
+                self._tell_once(
+                    "note: saved in the middle of an evaluation; a run that goes on from there"
+                    " will give that loader's next pass the remaining batches only. Save outside"
+                    " of it",
+                    about="evaluation",
+                )
+        weights = self._weights_to_save(folder)
+        return state_of(self.training, weights, own_buffers, allow_pickle=allow_pickle)
+
+    def _tell_once(self, text: str, *, about: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            say(text)
+
+    def _begin_writing(self, prepared: Prepared) -> None:
+        from headway.checkpoint.background import Background
+
+        if self._background is None:
+            self._background = Background()
+        self._background.start(prepared)
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until the checkpoint that `save_state(wait=False)` began is there.
+
+        Raises:
+            CheckpointError: a rank could not save it; raised on all, and older checkpoints stand.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> folder = accelerator.save_state("runs/last", wait=False)
+            >>> accelerator.wait_for_checkpoint()
+        """
+        if self._background is not None:
+            self._background.wait()
+
+    def close(self) -> None:
+        """Wait for a checkpoint, on this rank alone, and free the memory of its copies.
+
+        Raises:
+            CheckpointError: this rank could not save it.
+        """
+        if self._background is not None:
+            self._background.close()
+
+    # ------------------------------------------------------------------ load
+
+    def load_state(
+        self, input_dir: Folder = None, *, allow_pickle: bool = False, strict: bool = True
+    ) -> None:
+        """Go on with the training that `save_state` saved; the same objects must be prepared.
+
+        The checkpoint is verified in full, and compared with all objects; only then do they change.
+        A loader whose epoch was not complete goes on at its next sample. With another number of
+        ranks than the run that saved it, generators stay as they are.
+
+        Args:
+            input_dir: the folder of the checkpoint. None: the newest, with
+                `automatic_checkpoint_naming`.
+            load_kwargs: nothing that it could hold is needed.
+            allow_pickle: load registered objects that were pickled, which can run any code.
+            strict: False: load the weights that both a model and the checkpoint have.
+            map_location: without effect: everything goes where the live objects are.
+
+        Raises:
+            UsageError: there is no folder to load from. Or a `load_state_dict` has failed, and some
+                objects have changed: the training has to be started anew.
+            CheckpointError: the checkpoint is missing, damaged or hostile, or does not fit; raised
+                on all ranks, and no object has changed, but for what a hook may have done.
+        """
+        from headway.checkpoint.loading import load_checkpoint
+        from headway.checkpoint.project import next_number
+        from headway.checkpoint.saving import agree, on_rank_0
+        from headway.checkpoint.training_state import Checkpoint, Restoring, spread_as
+
+        with in_phase("load_state"):
+            if self._background is not None:
+                self._background.wait_if_alone()
+            meet("load_state(...)")
+            self.wait_for_checkpoint()
+            given = self._folder_to_load(input_dir)
+            # as save_state does: some scripts make a temporary folder on each rank
+            folder = Path(on_rank_0(lambda: str(given)))
+            loaded = load_checkpoint(folder, spread_as(self.training))
+            checkpoint = Checkpoint(loaded, folder, strict=strict, allow_pickle=allow_pickle)
+            restoring = Restoring(checkpoint, self.training)
+            agree(restoring.check)
+            if self.training.world.is_main and checkpoint.lacks_other_ranks:
+                say(
+                    f"note: rank 0 has saved {folder} alone; the other ranks' random number"
+                    " generators stay as they are"
+                )
+            restoring.apply(self._models_to_load(folder, restoring.check_models))
+        self.has_state = True
+        project = self.project
+        if project.automatic_checkpoint_naming:
+            named_in = self._named_in("load_state")
+            project.iteration = max(project.iteration, on_rank_0(lambda: next_number(named_in)))
+
+    # ------------------------------------------------------------------ hooks, registered objects
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Let checkpoints hold the states of these objects, as they are on rank 0.
+
+        Args:
+            objects: each with `state_dict()`, which returns tensors, numbers, strings, and lists,
+                tuples and dicts of these, and `load_state_dict(state)`.
+
+        Raises:
+            UsageError: one has no such methods; then none is registered.
+
+        Examples:
+            >>> accelerator.register_for_checkpointing(torch.optim.swa_utils.AveragedModel(
+            ...     torch.nn.Linear(2, 1)))
+        """
+        for obj in objects:
+            if not all(hasattr(obj, name) for name in ("state_dict", "load_state_dict")):
+                raise UsageError(
+                    f"a {type(obj).__name__} has no state_dict() and load_state_dict()",
+                    where="the script's register_for_checkpointing(...)",
+                    fix="give its class these two methods",
+                )
+        self.training.registered.extend(objects)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Let every `save_state` call `hook(models, weights, output_dir)` on every rank.
+
+        Args:
+            hook: gets the models as they were before `prepare`, their state dicts, and the folder
+                in which the checkpoint is being written, to which it may add files. The entries
+                that it removes from the list `weights`, or puts into it, are not saved or saved as
+                on rank 0.
+
+        Returns:
+            A handle, whose `remove()` takes the hook away.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> def note(models, weights, output_dir):
+            ...     _ = (Path(output_dir) / "note.txt").write_text(f"{len(models)} models")
+            >>> handle = accelerator.register_save_state_pre_hook(note)
+            >>> handle.remove()
+        """
+        return _register(self._save_hooks, hook)
+
+    def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads.
+
+        Args:
+            hook: gets the models as they were before `prepare`, and the folder of the checkpoint,
+                which has been verified. The models that it removes from the list are not loaded.
+
+        Returns:
+            A handle, whose `remove()` takes the hook away.
+
+        Examples:
+            >>> handle = accelerator.register_load_state_pre_hook(lambda models, input_dir: None)
+            >>> handle.remove()
+        """
+        return _register(self._load_hooks, hook)
+
+    def _weights_to_save(self, folder: Path) -> list[dict[str, Any]]:
+        """Return the weights of all models, as the hooks leave them."""
+        from headway.checkpoint.saving import agree
+        from headway.checkpoint.training_state import chosen_by_rank_0
+
+        models = self.training.inner_models
+        before = [self.training.strategy.own_state_dict(one) for one in models]
+        weights = [*before]
+
+        def call_hooks() -> None:
+            for hook in self._save_hooks.values():
+                hook(models, weights, str(folder))
+
+        if self._save_hooks:
+            agree(call_hooks)
+            weights = chosen_by_rank_0(weights, before)
+        return weights
+
+    def _models_to_load(self, folder: Path, check: Callable[[Any], None]) -> list[torch.nn.Module]:
+        """Return the models that the hooks leave to be loaded.
+
+        Args:
+            check: refuses models that the checkpoint does not fit; every rank agrees on it.
+        """
+        from headway.checkpoint.saving import agree
+
+        models = self.training.inner_models
+        for hook in self._load_hooks.values():
+            hook(models, str(folder))
+        agree(lambda: check(models))
+        return models
+
+    # ------------------------------------------------------------------ folders
+
+    def project_folder(self, method: str) -> Path:
+        """Return the folder in which `checkpoint()` saves.
+
+        Raises:
+            UsageError: the script has named none; `method` is what needs it.
+        """
+        folder = self.project.project_dir
+        if folder is None:
+            raise UsageError(
+                f"{method}() needs a project folder, where its checkpoints are",
+                where=f"the script's {method}()",
+                fix='pass Accelerator(project_dir="runs/my_run"), another one for each training',
+            )
+        return Path(folder).expanduser()
+
+    def _named_in(self, method: str) -> Path:
+        """Return the project folder, in which checkpoints are named automatically."""
+        project_dir = self.project.project_dir
+        if project_dir is None:
+            raise UsageError(
+                "automatic_checkpoint_naming needs a project_dir",
+                where=f"the script's {method}()",
+                fix="pass ProjectConfiguration(project_dir=..., automatic_checkpoint_naming=True)",
+            )
+        return Path(project_dir).expanduser()
+
+    def _next_folder(self, output_dir: Folder) -> Path:
+        if not self.project.automatic_checkpoint_naming:
+            return _given(output_dir, "save_state")
+        from headway.checkpoint.project import numbered_folder
+
+        folder = numbered_folder(self._named_in("save_state"), self.project.iteration)
+        if os.path.lexists(folder):
+            raise CheckpointError(
+                "there is a checkpoint of this number, of another run or of an earlier one",
+                where=str(folder),
+                fix="go on from it with load_state(), or use another project_dir, or set"
+                " accelerator.project_configuration.iteration",
+            )
+        return folder
+
+    def _folder_to_load(self, input_dir: Folder) -> Path:
+        if input_dir is not None or not self.project.automatic_checkpoint_naming:
+            return _given(input_dir, "load_state")
+        from headway.checkpoint.folders import FOLDER
+        from headway.checkpoint.project import newest_in
+        from headway.checkpoint.saving import on_rank_0
+
+        parent = self._named_in("load_state") / FOLDER
+        newest = on_rank_0(lambda: newest_in(parent))
+        if newest is None:
+            raise CheckpointError(
+                "there is no checkpoint",
+                where=str(parent),
+                fix="call load_state() only where save_state() has been called before",
+            )
+        return newest
+
+
+def refuse_keywords(keywords: Mapping[str, Any], method: str) -> None:
+    """Raise UsageError for keywords that Accelerate hands on to what saves and loads models."""
+    for name in keywords:
+        raise UsageError(
+            f"{method}() does not take {name!r}",
+            where=f"the script's {method}(...)",
+            fix="remove it: models are saved and loaded as they are",
+        )
+
+
+def _given(folder: Folder, method: str) -> Path:
+    if folder is None:
+        raise UsageError(
+            f"{method}() got no folder, and checkpoints are not named automatically",
+            where=f"the script's {method}()",
+            fix=f"call {method}(folder), or pass Accelerator(project_config=ProjectConfiguration("
+            "project_dir=..., automatic_checkpoint_naming=True))",
+        )
+    return Path(folder).expanduser()
+
+
+def _register(hooks: OrderedDict[int, Callable[..., Any]], hook: Any) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

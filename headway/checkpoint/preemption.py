@@ -1,0 +1,472 @@
+"""Saves when it is due, stops when the job has to, and goes on after an interruption."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from headway.arguments import EffectiveSettings
+from headway.checkpoint.checkpointer import Checkpointer
+from headway.checkpoint.stopping import Agreement, Request, StopSignals
+from headway.contract.records import channel, in_phase
+from headway.contract.run import LATEST
+from headway.errors import CheckpointError, UsageError
+from headway.meeting import meet
+from headway.notes import say
+from headway.trackers.tracking import Tracking
+
+_KEEP = 2
+"""How many of its checkpoints `checkpoint()` keeps where `total_limit` does not say."""
+
+
+@dataclass(frozen=True)
+class ResumedRun:
+    """Where training goes on; all are 0 for a fresh start.
+
+    Args:
+        epoch: the number of the epoch that goes on, or begins.
+        step: optimizer steps that have been completed.
+        samples: how many samples all ranks together have trained on, those of earlier epochs
+            included. Batches whose sizes nobody knows in advance count as none.
+        checkpoint: the folder that was loaded; None for a fresh start.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    samples: int = 0
+    checkpoint: str | None = None
+
+
+class Interval(NamedTuple):
+    """What lies between two checkpoints: optimizer steps, or seconds; neither is no time at all."""
+
+    steps: int | None = None
+    seconds: int | None = None
+
+
+class Schedule:
+    """When a save is due, and at which step the ranks have to agree; asks no clock and no rank.
+
+    Attributes:
+        look_at: the number of steps before which nothing can be due.
+    """
+
+    def __init__(self) -> None:
+        self.look_at = 0
+        self._agreed_at = self._agree_at = 0
+        self._saved_at_step, self._saved_at = 0, 0.0
+
+    def begin(self, step: int, now: float) -> None:
+        """Count from here: steps from `step`, seconds from `now`."""
+        self._saved_at_step = self._agreed_at = step
+        self._saved_at = now
+
+    def is_due(self, every: Interval, step: int) -> bool:
+        """Return whether this step is one at which to save."""
+        if every.steps is None:
+            return every.seconds is None
+        return step // every.steps > self._saved_at_step // every.steps
+
+    def is_late(self, every: Interval, now: float) -> bool:
+        """Return whether the seconds are over."""
+        return every.seconds is not None and now - self._saved_at >= every.seconds
+
+    def has_to_agree(self, step: int) -> bool:
+        """Return whether the ranks agree at this step, also where no save is due."""
+        return step >= self._agree_at
+
+    def steps_since_agreed(self, step: int) -> int:
+        return step - self._agreed_at
+
+    def agreed(self, step: int, following: int) -> None:
+        """Note that the ranks have agreed, and after how many steps they do so again."""
+        self._agreed_at, self._agree_at = step, step + following
+
+    def look_again(self, every: Interval, step: int) -> None:
+        """Note the next step at which something may be due."""
+        self.look_at = self._agree_at
+        if every.steps is not None:
+            self.look_at = min(self.look_at, (step // every.steps + 1) * every.steps)
+
+    def look_at_once(self) -> None:
+        """Note that something is due at the next step."""
+        self.look_at = 0
+
+    def saved(self, step: int, now: float) -> None:
+        self._saved_at_step, self._saved_at = step, now
+
+
+class _NoOptimizerYet:
+    step_count = sys.maxsize
+
+
+class Preemption:
+    """Lets a training be interrupted: saves in time, leaves on all ranks together, and goes on.
+
+    Signals to stop are noted from the first `checkpoint()` or `should_stop` on, until `release()`.
+
+    Args:
+        settings: from which checkpoint to go on, and until when there is time.
+        end: ends the training, before this process leaves.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpointer,
+        tracking: Tracking,
+        settings: EffectiveSettings,
+        end: Callable[[], None],
+    ) -> None:
+        self._checkpoints, self._training = checkpoints, checkpoints.training
+        self._tracking, self._settings, self._end = tracking, settings, end
+        self._schedule = Schedule()
+        self._signals: StopSignals | None = None  # from the first time that the script asks
+        self._request = Request.NONE  # that all ranks have agreed on
+        self._stepping: Any = (_NoOptimizerYet,)  # optimizers
+        self._asks = self._asks_left = 0  # of `should_stop`, between two agreements
+        self._resumed_with: int | None = None  # how many objects were there in `resume`
+        self._has_told_of_others = False
+        self._exit_code: int | None = None  # with which this process has been told to leave
+        device = self._training.world.device
+        self._by_steps, self._by_calls = Agreement(device), Agreement(device)
+
+    def checkpoint(
+        self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
+    ) -> str | None:
+        """Save when it is due; save and leave the script when the job has to stop.
+
+        Call it on every rank at the end of the loop's body, in each iteration: where nothing is due
+        it costs next to nothing, and between the micro-batches of a step it does nothing. A
+        job has to stop after SIGTERM, SIGUSR1 or Ctrl-C to one of the ranks or to the launcher, and
+        at its `--time-limit`. Then all ranks leave after the same step, by SystemExit with code 75
+        ("saved, run me again"); after Ctrl-C with 130. Signals are noted from the first call on.
+
+        A checkpoint is `checkpoints/step_00000100` in the project folder. The newest
+        `total_limit` of this kind stay, or 2 if the project's configuration has no limit.
+
+        Args:
+            every: optimizer steps ("every 100th": 100), or a duration such as "10m" or "1h30m";
+                None saves now, between micro-batches as well.
+            allow_pickle: as in `save_state`.
+            wait: False: as in `save_state`, a thread writes the checkpoint while training goes on.
+                When the job has to stop, the call waits all the same.
+
+        Returns:
+            The folder, if something was saved.
+
+        Raises:
+            UsageError: there is no project folder, no optimizer has been prepared, `every` is
+                neither a number of steps nor a duration, or `resume` came before `prepare`.
+            CheckpointError: a rank could not save; raised on all, and older checkpoints stand. With
+                `wait=False` by the next call that saves. A script that is to train on catches it.
+                Or the project folder has checkpoints of an earlier run, and this one has loaded
+                none.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> accelerator.checkpoint()
+            'runs/digits/checkpoints/step_00000000'
+            >>> accelerator.end_training()
+        """
+        if every is not None:
+            look_at = self._schedule.look_at
+            for optimizer in self._stepping:
+                if optimizer.step_count >= look_at:
+                    break
+            else:
+                return None
+        with in_phase("checkpoint"):
+            return self._checkpoint_now(every, allow_pickle, wait)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the job has to stop; for loops in which `checkpoint(every=...)` has no place.
+
+        Every rank must ask equally often, and gets the same answer. `checkpoint()` then saves and
+        leaves.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, project_dir="runs/gpt")
+            >>> for round in range(3):
+            ...     if accelerator.should_stop:
+            ...         accelerator.checkpoint()
+            >>> accelerator.end_training()
+        """
+        if self._asks_left > 0:
+            self._asks_left -= 1
+            return False
+        if self._request is Request.NONE and not self._training.accumulation.is_open:
+            with in_phase("should_stop"):
+                meet("should_stop")
+                self._trap_signals()
+                verdict = self._by_calls.agree(self._own_request(), False, self._asks)
+            self._note(verdict.request)
+            self._asks, self._asks_left = verdict.following, verdict.following - 1
+        return self._request is not Request.NONE
+
+    def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
+        """Go on from the newest checkpoint of the project folder, or start afresh; rank 0 says so.
+
+        Call it on every rank after `prepare` and `register_for_checkpointing`. The checkpoints that
+        count are those of `checkpoint` and `save_state` in `project_dir` and in `checkpoints`
+        below.
+
+        Args:
+            fall_back: where the newest is damaged, go on from the newest that is whole.
+            allow_pickle: as in `load_state`.
+
+        Raises:
+            UsageError: there is no project folder.
+            CheckpointError: the newest is damaged, or does not fit; or the one that
+                `Accelerator(resume_from=...)` or `headway launch --resume` asks for is none.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> run = accelerator.resume()
+            >>> run.epoch, run.step, run.samples
+            (0, 0, 0)
+            >>> accelerator.end_training()
+        """
+        from headway.checkpoint.project import remove_abandoned
+        from headway.checkpoint.resume import select_checkpoint
+        from headway.checkpoint.saving import on_rank_0
+
+        project = self._checkpoints.project_folder("resume")
+        meet("resume()")
+        training = self._training
+        self._resumed_with = training.num_objects
+        channel.has_resumed = True
+        channel.will_save = True  # so that loader workers outlive a signal to the whole job
+        training.skips_itself = False  # a script for Accelerate that calls this has loaders go on
+        self._note_earlier_saves()
+        with in_phase("resume"):
+            path, lines = on_rank_0(lambda: select_checkpoint(self._settings, project, fall_back))
+        if path is not None:
+            self._load(Path(path), project, allow_pickle)
+        loader, step = training.loader, training.steps_done
+        self._schedule.begin(step, time.monotonic())
+        run = ResumedRun(step=step, checkpoint=path)
+        if path is not None and loader is not None:
+            run = ResumedRun(loader.epoch, step, loader.samples, path)
+        if training.world.is_main:
+            for line in (*lines, _start_of(run, project)):
+                say(line)
+            remove_abandoned(project)
+        return run
+
+    def _load(self, path: Path, project: Path, allow_pickle: bool) -> None:
+        from headway.checkpoint.resume import explain_damage, tracked_runs
+        from headway.checkpoint.saving import on_rank_0
+
+        try:
+            runs = on_rank_0(lambda: tracked_runs(path))
+            self._checkpoints.load_state(path, allow_pickle=allow_pickle)
+        except CheckpointError as error:
+            explain_damage(error, path, project)
+            raise
+        self._tracking.go_on_in(runs)
+
+    def release(self) -> None:
+        """Let signals do what they did before."""
+        if self._signals is not None:
+            self._signals.release()
+        channel.will_save = False
+
+    # ------------------------------------------------------------------ is a save due?
+
+    def _checkpoint_now(
+        self, every: int | str | None, allow_pickle: bool, wait: bool
+    ) -> str | None:
+        if self._exit_code is not None:  # the script has caught what it was to leave by
+            raise SystemExit(self._exit_code)
+        if every is not None and self._training.accumulation.is_open:
+            return None
+        project = self._checkpoints.project_folder("checkpoint")
+        meet("checkpoint(...)")
+        self._trap_signals()
+        self._require_prepared_before()
+        self._stepping = self._training.optimizers
+        step = self._training.steps_done
+        is_due = self._is_due(every, step)
+        has_to_stop = self._request is not Request.NONE
+        if not (is_due or has_to_stop):
+            return None
+        folder = self._save_step(project, step, allow_pickle, wait or has_to_stop)
+        if has_to_stop:
+            self._leave(folder, step)
+        return folder
+
+    def _is_due(self, every: int | str | None, step: int) -> bool:
+        """Return whether a save is due at this step, and note at which one to look again."""
+        interval, schedule = self._interval(every), self._schedule
+        is_due = schedule.is_due(interval, step)
+        if self._request is Request.NONE and (is_due or schedule.has_to_agree(step)):
+            is_late = schedule.is_late(interval, time.monotonic())
+            since = schedule.steps_since_agreed(step)
+            verdict = self._by_steps.agree(self._own_request(), is_late, since)
+            self._note(verdict.request)
+            schedule.agreed(step, verdict.following)
+            is_due |= verdict.is_due
+        schedule.look_again(interval, step)
+        return is_due
+
+    def _interval(self, every: int | str | None) -> Interval:
+        if every is None:
+            return Interval()
+        where = f"the script's checkpoint(every={every!r})"
+        if not self._stepping:
+            raise UsageError(
+                "checkpoint(every=...) acts between optimizer steps, and no optimizer is prepared",
+                where=where,
+                fix="prepare the optimizer, or ask accelerator.should_stop and call checkpoint()",
+            )
+        if type(every) is int and every > 0:
+            return Interval(steps=every)
+        try:
+            from headway.settings.setting import Seconds
+
+            if not isinstance(every, str):
+                raise ValueError("which is not one of the two")
+            return Interval(seconds=Seconds(1)(every))
+        except ValueError as error:
+            raise UsageError(
+                f"every is {every!r}, {error}",
+                where=where,
+                fix="pass a number of optimizer steps (every=100), or a duration (every='10m')",
+            ) from None
+
+    def _save_step(self, project: Path, step: int, allow_pickle: bool, wait: bool) -> str:
+        from headway.checkpoint.project import step_folder
+
+        folder = step_folder(project, step)
+        keep = self._checkpoints.project.total_limit or _KEEP
+        self._wait_for_earlier()
+        self._checkpoints.save_to(
+            folder, allow_pickle, wait=wait, then=lambda: self._tidy_up(project, keep)
+        )
+        self._schedule.saved(step, time.monotonic())
+        return str(folder)
+
+    def _wait_for_earlier(self) -> None:
+        """Wait for a checkpoint that is being written; its failure keeps no job from stopping."""
+        try:
+            self._checkpoints.wait_for_checkpoint()
+        except CheckpointError as error:
+            if self._request is Request.NONE:
+                raise
+            if self._training.world.is_main:
+                say(str(error))
+
+    # ------------------------------------------------------------------ does the job have to stop?
+
+    def _trap_signals(self) -> None:
+        """Begin to note what asks this process to stop."""
+        if self._signals is not None:
+            return
+        if self._resumed_with is None:
+            self._require_resumed()
+            self._note_earlier_saves()
+            self._schedule.begin(0, time.monotonic())
+        self._signals = StopSignals()
+        self._signals.trap()
+        channel.has_resumed = True
+
+    def _own_request(self) -> Request:
+        """Return what this rank has been asked for."""
+        assert self._signals is not None, "_trap_signals() comes first"
+        request, deadline = self._signals.request, self._settings.deadline
+        if request is Request.NONE and deadline is not None and time.monotonic() >= deadline:
+            return Request.TIME_LIMIT
+        return request
+
+    def _note(self, request: Request) -> None:
+        self._request = request
+        if request is not Request.NONE:
+            self._schedule.look_at_once()
+
+    def _leave(self, folder: str, step: int) -> NoReturn:
+        """End this process, on all ranks."""
+        self._exit_code = self._request.exit_code
+        self._schedule.look_at_once()
+        if self._training.world.is_main:
+            say(f"stopped by {self._request} after step {step}; saved {folder}; {self._hint()}")
+        if self._signals is not None:
+            signals, self._signals = self._signals, None
+            signals.leave()
+        self._end()
+        raise SystemExit(self._exit_code)
+
+    def _hint(self) -> str:
+        """Return how to go on."""
+        settings = self._settings
+        if settings.resume in (None, LATEST):
+            return "run the same command again to go on"
+        return (
+            f"to go on, run the same command again without resume={settings.resume}"
+            f" ({settings.resume_from})"
+        )
+
+    # ------------------------------------------------------------------ whose checkpoints are they?
+
+    def _require_resumed(self) -> None:
+        """Refuse to save beside, and in place of, checkpoints that this run does not go on from."""
+        from headway.checkpoint.project import candidates
+        from headway.checkpoint.saving import on_rank_0
+
+        folder = self._checkpoints.project.project_dir
+        if folder is None or self._checkpoints.has_state:
+            return
+        project = Path(folder).expanduser()
+        found = on_rank_0(lambda: [str(one.path) for one in candidates(project)[-1:]])
+        if found:
+            raise CheckpointError(
+                "the project folder has checkpoints of an earlier run, which this run does not go"
+                " on from, and its own would take their place",
+                where=found[0],
+                fix="call accelerator.resume() after prepare() to go on from it, or pass another"
+                " project_dir",
+            )
+
+    def _require_prepared_before(self) -> None:
+        num_objects = self._training.num_objects
+        num_later = 0 if self._resumed_with is None else num_objects - self._resumed_with
+        if num_later > 0:
+            raise UsageError(
+                f"{num_later} objects were prepared or registered after resume(), which could not"
+                " load what a checkpoint has of them",
+                where="the script's resume()",
+                fix="call accelerator.resume() after every prepare() and"
+                " register_for_checkpointing()",
+            )
+
+    def _note_earlier_saves(self) -> None:
+        from headway.checkpoint.project import saves_in
+
+        folder = self._checkpoints.project.project_dir
+        if folder is not None and self._training.world.is_main:
+            self._checkpoints.known_saves |= saves_in(Path(folder).expanduser()).keys()
+
+    def _tidy_up(self, project: Path, keep: int) -> None:
+        from headway.checkpoint.project import keep_newest_steps, saves_in
+
+        if not self._has_told_of_others:
+            saves = saves_in(project)
+            for other in [saves[one] for one in saves.keys() - self._checkpoints.known_saves][:1]:
+                self._has_told_of_others = True
+                say(
+                    f"note: another run saves to {project} as well ({other}), and each removes"
+                    " the other's checkpoints; give each a project_dir of its own"
+                )
+        keep_newest_steps(project, keep)
+
+
+def _start_of(run: ResumedRun, project: Path) -> str:
+    if run.checkpoint is None:
+        return f"starting from the beginning: no checkpoint in {project}"
+    return f"going on from {run.checkpoint}: epoch {run.epoch}, {run.step} optimizer steps done"

@@ -1,0 +1,695 @@
+"""The state of a whole training, part by part: what a checkpoint holds, and how it is put back.
+
+Each part has `state_dict()`, as torch's Stateful has, a check that changes nothing, and
+`load_state_dict()`, which comes after the checks of all parts.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, empty
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from headway.checkpoint.generators import generator_states
+from headway.checkpoint.loading import Like, Loaded
+from headway.checkpoint.saving import State, agree
+from headway.checkpoint.values import encode
+from headway.collectives import broadcast_object_list, gather_object
+from headway.data.loader import PreparedDataLoader, tell_of_zipped
+from headway.data.position import Interrupted
+from headway.errors import CheckpointError, UsageError
+from headway.optimizer import PreparedOptimizer
+from headway.strategies.weights import saved_buffers
+from headway.training.training import Training
+from headway.world import is_alone, rank_and_size
+
+Weights = dict[str, Any]
+_SAME_OBJECTS = "prepare and register the same objects as the run that saved it, in the same order"
+
+
+def state_of(
+    training: Training,
+    weights: Sequence[Weights],
+    own_buffers: Sequence[Sequence[torch.Tensor | None]] = (),
+    *,
+    allow_pickle: bool,
+) -> State:
+    """Return what a checkpoint holds; it is not copied.
+
+    Args:
+        weights: the state dicts of those models that it holds.
+        own_buffers: those of each model that `own_buffers_of` has returned.
+        allow_pickle: pickle the state of registered objects that has no other form.
+    """
+    shared = {kind.name: kind(training).state_dict() for kind in _SHARED}
+    shared["objects"] = Objects(training).state_dict(allow_pickle=allow_pickle)
+    shared |= {"models": list(weights), "global_batch_size": training.global_batch_size}
+    own = OwnOfRank(training).state_dict(own_buffers, shared["loaders"])
+    return State(shared, own)
+
+
+class Checkpoint:
+    """A verified checkpoint, as its parts judge it.
+
+    Args:
+        folder: where it was read, for messages.
+        strict: a model's weights must have the names that the checkpoint has.
+        allow_pickle: unpickle registered objects, which can run any code that is in the file.
+
+    Attributes:
+        shared: what all ranks share.
+        own: what this rank has of its own; None with another number of ranks, or if only rank 0
+            has saved.
+    """
+
+    def __init__(
+        self, loaded: Loaded, folder: Path, *, strict: bool = True, allow_pickle: bool = False
+    ) -> None:
+        self.shared, self.folder = loaded.shared, folder
+        self.saved_by = loaded.manifest.world_size
+        self.is_same_torch = loaded.manifest.torch == torch.__version__
+        is_same_size = rank_and_size()[1] == self.saved_by
+        self.lacks_other_ranks = is_same_size and loaded.manifest.num_parts < self.saved_by
+        self.own = loaded.own if is_same_size else None
+        self.strict, self.allow_pickle = strict, allow_pickle
+
+    @property
+    def positions(self) -> Any:
+        """Where the loaders of this rank stand; with another number of ranks, those of rank 0."""
+        return (self.own or self.shared)["loaders"]
+
+    def require_equal(self, what: str, saved: Any, live: Any, *, fix: str = _SAME_OBJECTS) -> None:
+        """Raise CheckpointError unless a fact is the same in this run."""
+        if saved != live:
+            raise self.misfit(f"{what}: {saved} in the checkpoint, {live} in this run", fix)
+
+    def require_kind(self, name: str, saved: dict[str, Any], live: Any) -> None:
+        """Refuse what another class has saved; older checkpoints do not say which one did."""
+        if "kind" in saved:
+            self.require_equal(f"class of {name}", saved["kind"], kind_of(live))
+
+    def require_settings(
+        self, name: str, saved: dict[str, Any], settings: Any, live_settings: Any, *, live: Any
+    ) -> None:
+        """Refuse settings of another class, as far as their names show it.
+
+        Another version of torch may add settings, or drop some. A checkpoint that does not say what
+        class saved it must have those of torch's own class in this version.
+        """
+        gone, new = (
+            sorted(map(str, one.keys() - other.keys()))
+            for one, other in ((settings, live_settings), (live_settings, settings))
+        )
+        must_be_equal = (
+            "kind" not in saved
+            and self.is_same_torch
+            and type(live).__module__.startswith("torch.")
+        )
+        if (gone or new) if must_be_equal else (gone and new):
+            self.require_equal(f"settings of {name}", gone, new)
+        if must_be_equal:  # Adam and AdamW have the same settings
+            values = (one.get("decoupled_weight_decay") for one in (settings, live_settings))
+            self.require_equal(f"decoupled_weight_decay of {name}", *values)
+
+    def misfit(self, what: str, fix: str = _SAME_OBJECTS) -> CheckpointError:
+        return CheckpointError(
+            f"the checkpoint does not fit this run: {what}", where=str(self.folder), fix=fix
+        )
+
+
+class _Part:
+    """A part of the state that all ranks share.
+
+    Attributes:
+        name: under which a checkpoint has it.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def state_dict(self) -> Any:
+        raise NotImplementedError
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError if a checkpoint does not fit; nothing changes."""
+
+    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+        """Change the training; yield the name of each object before it changes."""
+        yield from ()
+
+
+class Optimizers(_Part):
+    """What optimizers remember, and how often they have stepped."""
+
+    name = "optimizers"
+
+    def state_dict(self) -> list[Any]:
+        names = _names_of_parameters(self._training)
+        return [
+            {
+                "kind": kind_of(one.optimizer),
+                "parameters": _parameters_of(one, names),
+                "state": one.state_dict(),
+                "steps": one.step_count,
+                "skipped": one.step_was_skipped,
+            }
+            for one in self._training.optimizers
+        ]
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        all_saved, live = checkpoint.shared[self.name], self._training.optimizers
+        checkpoint.require_equal("number of optimizers", len(all_saved), len(live))
+        for number, (saved, optimizer) in enumerate(zip(all_saved, live, strict=True)):
+            checkpoint.require_kind(f"optimizer {number}", saved, optimizer.optimizer)
+            self._check_optimizer(checkpoint, f"optimizer {number}", saved, optimizer)
+
+    def _check_optimizer(
+        self, checkpoint: Checkpoint, name: str, saved: dict[str, Any], live: PreparedOptimizer
+    ) -> None:
+        """Refuse other groups of parameters, other parameters in them, and other settings."""
+        states = saved["state"], live.state_dict()
+        groups, live_groups = (one.get("param_groups", ()) for one in states)
+        sizes = ([len(group["params"]) for group in each] for each in (groups, live_groups))
+        checkpoint.require_equal(f"sizes of the parameter groups of {name}", *sizes)
+        here = _parameters_of(live, _names_of_parameters(self._training))
+        parameters = zip(saved.get("parameters", ()), here, strict=False)
+        for number, (one, other) in enumerate(parameters):
+            if not checkpoint.strict or None in (one[0], other[0]):
+                one, other = one[1:], other[1:]  # parameters of no model have no names
+            checkpoint.require_equal(f"parameter {number} of {name}", one, other)
+        for group, live_group in zip(groups, live_groups, strict=True):
+            checkpoint.require_settings(name, saved, group, live_group, live=live.optimizer)
+
+    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+        pairs = zip(checkpoint.shared[self.name], self._training.optimizers, strict=True)
+        for number, (saved, optimizer) in enumerate(pairs):
+            yield f"optimizer {number}, {kind_of(optimizer.optimizer)}"
+            optimizer.load_state_dict(saved["state"])
+            optimizer.step_count, optimizer.step_was_skipped = saved["steps"], saved["skipped"]
+
+
+class Schedulers(_Part):
+    """Where learning-rate schedules stand."""
+
+    name = "schedulers"
+
+    def state_dict(self) -> list[Any]:
+        return [
+            {
+                "kind": kind_of(one.scheduler),
+                "state": one.scheduler.state_dict(),
+                "seen_steps": one.seen_steps,
+            }
+            for one in self._training.schedulers
+        ]
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        all_saved, live = checkpoint.shared[self.name], self._training.schedulers
+        checkpoint.require_equal("number of schedulers", len(all_saved), len(live))
+        for number, (saved, one) in enumerate(zip(all_saved, live, strict=True)):
+            name = f"scheduler {number}"
+            checkpoint.require_kind(name, saved, one.scheduler)
+            if "kind" not in saved:
+                states = saved["state"], one.scheduler.state_dict()
+                checkpoint.require_settings(name, saved, *states, live=one.scheduler)
+
+    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+        pairs = zip(checkpoint.shared[self.name], self._training.schedulers, strict=True)
+        for number, (saved, scheduler) in enumerate(pairs):
+            yield f"scheduler {number}, {kind_of(scheduler.scheduler)}"
+            scheduler.scheduler.load_state_dict(saved["state"])
+            scheduler.seen_steps = saved["seen_steps"]
+
+
+class Objects(_Part):
+    """What the script has registered."""
+
+    name = "objects"
+
+    def state_dict(self, *, allow_pickle: bool = False) -> list[Any]:
+        return [
+            {"kind": kind_of(one), **_state_of_object(one, allow_pickle)}
+            for one in self._training.registered
+        ]
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        all_saved, live = checkpoint.shared[self.name], self._training.registered
+        checkpoint.require_equal("number of objects", len(all_saved), len(live))
+        for number, (saved, obj) in enumerate(zip(all_saved, live, strict=True)):
+            checkpoint.require_kind(f"registered object {number}", saved, obj)
+            if "pickle" in saved and not checkpoint.allow_pickle:
+                raise CheckpointError(
+                    "a registered object was pickled, and to load it can run any code in the file",
+                    where=str(checkpoint.folder),
+                    fix="if you trust who wrote it, load_state(..., allow_pickle=True)",
+                )
+        self._states = [
+            pickle.loads(one["pickle"]) if "pickle" in one else one["state"] for one in all_saved
+        ]
+
+    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+        pairs = zip(self._training.registered, self._states, strict=True)
+        for number, (obj, state) in enumerate(pairs):
+            yield f"registered object {number}, {kind_of(obj)}"
+            obj.load_state_dict(state)
+
+
+class LossScale(_Part):
+    """fp16's loss scale, and with which precision the run computes."""
+
+    name = "precision"
+
+    def state_dict(self) -> dict[str, Any]:
+        precision = self._training.precision
+        return {"name": precision.name, "state": precision.state_dict()}
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        if (saved := checkpoint.shared[self.name]["name"]) is not None:
+            fix = f"pass --mixed-precision {saved}, or Accelerator(mixed_precision={saved!r})"
+            live = self._training.precision.name
+            checkpoint.require_equal("mixed_precision", saved, live, fix=fix)
+
+    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+        saved = checkpoint.shared[self.name]
+        if saved["name"] is not None:
+            yield "the loss scale"
+            self._training.precision.load_state_dict(saved["state"])
+
+
+class OpenStep(_Part):
+    """Where in an optimizer step the training stands."""
+
+    name = "accumulation"
+
+    def state_dict(self) -> dict[str, Any]:
+        # a rank alone lacks the gradients of the others, which belong to an open step
+        return self._training.accumulation.state_dict(at_step_end=is_alone())
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Require that this run can go on between two optimizer steps."""
+        saved_step = checkpoint.shared[self.name]
+        if not saved_step["micro_batches"]:
+            return
+        steps, live_steps = saved_step["steps"], self._training.accumulation.steps
+        for what, saved, live, fix in (
+            ("by {} ranks", checkpoint.saved_by, rank_and_size()[1], "--num-processes {}"),
+            (
+                "with gradient_accumulation_steps={}",
+                steps,
+                live_steps,
+                "gradient_accumulation_steps={}",
+            ),
+        ):
+            if saved != live:
+                raise CheckpointError(
+                    f"the checkpoint was saved {what.format(saved)} between two optimizer steps,"
+                    f" and this run has {live}",
+                    where=str(checkpoint.folder),
+                    fix=f"load it with {fix.format(saved)}, or one that was saved after an"
+                    " optimizer step",
+                )
+
+    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+        yield "the accumulation of gradients"
+        self._training.accumulation.load_state_dict(checkpoint.shared[self.name])
+
+
+class Positions(_Part):
+    """Where the passes over loaders stand; they go on with the generators of the rank."""
+
+    name = "loaders"
+
+    def state_dict(self) -> list[Any]:
+        return [one.position() for one in self._training.loaders]
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        saved, live = checkpoint.shared[self.name], self._training.loaders
+        if saved is not None:  # known, as it was not imported
+            checkpoint.require_equal("number of loaders", len(saved), len(live))
+        if self._training.skips_itself or checkpoint.positions is None:
+            return
+        for loader, position in zip(live, checkpoint.positions, strict=True):
+            loader.require_position(position, str(checkpoint.folder))
+            self._check_global_batch(checkpoint, position, loader)
+
+    def _check_global_batch(
+        self, checkpoint: Checkpoint, position: dict[str, Any], loader: PreparedDataLoader
+    ) -> None:
+        """Require as many samples in an optimizer step, where either run says how many."""
+        promised = checkpoint.shared["global_batch_size"], self._training.global_batch_size
+        saved = position["total"] * checkpoint.shared["accumulation"]["steps"]
+        live = loader.total_batch_size * self._training.accumulation.steps
+        if promised != (None, None) and position["pass"] is not None and saved != live:
+            raise CheckpointError(
+                f"an optimizer step has {live} samples in this run, and {saved} in the epoch that"
+                " the checkpoint is in",
+                where=str(checkpoint.folder),
+                fix=f"pass Accelerator(global_batch_size={saved}), or load a checkpoint from the"
+                " end of an epoch",
+            )
+
+
+_SHARED: tuple[type[_Part], ...] = (
+    Optimizers,
+    Schedulers,
+    Objects,
+    LossScale,
+    OpenStep,
+    Positions,
+)
+
+
+class OwnOfRank:
+    """What each rank has of its own: generators, tokens, buffers, and gradients of an open step."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def state_dict(
+        self, own_buffers: Sequence[Sequence[torch.Tensor | None]], positions: Any
+    ) -> dict[str, Any]:
+        training = self._training
+        own: dict[str, Any] = {
+            "generators": generator_states(training.world.device),
+            "loaders": positions,
+            "tokens": None if is_alone() else training.token_mean.pending,
+        }
+        if own_buffers:
+            spread = map(training.strategy.spreads_buffers, training.models)
+            own["buffers"] = [*zip(own_buffers, spread, strict=True)]
+        if training.accumulation.is_open and not is_alone():
+            own["gradients"] = [_own_part(one.grad) for one in _parameters(training)]
+        return own
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError if a checkpoint does not fit; nothing changes."""
+        models = self._training.inner_models
+        if checkpoint.own is not None and "gradients" in checkpoint.own:
+            shapes = [_shape(_own_part(one)) for one in _parameters(self._training)]
+            if not _have_shapes(checkpoint.own["gradients"], shapes):
+                raise checkpoint.misfit(
+                    "the gradients are those of other models, or of another strategy"
+                )
+        for model, (buffers, _) in zip(models, self._buffers(checkpoint), strict=True):
+            shapes = [_shape(getattr(*one)) for one in saved_buffers(model)]
+            if buffers and not _have_shapes(buffers, shapes):
+                raise checkpoint.misfit("the buffers are those of other models")
+
+    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+        """Change the training; yield a name before that."""
+        yield "what each rank has of its own"
+        training, own = self._training, checkpoint.own or {}
+        training.token_mean.pending = own.get("tokens")
+        parameters = _parameters(training)
+        gradients = own.get("gradients", [None] * len(parameters))
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else _as_gradient(gradient, parameter)
+        models = training.inner_models, training.models, self._buffers(checkpoint)
+        for model, prepared, (buffers, are_spread) in zip(*models, strict=True):
+            for one, saved in zip(saved_buffers(model), buffers, strict=False):
+                if saved is not None:
+                    getattr(*one).copy_(saved)
+            training.strategy.set_spreads_buffers(prepared, are_spread)
+        generators = Interrupted(own.get("generators"), training.world.device)
+        loaders, positions = training.loaders, checkpoint.positions or ()
+        for loader, position in zip(loaders, positions, strict=False):
+            loader.go_on_at(position, generators, only_skipped=training.skips_itself)
+        if positions and training.world.is_main and not training.skips_itself:
+            tell_of_zipped(loaders, positions)
+        generators.restore()
+
+    def _buffers(
+        self, checkpoint: Checkpoint
+    ) -> Sequence[tuple[Sequence[torch.Tensor | None], bool]]:
+        """Return for each model this rank's own buffers, and whether it gets rank 0's next."""
+        nothing = [((), True)] * len(self._training.models)
+        return (checkpoint.own or {}).get("buffers") or nothing
+
+
+class Restoring:
+    """A checkpoint that is about to become the state of a training."""
+
+    def __init__(self, checkpoint: Checkpoint, training: Training) -> None:
+        self._checkpoint, self._training = checkpoint, training
+        self._parts: list[Any] = [kind(training) for kind in _SHARED] + [OwnOfRank(training)]
+
+    def check(self) -> None:
+        """Compare all but the models with the training, which stays as it is.
+
+        Raises:
+            CheckpointError: they do not fit.
+        """
+        for part in self._parts:
+            part.check(self._checkpoint)
+
+    def check_models(self, models: Sequence[torch.nn.Module]) -> None:
+        """Compare the weights in the checkpoint with those of these models, which stay as they are.
+
+        Raises:
+            CheckpointError: they do not fit.
+        """
+        saved = self._checkpoint.shared["models"]
+        self._checkpoint.require_equal("number of models", len(saved), len(models))
+        for number, (model, weights) in enumerate(zip(models, saved, strict=True)):
+            live = model.state_dict()
+            if self._checkpoint.strict and live.keys() != weights.keys():
+                name = sorted(live.keys() ^ weights.keys())[0]
+                place = "the checkpoint" if name in weights else "this run"
+                raise self._checkpoint.misfit(f"of model {number}, only {place} has {name!r}")
+            for name in live.keys() & weights.keys():
+                one, other = weights[name], live[name]
+                if isinstance(other, torch.Tensor):
+                    facts = (_facts(one), _facts(other))
+                    self._checkpoint.require_equal(f"{name!r} of model {number}", *facts)
+
+    def apply(self, models: Sequence[torch.nn.Module]) -> None:
+        """Give the training the state of the checkpoint, and these models their weights.
+
+        Raises:
+            UsageError: a `load_state_dict` has failed, on this rank or on another one.
+        """
+        cause: Exception | None = None
+
+        def give() -> None:
+            nonlocal cause
+            part = ""
+            try:
+                for part in self._give(models):  # noqa: B007  its name, should it fail
+                    pass
+            except Exception as error:  # noqa: BLE001  a class of the script may raise anything
+                cause = error
+                raise CheckpointError(
+                    f"{part} did not take its state: {type(error).__name__}: {error}",
+                    where=f"rank {rank_and_size()[0]}, {self._checkpoint.folder}",
+                    fix="repair its load_state_dict(), and start the script anew: from here on it"
+                    " would train with a mixture of two states",
+                ) from None
+
+        try:
+            agree(give)
+        except CheckpointError as error:
+            problem = error.problems[0]
+            raise UsageError(
+                f"load_state() has changed a part of the training only: {problem.what}",
+                where=problem.where,
+                fix=problem.fix,
+            ) from cause
+
+    def _give(self, models: Sequence[torch.nn.Module]) -> Iterator[str]:
+        """Give each part its state; yield the name of each before that."""
+        pairs = zip(models, self._checkpoint.shared["models"], strict=True)
+        for number, (model, weights) in enumerate(pairs):
+            yield f"model {number}"
+            model.load_state_dict(weights, strict=self._checkpoint.strict)
+        for part in self._parts:
+            yield from part.load_state_dict(self._checkpoint)
+
+
+def kind_of(obj: Any) -> str:
+    """Return the name of an object's class; `SequentialLR(LinearLR, StepLR)` where it has parts.
+
+    The parts of an optimizer are the optimizers among its attributes, those of a scheduler the
+    schedulers. The module is no part of the name: a class moves to another file, and the script's
+    own module is `__main__` in one run and has a name in another.
+    """
+    return _kind_of(obj, ())
+
+
+def _kind_of(obj: Any, around: tuple[Any, ...]) -> str:
+    family = tuple(one for one in (Optimizer, LRScheduler) if isinstance(obj, one))
+    found = []
+    for value in vars(obj).values() if family else ():
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, family) and not any(one is outer for outer in (obj, *around)):
+                found.append(_kind_of(one, (obj, *around)))
+    return type(obj).__name__ + (f"({', '.join(found)})" if found else "")
+
+
+def _names_of_parameters(training: Training) -> dict[int, str]:
+    """Return the names of the models' parameters, by their ids."""
+    return {
+        id(parameter): f"{number}.{name}"
+        for number, model in enumerate(training.inner_models)
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> list[list[Any]]:
+    """Return the name and the shape of each parameter, in the order of the optimizer's state.
+
+    Args:
+        names: by id; a parameter of no model has the name None.
+    """
+    groups = (group["params"] for group in optimizer.param_groups)
+    return [[names.get(id(one)), [*one.shape]] for one in chain.from_iterable(groups)]
+
+
+def spread_as(training: Training) -> Like:
+    """Return what says how a tensor of a checkpoint is spread over the ranks: as in this training.
+
+    A parameter that is a DTensor, the optimizer's states of its shape, and what a registered object
+    has as a DTensor are loaded in parts. So is all else that was saved as one: as parameters are.
+    """
+    sharded: dict[str, DTensor] = {}  # by the names that `encode` gives
+    for number, model in enumerate(training.inner_models):
+        for name, one in model.state_dict().items():
+            if isinstance(one, DTensor):
+                sharded[f"shared.models.{number}.{name}"] = one
+    for number, optimizer in enumerate(training.optimizers):
+        groups = (group["params"] for group in optimizer.param_groups)
+        for index, parameter in enumerate(chain.from_iterable(groups)):
+            if isinstance(parameter, DTensor):
+                sharded[f"shared.optimizers.{number}.state.state.{index}"] = parameter
+    parameter = next(iter(sharded.values()), None)
+    for number, obj in enumerate(training.registered if sharded else ()):
+        tensors: dict[str, torch.Tensor] = {}
+        with suppress(Exception):  # it may have no state yet
+            encode(obj.state_dict(), f"shared.objects.{number}.state", tensors)
+        sharded |= {name: one for name, one in tensors.items() if isinstance(one, DTensor)}
+
+    def like(name: str, saved: torch.Tensor, was_sharded: bool) -> torch.Tensor:
+        live = sharded.get(name, sharded.get(name.rpartition(".")[0]))
+        if live is not None and live.shape == saved.shape:
+            return live if live.dtype == saved.dtype else torch.empty_like(live, dtype=saved.dtype)
+        if parameter is None or not was_sharded:
+            return saved
+        placements = (
+            parameter.placements if saved.ndim else [Replicate()] * parameter.device_mesh.ndim
+        )
+        return empty(
+            saved.shape, dtype=saved.dtype, device_mesh=parameter.device_mesh, placements=placements
+        )
+
+    return like
+
+
+def _parameters(training: Training) -> list[torch.nn.Parameter]:
+    return [*chain.from_iterable(one.parameters() for one in training.inner_models)]
+
+
+def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor | None]]:
+    """Return for each model the buffers that are not rank 0's; every rank calls this.
+
+    DDP gives all ranks rank 0's before most forward passes, in which each then changes its own.
+
+    Returns:
+        None in place of each buffer that is rank 0's; nothing for a rank that is alone.
+    """
+    if rank_and_size()[1] == 1:
+        return []
+    live = [[getattr(*one) for one in saved_buffers(model)] for model in models]
+    facts = gather_object([[[_facts(one) for one in each] for each in live]])
+    if any(one != facts[0] for one in facts):
+        return []
+    own = []
+    for buffers in live:
+        of_rank_0 = [one.detach().clone() for one in buffers]
+        for work in [dist.broadcast(one, src=0, async_op=True) for one in of_rank_0]:
+            work.wait()
+        pairs = zip(buffers, of_rank_0, strict=True)
+        own.append([None if torch.equal(one, other) else one for one, other in pairs])
+    return own
+
+
+def _own_part(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the part of a gradient that this rank has."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:
+    state = obj.state_dict()
+    if allow_pickle:
+        try:
+            encode(state, "state", {})
+        except CheckpointError:
+            return {"pickle": _pickled(state, obj)}
+    return {"state": state}
+
+
+def _pickled(state: Any, obj: Any) -> bytes:
+    try:
+        return pickle.dumps(state)
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"the state of a registered {type(obj).__name__} cannot be pickled:"
+            f" {type(error).__name__}: {error}",
+            where=f"{type(obj).__qualname__}.state_dict()",
+            fix="let state_dict() return tensors, numbers, strings, lists, tuples and dicts",
+        ) from None
+
+
+def chosen_by_rank_0(weights: list[Weights], before: list[Weights]) -> list[Weights]:
+    """Return the weights that hooks of the script have left on rank 0, where some run only.
+
+    Args:
+        weights: what they have left on this rank.
+        before: what they were given.
+    """
+    places = [next((i for i, one in enumerate(before) if one is left), None) for left in weights]
+    places = broadcast_object_list([places])[0]
+    if rank_and_size()[0] == 0:
+        return weights
+    # what a hook has put in place of a model's weights is saved by rank 0
+    return [{} if place is None else before[place] for place in places]
+
+
+def _as_gradient(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of a parameter from the part of it that this rank had."""
+    if not isinstance(parameter, DTensor):
+        return saved.to(parameter.device)
+    return DTensor.from_local(
+        saved.to(parameter.to_local().device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _have_shapes(saved: Sequence[torch.Tensor | None], shapes: Sequence[torch.Size | None]) -> bool:
+    """Return whether the tensors have these shapes, as far as there are any."""
+    return len(saved) == len(shapes) and all(
+        one is None or one.shape == shape for one, shape in zip(saved, shapes, strict=True)
+    )
+
+
+def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
+    return None if tensor is None else tensor.shape
+
+
+def _facts(tensor: Any) -> str:
+    if not isinstance(tensor, torch.Tensor):
+        return type(tensor).__name__
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,196 @@
+"""Turns the arguments of an Accelerator, and what its launcher says, into the parts of a run."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from functools import cache
+from typing import Any, NamedTuple
+
+from headway.accumulation import Accumulation
+from headway.arguments import (
+    EffectiveSettings,
+    check_seed,
+    merge_accumulation,
+    merge_arguments,
+    merge_compilation,
+    merge_sharing,
+)
+from headway.contract.records import channel, is_connected
+from headway.contract.run import read_ranks, read_run
+from headway.contract.strategies import SHARDED
+from headway.data.configuration import DataLoaderConfiguration, merged_configuration
+from headway.data.global_batch import micro_batch_of
+from headway.device_memory import tell_memory_at_exit
+from headway.notes import say
+from headway.placement import Devices, gpu_named_by
+from headway.plugins.compilation import TorchDynamoPlugin
+from headway.plugins.handler import Handlers
+from headway.plugins.handlers import (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+)
+from headway.plugins.profiling import ProfileKwargs
+from headway.plugins.project import ProjectConfiguration, merged_project
+from headway.precision.choice import precision_for
+from headway.precision.precision import PrecisionSettings
+from headway.seeding import set_seed
+from headway.state import shared_precision, shared_world
+from headway.strategies.choice import strategy_for
+from headway.strategies.strategy import StrategySettings
+from headway.training.training import Training
+from headway.world import GroupSettings, World, join_world
+
+HANDLERS = (
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    AutocastKwargs,
+    ProfileKwargs,
+)
+
+
+class Connected(NamedTuple):
+    """What an Accelerator is made of."""
+
+    world: World
+    training: Training
+    data: DataLoaderConfiguration
+    project: ProjectConfiguration
+    handlers: Handlers
+    dynamo: TorchDynamoPlugin
+    settings: EffectiveSettings
+
+
+def connect(given: Any) -> Connected:
+    """Join the other ranks, and return what the arguments and the launcher ask for.
+
+    Args:
+        given: the arguments of the Accelerator, as attributes.
+
+    Raises:
+        UsageError, MachineError, LaunchError: as the Accelerator does.
+    """
+    check_seed(given.seed)
+    handlers = Handlers(given.kwargs_handlers, HANDLERS)
+    dynamo = merge_compilation(given.dynamo_backend, given.dynamo_plugin)
+    accumulation = merge_accumulation(
+        given.gradient_accumulation_steps, given.gradient_accumulation_plugin
+    )
+    settings = merge_arguments(
+        read_run(),
+        mixed_precision=given.mixed_precision,
+        gradient_accumulation_steps=accumulation.num_steps,
+        cpu=given.cpu,
+        device=given.device,
+        resume=None if given.resume_from is None else os.fspath(given.resume_from),
+        sharing=merge_sharing(
+            given.strategy,
+            given.shard_size,
+            given.wrap,
+            given.activation_checkpointing,
+            given.cpu_offload,
+            given.fsdp_plugin,
+        ),
+    )
+    is_device_named = given.cpu or given.device is not None or given.devices is not None
+    group = _group_settings(handlers.or_default(InitProcessGroupKwargs))
+    shared = None if is_device_named else shared_world()
+    world = _join_world(shared, settings, given.devices, group)
+    precision = precision_for(
+        (None if given.mixed_precision else shared_precision()) or settings.mixed_precision,
+        world.device,
+        PrecisionSettings(
+            handlers.or_default(AutocastKwargs), handlers.or_default(GradScalerKwargs)
+        ),
+        where=settings.precision_from,
+    )
+    methods = given.forward_methods
+    strategy = strategy_for(
+        world,
+        StrategySettings(
+            ddp=handlers.or_default(DistributedDataParallelKwargs),
+            dynamo=dynamo,
+            forward_methods=(methods,) if isinstance(methods, str) else tuple(methods or ()),
+            **settings.sharing._asdict(),
+        ),
+    )
+    data = merged_configuration(
+        given.dataloader_config, given.split_batches, given.global_batch_size
+    )
+    steps = Accumulation(settings.gradient_accumulation_steps, accumulation)
+    if given.global_batch_size is not None:
+        micro_batch_of(given.global_batch_size, strategy.data_size, steps.steps)
+    training = Training(
+        world, strategy, precision, steps, global_batch_size=given.global_batch_size
+    )
+    if given.seed is not None:
+        set_seed(given.seed)
+    project = merged_project(given.project_config, given.project_dir)
+    return Connected(world, training, data, project, handlers, dynamo, settings)
+
+
+def tell(connected: Connected, strategy: str | None) -> None:
+    """Say on rank 0 what was overridden or has no effect, now and at the end of the script.
+
+    Args:
+        strategy: the argument of the Accelerator.
+    """
+    channel.has_made_accelerator = True
+    settings, world = connected.settings, connected.world
+    if not world.is_main:
+        return
+    if settings.asks_to_go_on:
+        _tell_if_unused(settings.resume, settings.time_limit)
+    if settings.estimated_bytes is not None:
+        tell_memory_at_exit(settings.estimated_bytes)
+    notes = settings.notes
+    if strategy in SHARDED and world.ranks.world_size == 1:
+        notes = (*notes, f"headway: strategy {strategy!r} has no effect with one process")
+    if notes:
+        print(*notes, sep="\n", file=sys.stderr, flush=True)
+
+
+def _group_settings(handler: InitProcessGroupKwargs) -> GroupSettings:
+    """Return the settings; the handler's default backend stands for the one of the device."""
+    is_default = handler.backend == InitProcessGroupKwargs.backend
+    return GroupSettings(
+        None if is_default else handler.backend, handler.init_method, handler.timeout
+    )
+
+
+def _join_world(
+    shared: World | None, agreed: EffectiveSettings, devices: Devices | None, group: GroupSettings
+) -> World:
+    """Join with the device of the shared world if there is one, else with what was agreed."""
+    if shared is not None:
+        return join_world(shared.device.type, shared.device.index, group)
+    gpu = None if devices is None else gpu_named_by(devices, agreed.device, read_ranks())
+    return join_world(agreed.device if gpu is None else "cuda", gpu, group)
+
+
+@cache
+def _tell_if_unused(resume: str | None, time_limit: int | None) -> None:
+    """Say at the end of a successful script that it has not looked at what was asked for, once.
+
+    Under a launcher, that itself says so.
+    """
+
+    def tell_now() -> None:
+        if getattr(sys, "last_type", None) is not None or is_connected():
+            return
+        if resume is not None and not channel.has_resumed:
+            say(
+                f"note: resume={resume} had no effect: the script called neither"
+                " accelerator.resume() nor accelerator.checkpoint()"
+            )
+        if time_limit is not None and not channel.obeys_stops:
+            say(
+                f"note: time_limit={time_limit} had no effect: the script asked neither"
+                " accelerator.should_stop nor accelerator.checkpoint()"
+            )
+
+    atexit.register(tell_now)

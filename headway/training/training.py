@@ -1,0 +1,197 @@
+"""What a training consists of: the objects that are prepared and registered, and how they step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from headway.accumulation import Accumulation
+from headway.arguments import CALL
+from headway.data.loader import PreparedDataLoader
+from headway.device_memory import clear_device_cache
+from headway.errors import UsageError
+from headway.models import extract_model_from_parallel
+from headway.optimizer import PreparedOptimizer, PreparedScheduler
+from headway.plugins.accumulation import check_steps
+from headway.precision.precision import Precision
+from headway.strategies.strategy import Strategy
+from headway.token_mean import TokenMean
+from headway.world import World
+
+Kind = TypeVar("Kind")
+
+
+class Training:
+    """The objects of one training on this rank, and how they work together.
+
+    A checkpoint saves what is here; `headway.checkpoint.training_state` has its parts.
+
+    Args:
+        global_batch_size: samples in an optimizer step, if all numbers of ranks must have as many.
+
+    Attributes:
+        prepared: each of the script's objects, and what it was prepared as.
+        registered: what the script has given to `register_for_checkpointing`.
+        skips_itself: the script leaves out what its loaders have read before a checkpoint, with
+            `skip_first_batches`; else they go on behind it themselves.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        strategy: Strategy,
+        precision: Precision,
+        accumulation: Accumulation,
+        *,
+        global_batch_size: int | None = None,
+    ) -> None:
+        self.world = world
+        self.strategy = strategy
+        self.precision = precision
+        self.accumulation = accumulation
+        self.global_batch_size = global_batch_size
+        self.token_mean = TokenMean()
+        self.prepared: list[tuple[Any, Any]] = []
+        self.registered: list[Any] = []
+        self.skips_itself = False
+        self._equal_at: int | None = None  # optimizer steps, while ranks train on their own
+
+    # ------------------------------------------------------------------ what there is
+
+    def find(self, obj: Any) -> Any:
+        """Return what `obj` was prepared as; None if it was not."""
+        pairs = (pair for pair in self.prepared if obj is pair[0] or obj is pair[1])
+        return next(pairs, (None, None))[1]
+
+    def remember(self, original: Any, prepared: Any) -> None:
+        """Note what an object of the script was prepared as."""
+        self.prepared.append((original, prepared))
+        if isinstance(prepared, torch.nn.Module):
+            _PREPARED_MODELS.add(prepared)
+
+    def take_over(self, objects: Iterable[Any]) -> None:
+        """Remember those of these objects that another Accelerator has prepared, as they are."""
+        for obj in objects:
+            if self.find(obj) is not None:
+                continue
+            if isinstance(obj, torch.nn.Module) and obj in _PREPARED_MODELS:
+                inner = extract_model_from_parallel(obj)
+                if inner is not obj or self.strategy.shards:
+                    self.prepared.append((inner, obj))
+            elif isinstance(obj, PreparedOptimizer):
+                obj.follow(self.accumulation, self.precision, self.token_mean)
+                self.prepared.append((obj.optimizer, obj))
+            elif isinstance(obj, (PreparedDataLoader, PreparedScheduler)):
+                self.prepared.append((obj, obj))
+
+    def forget(self) -> None:
+        """Drop all prepared objects, free their memory, and begin a new accumulation."""
+        self.prepared.clear()
+        self.accumulation.reset()
+        self.token_mean.reset()
+        clear_device_cache(garbage_collection=True)
+
+    @property
+    def num_objects(self) -> int:
+        """How many objects were prepared or registered."""
+        return len(self.prepared) + len(self.registered)
+
+    @property
+    def models(self) -> list[torch.nn.Module]:
+        """The prepared models."""
+        return self._all(torch.nn.Module)
+
+    @property
+    def inner_models(self) -> list[torch.nn.Module]:
+        """The same models as they were before `prepare`."""
+        return [extract_model_from_parallel(one, keep_torch_compile=False) for one in self.models]
+
+    @property
+    def optimizers(self) -> list[PreparedOptimizer]:
+        return self._all(PreparedOptimizer)
+
+    @property
+    def schedulers(self) -> list[PreparedScheduler]:
+        return self._all(PreparedScheduler)
+
+    @property
+    def loaders(self) -> list[PreparedDataLoader]:
+        return self._all(PreparedDataLoader)
+
+    def _all(self, kind: type[Kind]) -> list[Kind]:
+        return [prepared for _, prepared in self.prepared if isinstance(prepared, kind)]
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Yield the parameters of all models."""
+        return chain.from_iterable(one.parameters() for one in self.models)
+
+    @property
+    def has_sharded_weights(self) -> bool:
+        """Whether a rank alone does not have all weights."""
+        return self.strategy.shards or any(isinstance(one, DTensor) for one in self.parameters())
+
+    def set_accumulation_steps(self, steps: int) -> None:
+        """Change the number of micro-batches in one optimizer step.
+
+        Raises:
+            UsageError: it is no such number, or the batches of loaders follow from another one.
+        """
+        check_steps("gradient_accumulation_steps", steps, CALL)
+        if self.global_batch_size is not None and steps != self.accumulation.steps:
+            raise UsageError(
+                f"gradient_accumulation_steps is set to {steps}, but the batches of loaders follow"
+                f" from {self.accumulation.steps} and global_batch_size={self.global_batch_size}",
+                where="the script's assignment to .gradient_accumulation_steps",
+                fix=f"pass Accelerator(gradient_accumulation_steps={steps}, global_batch_size=...)",
+            )
+        self.accumulation.steps = steps
+
+    # ------------------------------------------------------------------ where it stands
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps that have been completed."""
+        return max((one.step_count for one in self.optimizers), default=0)
+
+    @property
+    def loader(self) -> PreparedDataLoader | None:
+        """The loader in whose passes optimizers have stepped; before that the first one."""
+        loaders = self.loaders
+        return next((one for one in loaders if one.has_trained), loaders[0] if loaders else None)
+
+    @property
+    def is_in_evaluation(self) -> bool:
+        """Whether a pass of evaluation is under way in a training that has begun."""
+        loaders = self.loaders
+        return any(one.has_trained for one in loaders) and any(one.is_evaluated for one in loaders)
+
+    def note_equal_weights(self) -> None:
+        """Note that ranks which train on their own have equal weights at this moment."""
+        self._equal_at = self._all_steps()
+
+    def train_together(self) -> None:
+        """Note that ranks no longer train on their own."""
+        self._equal_at = None
+
+    def refuse_unequal_weights(self) -> None:
+        """Raise UsageError where the weights of rank 0 do not stand for those of all."""
+        if self._equal_at not in (None, self._all_steps()):
+            raise UsageError(
+                "each rank has weights of its own until LocalSGD averages them, and a checkpoint"
+                " has those of rank 0 for all",
+                where="the script's save_state()",
+                fix="save when local_sgd.num_steps is a multiple of local_sgd_steps, after"
+                " local_sgd.step(); or after the context",
+            )
+
+    def _all_steps(self) -> int:
+        return sum(one.step_count for one in self.optimizers)
+
+
+_PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
+"""Those of all Accelerators of this process."""

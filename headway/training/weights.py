@@ -1,0 +1,141 @@
+"""The weights of models: unwrapped, whole where ranks share them, and written to files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from headway.meeting import meet
+from headway.model_files import save_weights
+from headway.models import extract_model_from_parallel
+from headway.training.training import Training
+
+
+class Weights:
+    """Gives scripts the weights of the models of a training."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def unwrap_model(
+        self,
+        model: torch.nn.Module,
+        keep_fp32_wrapper: bool = True,
+        keep_torch_compile: bool = True,
+    ) -> torch.nn.Module:
+        """Return the model inside DistributedDataParallel or DataParallel, as it was prepared.
+
+        One that was compiled since stays compiled.
+
+        Args:
+            keep_fp32_wrapper: let the model go on computing under autocast.
+            keep_torch_compile: return a compiled model as such.
+
+        Examples:
+            >>> model = torch.nn.Linear(2, 1)
+            >>> accelerator.unwrap_model(accelerator.prepare(model)) is model
+            True
+        """
+        return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
+
+    def empty_init(self) -> AbstractContextManager[Any]:
+        """Return a context in which models are made without memory for their weights.
+
+        Only where the strategy shards them: `prepare` then initialises one unit after the other by
+        the `reset_parameters()` of its modules, or takes what rank 0 has loaded since. With other
+        strategies models are made as ever.
+
+        Examples:
+            >>> with accelerator.empty_init():
+            ...     model = torch.nn.Linear(2, 1)
+            >>> accelerator.prepare(model).weight.shape
+            torch.Size([1, 2])
+        """
+        return self._training.strategy.empty_init()
+
+    @contextmanager
+    def whole(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        """Give the model that `prepare` was given, with weights that this rank reads in full.
+
+        Where the model is sharded, every rank has to enter the context, and what is written to
+        the weights in it is lost.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> with accelerator.whole(model) as inner:
+            ...     inner.weight.shape
+            torch.Size([1, 2])
+        """
+        inner = self.unwrap_model(model, keep_torch_compile=False)
+        with self._training.strategy.whole(inner):
+            yield inner
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Return the full state of a model. Call it on every rank: each may hold a part of it.
+
+        Args:
+            model: a prepared model, or any other.
+            unwrap: use the names of the weights in the model itself, without those of wrappers.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> list(accelerator.get_state_dict(model))
+            ['weight', 'bias']
+        """
+        if unwrap:
+            model = self.unwrap_model(model, keep_torch_compile=False)
+        if self._training.strategy.shards:
+            meet("get_state_dict(...)")
+        return self._training.strategy.state_dict(model)
+
+    def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:
+        """Load what `get_state_dict` returned into a prepared model, on every rank."""
+        self._training.strategy.load_state_dict(self.unwrap_model(model), state_dict)
+
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the weights of `model` on rank 0; every rank has to call this.
+
+        The files are those of Hugging Face libraries. Those of an earlier save into the same folder
+        are removed.
+
+        Args:
+            model: a prepared model, or any other.
+            save_directory: a folder, which is created.
+            max_shard_size: the size of a file's tensors, in bytes or such as "5MB" (10**6 bytes) or
+                "5MiB" (2**20 bytes). A larger tensor gets a file of its own.
+            safe_serialization: write `model.safetensors`, instead of `pytorch_model.bin` by
+                torch.save.
+
+        Raises:
+            WrongValue: `max_shard_size` is no size.
+            UsageError: `save_directory` is a file, or a weight has no data (on the meta device).
+
+        Examples:
+            >>> from pathlib import Path
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> accelerator.save_model(model, "weights")
+            >>> [path.name for path in Path("weights").iterdir()]
+            ['model.safetensors']
+        """
+        strategy = self._training.strategy
+        model = self.unwrap_model(model, keep_torch_compile=False)
+        if strategy.shards:
+            meet("save_model(...)")
+        save_weights(
+            strategy.weights_to_save(model),
+            save_directory,
+            max_shard_size,
+            safe_serialization,
+            read_whole=strategy.read_whole,
+            writes=self._training.world.is_main,
+        )

@@ -1,0 +1,151 @@
+"""Classes are joined by composition: few bases, no passing on of arguments, no private names."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TypeGuard
+
+from tests.architecture.tree import ROOT, product_files
+
+PRODUCT = sorted(set(product_files().values()))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+MOST_BASES, MOST_LEVELS = 2, 3
+
+OF_ACCELERATE = {"_reset_state", "_set_sync_gradients", "_shared_state"}
+"""Private names that scripts and tests written for Accelerate use, and so do ours."""
+OWN_OR_FOREIGN = ("self", "cls", "super()", "os", "c10d", "LocalElasticAgent")
+OF_MODULES = {"_parameters", "_buffers"}
+"""Those of torch's modules, which some class of ours has as well."""
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def trees(paths: list[Path]) -> Iterator[tuple[Path, ast.Module]]:
+    for path in paths:
+        yield path, tree_of(path)
+
+
+def classes(paths: list[Path]) -> Iterator[tuple[Path, ast.ClassDef]]:
+    for path, tree in trees(paths):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield path, node
+
+
+def bases() -> dict[str, list[str]]:
+    """Return the bases of ours of each class of ours, by their full names."""
+    found: dict[str, list[str]] = {}
+    for module, path in product_files().items():
+        tree = tree_of(path)
+        known = {node.name: f"{module}.{node.name}" for node in tree.body if is_class(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                for one in node.names:
+                    known[one.asname or one.name] = f"{node.module}.{one.name}"
+        for node in tree.body:
+            if is_class(node):
+                first = [ast.unparse(one).partition("[")[0].split(".") for one in node.bases]
+                full = [".".join([known.get(name, name), *rest]) for name, *rest in first]
+                found[f"{module}.{node.name}"] = full
+    return {name: [one for one in all_ if one in found] for name, all_ in found.items()}
+
+
+def is_class(node: ast.stmt) -> TypeGuard[ast.ClassDef]:
+    return isinstance(node, ast.ClassDef)
+
+
+def test_no_class_stands_on_many_others() -> None:
+    of = bases()
+
+    def levels(name: str) -> int:
+        return 1 + max(map(levels, of[name]), default=0)
+
+    assert {name: all_ for name, all_ in of.items() if len(all_) > MOST_BASES} == {}
+    assert {name for name in of if levels(name) > MOST_LEVELS} == set()
+
+
+def test_no_class_passes_on_what_it_does_not_know() -> None:
+    of = bases()
+    for module, path in product_files().items():
+        for node in tree_of(path).body:
+            if is_class(node) and of[f"{module}.{node.name}"]:
+                for call in calls_of_super(node):
+                    is_open = any(isinstance(one, ast.Starred) for one in call.args)
+                    assert not is_open or all(one.arg for one in call.keywords), (
+                        f"{path}, line {call.lineno}"
+                    )
+
+
+def calls_of_super(node: ast.ClassDef) -> Iterator[ast.Call]:
+    for one in ast.walk(node):
+        if isinstance(one, ast.Call) and ast.unparse(one.func).startswith("super()."):
+            yield one
+
+
+@cache
+def private_names(node: ast.ClassDef) -> set[str]:
+    """Return the private attributes and methods that a class has of its own."""
+    found = {one.name for one in ast.walk(node) if isinstance(one, ast.FunctionDef)}
+    for one in ast.walk(node):
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
+            if isinstance(one.value, ast.Name) and one.value.id in ("self", "cls"):
+                found.add(one.attr)
+        elif isinstance(one, ast.Assign):
+            found |= {to.id for to in one.targets if isinstance(to, ast.Name)}
+        elif isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            found.add(one.target.id)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def with_own_names(node: ast.AST, own: set[str]) -> Iterator[tuple[ast.AST, set[str]]]:
+    """Yield all nodes below, each with the private names of the classes that it stands in."""
+    for child in ast.iter_child_nodes(node):
+        names = own | private_names(child) if isinstance(child, ast.ClassDef) else own
+        yield child, names
+        yield from with_own_names(child, names)
+
+
+def taken_from_others(paths: list[Path]) -> Iterator[str]:
+    """Yield where code reads a private name of a class of ours from outside of that class."""
+    ours = set().union(*(private_names(node) for _, node in classes(PRODUCT)))
+    for path, tree in trees(paths):
+        for node, own in with_own_names(tree, set()):
+            if not isinstance(node, ast.Attribute) or node.attr not in ours:
+                continue
+            owner = ast.unparse(node.value)
+            allowed = OF_ACCELERATE | OF_MODULES | own
+            if owner not in OWN_OR_FOREIGN and node.attr not in allowed:
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
+
+
+def test_no_code_reads_private_names_of_a_class() -> None:
+    assert [*taken_from_others(PRODUCT + TESTS)] == []
+
+
+def test_a_run_s_end_is_written_once() -> None:
+    names = Counter(
+        one.name
+        for _, tree in trees(PRODUCT)
+        for one in ast.walk(tree)
+        if isinstance(one, ast.FunctionDef)
+    )
+    assert names["end_training"] == 1
+
+
+def test_the_accelerator_defines_its_methods_itself() -> None:
+    tree = ast.parse((ROOT / "headway" / "accelerator.py").read_text())
+    (found,) = [one for one in tree.body if getattr(one, "name", "") == "Accelerator"]
+    assert isinstance(found, ast.ClassDef)
+    assert found.bases == []
+    longest = max(
+        (one for one in found.body if isinstance(one, ast.FunctionDef) and one.name[0] != "_"),
+        key=lambda one: sum(not isinstance(part, ast.Expr) for part in one.body),
+    )
+    assert len(longest.body) <= 5, f"{longest.name} is the work of a part"

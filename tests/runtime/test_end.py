@@ -1,0 +1,113 @@
+"""A run ends in one order, whatever it is in the middle of."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from headway import accelerator as module  # noqa: E402
+from headway.checkpoint import saving  # noqa: E402
+from headway.errors import CheckpointError  # noqa: E402
+from tests.runtime.resumed_training import CHECKPOINTS, Training, names  # noqa: E402
+
+ORDER = ["signals", "checkpoint", "trackers", "process group"]
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> tuple[Training, list[str]]:
+    """Return a training with a tracker, and the list in which it notes what it ends."""
+    ended: list[str] = []
+    training = Training(log_with="jsonl")
+    training.accelerator.init_trackers("mine")
+    parts = training.accelerator.parts
+
+    def noted(name: str, call: Callable[[], None]) -> Callable[[], None]:
+        def note() -> None:
+            ended.append(name)
+            call()
+
+        return note
+
+    for owner, call, name in (
+        (parts.preemption, "release", ORDER[0]),
+        (parts.checkpoints, "close", ORDER[1]),
+        (parts.tracking, "finish", ORDER[2]),
+        (module, "leave_world", ORDER[3]),
+    ):
+        monkeypatch.setattr(owner, call, noted(name, getattr(owner, call)))
+    return training, ended
+
+
+def after_an_exception(training: Training) -> None:
+    try:
+        training.train_to(3, every=1)
+        raise ValueError("the script's own")
+    except ValueError:
+        training.accelerator.end_training()
+
+
+def twice(training: Training) -> None:
+    training.train_to(3, every=1)
+    training.accelerator.end_training()
+    training.accelerator.end_training()
+
+
+def without_a_checkpoint(training: Training) -> None:
+    training.accelerator.end_training()
+
+
+def while_a_save_runs(training: Training) -> None:
+    training.train_to(3, every=1, wait=False)
+    training.accelerator.end_training()
+    assert len(names()) == 2, "all are there"
+
+
+def asked_to_stop(training: Training) -> None:
+    training.train_to(3, every=1)
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        training.train_to(1000, every=1)
+    assert caught.value.code == 75
+
+
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [
+        (after_an_exception, 1),
+        (twice, 2),
+        (without_a_checkpoint, 1),
+        (while_a_save_runs, 1),
+        (asked_to_stop, 1),
+    ],
+)
+def test_a_run_ends_in_one_order(
+    how: Callable[[Training], None], times: int, training: tuple[Training, list[str]]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    how(training[0])
+    assert training[1] == ORDER * times
+    assert not [one for one in threading.enumerate() if one.name == "headway-checkpoint"]
+    if how is not asked_to_stop:  # which ignores signals from there on
+        assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_rest_is_ended_where_the_checkpoint_could_not_be_saved(
+    training: tuple[Training, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise CheckpointError("no", where=str(Path()), fix="none")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "save_tensors", fail)
+        training[0].accelerator.save_state(CHECKPOINTS / "own", wait=False)
+        with pytest.raises(CheckpointError):
+            training[0].accelerator.end_training()
+    assert training[1] == ORDER
+    assert not names()
