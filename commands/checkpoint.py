@@ -199,7 +199,7 @@ def _prune(folder: Path, keep: int, *, with_leftovers: bool) -> int:
 
 def _export(folder: Path, out: Path, number: int | None) -> int:
     from headway.checkpoint.exchange import weights_in
-    from headway.saving import save_whole
+    from headway.checkpoint.files import save_whole
 
     checkpoint = meant_by(folder)
     weights = weights_in(checkpoint, number)

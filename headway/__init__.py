@@ -13,11 +13,12 @@ from headway._version import __version__
 
 if TYPE_CHECKING:
     from headway.accelerator import Accelerator as Accelerator
-    from headway.batch_size import find_executable_batch_size as find_executable_batch_size
     from headway.data.configuration import DataLoaderConfiguration as DataLoaderConfiguration
-    from headway.data.skipping import skip_first_batches as skip_first_batches
+    from headway.data.loader import skip_first_batches as skip_first_batches
+    from headway.distributed.rng import synchronize_rng_states as synchronize_rng_states
+    from headway.distributed.world import DistributedType as DistributedType
     from headway.errors import HeadwayError as HeadwayError
-    from headway.generators import synchronize_rng_states as synchronize_rng_states
+    from headway.memory.batch_size import find_executable_batch_size as find_executable_batch_size
     from headway.notebook import debug_launcher as debug_launcher
     from headway.notebook import notebook_launcher as notebook_launcher
     from headway.plugins import AutocastKwargs as AutocastKwargs
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from headway.plugins import InitProcessGroupKwargs as InitProcessGroupKwargs
     from headway.plugins import ProfileKwargs as ProfileKwargs
     from headway.state import PartialState as PartialState
-    from headway.world import DistributedType as DistributedType
 
 _HOMES = {
     "Accelerator": "headway.accelerator",
@@ -36,7 +36,7 @@ _HOMES = {
     "DDPCommunicationHookType": "headway.plugins",
     "DataLoaderConfiguration": "headway.data.configuration",
     "DistributedDataParallelKwargs": "headway.plugins",
-    "DistributedType": "headway.world",
+    "DistributedType": "headway.distributed.world",
     "FullyShardedDataParallelPlugin": "headway.plugins",
     "GradScalerKwargs": "headway.plugins",
     "HeadwayError": "headway.errors",
@@ -44,10 +44,10 @@ _HOMES = {
     "PartialState": "headway.state",
     "ProfileKwargs": "headway.plugins",
     "debug_launcher": "headway.notebook",
-    "find_executable_batch_size": "headway.batch_size",
+    "find_executable_batch_size": "headway.memory.batch_size",
     "notebook_launcher": "headway.notebook",
-    "skip_first_batches": "headway.data.skipping",
-    "synchronize_rng_states": "headway.generators",
+    "skip_first_batches": "headway.data.loader",
+    "synchronize_rng_states": "headway.distributed.rng",
 }
 
 __all__ = [

@@ -13,16 +13,17 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
-from headway import collectives
-from headway.arguments import reject_unsupported
 from headway.checkpoint.checkpointer import Checkpointer, refuse_keywords
+from headway.checkpoint.files import save
 from headway.checkpoint.preemption import Preemption, ResumedRun
+from headway.data.active_loader import gather_for_metrics
 from headway.data.configuration import DataLoaderConfiguration
-from headway.data.metrics import gather_for_metrics
-from headway.data.skipping import skip_first_batches
+from headway.data.loader import skip_first_batches
+from headway.distributed import collectives
+from headway.distributed.process import Function, Process
+from headway.distributed.rng import RNGType
+from headway.distributed.world import DistributedType, leave_world
 from headway.errors import UsageError
-from headway.generators import RNGType
-from headway.placement import Devices
 from headway.plugins.accumulation import GradientAccumulationPlugin
 from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.plugins.handler import Handlers, KwargsHandler
@@ -35,19 +36,17 @@ from headway.plugins.handlers import (
 from headway.plugins.profiling import ProfileKwargs
 from headway.plugins.project import Folder, ProjectConfiguration
 from headway.plugins.sharding import FullyShardedDataParallelPlugin
-from headway.process import Function, Process
-from headway.profiling import profiled
-from headway.saving import save
 from headway.state import share, share_accumulation
 from headway.trackers.choice import Chosen
 from headway.trackers.tracker import GeneralTracker
 from headway.trackers.tracking import RUNS_FILE, LogWith, Tracking
+from headway.training.arguments import Devices, reject_unsupported
 from headway.training.connector import connect, tell
 from headway.training.preparer import Preparer, is_spread_by_device_map
+from headway.training.profiling import profiled
 from headway.training.steps import Steps, Tensors
 from headway.training.training import Training
 from headway.training.weights import Weights
-from headway.world import DistributedType, leave_world
 
 
 class Parts(NamedTuple):

@@ -8,9 +8,9 @@ from types import TracebackType
 import torch
 
 from headway.accelerator import Accelerator
-from headway.collectives import average_in_place
+from headway.distributed.collectives import average_in_place
+from headway.distributed.meeting import meet
 from headway.errors import WrongValue
-from headway.meeting import meet
 
 
 class LocalSGD:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headway.contract.run import read_log_level
+from headway.distributed.meeting import barrier
+from headway.distributed.world import rank_and_size, rank_and_size_before_joining
 from headway.errors import UsageError
-from headway.meeting import barrier
-from headway.world import rank_and_size, rank_and_size_before_joining
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]

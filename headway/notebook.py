@@ -27,10 +27,10 @@ import torch.distributed as dist
 
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import VARIABLE, RunContract, encode, read_ranks
+from headway.distributed.environment import patch_environment
+from headway.distributed.world import leave_world
 from headway.errors import UsageError, WorkerFailed
 from headway.state import AcceleratorState
-from headway.variables import patch_environment
-from headway.world import leave_world
 
 GRACE_S = 5.0
 """How long a rank has to end, once another has failed or the launch was interrupted."""

@@ -17,10 +17,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from headway.accelerator import Accelerator
-from headway.collectives import gather_object
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import Ranks, read_ranks
-from headway.seeding import set_seed
+from headway.distributed.collectives import gather_object
+from headway.distributed.rng import set_seed
 
 REDUCED_BYTES = 2**24  # of an all-reduce, per rank
 REPETITIONS = 5

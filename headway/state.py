@@ -8,15 +8,10 @@ from typing import Any, ClassVar, NoReturn
 import torch
 import torch.distributed as dist
 
-from headway.accumulation import Accumulation
-from headway.arguments import STATE_CALL, check_precision, merge_arguments, reject_unsupported
 from headway.contract.run import Ranks, read_ranks, read_run
 from headway.data.active_loader import current_loop, open_loops
-from headway.errors import UsageError
-from headway.plugins.accumulation import GradientAccumulationPlugin
-from headway.plugins.compilation import TorchDynamoPlugin
-from headway.process import Process
-from headway.world import (
+from headway.distributed.process import Process
+from headway.distributed.world import (
     USUAL_GROUP,
     GroupSettings,
     World,
@@ -24,6 +19,16 @@ from headway.world import (
     group_backend,
     join_world,
     leave_world,
+)
+from headway.errors import UsageError
+from headway.plugins.accumulation import GradientAccumulationPlugin
+from headway.plugins.compilation import TorchDynamoPlugin
+from headway.training.accumulation import Accumulation
+from headway.training.arguments import (
+    STATE_CALL,
+    check_precision,
+    merge_arguments,
+    reject_unsupported,
 )
 
 

@@ -4,7 +4,80 @@ from __future__ import annotations
 
 import typing
 
-from headway.availability import (
+from headway.checkpoint.files import load, save
+from headway.checkpoint.weights import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+    convert_file_size_to_int,
+)
+from headway.data.configuration import DataLoaderConfiguration
+from headway.distributed.collectives import (
+    broadcast,
+    broadcast_object_list,
+    copy_tensor_to_devices,
+    gather,
+    gather_object,
+    pad_across_processes,
+    reduce,
+    wait_for_everyone,
+)
+from headway.distributed.environment import (
+    clear_environment,
+    get_int_from_env,
+    parse_choice_from_env,
+    parse_flag_from_env,
+    patch_environment,
+    str_to_bool,
+)
+from headway.distributed.nested import (
+    TensorInformation,
+    concatenate,
+    find_batch_size,
+    find_device,
+    get_data_structure,
+    get_shape,
+    honor_type,
+    ignorant_find_batch_size,
+    initialize_tensors,
+    is_namedtuple,
+    is_tensor_information,
+    is_torch_tensor,
+    listify,
+    merge_dicts,
+    recursively_apply,
+    send_to_device,
+    slice_tensors,
+)
+from headway.distributed.progress import tqdm
+from headway.distributed.rng import RNGType, set_seed, synchronize_rng_state, synchronize_rng_states
+from headway.distributed.world import DistributedType
+from headway.memory.batch_size import find_executable_batch_size
+from headway.memory.device import clear_device_cache, release_memory
+from headway.plugins import (
+    AutocastKwargs,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    DynamoBackend,
+    FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    ProfileKwargs,
+    ProjectConfiguration,
+    TorchDynamoPlugin,
+)
+from headway.precision.choice import PrecisionType
+from headway.precision.fp32_outputs import (
+    ConvertOutputsToFp32,
+    convert_outputs_to_fp32,
+    convert_to_fp32,
+)
+from headway.settings.basic_config import write_basic_config
+from headway.trackers.choice import LoggerType
+from headway.training.availability import (
     compare_versions,
     is_4bit_bnb_available,
     is_8bit_bnb_available,
@@ -65,30 +138,7 @@ from headway.availability import (
     is_xccl_available,
     is_xpu_available,
 )
-from headway.basic_config import write_basic_config
-from headway.batch_size import find_executable_batch_size
-from headway.collectives import (
-    broadcast,
-    broadcast_object_list,
-    copy_tensor_to_devices,
-    gather,
-    gather_object,
-    pad_across_processes,
-    reduce,
-    wait_for_everyone,
-)
-from headway.containers import send_to_device
-from headway.data.configuration import DataLoaderConfiguration
-from headway.device_memory import clear_device_cache, release_memory
-from headway.generators import RNGType, synchronize_rng_state, synchronize_rng_states
-from headway.model_files import (
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-    convert_file_size_to_int,
-)
-from headway.models import (
+from headway.training.models import (
     extract_model_from_parallel,
     get_pretty_name,
     has_compiled_regions,
@@ -97,57 +147,6 @@ from headway.models import (
     model_has_dtensor,
     recursive_getattr,
 )
-from headway.nesting import (
-    TensorInformation,
-    concatenate,
-    find_batch_size,
-    find_device,
-    get_data_structure,
-    get_shape,
-    honor_type,
-    ignorant_find_batch_size,
-    initialize_tensors,
-    is_namedtuple,
-    is_tensor_information,
-    is_torch_tensor,
-    listify,
-    merge_dicts,
-    recursively_apply,
-    slice_tensors,
-)
-from headway.plugins import (
-    AutocastKwargs,
-    DDPCommunicationHookType,
-    DistributedDataParallelKwargs,
-    DynamoBackend,
-    FullyShardedDataParallelPlugin,
-    GradientAccumulationPlugin,
-    GradScalerKwargs,
-    InitProcessGroupKwargs,
-    KwargsHandler,
-    ProfileKwargs,
-    ProjectConfiguration,
-    TorchDynamoPlugin,
-)
-from headway.precision.choice import PrecisionType
-from headway.precision.fp32_outputs import (
-    ConvertOutputsToFp32,
-    convert_outputs_to_fp32,
-    convert_to_fp32,
-)
-from headway.progress import tqdm
-from headway.saving import load, save
-from headway.seeding import set_seed
-from headway.trackers.choice import LoggerType
-from headway.variables import (
-    clear_environment,
-    get_int_from_env,
-    parse_choice_from_env,
-    parse_flag_from_env,
-    patch_environment,
-    str_to_bool,
-)
-from headway.world import DistributedType
 
 __all__ = [
     "SAFE_WEIGHTS_INDEX_NAME",

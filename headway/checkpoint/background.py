@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from headway.checkpoint.saving import Prepared, agree, removed_on_failure, write_prepared
+from headway.distributed.meeting import meet
+from headway.distributed.world import before_leaving, group_timeout, is_alone, rank_and_size
 from headway.errors import CheckpointError
-from headway.meeting import meet
-from headway.world import before_leaving, group_timeout, is_alone, rank_and_size
 
 
 class Background:

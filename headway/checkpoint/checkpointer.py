@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from headway.contract.notes import say
 from headway.contract.records import in_phase
+from headway.distributed.meeting import by_all_or_rank_0, meet, place_in_script
+from headway.distributed.world import is_alone
 from headway.errors import CheckpointError, UsageError
-from headway.meeting import by_all_or_rank_0, meet, place_in_script
-from headway.notes import say
 from headway.plugins.project import Folder, ProjectConfiguration
 from headway.training.training import Training
-from headway.world import is_alone
 
 if TYPE_CHECKING:
     from headway.checkpoint.background import Background

@@ -248,7 +248,7 @@ def _optimizer(content: Any, _: int) -> dict[str, Any]:
 
 
 def _generators(states: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Return the states of `headway.checkpoint.generators` from those of Accelerate."""
+    """Return the states of `headway.distributed.rng` from those of Accelerate."""
     found = {
         "python": states["random_state"],
         "numpy": states["numpy_random_seed"],

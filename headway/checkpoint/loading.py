@@ -14,8 +14,8 @@ from headway.checkpoint.manifest import NAME, Manifest, parse_json, read_manifes
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import SavedTensors
 from headway.checkpoint.values import decode, tensor_names
+from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
-from headway.world import rank_and_size
 
 
 class Loaded:

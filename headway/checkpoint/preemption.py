@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from headway.arguments import EffectiveSettings
 from headway.checkpoint.checkpointer import Checkpointer
 from headway.checkpoint.stopping import Agreement, Request, StopSignals
+from headway.contract.notes import say
 from headway.contract.records import channel, in_phase
 from headway.contract.run import LATEST
+from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, UsageError
-from headway.meeting import meet
-from headway.notes import say
 from headway.trackers.tracking import Tracking
+from headway.training.arguments import EffectiveSettings
 
 _KEEP = 2
 """How many of its checkpoints `checkpoint()` keeps where `total_limit` does not say."""

@@ -6,13 +6,13 @@ import os
 from itertools import dropwhile
 from pathlib import Path
 
-from headway.arguments import EffectiveSettings
 from headway.checkpoint.manifest import NAME, parse_json, read_manifest, read_plain
 from headway.checkpoint.project import Candidate, candidates, meant_by, newest_whole
 from headway.checkpoint.saving import on_rank_0
 from headway.contract.run import LATEST, is_restart
 from headway.errors import CheckpointError, Problem
 from headway.trackers.tracking import RUNS_FILE
+from headway.training.arguments import EffectiveSettings
 
 
 def select_checkpoint(

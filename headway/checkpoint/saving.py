@@ -37,8 +37,8 @@ from headway.checkpoint.manifest import (
 )
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
+from headway.distributed.world import num_ranks_in_group, rank_and_size
 from headway.errors import CheckpointError, HeadwayError
-from headway.world import num_ranks_in_group, rank_and_size
 
 T = TypeVar("T")
 TENSORS = "tensors"  # the folder of torch.distributed.checkpoint

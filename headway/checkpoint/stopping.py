@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from headway.contract.records import STOPPED_AND_SAVED, WillSave, channel, is_connected, send
-from headway.world import group_backend, rank_and_size
+from headway.distributed.world import group_backend, rank_and_size
 
 INTERRUPTED = 130
 

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from headway.checkpoint.index import read_index
+from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
-from headway.world import rank_and_size
 
 _Box = list[tuple[int, int]]
 

@@ -19,18 +19,18 @@ from torch.distributed.tensor import DTensor, Replicate, empty
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from headway.checkpoint.generators import generator_states
 from headway.checkpoint.loading import Like, Loaded
 from headway.checkpoint.saving import State, agree
 from headway.checkpoint.values import encode
-from headway.collectives import broadcast_object_list, gather_object
 from headway.data.loader import PreparedDataLoader, tell_of_zipped
 from headway.data.position import Interrupted
+from headway.distributed.collectives import broadcast_object_list, gather_object
+from headway.distributed.rng import generator_states
+from headway.distributed.world import is_alone, rank_and_size
 from headway.errors import CheckpointError, UsageError
-from headway.optimizer import PreparedOptimizer
 from headway.strategies.weights import saved_buffers
+from headway.training.optimizer import PreparedOptimizer
 from headway.training.training import Training
-from headway.world import is_alone, rank_and_size
 
 Weights = dict[str, Any]
 _SAME_OBJECTS = "prepare and register the same objects as the run that saved it, in the same order"

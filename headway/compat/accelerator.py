@@ -12,12 +12,12 @@ from headway import accelerator as native
 from headway.compat.data_loader import prepare_data_loader
 from headway.compat.forwarding import forward
 from headway.compat.scheduler import AcceleratedScheduler
+from headway.contract.notes import say
 from headway.data.sharding import is_plain
+from headway.distributed.world import rank_and_size_before_joining
 from headway.errors import UsageError
-from headway.notes import say
 from headway.training.preparer import Preparer
 from headway.training.steps import Steps, Tensors
-from headway.world import rank_and_size_before_joining
 
 __getattr__, __dir__ = forward(__name__)
 

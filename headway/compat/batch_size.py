@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headway import batch_size
+from headway.memory import batch_size
 
 FACTOR = 0.9
 
@@ -15,6 +15,6 @@ def find_executable_batch_size(
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
 ) -> Any:
-    """See `headway.batch_size.find_executable_batch_size`, which halves the size instead."""
+    """See `headway.memory.batch_size.find_executable_batch_size`, which halves the size instead."""
     find: Any = batch_size.find_executable_batch_size
     return find(function, starting_batch_size, reduce_batch_size_fn, factor=FACTOR)

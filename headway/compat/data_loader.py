@@ -29,13 +29,12 @@ from headway.compat.shards import (
 )
 from headway.data.active_loader import GlobalBatch, current_loop
 from headway.data.configuration import DataLoaderConfiguration
-from headway.data.loader import PreparedDataLoader
+from headway.data.loader import PreparedDataLoader, skip_first_batches
 from headway.data.samplers import SeedableRandomSampler, SkipBatchSampler, with_seedable_sampler
 from headway.data.sharding import MADE_OF, Share
-from headway.data.skipping import skip_first_batches
+from headway.distributed.rng import synchronize_rng_states
+from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
-from headway.generators import synchronize_rng_states
-from headway.world import rank_and_size
 
 __all__ = [
     "BatchSamplerShard",

@@ -12,16 +12,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from headway.compat.loader import AcceleratedDataLoader, refuse_mesh, warn_of_even_batches
-from headway.containers import for_each_tensor
 from headway.data.active_loader import GlobalBatch, current_loop
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.dispatch import DispatchedShare, Parts
-from headway.data.position import FRESH, Start
-from headway.data.rounds import Division
+from headway.data.position import FRESH, Division, Start
 from headway.data.samplers import changed
 from headway.data.sharding import Unpack, batch_size_of, source_of, without_first
-from headway.nesting import concatenate, find_batch_size, slice_tensors
-from headway.world import rank_and_size
+from headway.distributed.nested import concatenate, find_batch_size, for_each_tensor, slice_tensors
+from headway.distributed.world import rank_and_size
 
 
 class DataLoaderDispatcher(AcceleratedDataLoader):

@@ -8,8 +8,8 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from headway.compat.forwarding import forward
-from headway.optimizer import PreparedOptimizer, PreparedScheduler
-from headway.world import rank_and_size
+from headway.distributed.world import rank_and_size
+from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 
 __getattr__, __dir__ = forward(__name__)
 

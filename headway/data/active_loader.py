@@ -5,9 +5,15 @@ They belong to the process, not to an Accelerator: each of several finds the sam
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+
+from headway.distributed import collectives
+from headway.distributed import nested as containers
+from headway.distributed.world import rank_and_size
+from headway.errors import UsageError
 
 
 class GlobalBatch(NamedTuple):
@@ -86,3 +92,35 @@ def current_loop() -> LoaderLoop:
 def open_loops() -> list[LoaderLoop]:
     """Return the loops that this process is in, from outside in."""
     return [*_loops]
+
+
+def gather_for_metrics(input_data: Any, use_gather_object: bool = False) -> Any:
+    """Gather results for samples of the current batch; see `Accelerator.gather_for_metrics`."""
+    loop, size = current_loop(), rank_and_size()[1]
+
+    def drop_repeats(gathered: Any) -> Any:
+        return loop.drop_repeats(gathered, size)
+
+    as_objects = use_gather_object or not containers.only_tensors(input_data)
+    if as_objects:
+        _check_one_for_each_sample(input_data)
+    shares = loop.batch.shares
+    if shares and len(shares) < size:
+        gathered = collectives.gather_among_first(input_data, len(shares), as_objects)
+    elif as_objects:
+        gathered = collectives.gather_object(input_data)
+    else:
+        gathered = (collectives.gather_uneven if shares else collectives.gather)(input_data)
+    if as_objects:
+        return drop_repeats(gathered)
+    return containers.for_each_tensor(drop_repeats, gathered)
+
+
+def _check_one_for_each_sample(data: Any) -> None:
+    """Raise UsageError if `data` does not hold one object for each sample."""
+    if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
+        raise UsageError(
+            f"gather_for_metrics() got a {type(data).__name__} with other things than tensors",
+            where="the script's gather_for_metrics(...)",
+            fix="call it for each entry: with tensors, or a list of one object for each sample",
+        )

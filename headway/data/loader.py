@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from headway.checkpoint.generators import generator_states
-from headway.containers import is_on, send_to_device
 from headway.contract.records import beat, channel
-from headway.data.active_loader import LoaderLoop
-from headway.data.choice import share_of
+from headway.data.active_loader import GlobalBatch, LoaderLoop
 from headway.data.configuration import DataLoaderConfiguration
+from headway.data.dispatch import share_of
 from headway.data.position import (
     FRESH,
     Interrupted,
@@ -38,11 +37,39 @@ from headway.data.samplers import (
     with_seedable_sampler,
 )
 from headway.data.seeds import SampleSeeds, give_generators
-from headway.data.sharding import NoBatch, batch_size_of, is_plain, source_of
-from headway.data.transfer import copied_ahead
+from headway.data.sharding import NoBatch, Unpack, batch_size_of, is_plain, source_of, without_first
 from headway.data.workers import starting_workers
+from headway.distributed.meeting import named
+from headway.distributed.nested import is_on, send_to_device
+from headway.distributed.rng import generator_states
 from headway.errors import CheckpointError, UsageError
-from headway.meeting import named
+
+
+def copied_ahead(
+    items: Iterator[Any], unpack: Unpack, device: torch.device
+) -> tuple[Iterator[Any], Unpack]:  # pragma: needs a GPU
+    """Return `items` and `unpack` with batches that are copied on a stream of their own.
+
+    A copy starts when its item is taken, and the current stream waits for it when the item is
+    unpacked. It overlaps where the batch is in pinned memory; its memory may then be used anew for
+    a later copy, as that one waits for all work which was queued before it.
+    """
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def copies() -> Iterator[tuple[Any, GlobalBatch]]:
+        for item in items:
+            batch, global_batch = unpack(item)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                batch = send_to_device(batch, device, non_blocking=True)
+            yield batch, global_batch
+
+    def wait_for(item: tuple[Any, GlobalBatch]) -> tuple[Any, GlobalBatch]:
+        torch.cuda.current_stream(device).wait_stream(stream)
+        return item
+
+    return copies(), wait_for
+
 
 Loader = TypeVar("Loader", bound="PreparedDataLoader")
 
@@ -565,3 +592,57 @@ _STREAM_NOTE = (
     " before the checkpoint are read and dropped; the others are the same only if it gives the same"
     " samples again"
 )
+
+
+def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+    """Return a loader that leaves out the first batches of each pass.
+
+    The samples of a map data set that are left out are not loaded, only drawn; those of a stream
+    are read. A pass over it counts as one of the given loader, whose next pass has the next epoch.
+
+    Args:
+        dataloader: a prepared loader, or any other.
+        num_batches: batches of this rank to leave out.
+
+    Raises:
+        UsageError: `num_batches` is not a whole number of at least 0.
+
+    Examples:
+        >>> from headway import skip_first_batches
+        >>> from torch.utils.data import DataLoader
+        >>> [batch.tolist() for batch in skip_first_batches(DataLoader(range(6), batch_size=2), 2)]
+        [[4, 5]]
+    """
+    if not isinstance(num_batches, int) or isinstance(num_batches, bool) or num_batches < 0:
+        raise UsageError(
+            f"num_batches is {num_batches!r}, not a whole number of at least 0",
+            where="the script's skip_first_batches(...)",
+            fix="pass how many batches of the epoch each rank has trained on",
+        )
+    if isinstance(dataloader, PreparedDataLoader):
+        return dataloader.without_first(num_batches)
+    if is_plain(dataloader) and not isinstance(dataloader.dataset, IterableDataset):
+        return without_first(dataloader, num_batches)
+    return _WithoutFirst(dataloader, num_batches)
+
+
+class _WithoutFirst(DataLoader[Any]):
+    """Another loader, read from its beginning."""
+
+    _loader: Any
+    _num_batches: int
+
+    def __init__(self, loader: Any, num_batches: int) -> None:
+        # no super().__init__: the attributes are those of `loader`
+        vars(self)["_loader"], vars(self)["_num_batches"] = loader, num_batches
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return islice(self._loader, self._num_batches, None)
+
+    def __len__(self) -> int:
+        return max(0, len(self._loader) - self._num_batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # copy and pickle ask before there are attributes
+            raise AttributeError(name)
+        return getattr(self._loader, name)

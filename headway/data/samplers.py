@@ -17,7 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from headway.collectives import broadcast_object_list
+from headway.distributed.collectives import broadcast_object_list
 
 
 class SeedableRandomSampler(RandomSampler):

@@ -15,10 +15,9 @@ from zlib import crc32
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from headway.checkpoint.generators import generator_states, set_generator_states
-from headway.data.position import Indices, Taken, after, counts_samples
-from headway.data.rounds import Round
+from headway.data.position import Indices, Round, Taken, after, counts_samples
 from headway.data.samplers import changed, draws_once
+from headway.distributed.rng import generator_states, set_generator_states
 from headway.errors import UsageError
 
 _CPU = torch.device("cpu")

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from headway.collectives import broadcast_object_list
 from headway.data.active_loader import GlobalBatch
-from headway.data.position import FRESH, Ahead, Indices, Start, Taken
-from headway.data.rounds import Division, Round, samples_in
+from headway.data.position import FRESH, Ahead, Division, Indices, Round, Start, Taken, samples_in
 from headway.data.samplers import SkipBatchSampler, changed
 from headway.data.streams import mark, require_one_stream
-from headway.meeting import named
+from headway.distributed.collectives import broadcast_object_list
+from headway.distributed.meeting import named
 
 MADE_OF = (  # the arguments of a DataLoader that every share keeps
     *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),

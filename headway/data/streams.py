@@ -8,8 +8,8 @@ from zlib import crc32
 
 import torch
 
+from headway.distributed.meeting import meet
 from headway.errors import UsageError
-from headway.meeting import meet
 
 VALUES = 64  # of each tensor that are compared
 _END = "end"  # in place of a mark

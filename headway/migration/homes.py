@@ -23,17 +23,17 @@ one of the same name: `accelerate.utils` needs no row for `headway.utils`."""
 
 _BATCH_SIZE = {
     "find_executable_batch_size": "headway.compat.batch_size.find_executable_batch_size",
-    "should_reduce_batch_size": "headway.out_of_memory.is_out_of_memory",
+    "should_reduce_batch_size": "headway.memory.oom.is_out_of_memory",
 }
 
 HOMES: dict[str, dict[str, str]] = {
     "": {
         "Accelerator": "headway.compat.accelerator.Accelerator",
         "find_executable_batch_size": _BATCH_SIZE["find_executable_batch_size"],
-        "is_rich_available": "headway.availability.is_rich_available",
+        "is_rich_available": "headway.training.availability.is_rich_available",
     },
     "accelerator": {
-        name: f"headway.model_files.{name}"
+        name: f"headway.checkpoint.weights.{name}"
         for name in (
             *("SAFE_WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME"),
             *("WEIGHTS_INDEX_NAME", "WEIGHTS_NAME"),
@@ -43,12 +43,12 @@ HOMES: dict[str, dict[str, str]] = {
         "debug_launcher": "headway.notebook.debug_launcher",
         "notebook_launcher": "headway.notebook.notebook_launcher",
     },
-    "optimizer": {"AcceleratedOptimizer": "headway.optimizer.PreparedOptimizer"},
-    "state": {"DistributedType": "headway.world.DistributedType"},
+    "optimizer": {"AcceleratedOptimizer": "headway.training.optimizer.PreparedOptimizer"},
+    "state": {"DistributedType": "headway.distributed.world.DistributedType"},
     "memory_utils": _BATCH_SIZE,
     "utils": {
         **_BATCH_SIZE,
-        "DistributedOperationException": "headway.same_tensors.DifferentTensors",
+        "DistributedOperationException": "headway.distributed.collectives.DifferentTensors",
     },
 }
 """Accelerate's module -> the single names of it, and where Headway defines each; these go first."""

@@ -141,7 +141,7 @@ def _argument(need: Need) -> Verdict:
     if any(one.name == need.name for one in accepted):
         return Verdict(Status.ALIKE)
     if need.owner == ACCELERATOR:
-        from headway.arguments import UNSUPPORTED  # imports torch
+        from headway.training.arguments import UNSUPPORTED  # imports torch
 
         judged = _missing(topic_of_member(need.name))
         instead = UNSUPPORTED.get(need.name, judged.instead)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headway.containers import for_each_tensor
+from headway.distributed.nested import for_each_tensor
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from headway.distributed.world import World
 from headway.strategies.ddp import DDP
 from headway.strategies.strategy import Strategy, StrategySettings
-from headway.world import World
 
 
 def strategy_for(world: World, settings: StrategySettings) -> Strategy:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from headway.collectives import average_in_place
+from headway.distributed.collectives import average_in_place
+from headway.distributed.meeting import meet
+from headway.distributed.world import World
 from headway.errors import UsageError
-from headway.meeting import meet
 from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import Strategy, StrategySettings
-from headway.world import World
 
 
 class DDP(Strategy):

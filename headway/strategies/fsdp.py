@@ -25,8 +25,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from headway.distributed.meeting import meet, watch
+from headway.distributed.world import World
 from headway.errors import UsageError
-from headway.meeting import meet, watch
 from headway.precision.precision import Precision
 from headway.strategies.activation_checkpointing import checkpoint_activations
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
@@ -40,7 +41,6 @@ from headway.strategies.weights import (
     parameters_without_data,
     saved_buffers,
 )
-from headway.world import World
 
 PREPARE = "the script's prepare(...)"
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.plugins.compilation import TorchDynamoPlugin
 from headway.plugins.handlers import DistributedDataParallelKwargs
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compiled, uncompiled
-from headway.world import World
 
 
 class StrategySettings(NamedTuple):

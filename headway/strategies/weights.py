@@ -11,7 +11,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from headway.collectives import broadcast_object_list, gather_object
+from headway.distributed.collectives import broadcast_object_list, gather_object
 from headway.errors import UsageError
 
 

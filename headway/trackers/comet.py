@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.notes import say_once
+from headway.contract.notes import say_once
 from headway.trackers.package_runs import PackageRunTracker
 from headway.trackers.tracker import flat_numbers, on_main_process, python_numbers
 

@@ -6,8 +6,8 @@ import json
 import os
 from typing import Any
 
+from headway.contract.notes import say_once
 from headway.contract.run import YES
-from headway.notes import say_once
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
 

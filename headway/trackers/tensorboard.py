@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from headway.notes import say_once
+from headway.contract.notes import say_once
 from headway.trackers.tracker import GeneralTracker, on_main_process, python_numbers
 
 _PROBE_BYTES = 4096  # more than the head of a file of events

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+from headway.distributed.world import rank_and_size_before_joining
 from headway.errors import UsageError
-from headway.world import rank_and_size_before_joining
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

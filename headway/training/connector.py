@@ -8,23 +8,14 @@ import sys
 from functools import cache
 from typing import Any, NamedTuple
 
-from headway.accumulation import Accumulation
-from headway.arguments import (
-    EffectiveSettings,
-    check_seed,
-    merge_accumulation,
-    merge_arguments,
-    merge_compilation,
-    merge_sharing,
-)
+from headway.contract.notes import say
 from headway.contract.records import channel, is_connected
 from headway.contract.run import read_ranks, read_run
 from headway.contract.strategies import SHARDED
-from headway.data.configuration import DataLoaderConfiguration, merged_configuration
-from headway.data.global_batch import micro_batch_of
-from headway.device_memory import tell_memory_at_exit
-from headway.notes import say
-from headway.placement import Devices, gpu_named_by
+from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
+from headway.distributed.rng import set_seed
+from headway.distributed.world import GroupSettings, World, join_world
+from headway.memory.device import tell_memory_at_exit
 from headway.plugins.compilation import TorchDynamoPlugin
 from headway.plugins.handler import Handlers
 from headway.plugins.handlers import (
@@ -37,12 +28,21 @@ from headway.plugins.profiling import ProfileKwargs
 from headway.plugins.project import ProjectConfiguration, merged_project
 from headway.precision.choice import precision_for
 from headway.precision.precision import PrecisionSettings
-from headway.seeding import set_seed
 from headway.state import shared_precision, shared_world
 from headway.strategies.choice import strategy_for
 from headway.strategies.strategy import StrategySettings
+from headway.training.accumulation import Accumulation
+from headway.training.arguments import (
+    Devices,
+    EffectiveSettings,
+    check_seed,
+    gpu_named_by,
+    merge_accumulation,
+    merge_arguments,
+    merge_compilation,
+    merge_sharing,
+)
 from headway.training.training import Training
-from headway.world import GroupSettings, World, join_world
 
 HANDLERS = (
     DistributedDataParallelKwargs,

@@ -11,12 +11,16 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from headway.data.configuration import DataLoaderConfiguration, check_configuration
-from headway.data.global_batch import micro_batch_of, with_micro_batch
+from headway.data.configuration import (
+    DataLoaderConfiguration,
+    check_configuration,
+    micro_batch_of,
+    with_micro_batch,
+)
 from headway.data.loader import PreparedDataLoader
+from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
 from headway.errors import UsageError
-from headway.generators import RNGType, agreed_types, synchronize_rng_states
-from headway.optimizer import PreparedOptimizer, PreparedScheduler
+from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.training import Training
 
 Prepare = Callable[[Any, torch.device | None], None]

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.join import Join
 
-from headway.collectives import reduce
 from headway.contract.records import beat, channel
-from headway.optimizer import PreparedOptimizer
+from headway.distributed.collectives import reduce
 from headway.plugins.handlers import AutocastKwargs
+from headway.training.optimizer import PreparedOptimizer
 from headway.training.training import Training
 from headway.training.weighing import Weighing
 

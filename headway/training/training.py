@@ -10,18 +10,17 @@ from weakref import WeakSet
 import torch
 from torch.distributed.tensor import DTensor
 
-from headway.accumulation import Accumulation
-from headway.arguments import CALL
 from headway.data.loader import PreparedDataLoader
-from headway.device_memory import clear_device_cache
+from headway.distributed.world import World
 from headway.errors import UsageError
-from headway.models import extract_model_from_parallel
-from headway.optimizer import PreparedOptimizer, PreparedScheduler
+from headway.memory.device import clear_device_cache
 from headway.plugins.accumulation import check_steps
 from headway.precision.precision import Precision
 from headway.strategies.strategy import Strategy
-from headway.token_mean import TokenMean
-from headway.world import World
+from headway.training.accumulation import Accumulation, TokenMean
+from headway.training.arguments import CALL
+from headway.training.models import extract_model_from_parallel
+from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 
 Kind = TypeVar("Kind")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.errors import UsageError
-from headway.micro_batches import MicroBatches
+from headway.training.micro_batches import MicroBatches
 from headway.training.training import Training
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from headway.meeting import meet
-from headway.model_files import save_weights
-from headway.models import extract_model_from_parallel
+from headway.checkpoint.weights import save_weights
+from headway.distributed.meeting import meet
+from headway.training.models import extract_model_from_parallel
 from headway.training.training import Training
 
 

@@ -217,7 +217,7 @@ def read_groups() -> tuple[Group, ...]:
 
 
 def _calls_of_all_ranks() -> tuple[Group, ...]:
-    module = sys.modules.get("headway.meeting")
+    module = sys.modules.get("headway.distributed.meeting")
     last = None if module is None else module.last_meeting()
     if last is None:
         return ()

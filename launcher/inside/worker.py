@@ -379,7 +379,7 @@ _ends_by_sigint = False
 def finish_process() -> None:
     """Exit handler that runs last: it must be the first one that is registered with atexit."""
     if "torch.distributed" in sys.modules:
-        time.sleep(0.02)  # gloo's threads release their last works; see headway.world
+        time.sleep(0.02)  # gloo's threads release their last works; see headway.distributed.world
     if _ends_by_sigint:
         sys.stdout.flush()
         sys.stderr.flush()

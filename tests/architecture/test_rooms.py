@@ -27,14 +27,15 @@ NOTHING = "-"
 
 RUNTIME = (
     "plugins",
-    "world",
-    "collectives",
+    "distributed",
+    "memory",
     "data",
     "training",
     "precision",
     "strategies",
     "checkpoint",
     "trackers",
+    "checkpointer",
     "accelerator",
     "compat",
     "estimate.child",
@@ -57,7 +58,7 @@ READ_ENVIRON = {
     "commands.estimate",  # the script's own, for its attempts
     "estimate.child.ranks",  # those of a rank, in an attempt's process
     "estimate.child.confinement",  # where temporary files go there
-    "variables",  # what the script asks for, or sets for a while
+    "distributed.environment",  # what the script asks for, or sets for a while
     "launcher.inside.preloaded",  # what the script changes in its own
 }
 

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headway.checkpoint.generators import generator_states, set_generator_states  # noqa: E402
 from headway.checkpoint.values import decode, encode  # noqa: E402
+from headway.distributed.rng import generator_states, set_generator_states  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from headway import Accelerator
-from headway.containers import (
+from headway.data.loader import PreparedDataLoader
+from headway.data.position import samples_in
+from headway.distributed.nested import (
     for_each_tensor,
 )
-from headway.data.loader import PreparedDataLoader
-from headway.data.rounds import samples_in
 from headway.errors import UsageError
 
 META = torch.device("meta")

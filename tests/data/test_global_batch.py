@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from headway import Accelerator, DataLoaderConfiguration  # noqa: E402
 from headway.compat import Accelerator as CompatAccelerator  # noqa: E402
-from headway.data.global_batch import micro_batch_of  # noqa: E402
+from headway.data.configuration import micro_batch_of  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
 
 

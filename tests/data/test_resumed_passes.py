@@ -18,9 +18,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from headway.checkpoint.generators import generator_states
 from headway.data.loader import PreparedDataLoader, tell_of_zipped
 from headway.data.position import Interrupted
+from headway.distributed.rng import generator_states
 from headway.utils import DataLoaderConfiguration, set_seed
 
 CPU = torch.device("cpu")

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 from headway.compat.data_loader import prepare_data_loader
 from headway.data import dispatch
 from headway.data.configuration import DataLoaderConfiguration as Configuration
-from headway.data.loader import PreparedDataLoader
+from headway.data.loader import PreparedDataLoader, skip_first_batches
 from headway.data.position import Interrupted
-from headway.data.skipping import skip_first_batches
 from headway.errors import UsageError
 from tests.data.test_sharding import EpochsSampler, SizedStream
 

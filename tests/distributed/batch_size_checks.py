@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from headway import Accelerator, attempts
+from headway import Accelerator
+from headway.memory import oom as attempts
 from headway.utils import find_executable_batch_size, gather
 from tests.distributed.this_rank import RANK, WORLD
 

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from headway import Accelerator, compat, meeting
+from headway import Accelerator, compat
 from headway.checkpoint.manifest import read_manifest
 from headway.data.configuration import DataLoaderConfiguration
+from headway.distributed import meeting
 from headway.errors import UsageError
 from headway.local_sgd import LocalSGD
 from headway.utils import broadcast_object_list, gather_object

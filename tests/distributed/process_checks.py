@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from headway import Accelerator
-from headway.collectives import gather_uneven
-from headway.same_tensors import DifferentTensors
+from headway.distributed.collectives import DifferentTensors, gather_uneven
 from headway.utils import (
     broadcast,
     broadcast_object_list,

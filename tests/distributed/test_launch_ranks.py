@@ -432,7 +432,7 @@ def test_a_wrong_use_of_the_runtime_is_short_and_exits_2() -> None:
     done = launch("-q", "--cpu", "--num-processes", "2", script(text))
     assert done.returncode == 2
     assert re.search("so did rank [01]|rank [01] stopped after", done.stderr)
-    assert "headway/arguments.py" not in done.stderr
+    assert "headway/training/arguments.py" not in done.stderr
     assert "script.py" in done.stderr
     assert "fix:" in done.stderr
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from headway.world import form_group_again, group_timeout, leave_world
+from headway.distributed.world import form_group_again, group_timeout, leave_world
 from tests.distributed.launching import environment, launch, script
 
 pytestmark = pytest.mark.distributed

@@ -24,7 +24,7 @@ import torch
 import headway
 from docs.reference import is_made
 from headway import Accelerator
-from headway.process import Process
+from headway.distributed.process import Process
 from headway.state import AcceleratorState, GradientState
 from headway.trackers import choice
 

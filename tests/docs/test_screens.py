@@ -54,7 +54,8 @@ def same_anywhere(screen: str) -> list[str]:
 
 def test_the_training_page_lists_names_that_exist() -> None:
     import headway
-    from headway import Accelerator, arguments, logging, state, utils
+    from headway import Accelerator, logging, state, utils
+    from headway.training import arguments
 
     page = (ROOT / "docs" / "training.md").read_text()
     table = page.partition("| prepare and train |")[2].partition("\n\n")[0]

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from headway import Accelerator
-from headway.accumulation import Accumulation
 from headway.errors import UsageError
-from headway.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.precision.fp16 import Fp16
-from headway.token_mean import TokenMean
+from headway.training.accumulation import Accumulation, TokenMean
+from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 
 CPU = torch.device("cpu")
 fused_or_not = pytest.mark.parametrize("fused", [False, True])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headway.arguments import merge_accumulation, merge_arguments, reject_unsupported
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract
 from headway.errors import UsageError
+from headway.training.arguments import merge_accumulation, merge_arguments, reject_unsupported
 
 PROFILE = Origin(Layer.USER_PROFILE, "~/.config/headway/default.yaml", 7)
 RUN = RunContract(

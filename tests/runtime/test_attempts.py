@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from torch.distributed import HashStore
 
-from headway import attempts
+from headway.memory import oom as attempts
 
 
 def test_the_rank_that_may_have_the_store_leaves_it_last(monkeypatch: pytest.MonkeyPatch) -> None:

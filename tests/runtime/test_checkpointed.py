@@ -19,9 +19,9 @@ from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in, leftovers_in
 from headway.checkpoint.manifest import NAME, verify
 from headway.compat import Accelerator as CompatAccelerator
+from headway.distributed.world import alone
 from headway.errors import CheckpointError, UsageError
 from headway.utils import ProjectConfiguration, set_seed
-from headway.world import alone
 
 
 class Augmented(Dataset[torch.Tensor]):

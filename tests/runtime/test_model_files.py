@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from headway import Accelerator, saving
+from headway import Accelerator
+from headway.checkpoint import files as saving
 from headway.errors import UsageError, WrongValue
 from headway.utils import convert_file_size_to_int
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from headway import world
 from headway.accelerator import Accelerator
 from headway.contract.run import Ranks
 from headway.data.loader import PreparedDataLoader
+from headway.distributed import world
 from headway.errors import MachineError
 from headway.machine.snapshot import load_machine
 from headway.precision import choice as precision

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from headway import placement
-from headway.arguments import merge_arguments
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import Ranks, RunContract
 from headway.errors import MachineError, UsageError
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
-from headway.placement import Devices, gpu_named_by
+from headway.training import arguments as placement
+from headway.training.arguments import Devices, gpu_named_by, merge_arguments
 from tests.machines.recorded import FOLDER
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from headway import Accelerator, FullyShardedDataParallelPlugin
-from headway.arguments import Sharing, merge_arguments, merge_sharing
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract, decode, encode
 from headway.errors import UsageError
 from headway.state import AcceleratorState
+from headway.training.arguments import Sharing, merge_arguments, merge_sharing
 
 FLAG = Origin(Layer.FLAG, flag="--strategy")
 

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from headway import Accelerator
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import VARIABLE, Ranks, RunContract, encode
+from headway.distributed.process import part_of
+from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.plugins import GradientAccumulationPlugin
-from headway.splitting import part_of
 from headway.state import AcceleratorState, GradientState, PartialState, is_initialized
-from headway.world import World
 
 TWO = World(torch.device("cpu"), Ranks(rank=1, local_rank=1, world_size=2, local_world_size=2))
 

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator
 from headway.contract.run import Ranks
+from headway.distributed.world import World
 from headway.precision.precision import Precision
 from headway.strategies.strategy import Strategy, StrategySettings
 from headway.training import connector
-from headway.world import World
 
 
 class Replacing(Strategy):

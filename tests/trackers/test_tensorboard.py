@@ -19,7 +19,7 @@ def test_a_full_disk_is_told_once_and_what_is_logged_after_it_is_kept(
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monkeypatch.setattr("headway.trackers.run._PATIENCE", 0)  # it is tried again at once
+    monkeypatch.setattr("headway.trackers.tracking._PATIENCE", 0)  # it is tried again at once
     accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
     accelerator.init_trackers("project")
     accelerator.log({"loss": 0.0}, step=0)

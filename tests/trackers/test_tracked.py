@@ -204,7 +204,7 @@ def test_a_tracker_that_fails_later_does_not_end_the_training(
     recorder: Recorder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("headway.trackers.run.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headway.trackers.tracking.time.monotonic", lambda: now[0])
     other = Recorder()
     accelerator = Accelerator(cpu=True, log_with=[recorder, other])
     accelerator.init_trackers("project")
@@ -227,7 +227,7 @@ def test_a_tracker_that_is_slow_to_fail_rests(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, tried = [0.0], []
-    monkeypatch.setattr("headway.trackers.run.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headway.trackers.tracking.time.monotonic", lambda: now[0])
 
     def fail_after_two_seconds(values: dict[str, Any], step: int | None = None) -> None:
         tried.append(now[0])

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from headway.collectives import gather
 from headway.compat.forwarding import forward
-from headway.variables import parse_flag_from_env
+from headway.distributed.collectives import gather
+from headway.distributed.environment import parse_flag_from_env
 
 __getattr__, __dir__ = forward(__name__)
 

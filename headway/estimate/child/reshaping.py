@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from headway.contract.strategies import DDP, SHARDED
+from headway.distributed.world import World
 from headway.estimate.child.replacing import replace_wherever_imported
 from headway.strategies import choice
 from headway.strategies.rebinding import sharded_as
 from headway.strategies.strategy import Strategy, StrategySettings
-from headway.world import World
 
 
 def mesh_of_all() -> DeviceMesh:

@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 
-from headway.accumulation import Accumulation
-from headway.collectives import any_rank, reduce
-from headway.containers import for_each_part
-from headway.data.rounds import samples_in
-from headway.device_memory import clear_device_cache
+from headway.data.position import samples_in
+from headway.distributed.collectives import any_rank, reduce
+from headway.distributed.nested import for_each_part
 from headway.errors import OutOfMemory, UsageError, WrongValue
-from headway.out_of_memory import is_out_of_memory
+from headway.memory.device import clear_device_cache
+from headway.memory.oom import is_out_of_memory
 from headway.strategies.strategy import Strategy
-from headway.token_mean import TokenMean
+from headway.training.accumulation import Accumulation, TokenMean
 
 
 class MicroBatches:

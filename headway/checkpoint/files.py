@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from headway.contract.run import Ranks, read_ranks
-from headway.world import rank_and_size
+from headway.distributed.world import rank_and_size
 
 
 def save(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from headway import saving
+from headway.checkpoint import files as saving
 from headway.errors import UsageError, WrongValue
 
 SAFE_WEIGHTS_NAME = "model.safetensors"

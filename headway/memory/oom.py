@@ -1,4 +1,4 @@
-"""Lets all ranks try something together: where memory runs out on one, the attempt ends on all."""
+"""Which exceptions mean that a device or the machine has no memory left."""
 
 from __future__ import annotations
 
@@ -13,10 +13,27 @@ from datetime import timedelta
 from itertools import count
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
-from headway.out_of_memory import is_out_of_memory
-from headway.world import default_store, form_group_again, rank_and_size
+from headway.distributed.world import default_store, form_group_again, rank_and_size
+
+TEXTS = (  # parts of the messages of torch's RuntimeErrors, each with its source
+    "out of memory",  # CUDA, HIP and MPS: c10/cuda/CUDACachingAllocator.cpp, MPSAllocator.mm
+    "DefaultCPUAllocator: can't allocate memory",  # c10/core/impl/alloc_cpu.cpp
+    "DefaultCPUAllocator: not enough memory",  # the same, on Windows
+    "CUDNN_STATUS_NOT_SUPPORTED",  # cuDNN finds no algorithm that fits into what is left
+    "CUDNN_STATUS_ALLOC_FAILED",  # cuDNN's own allocation
+    "CUBLAS_STATUS_ALLOC_FAILED",  # cuBLAS's workspace
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether `error` would not occur with a smaller batch: memory was used up."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in TEXTS)
+
 
 DONE, OUT_OF_MEMORY, CUT_OFF, FAILED = "done", "out of memory", "cut off", "failed"
 GRACE_S = 5.0

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterable
 from enum import Enum
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
-from headway.collectives import broadcast_object_list
+from headway.contract.run import read_ranks
+from headway.distributed.collectives import broadcast_object_list
+from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
-from headway.world import rank_and_size
 
 
 class RNGType(str, Enum):
@@ -120,3 +126,69 @@ def _set_state(rng_type: RNGType, generator: torch.Generator | None, state: torc
         torch.set_rng_state(state)
     else:
         generator.set_state(state)
+
+
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Seed Python's, numpy's (where installed) and torch's generators, on all devices.
+
+    Every rank gets the same seed, so that models start with equal weights. The ranks then also draw
+    the same random augmentations for their different samples, and the same dropout masks.
+
+    Args:
+        seed: from 0 to 2**32 - 1.
+        device_specific: add the rank to the seed, so that each rank draws its own numbers.
+        deterministic: let torch use deterministic algorithms only, or raise an error.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import set_seed
+        >>> set_seed(0)
+        >>> first = torch.rand(2)
+        >>> set_seed(0)
+        >>> torch.equal(first, torch.rand(2))
+        True
+    """
+    if device_specific:
+        ranks = read_ranks()
+        seed += rank_and_size()[0] if ranks is None else ranks.rank
+    random.seed(seed)
+    if find_spec("numpy") is not None:
+        import_module("numpy").random.seed(seed)
+    torch.manual_seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """Return the states of Python's, numpy's (if imported) and torch's generators.
+
+    Args:
+        device: whose generator is included, beside the CPU's.
+    """
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    if device.type == "cuda":  # pragma: needs a GPU
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":  # pragma: needs a Mac
+        states["mps"] = torch.mps.get_rng_state()
+    return states
+
+
+def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
+    """Put the generators into states that `generator_states` returned.
+
+    Those that are not among them, or of a library or device that is not in use here, stay.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: a state is none.
+    """
+    torch.set_rng_state(states["torch"])
+    if "python" in states:
+        random.setstate(states["python"])
+    if "numpy" in states and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+    if "cuda" in states and device.type == "cuda":  # pragma: needs a GPU
+        torch.cuda.set_rng_state(states["cuda"], device)
+    if "mps" in states and device.type == "mps":  # pragma: needs a Mac
+        torch.mps.set_rng_state(states["mps"])

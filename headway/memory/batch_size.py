@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeVar, overload
 
-from headway.attempts import attempt_together
-from headway.device_memory import clear_device_cache
 from headway.errors import OutOfMemory, WrongType, WrongValue
+from headway.memory.device import clear_device_cache
+from headway.memory.oom import attempt_together
 
 HALF = 0.5
 T = TypeVar("T")

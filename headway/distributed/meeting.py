@@ -25,8 +25,14 @@ import torch.distributed as dist
 
 from headway.contract.process_groups import read_groups
 from headway.contract.records import own_threads
+from headway.distributed.world import (
+    alone,
+    before_leaving,
+    default_store,
+    group_timeout,
+    rank_and_size,
+)
 from headway.errors import UsageError
-from headway.world import alone, before_leaving, default_store, group_timeout, rank_and_size
 
 _LOOK_EVERY_S = 0.5  # for each so many ranks
 _RANKS_AT_A_LOOK = 64

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from headway.accumulation import Accumulation
 from headway.contract.records import beat, channel
 from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.state import AcceleratorState, GradientState
-from headway.token_mean import TokenMean
+from headway.training.accumulation import Accumulation, TokenMean
 
 
 class PreparedOptimizer(torch.optim.Optimizer):

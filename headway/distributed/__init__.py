@@ -1,0 +1,1 @@
+"""The ranks of a run: this one among the others, and what they exchange."""
