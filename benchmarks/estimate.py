@@ -242,7 +242,7 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from headway.estimate.child import script_calls
+    from headway.estimate.child import torch_patches
     from headway.estimate.child.ledger import Ledger
     from headway.estimate.child.reshaping import shard
     from headway.strategies.activation_checkpointing import checkpoint_activations
@@ -252,7 +252,7 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
     trained: list[int] = []
     _stop_after_two_steps(trained)
     ledger = Ledger(lambda tensor: tensor.device.type == "cpu")
-    script_calls.replace_resizing(ledger.resized)
+    torch_patches.replace_resizing(ledger.resized)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     made = torch.optim.AdamW.__init__
 

@@ -22,7 +22,7 @@ from headway.checkpoint.folders import (
 )
 from headway.checkpoint.listing import Listed, listed_in
 from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
-from headway.checkpoint.project import candidates, meant_by
+from headway.checkpoint.project import candidates, resolve_checkpoint
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.contract.records import shown
@@ -201,7 +201,7 @@ def _export(folder: Path, out: Path, number: int | None) -> int:
     from headway.checkpoint.exchange import weights_in
     from headway.checkpoint.files import save_whole
 
-    checkpoint = meant_by(folder)
+    checkpoint = resolve_checkpoint(folder)
     weights = weights_in(checkpoint, number)
     try:
         save_whole(weights.tensors, out, safe=True)

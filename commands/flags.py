@@ -232,7 +232,7 @@ class Parser:
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
 
     def _raise_unknown(self, name: str, value: str) -> NoReturn:
-        from headway.commands.foreign_flags import FLAGS, foreign_flag
+        from headway.commands.flag_aliases import FLAGS, foreign_flag
 
         takes_settings = TABLE["num_processes"].flag in self.known
         if takes_settings and (foreign := foreign_flag(name, value)) is not None:

@@ -12,14 +12,14 @@ from functools import partial
 from itertools import count, takewhile
 from typing import NamedTuple
 
-from headway.commands.elsewhere import (
+from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
+from headway.commands.program import program_from
+from headway.commands.remote_options import (
     Request,
     add_flags_of_jobs,
     nodes_flag,
     refuse_flags_of_jobs,
 )
-from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
-from headway.commands.program import program_from
 from headway.commands.resume_check import resume_problems
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
@@ -73,8 +73,8 @@ def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
         return ready if isinstance(ready, int) else _run(ready, parser, tells_machines)
     except (HeadwayError, KeyboardInterrupt) as caught:
         error = caught if isinstance(caught, (HeadwayError, Stopped)) else Stopped(signal.SIGINT)
-        if tells_machines and not error.is_told:
-            error.once_reported = partial(_give_up, argv, parser, environ, error)
+        if tells_machines and not error.peers_notified:
+            error.on_reported = partial(_give_up, argv, parser, environ, error)
         raise error from None
     finally:
         from headway.launcher.early_signals import stop_as_usual
@@ -88,7 +88,7 @@ def _give_up(
     environ: Mapping[str, str],
     error: HeadwayError | Stopped,
 ) -> None:
-    from headway.commands.giving_up import give_up
+    from headway.commands.notify_abort import give_up
 
     give_up(argv, parser, environ, error)
 
@@ -210,7 +210,7 @@ def _run(ready: _Ready, parser: Parser, tells_machines: bool) -> int:
     if plan.supervised is not None:
         outlive_early_signals()
     if plan.supervised is not None and tells_machines and not plan.is_one_machine:
-        from headway.launcher.clusters.giving_up import tell_machines
+        from headway.launcher.clusters.abort_notice import tell_machines
 
         tell = partial(tell_machines, plan.settings, environ)
         raise_stopped()

@@ -108,8 +108,8 @@ def _report(error: HeadwayError, streams: Iterable[TextIO]) -> None:
 def _finish(error: HeadwayError | Stopped) -> None:
     """Do what is left to do after an error was printed, unless Ctrl-C ends it."""
     with suppress(KeyboardInterrupt):
-        if error.once_reported is not None:
-            error.once_reported()
+        if error.on_reported is not None:
+            error.on_reported()
 
 
 def described(error: HeadwayError) -> str:

@@ -14,10 +14,10 @@ def resume_problems(settings: Settings) -> list[Problem]:
     from pathlib import Path
 
     from headway.checkpoint.manifest import read_manifest
-    from headway.checkpoint.project import meant_by
+    from headway.checkpoint.project import resolve_checkpoint
 
     try:
-        read_manifest(meant_by(Path(settings.resume).expanduser()))
+        read_manifest(resolve_checkpoint(Path(settings.resume).expanduser()))
     except CheckpointError as error:
         (problem,) = error.problems
         where = f"{settings.origin('resume')}; {problem.where}"

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headway.commands.elsewhere import OF_MACHINES, Request, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
+from headway.commands.remote_options import OF_MACHINES, Request, refuse_everywhere, words_elsewhere
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
 from headway.errors import ConfigError, MachineError
 from headway.launcher.planning.program import Program, interpreter

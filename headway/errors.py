@@ -182,8 +182,8 @@ class HeadwayError(Exception):
 
     exit_code: int = 1
     note: str = ""  # one more line, after the problems
-    is_told: bool = False  # the other machines of the run know, or need not
-    once_reported: Callable[[], None] | None = None  # what is left to do after it was printed
+    peers_notified: bool = False  # the other machines of the run know, or need not
+    on_reported: Callable[[], None] | None = None  # what is left to do after it was printed
 
     def __init__(self, what: str, *, where: str, fix: str) -> None:
         self.problems: tuple[Problem, ...] = (Problem(what, where, fix),)
@@ -227,7 +227,7 @@ class LaunchError(HeadwayError):
 class WorkerFailed(LaunchError):
     """A rank failed; the launcher ends with that rank's own exit code."""
 
-    is_told = True  # ranks start once all machines have met
+    peers_notified = True  # ranks start once all machines have met
 
     def __init__(
         self, what: str, *, where: str, fix: str, details: str = "", exit_code: int = 1
@@ -271,8 +271,8 @@ class Stopped(KeyboardInterrupt):
         number: of the signal.
     """
 
-    is_told = False
-    once_reported: Callable[[], None] | None = None
+    peers_notified = False
+    on_reported: Callable[[], None] | None = None
 
     def __init__(self, number: int) -> None:
         super().__init__()

@@ -84,7 +84,7 @@ def run(
 
         raise cannot_start(error) from None
     except RuntimeError as error:
-        from headway.launcher.reporting.foreign_messages import NO_THREAD, contains
+        from headway.launcher.reporting.torch_messages import NO_THREAD, contains
         from headway.launcher.starting.starter import cannot_start
 
         if not contains(str(error), NO_THREAD):

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headway.commands import foreign_flags
+from headway.commands import flag_aliases
 from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Imported
 from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, did_you_mean
@@ -19,7 +19,7 @@ _SAME = ("--max-restarts", "--log-dir")
 _OTHERS = ("--node-rank", "--master-addr", "--master-port", "--shutdown-timeout")
 RENAMED = {  # torchrun's flags, and the setting that each is
     **{row.flag: row.name for row in TABLE.values() if row.flag in _SAME},
-    **{flag: foreign_flags.RENAMED[flag] for flag in _OTHERS},
+    **{flag: flag_aliases.RENAMED[flag] for flag in _OTHERS},
 }
 _ALWAYS_DECIDED = (*(name for name in RENAMED.values() if name not in MULTI_MACHINE), "ranks")
 """Settings that a torchrun command line decides even where it leaves their flags out."""

@@ -88,7 +88,7 @@ def newest_in(folder: Path) -> Path | None:
     return found[-1].path if found else None
 
 
-def meant_by(path: Path) -> Path:
+def resolve_checkpoint(path: Path) -> Path:
     """Return the checkpoint at a path, or the newest of the project whose folder is there.
 
     The path of anything else is returned as it is: to read it says what is wrong.

@@ -7,7 +7,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 from headway.checkpoint.manifest import NAME, parse_json, read_manifest, read_plain
-from headway.checkpoint.project import Candidate, candidates, meant_by, newest_whole
+from headway.checkpoint.project import Candidate, candidates, newest_whole, resolve_checkpoint
 from headway.checkpoint.saving import on_rank_0
 from headway.contract.run import LATEST, is_restart
 from headway.errors import CheckpointError, Problem
@@ -32,7 +32,7 @@ def select_checkpoint(
     if wanted is not None and wanted != LATEST:
         found = _saved_before_restart(settings, found)
         if not found:
-            path = meant_by(Path(wanted).expanduser())
+            path = resolve_checkpoint(Path(wanted).expanduser())
             read_manifest(path)
             return str(path), []
     if not found:

@@ -23,7 +23,7 @@ from headway.checkpoint.loading import Like, Loaded
 from headway.checkpoint.saving import State, agree
 from headway.checkpoint.values import encode
 from headway.data.loader import PreparedDataLoader, tell_of_zipped
-from headway.data.position import Interrupted
+from headway.data.position import SavedRng
 from headway.distributed.collectives import broadcast_object_list, gather_object
 from headway.distributed.rng import generator_states
 from headway.distributed.world import is_alone, rank_and_size
@@ -421,10 +421,10 @@ class OwnOfRank:
                 if saved is not None:
                     getattr(*one).copy_(saved)
             training.strategy.set_spreads_buffers(prepared, are_spread)
-        generators = Interrupted(own.get("generators"), training.world.device)
+        generators = SavedRng(own.get("generators"), training.world.device)
         loaders, positions = training.loaders, checkpoint.positions or ()
         for loader, position in zip(loaders, positions, strict=False):
-            loader.go_on_at(position, generators, only_skipped=training.skips_itself)
+            loader.seek(position, generators, only_skipped=training.skips_itself)
         if positions and training.world.is_main and not training.skips_itself:
             tell_of_zipped(loaders, positions)
         generators.restore()

@@ -17,9 +17,9 @@ from headway.data.position import (
     FRESH,
     Division,
     Indices,
+    Offset,
     Round,
     Start,
-    Taken,
     of_ready_batches,
     samples_in,
 )
@@ -101,7 +101,7 @@ class DispatchedShare(Share):
         if isinstance(self._rounds, MapRounds):
             self._rounds.start = start
             if self._ahead is not None:  # draws them all, and leaves out none itself
-                self._ahead.start = start._replace(taken=taken and Taken())
+                self._ahead.start = start._replace(taken=taken and Offset())
         elif taken is not None:
             skip = taken.batches // self._division.num_batches
         rounds: Iterator[Parts] = iter(self._loader)

@@ -20,12 +20,12 @@ from headway.data.configuration import DataLoaderConfiguration
 from headway.data.dispatch import share_of
 from headway.data.position import (
     FRESH,
-    Interrupted,
+    Offset,
     Pass,
     Passes,
-    Pending,
+    ResumePoint,
+    SavedRng,
     Start,
-    Taken,
     counts_samples,
     generators_of,
     set_generators_ahead,
@@ -295,10 +295,10 @@ class PreparedDataLoader(DataLoader[Any]):
             together = "number of batches that the ranks read together"
             yield together, f"{read} were read", per_round, same
 
-    def go_on_at(
+    def seek(
         self,
         position: dict[str, Any],
-        generators: Interrupted,
+        generators: SavedRng,
         *,
         only_skipped: bool = False,
     ) -> None:
@@ -317,13 +317,13 @@ class PreparedDataLoader(DataLoader[Any]):
         passes.samples, passes.has_trained = position["samples"], position["has_trained"]
         passes.has_lasting_workers = position["has_lasting_workers"]
         left_after = position.get("left_after")
-        passes.left_after = None if left_after is None else Taken(*left_after)
+        passes.left_after = None if left_after is None else Offset(*left_after)
         for sampler, seed in zip(self._seedable(), position["order_seeds"], strict=False):
             sampler.initial_seed = seed
         passes.following = position["following"] if state is None else state["epoch"]
         passes.pending, passes.interrupted = None, generators
         if state is not None:
-            passes.pending = Pending(state, only_skipped)
+            passes.pending = ResumePoint(state, only_skipped)
             reads_again = not (self._is_map or only_skipped or state["stream"] is not None)
             if reads_again and self._of_rank[0] == 0:
                 print(_STREAM_NOTE, file=sys.stderr, flush=True)
@@ -362,7 +362,7 @@ class PreparedDataLoader(DataLoader[Any]):
             CheckpointError: this loader's data or batches are others.
         """
         self.require_position(state_dict, "the script's load_state_dict(...)")
-        self.go_on_at(state_dict, Interrupted(None, self._device or torch.device("cpu")))
+        self.seek(state_dict, SavedRng(None, self._device or torch.device("cpu")))
 
     def _length(self) -> int | None:
         try:
@@ -383,15 +383,15 @@ class PreparedDataLoader(DataLoader[Any]):
     def _seedable(self) -> list[SeedableRandomSampler]:
         return [one for one in self._samplers() if isinstance(one, SeedableRandomSampler)]
 
-    def _given(self, current: Pass) -> Taken:
+    def _given(self, current: Pass) -> Offset:
         """Return what a pass has given, with what was left out of it."""
         since = self._taken(current.rounds)
-        return Taken(*(one + other for one, other in zip(current.before, since, strict=True)))
+        return Offset(*(one + other for one, other in zip(current.before, since, strict=True)))
 
-    def _taken(self, rounds: int) -> Taken:
+    def _taken(self, rounds: int) -> Offset:
         _, num_ranks, config = self._of_rank
         batches = rounds * (1 if config.split_batches else num_ranks)
-        return Taken(batches, batches * batch_size_of(self._original))
+        return Offset(batches, batches * batch_size_of(self._original))
 
     # ------------------------------------------------------------------ how a pass begins
 
@@ -420,7 +420,7 @@ class PreparedDataLoader(DataLoader[Any]):
         start = FRESH if redraws is None or self._is_map else Start(begun=redraws)
         if pending is not None and interrupted is not None and goes_on:
             state = pending.state
-            taken = Taken(*state["taken"])
+            taken = Offset(*state["taken"])
             is_there = not self._skipped or before == taken  # where the stream's state is
             before = before if self._skipped else taken
             put_back = self._to_put_back(interrupted)
@@ -428,7 +428,7 @@ class PreparedDataLoader(DataLoader[Any]):
             if state["stream"] is not None and self._stream is not None and is_there:
                 self._stream.load_state_dict(state["stream"])
                 first_item = before.samples or before.batches
-                start = start._replace(taken=Taken(), begun=partial(set_generators_ahead, state))
+                start = start._replace(taken=Offset(), begun=partial(set_generators_ahead, state))
             elif state.get("is_drawn"):
                 redraws = partial(set_generators_to_begin, state, owners)
                 if self._draws_ahead:
@@ -479,7 +479,7 @@ class PreparedDataLoader(DataLoader[Any]):
 
         return take_back
 
-    def _to_put_back(self, interrupted: Interrupted) -> Callable[[], None]:
+    def _to_put_back(self, interrupted: SavedRng) -> Callable[[], None]:
         """Return what puts the generators back that a pass uses to draw again what it has given.
 
         A sampler with a generator of its own that draws while the pass goes on draws on from there.

@@ -118,7 +118,7 @@ def samples_in(batch: Any) -> int:
 _CPU = torch.device("cpu")
 
 
-class Taken(NamedTuple):
+class Offset(NamedTuple):
     """What a pass has given to all ranks together, in units of the script's loader."""
 
     batches: int = 0
@@ -143,7 +143,7 @@ class Start(NamedTuple):
         loaded: to be called once the first batch is there, where it is loaded ahead.
     """
 
-    taken: Taken | None = None
+    taken: Offset | None = None
     begun: Callable[[], None] = _nothing
     drawing: Callable[[], None] = _nothing
     ready: Callable[[], None] = _nothing
@@ -153,7 +153,7 @@ class Start(NamedTuple):
 FRESH = Start()
 
 
-class Interrupted:
+class SavedRng:
     """The global generators of a rank that goes on, which the passes that go on leave as they are.
 
     If the first pass of all is one of these, it begins where the generators were when the run was
@@ -199,7 +199,7 @@ class Pass:
     """
 
     def __init__(
-        self, epoch: int, owners: Iterable[Any], before: Taken, drawn_by: Iterable[Any] | None
+        self, epoch: int, owners: Iterable[Any], before: Offset, drawn_by: Iterable[Any] | None
     ) -> None:
         self.epoch, self.before = epoch, before
         self.rounds = 0  # that the script was given
@@ -235,7 +235,7 @@ class Pass:
         }
 
 
-class Pending(NamedTuple):
+class ResumePoint(NamedTuple):
     """A pass that another run has begun, and that is the next one here.
 
     Args:
@@ -253,8 +253,8 @@ class Passes:
     following = 0
     """The number of the next one."""
     current: Pass | None = None
-    pending: Pending | None = None
-    interrupted: Interrupted | None = None
+    pending: ResumePoint | None = None
+    interrupted: SavedRng | None = None
     """The generators of this rank, until the first pass of a run that goes on."""
     samples = 0
     """Those of all passes that have ended, in earlier runs as well."""
@@ -262,10 +262,10 @@ class Passes:
     """Whether an optimizer has stepped in one of these."""
     has_lasting_workers = False
     """Whether workers that outlive a pass were started, in earlier runs as well."""
-    left_after: Taken | None = None
+    left_after: Offset | None = None
     """What the pass before had given when the script left it; None if it was complete."""
 
-    def end(self, ended: Pass, given: Taken) -> None:
+    def end(self, ended: Pass, given: Offset) -> None:
         """Count a pass that will give no more batches than those that were given."""
         self.left_after = None if ended.is_complete else given
         self.samples += ended.samples
@@ -310,7 +310,7 @@ def counts_samples(source: Any) -> bool:
 
 def after(
     source: Any,
-    taken: Taken,
+    taken: Offset,
     size: int = 0,
     counted: Callable[[Iterator[Any]], Iterator[Any]] = iter,
 ) -> tuple[Iterator[Any], list[Any]]:
@@ -337,7 +337,7 @@ def after(
 class Indices:
     """The indices that samplers and batch samplers draw, as they are."""
 
-    def after(self, source: Any, taken: Taken, size: int = 0) -> tuple[Iterator[Any], list[Any]]:
+    def after(self, source: Any, taken: Offset, size: int = 0) -> tuple[Iterator[Any], list[Any]]:
         """Return what a source draws after what was taken; see `after`."""
         return after(source, taken, size)
 
@@ -350,14 +350,14 @@ class Indices:
         return rounds
 
 
-class Ahead:
+class LookaheadSampler:
     """Batches of indices, one of which is drawn ahead, so that the last one is known.
 
     Attributes:
         has_more: whether another follows the one that was given last.
     """
 
-    def __init__(self, source: Any, indices: Indices, skip: Taken) -> None:
+    def __init__(self, source: Any, indices: Indices, skip: Offset) -> None:
         self._source, self._indices, self._skip = source, indices, skip
         self.has_more = False
         self.start = FRESH  # of the pass; torch begins it twice where there are workers

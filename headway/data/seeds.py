@@ -15,7 +15,7 @@ from zlib import crc32
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from headway.data.position import Indices, Round, Taken, after, counts_samples
+from headway.data.position import Indices, Offset, Round, after, counts_samples
 from headway.data.samplers import changed, draws_once
 from headway.distributed.rng import generator_states, set_generator_states
 from headway.errors import UsageError
@@ -103,7 +103,7 @@ class _Draws(Indices):
 class _BatchesOfDraws(_Draws):
     """Batches of indices, each of which has its draw."""
 
-    def after(self, source: Any, taken: Taken, size: int = 0) -> tuple[Iterator[Any], list[Any]]:
+    def after(self, source: Any, taken: Offset, size: int = 0) -> tuple[Iterator[Any], list[Any]]:
         if draws_once(source):
             return after(source, taken, size)
         counted = _counted_samples if counts_samples(source) else _counted_batches

@@ -11,7 +11,16 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
-from headway.data.position import FRESH, Ahead, Division, Indices, Round, Start, Taken, samples_in
+from headway.data.position import (
+    FRESH,
+    Division,
+    Indices,
+    LookaheadSampler,
+    Offset,
+    Round,
+    Start,
+    samples_in,
+)
 from headway.data.samplers import SkipBatchSampler, changed
 from headway.data.streams import mark, require_one_stream
 from headway.distributed.collectives import broadcast_object_list
@@ -51,12 +60,14 @@ class Share:
 
     reads = True
     """Whether this rank loads samples."""
-    _ahead: Ahead | _BatchShard | None = None  # what draws the indices, if this rank does
+    _ahead: LookaheadSampler | _BatchShard | None = (
+        None  # what draws the indices, if this rank does
+    )
 
     def __init__(self, loader: Any, skip: int = 0, indices: Indices = PLAIN) -> None:
         if is_plain(loader) and not isinstance(loader.dataset, IterableDataset):
-            left_out, skip = Taken(skip, skip * batch_size_of(loader)), 0
-            self._ahead = Ahead(source_of(loader), indices, left_out)
+            left_out, skip = Offset(skip, skip * batch_size_of(loader)), 0
+            self._ahead = LookaheadSampler(source_of(loader), indices, left_out)
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
             loader = changed(loader, **{name: self._ahead})
         self._loader, self._skip = loader, skip
@@ -200,7 +211,7 @@ class MapRounds:
 
     def _rounds(self, start: Start) -> Iterator[Round]:
         num_batches = self._division.num_batches
-        taken = start.taken or Taken()
+        taken = start.taken or Offset()
         source, first = self._indices.after(self._source, taken, num_batches * self._size)
         if not self.is_batched:
             source = ([one] for one in source)

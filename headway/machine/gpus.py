@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from headway.machine.driver_messages import SMI_IS_EXCLUSIVE, SMI_MIG_IS_ON, SMI_SLICE, SMI_UUID
 from headway.machine.facts import DEFAULT, EXCLUSIVE, PROHIBITED, Gpu, GpuUse, Machine, MigSlice
-from headway.machine.foreign_texts import SMI_IS_EXCLUSIVE, SMI_MIG_IS_ON, SMI_SLICE, SMI_UUID
 from headway.machine.source import Source
 
 NVIDIA = "proc/driver/nvidia/version"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 
 from headway.errors import OutOfMemory, WrongType, WrongValue
 from headway.memory.device import clear_device_cache
-from headway.memory.oom import attempt_together
+from headway.memory.oom import retry_on_all_ranks
 
 HALF = 0.5
 T = TypeVar("T")
@@ -92,7 +92,7 @@ def find_executable_batch_size(
         _check_arguments(function, args)
         while size > 0:
             clear_device_cache(garbage_collection=True)
-            ended = attempt_together(partial(function, size, *args, **kwargs))
+            ended = retry_on_all_ranks(partial(function, size, *args, **kwargs))
             if ended is not None:
                 return ended.result
             before = size

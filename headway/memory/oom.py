@@ -50,7 +50,7 @@ class Ended(NamedTuple):
     result: Any
 
 
-def attempt_together(function: Callable[[], Any]) -> Ended | None:
+def retry_on_all_ranks(function: Callable[[], Any]) -> Ended | None:
     """Call `function` on every rank; return its result, or None if memory ran out on any rank.
 
     A rank that waits in a collective for one whose memory ran out gets an error from it, and all

@@ -11,7 +11,7 @@ from contextlib import suppress
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from headway.errors import HeadwayError
-from headway.launcher.clusters.channel.joined import failure_of, loss
+from headway.launcher.clusters.channel.machine_state import failure_of, loss
 from headway.launcher.clusters.channel.member import Member
 from headway.launcher.clusters.channel.messages import (
     Done,
@@ -23,10 +23,10 @@ from headway.launcher.clusters.channel.messages import (
     Round,
     Stopping,
 )
+from headway.launcher.clusters.connect import try_to_reach
 from headway.launcher.clusters.interfaces import interface_of, is_literally_local
 from headway.launcher.clusters.listening import listening_socket, print_notice
 from headway.launcher.clusters.membership import Membership
-from headway.launcher.clusters.reaching import try_to_reach
 from headway.launcher.clusters.rendezvous import Rendezvous, RunEnded
 from headway.launcher.clusters.round_store import connect_to_store, open_store
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan

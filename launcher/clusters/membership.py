@@ -12,17 +12,14 @@ from headway.errors import LaunchError
 from headway.launcher.clusters.channel.coordinator import Coordinator
 from headway.launcher.clusters.channel.hub import Hub
 from headway.launcher.clusters.channel.member import Member
-from headway.launcher.clusters.channel.messages import Bye, Join
+from headway.launcher.clusters.channel.messages import Join, Leave
 from headway.launcher.clusters.channel.preflight import facts_of
 from headway.launcher.clusters.channel.run_key import (
     RunKey,
     run_key_of_machine_0,
     wait_for_run_key,
 )
-from headway.launcher.clusters.interfaces import host_port
-from headway.launcher.clusters.listening import print_notice
-from headway.launcher.clusters.node_address import address_of_node
-from headway.launcher.clusters.reaching import (
+from headway.launcher.clusters.connect import (
     allow_open_files,
     cannot_reach,
     connect,
@@ -31,6 +28,9 @@ from headway.launcher.clusters.reaching import (
     not_machine_0,
     not_taken_in,
 )
+from headway.launcher.clusters.interfaces import host_port
+from headway.launcher.clusters.listening import print_notice
+from headway.launcher.clusters.node_address import address_of_node
 from headway.launcher.clusters.slurm import SLURM
 from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.reporting.rank_channel import say
@@ -147,7 +147,7 @@ class Membership:
     def leave(self) -> None:
         """Leave the run; machine 0 first waits until the others have, at most the grace period."""
         if self.member is not None:
-            self.member.send(Bye())
+            self.member.send(Leave())
             self.member.close()
         if self.hub is not None:
             self.hub.close(self._settings.grace_period_s)

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from torch.distributed import DistError, TCPStore
 
+from headway.launcher.clusters.connect import listening_host
 from headway.launcher.clusters.interfaces import is_literally_local
 from headway.launcher.clusters.listening import listening_socket
-from headway.launcher.clusters.reaching import listening_host
 from headway.launcher.clusters.rendezvous import no_answer, own_store
 from headway.launcher.clusters.store_calls import begin, is_done
 from headway.launcher.planning.plan import LOOPBACK

@@ -7,11 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.contract.records import STOPPED_AND_SAVED, Crash, MemoryUse, Uses
-from headway.launcher.reporting.foreign_messages import (
-    COMMUNICATION,
-    COMMUNICATION_ERRORS,
-    contains,
-)
 from headway.launcher.reporting.rank_names import named
 from headway.launcher.reporting.reasons import (
     Evidence,
@@ -19,6 +14,11 @@ from headway.launcher.reporting.reasons import (
     describe_cause,
     find_reason,
     is_of_communication,
+)
+from headway.launcher.reporting.torch_messages import (
+    COMMUNICATION,
+    COMMUNICATION_ERRORS,
+    contains,
 )
 
 _FOUND_DEAD_WITHIN_S = 5.0  # on a busy machine

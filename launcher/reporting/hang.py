@@ -8,10 +8,10 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from headway.contract.records import CALLED_BY_ALL_RANKS, OF_HEADWAY, Frame, Group, Progress, shown
-from headway.launcher.reporting.foreign_messages import EQUAL_SIZE_COLLECTIVES
 from headway.launcher.reporting.process_state import ProcessState
 from headway.launcher.reporting.rank_names import named, ranges
 from headway.launcher.reporting.stacks import Stack, format_stack, users_frame
+from headway.launcher.reporting.torch_messages import EQUAL_SIZE_COLLECTIVES
 
 EXIT_CODE = 124
 """The launcher's exit code after `hang_timeout`; the same as that of timeout(1)."""

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.launcher.reporting.foreign_messages import (
+from headway.launcher.reporting.torch_messages import (
     CAUGHT_SIGNALS,
     ENDED_STATE,
     STATE,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from headway.contract.records import Crash, shown
 from headway.contract.run import RANK_VARIABLES
-from headway.launcher.reporting.foreign_messages import (
+from headway.launcher.reporting.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
     DEBUGGER_LEFT,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import dropwhile
 
 from headway.contract.records import Frame, shown
-from headway.launcher.reporting.foreign_messages import (
+from headway.launcher.reporting.torch_messages import (
     CODE_OF_DASH_C,
     CRASHED_THREAD,
     FATAL_ERROR,

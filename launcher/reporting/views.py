@@ -6,7 +6,7 @@ import re
 import time
 
 from headway.launcher.reporting.console import Console
-from headway.launcher.reporting.foreign_messages import RANK_PREFIX
+from headway.launcher.reporting.torch_messages import RANK_PREFIX
 
 LONGEST = 2**20  # bytes; a longer line is shown in pieces
 _IDLE_S = 0.1  # an unfinished line that stops growing is shown on a terminal after this

@@ -19,8 +19,8 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from headway.launcher.clusters.detectors import WITH_ONE_OUTPUT
 from headway.launcher.clusters.rendezvous import Rendezvous
-from headway.launcher.clusters.rows import WITH_ONE_OUTPUT
 from headway.launcher.inside.debugging import CtrlC, breakpoint_variables
 from headway.launcher.planning.grace import grace_of
 from headway.launcher.planning.plan import LaunchPlan
@@ -37,7 +37,7 @@ from headway.launcher.reporting.output import Output
 from headway.launcher.reporting.rank_channel import say, say_too_early
 from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.failure_record import place_of, record_here
-from headway.launcher.starting.left_behind import describe, wait_for_left_processes
+from headway.launcher.starting.leftover_processes import describe, wait_for_left_processes
 from headway.launcher.starting.ranks import NoLogs, RankProcesses
 from headway.launcher.starting.restarts import MAX_DELAY_S, Restarts
 from headway.launcher.starting.starter import ServerEnded, Starter

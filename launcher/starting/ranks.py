@@ -36,7 +36,7 @@ from headway.launcher.reporting.rank_names import named
 from headway.launcher.reporting.reasons import is_of_communication
 from headway.launcher.reporting.waiting import waiting_for
 from headway.launcher.reporting.watch import Watch
-from headway.launcher.starting.handles import ProcessHandle
+from headway.launcher.starting.pidfd import ProcessHandle
 from headway.launcher.starting.starter import Starter, cannot_start
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from headway.launcher.inside.process_cleanup import (
 )
 from headway.launcher.planning.program import interpreter
 from headway.launcher.starting.guardian import fork_below_guardian
-from headway.launcher.starting.handles import open_pidfd
+from headway.launcher.starting.pidfd import open_pidfd
 from headway.launcher.starting.titles import set_title
 
 

@@ -31,7 +31,7 @@ from headway.launcher.inside.process_cleanup import (
 )
 from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.reporting.waiting import waiting_for
-from headway.launcher.starting.handles import ProcessHandle, open_pidfd
+from headway.launcher.starting.pidfd import ProcessHandle, open_pidfd
 
 if TYPE_CHECKING:
     from psutil import Process

@@ -99,7 +99,7 @@ def supervise(
         pass
     except HeadwayError as error:
         handler.give_up(error)
-        error.is_told = True
+        error.peers_notified = True
         raise
     finally:
         has_failed = any(end.is_failure for end in agent.exits)

@@ -54,7 +54,7 @@ READ_ENVIRON = {
     *("launcher.starting.server", "launcher.run"),
     "commands.on_host",  # what sshd says, and what the caller hands on to the launch there
     "trackers.mlflow",  # variables that stand for its arguments
-    "launcher.starting.left_behind",  # those of other processes
+    "launcher.starting.leftover_processes",  # those of other processes
     "commands.estimate",  # the script's own, for its attempts
     "estimate.child.ranks",  # those of a rank, in an attempt's process
     "estimate.child.confinement",  # where temporary files go there

@@ -21,7 +21,7 @@ from headway.checkpoint.manifest import (
     verify,
     write_manifest,
 )
-from headway.checkpoint.project import meant_by
+from headway.checkpoint.project import resolve_checkpoint
 from headway.contract.records import shown
 from headway.errors import CheckpointError
 from tests.checkpoint.saved import TEXTS, rewrite, save
@@ -214,7 +214,7 @@ def test_a_path_that_is_no_checkpoint_is_refused_by_its_name(name: str, tmp_path
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(CheckpointError) as caught:
-        verify(meant_by(tmp_path / name))
+        verify(resolve_checkpoint(tmp_path / name))
     (problem,) = caught.value.problems
     assert shown(str(tmp_path / name)) in problem.where
     assert problem.where.isprintable()
@@ -234,14 +234,14 @@ def test_what_may_not_be_read_is_not_called_damaged(
         patch.setattr(os, "open", refuse)
         patch.setattr(os, "lstat", refuse)
         with pytest.raises(CheckpointError, match="Permission") as caught:
-            read_manifest(meant_by(other.parent))
+            read_manifest(resolve_checkpoint(other.parent))
     (problem,) = caught.value.problems
     assert str(other) in problem.where, "a newer one that is closed to us is not passed over"
     assert "damaged" not in problem.what
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", refuse)
         with pytest.raises(CheckpointError, match="Permission"):
-            meant_by(other.parent)
+            resolve_checkpoint(other.parent)
 
 
 def test_what_no_reader_would_take_is_not_written(saved: Path, tmp_path: Path) -> None:

@@ -516,7 +516,7 @@ def test_a_launch_of_one_process_imports_nothing_that_only_errors_help_or_ranks_
         "heavy = {'argparse', 'gettext', 'dataclasses', 'logging', 'pathlib', 'subprocess',\n"
         "         'yaml', 'psutil', 'shlex', 'difflib', 'rich', 'torch',\n"
         "         'socket', 'select', 'threading',\n"
-        "         'headway.launcher.clusters.rows', 'headway.launcher.planning.task',\n"
+        "         'headway.launcher.clusters.detectors', 'headway.launcher.planning.task',\n"
         "         'headway.launcher.planning.describe'}\n"
         "os.execve = lambda *words: sys.exit(f'imported: {sorted(heavy & sys.modules.keys())}')\n"
         "from headway.commands.main import main\n"

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from headway.data.loader import PreparedDataLoader, tell_of_zipped
-from headway.data.position import Interrupted
+from headway.data.position import SavedRng
 from headway.distributed.rng import generator_states
 from headway.utils import DataLoaderConfiguration, set_seed
 
@@ -193,10 +193,10 @@ def resumed(kind: str, checkpoint: bytes) -> list[PreparedDataLoader]:
     set_seed(99)  # another process
     loaders = prepared(kind)
     positions, states = pickle.loads(checkpoint)
-    generators = Interrupted(states, CPU)
+    generators = SavedRng(states, CPU)
     for loader, position in zip(loaders, positions, strict=True):
         loader.require_position(position, "")
-        loader.go_on_at(position, generators)
+        loader.seek(position, generators)
     generators.restore()
     return loaders
 
@@ -243,7 +243,7 @@ def test_a_pass_that_is_left_early_is_over_where_the_one_before_was_left(
 def test_where_a_pass_goes_on_that_zip_may_have_left_it_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for step, is_told in ((3, False), (4, True), (5, False)):
+    for step, peers_notified in ((3, False), (4, True), (5, False)):
         _, checkpoint = trained(prepared("two"), step, zipped)
         tell_of_zipped(resumed("two", checkpoint), pickle.loads(checkpoint)[0])
-        assert bool(capsys.readouterr().err) is is_told, step
+        assert bool(capsys.readouterr().err) is peers_notified, step

@@ -14,10 +14,10 @@ import pytest
 
 from headway.launcher.clusters.channel.messages import (
     MAX_LINE,
-    Bye,
     Done,
     Failed,
     Join,
+    Leave,
     Message,
     Ready,
     Session,
@@ -44,7 +44,7 @@ MESSAGES: list[Message] = [
     Failed(1, "stranger", "ended by a stranger", "", "", "", 1, is_final=True),
     Stopping(15, "stranger", ends_grace=True),
     Done(),
-    Bye(),
+    Leave(),
 ]
 
 

@@ -24,11 +24,11 @@ import torch
 from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome, encode
 from headway.estimate.child import (
     checkpoints,
+    fake_cuda,
     landlock,
     ranks,
     reshaping,
-    script_calls,
-    stand_in,
+    torch_patches,
 )
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
@@ -84,7 +84,7 @@ class Run:
         stack = ExitStack()  # never closed: the process ends inside
         self.replace_calls()
         self._models.follow()
-        stack.enter_context(stand_in.GpuNames(self._device()))
+        stack.enter_context(fake_cuda.GpuNames(self._device()))
         if self._mode is not None:
             stack.enter_context(self._mode)
         stack.enter_context(self._ledger)
@@ -104,23 +104,23 @@ class Run:
         attempt, ledger = self._attempt, self._ledger
         if attempt.device != "cpu":
             count = attempt.local_world_size
-            stand_in.replace_cuda(attempt.device_name, attempt.device_bytes, count)
-            stand_in.replace_autocast()
-            stand_in.replace_choice_of_optimizers()
+            fake_cuda.replace_cuda(attempt.device_name, attempt.device_bytes, count)
+            fake_cuda.replace_autocast()
+            fake_cuda.replace_choice_of_optimizers()
         if self._mode is not None:
-            stand_in.replace_moves(ledger.see)
-            stand_in.replace_places_of_loaded(self._device())
-            script_calls.replace_reading(self._mode)
-            script_calls.replace_padding(self._mode)
-            script_calls.replace_addresses()
-            script_calls.replace_skipped_steps()
+            fake_cuda.replace_moves(ledger.see)
+            fake_cuda.replace_places_of_loaded(self._device())
+            torch_patches.replace_reading(self._mode)
+            torch_patches.replace_padding(self._mode)
+            torch_patches.replace_addresses()
+            torch_patches.replace_skipped_steps()
             checkpoints.replace_files_of_tensors(self._mode)
-            script_calls.replace_resizing(ledger.resized)
-        script_calls.replace_loaders(self._mode, ledger.see)
+            torch_patches.replace_resizing(ledger.resized)
+        torch_patches.replace_loaders(self._mode, ledger.see)
         checkpoints.replace_saving(self.note)
         checkpoints.replace_loading(self.note)
-        script_calls.replace_compilation(self.note)
-        script_calls.replace_fast_paths()
+        torch_patches.replace_compilation(self.note)
+        torch_patches.replace_fast_paths()
         reshaping.replace_choice_of_strategy(self.note)
         keep = None if attempt.sharded else self._keep_bucket
         ranks.replace_data_parallel(keep)
@@ -130,12 +130,12 @@ class Run:
 
     def _counter(self) -> Callable[[torch.Tensor], bool]:
         if self._is_fake and self._attempt.device != "cpu":
-            return lambda tensor: tensor.device == stand_in.FAKE_GPU
+            return lambda tensor: tensor.device == fake_cuda.FAKE_GPU
         return lambda tensor: tensor.device.type == "cpu"
 
     def _device(self) -> torch.device:
         is_gpu = self._is_fake and self._attempt.device != "cpu"
-        return stand_in.FAKE_GPU if is_gpu else torch.device("cpu")
+        return fake_cuda.FAKE_GPU if is_gpu else torch.device("cpu")
 
     def _redirect_output(self) -> None:
         output = os.path.join(self._scratch, OUTPUT)

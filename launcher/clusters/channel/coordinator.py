@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from headway.launcher.clusters.channel import preflight
-from headway.launcher.clusters.channel.joined import (
+from headway.launcher.clusters.channel.machine_state import (
     LAUNCH_FAILED,
     Machine,
     loss,
@@ -18,11 +18,11 @@ from headway.launcher.clusters.channel.messages import (
     Accepted,
     AllDone,
     Beat,
-    Bye,
     Done,
     Facts,
     Failed,
     Join,
+    Leave,
     Message,
     Missing,
     Probe,
@@ -160,7 +160,7 @@ class Coordinator:
             self._look_whether_all_are_done()
         elif isinstance(message, Stopping):
             self._stop(machine, message)
-        elif isinstance(message, Bye):
+        elif isinstance(message, Leave):
             machine.is_leaving = self.is_ended or self._is_stopping or machine.is_done
         if isinstance(message, (Ready, Probed)):
             self._advance(now)

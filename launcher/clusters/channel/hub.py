@@ -12,15 +12,15 @@ from contextlib import suppress
 
 from headway.launcher.clusters.channel.connection import Connection
 from headway.launcher.clusters.channel.coordinator import Coordinator
-from headway.launcher.clusters.channel.joined import ended, silent_for, time_of_day, unheard
+from headway.launcher.clusters.channel.machine_state import ended, silent_for, time_of_day, unheard
 from headway.launcher.clusters.channel.messages import (
     Beat,
-    Bye,
     Failed,
+    HeartbeatLost,
     Join,
+    Leave,
     Message,
     Unacceptable,
-    Unheard,
 )
 from headway.launcher.clusters.interfaces import plain_address
 
@@ -235,7 +235,7 @@ class Hub:
 
     def _take(self, number: int, message: Message, now: float) -> None:
         peer = self.peers[number]
-        if peer.has_joined and isinstance(message, Unheard):
+        if peer.has_joined and isinstance(message, HeartbeatLost):
             raise _Left(unheard(message, "machine 0"))
         if peer.has_joined:
             self._coordinator.take(number, message, now)
@@ -246,7 +246,7 @@ class Hub:
         elif isinstance(message, Failed):
             self._coordinator.give_up(message)
             raise EOFError  # there is nothing more to say
-        elif isinstance(message, Bye):  # of one that has been refused
+        elif isinstance(message, Leave):  # of one that has been refused
             raise EOFError
         else:
             raise Unacceptable("it has not joined")
@@ -260,7 +260,7 @@ class Hub:
         for number, peer in list(self.peers.items()):
             silent_s = now - peer.heard_at
             if peer.has_joined and silent_s > self._timeout_s:
-                peer.connection.put(Unheard(time_of_day(silent_s)))
+                peer.connection.put(HeartbeatLost(time_of_day(silent_s)))
                 with suppress(OSError):  # it has ended
                     peer.connection.flush()
                 self._drop(number)

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from headway.launcher.clusters.channel.connection import Connection
-from headway.launcher.clusters.channel.joined import ended, silent_for, time_of_day, unheard
+from headway.launcher.clusters.channel.machine_state import ended, silent_for, time_of_day, unheard
 from headway.launcher.clusters.channel.messages import (
     Accepted,
     AllDone,
     Beat,
     Failed,
+    HeartbeatLost,
     Message,
     Missing,
     Probe,
@@ -26,7 +27,6 @@ from headway.launcher.clusters.channel.messages import (
     Round,
     Stopping,
     Unacceptable,
-    Unheard,
     not_ours,
 )
 from headway.launcher.clusters.interfaces import plain_address
@@ -155,7 +155,7 @@ class Member:
         """Tell machine 0, which may still hear this one, why the connection will close."""
         self.lost = silent_for(seconds)
         self.is_silent = True
-        self.connection.put(Unheard(time_of_day(seconds)))
+        self.connection.put(HeartbeatLost(time_of_day(seconds)))
         self.connection.flush()
 
     @property
@@ -194,7 +194,7 @@ class Member:
             self.refused = message
         elif isinstance(message, Missing):
             self.missing = message
-        elif isinstance(message, Unheard):
+        elif isinstance(message, HeartbeatLost):
             self.lost = unheard(message, "this machine")
         elif isinstance(message, Probe):
             self.probe = message

@@ -109,13 +109,13 @@ class Beat(NamedTuple):
     word: str  # of its ranks: how far they are; empty: as before
 
 
-class Unheard(NamedTuple):
+class HeartbeatLost(NamedTuple):
     """The sender has heard nothing for too long, and leaves: the link to it is cut."""
 
     since: str  # the time of day
 
 
-class Bye(NamedTuple):
+class Leave(NamedTuple):
     """The machine leaves the run, and its connection will close."""
 
 
@@ -170,9 +170,9 @@ class AllDone(NamedTuple):
     """All ranks of the run have ended well."""
 
 
-Message = (Join | Facts | Ready | Probed | Failed | Done | Stopping | Beat | Unheard | Bye) | (
-    Accepted | Refused | Missing | Probe | Round | Restart | AllDone
-)
+Message = (
+    Join | Facts | Ready | Probed | Failed | Done | Stopping | Beat | HeartbeatLost | Leave
+) | (Accepted | Refused | Missing | Probe | Round | Restart | AllDone)
 
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 

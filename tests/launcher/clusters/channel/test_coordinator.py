@@ -9,12 +9,12 @@ from headway.launcher.clusters.channel.messages import (
     Accepted,
     AllDone,
     Beat,
-    Bye,
     Done,
     Fact,
     Facts,
     Failed,
     Join,
+    Leave,
     Message,
     Missing,
     Probe,
@@ -370,7 +370,7 @@ def test_a_stop_signal_on_one_machine_stops_the_others_and_blames_nobody() -> No
     run.take(2, Stopping(15, "n2"))
     assert run.sent() == [(1, Stopping(15, "n2")), (3, Stopping(15, "n2"))]
     run.take(1, failed())
-    run.take(2, Bye())
+    run.take(2, Leave())
     run.coordinator.lose(2, "its launcher has ended", run.now)
     assert not run.sent()
 

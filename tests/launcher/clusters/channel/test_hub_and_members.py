@@ -13,22 +13,22 @@ import pytest
 
 from headway.launcher.clusters.channel.coordinator import Coordinator
 from headway.launcher.clusters.channel.hub import Hub
-from headway.launcher.clusters.channel.joined import ended
+from headway.launcher.clusters.channel.machine_state import ended
 from headway.launcher.clusters.channel.member import Member
 from headway.launcher.clusters.channel.messages import (
     Beat,
-    Bye,
     Done,
     Facts,
     Failed,
+    HeartbeatLost,
     Join,
+    Leave,
     Message,
     Missing,
     Probed,
     Ready,
     Session,
     Stopping,
-    Unheard,
     new_greeting,
     read_greeting,
 )
@@ -77,7 +77,7 @@ def channel(machines: int = 2, timeout_s: float = 60.0, key: bytes = KEY) -> Ite
         yield opened
     finally:
         for member in opened.members:
-            member.send(Bye())
+            member.send(Leave())
             member.close()
         opened.hub.close(0.5)
 
@@ -203,7 +203,7 @@ def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
 def test_one_with_the_key_who_has_not_joined_cannot_end_a_run_that_has_begun() -> None:
     with channel() as some:
         members = begin(some)
-        messages: list[Message] = [failure(), Done(), Unheard("10:15:00")]
+        messages: list[Message] = [failure(), Done(), HeartbeatLost("10:15:00")]
         for number, message in enumerate(messages, 1):
             with socket.create_connection(some.address) as early:
                 early.sendall(greeted(early, KEY).seal(message))
@@ -235,7 +235,7 @@ def test_a_refused_machine_leaves_without_another_line_on_machine_0() -> None:
         other = Member(link, KEY, some.timeout_s, str)
         other.send(Join(1, 3, 3, "n1", 1, time.time()))
         wait_until(lambda: other.refused)
-        other.send(Bye())
+        other.send(Leave())
         other.close()
         wait_until(lambda: len(some.hub.peers) == 1)
         (line,) = some.lines

@@ -13,13 +13,13 @@ from headway.contract.origin import Layer
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Stopped
 from headway.launcher.clusters.channel.coordinator import Coordinator
 from headway.launcher.clusters.channel.hub import Hub
-from headway.launcher.clusters.channel.joined import failure_of
+from headway.launcher.clusters.channel.machine_state import failure_of
 from headway.launcher.clusters.channel.member import Member
 from headway.launcher.clusters.channel.messages import Facts, Failed
 from headway.launcher.clusters.channel.run_key import run_key_of_machine_0, wait_for_run_key
+from headway.launcher.clusters.connect import is_machine_0, listen_as_machine_0
+from headway.launcher.clusters.detectors import WITH_ONE_OUTPUT
 from headway.launcher.clusters.interfaces import host_port
-from headway.launcher.clusters.reaching import is_machine_0, listen_as_machine_0
-from headway.launcher.clusters.rows import WITH_ONE_OUTPUT
 from headway.launcher.clusters.store_calls import interruptible
 from headway.launcher.reporting.rank_channel import say
 from headway.settings.table import NO_CLUSTER, Settings

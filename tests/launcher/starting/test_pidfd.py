@@ -18,7 +18,7 @@ import pytest
 from headway.contract.records import Ended
 from headway.launcher.inside.process_cleanup import end_processes
 from headway.launcher.planning.grace import Grace
-from headway.launcher.starting.handles import ProcessHandle
+from headway.launcher.starting.pidfd import ProcessHandle
 
 pytestmark = pytest.mark.processes
 

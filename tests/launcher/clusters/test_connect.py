@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.launcher.clusters.connect import connect
 from headway.launcher.clusters.node_address import address_of_node
-from headway.launcher.clusters.reaching import connect
 
 SCONTROL = """#!/bin/sh
 [ "$*" = "--oneliner show node n1" ] || exit 1

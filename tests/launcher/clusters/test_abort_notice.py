@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands import giving_up as commands_giving_up
+from headway.commands import notify_abort
 from headway.commands.launch import make_parser
 from headway.commands.main import main
 from headway.errors import ConfigError
-from headway.launcher.clusters import giving_up
+from headway.launcher.clusters import abort_notice
 from headway.launcher.clusters.channel.coordinator import Coordinator
 from headway.launcher.clusters.channel.hub import Hub
 from headway.launcher.clusters.channel.member import Member
@@ -105,7 +105,7 @@ def test_a_machine_0_that_starts_more_slowly_is_told_too_once_the_error_is_print
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(giving_up, "_within_s", lambda *_: 600)
+    monkeypatch.setattr(abort_notice, "_within_s", lambda *_: 600)
     printed: list[str] = []
     begins = threading.Event()
 
@@ -113,7 +113,7 @@ def test_a_machine_0_that_starts_more_slowly_is_told_too_once_the_error_is_print
         printed.append(capsys.readouterr().err)
         begins.set()
 
-    monkeypatch.setattr(giving_up, "say", say)
+    monkeypatch.setattr(abort_notice, "say", say)
     words, variables = place(1, by)
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
@@ -133,7 +133,7 @@ def give_up_as(rank: int, port: int, by: str = "scheduler", *more: str) -> threa
     words = ["--main-port", str(port), *flags, *more, "missing.py"]
     error = ConfigError(f"no script on {rank}", where="here", fix="write it")
     giving_up_here = threading.Thread(
-        target=commands_giving_up.give_up, args=(words, make_parser(), environ, error)
+        target=notify_abort.give_up, args=(words, make_parser(), environ, error)
     )
     giving_up_here.start()
     return giving_up_here
@@ -162,7 +162,7 @@ def cause_told(member: Member) -> str:
 def test_a_machine_0_that_fails_before_it_listens_tells_those_that_wait_for_it(
     by: str, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giving_up, "_within_s", lambda *_: 600)
+    monkeypatch.setattr(abort_notice, "_within_s", lambda *_: 600)
     failing = give_up_as(0, port, by)
     cause = cause_told(joining(port))
     assert "machine 0" in cause
@@ -174,7 +174,7 @@ def test_a_machine_0_that_fails_before_it_listens_tells_those_that_wait_for_it(
 def test_a_machine_0_of_a_range_tells_as_many_as_can_join(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giving_up, "_within_s", lambda *_: 600)
+    monkeypatch.setattr(abort_notice, "_within_s", lambda *_: 600)
     failing = give_up_as(0, port, "hand", "--num-machines=2:3", "--machine-rank=auto")
     for _ in range(2):
         assert failing.is_alive()
@@ -186,7 +186,7 @@ def test_a_machine_0_of_a_range_tells_as_many_as_can_join(
 def test_machines_that_all_fail_alike_do_not_wait_for_each_other(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giving_up, "_within_s", lambda *_: 600)
+    monkeypatch.setattr(abort_notice, "_within_s", lambda *_: 600)
     for failing in [give_up_as(rank, port) for rank in (1, 0)]:
         failing.join(120)
         assert not failing.is_alive()
@@ -201,7 +201,7 @@ def test_a_stranger_without_the_key_ends_no_wait_by_what_it_tells(
         assert waiting.member.wait(lambda: waiting.member.accepted is not None, 60)
         assert not waiting.member.is_over
     other = free_port()
-    monkeypatch.setattr(giving_up, "_within_s", lambda *_: 600)
+    monkeypatch.setattr(abort_notice, "_within_s", lambda *_: 600)
     forging = give_up_as(0, other, "hand")
     member = joining(other)
     assert not member.wait(lambda: member.ended_by is not None, 60)
@@ -215,8 +215,8 @@ def started(port: int, *words: str, before: str = "") -> subprocess.Popen[str]:
     """Start a launch in a process of its own that may tell for long."""
     code = f"""
 import sys
-from headway.launcher.clusters import giving_up
-giving_up._within_s = lambda *_: 600
+from headway.launcher.clusters import abort_notice
+abort_notice._within_s = lambda *_: 600
 from headway.commands.main import run_command
 sys.argv[0] = "headway"
 {before}
@@ -324,7 +324,7 @@ def test_nobody_is_told_by_a_launch_that_no_machine_waits_for(
 ) -> None:
     told: list[object] = []
     for name in ("_tell_machine_0", "_tell_others"):
-        monkeypatch.setattr(giving_up, name, lambda *args: told.append(args))
+        monkeypatch.setattr(abort_notice, name, lambda *args: told.append(args))
     assert main(["launch", *words]) == 2
     assert not told
 
@@ -333,7 +333,7 @@ def test_a_number_that_no_machine_of_the_run_has_is_refused_and_told_to_nobody(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(giving_up, "say", told.append)
+    monkeypatch.setattr(abort_notice, "say", told.append)
     with Main(port) as waiting:
         flags = ("--num-machines", "2", "--machine-rank", "2", "--main-address", "127.0.0.1")
         assert launch(port, *flags, __file__) == 2

@@ -8,7 +8,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from headway.errors import HeadwayError
-from headway.launcher.clusters.channel.messages import Facts, Failed, Join, Ready, Refused, Unheard
+from headway.launcher.clusters.channel.messages import (
+    Facts,
+    Failed,
+    HeartbeatLost,
+    Join,
+    Ready,
+    Refused,
+)
 from headway.settings.setting import Machines
 
 LAUNCH_FAILED = 4
@@ -156,7 +163,7 @@ def silent_for(seconds: float) -> str:
     return f"nothing was heard from it for {seconds:.0f} s, since {time_of_day(seconds)}"
 
 
-def unheard(message: Unheard, of: str) -> str:
+def unheard(message: HeartbeatLost, of: str) -> str:
     """Return that a machine has left because it heard nothing of another one, and since when."""
     return (
         f"it has heard nothing from {of} since {message.since}: the link from {of} to it is cut, "
