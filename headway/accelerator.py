@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -72,6 +73,31 @@ class PartTypes(NamedTuple):
     preparer: type[Preparer] = Preparer
     steps: type[Steps] = Steps
     accepted: Callable[[Any], Any] = lambda given: given
+
+
+T = TypeVar("T")
+
+
+class Attribute(Generic[T]):
+    """An attribute of a part, under a name of the Accelerator.
+
+    Args:
+        path: from the Accelerator to it.
+        settable: whether a script may change it.
+    """
+
+    def __init__(self, path: str, *, settable: bool = False) -> None:
+        self._read, self._settable = attrgetter(path), settable
+        self._owner, _, self._name = path.rpartition(".")
+
+    def __get__(self, accelerator: Any, _: object = None) -> T:
+        found: Any = self if accelerator is None else self._read(accelerator)
+        return cast(T, found)
+
+    def __set__(self, accelerator: Any, value: T) -> None:
+        if not self._settable:
+            raise AttributeError(f"{self._name} of an Accelerator cannot be set")
+        setattr(attrgetter(self._owner)(accelerator), self._name, value)
 
 
 class Accelerator:
@@ -286,71 +312,28 @@ class Accelerator:
         """
         return is_spread_by_device_map(model)
 
-    @property
-    def device_placement(self) -> bool:
-        """Whether models and batches are moved to `device`; a script may change it."""
-        return self.parts.preparer.device_placement
-
-    @device_placement.setter
-    def device_placement(self, places: bool) -> None:
-        self.parts.preparer.device_placement = places
-
-    @property
-    def step_scheduler_with_optimizer(self) -> bool:
-        """Whether a scheduler's `step()` counts only after an optimizer step."""
-        return self.parts.preparer.step_scheduler_with_optimizer
-
-    @step_scheduler_with_optimizer.setter
-    def step_scheduler_with_optimizer(self, with_optimizer: bool) -> None:
-        self.parts.preparer.step_scheduler_with_optimizer = with_optimizer
-
-    @property
-    def rng_types(self) -> list[RNGType]:
-        """The random generators that all ranks get from rank 0 at each pass over a loader."""
-        return self.parts.preparer.rng_types
-
-    @property
-    def dataloader_config(self) -> DataLoaderConfiguration:
-        """How loaders that are prepared from now on share their data out."""
-        return self.parts.preparer.data
-
-    @dataloader_config.setter
-    def dataloader_config(self, config: DataLoaderConfiguration) -> None:
-        self.parts.preparer.data = config
-
-    @property
-    def even_batches(self) -> bool:
-        """See `DataLoaderConfiguration`; a script may change it."""
-        return self.parts.preparer.data.even_batches
-
-    @even_batches.setter
-    def even_batches(self, even: bool) -> None:
-        self.parts.preparer.data.even_batches = even
-
-    @property
-    def split_batches(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self.parts.preparer.data.split_batches
-
-    @property
-    def dispatch_batches(self) -> bool | None:
-        """See `DataLoaderConfiguration`."""
-        return self.parts.preparer.data.dispatch_batches
-
-    @property
-    def use_seedable_sampler(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self.parts.preparer.data.use_seedable_sampler
-
-    @property
-    def non_blocking(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self.parts.preparer.data.non_blocking
-
-    @property
-    def use_stateful_dataloader(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self.parts.preparer.data.use_stateful_dataloader
+    device_placement = Attribute[bool]("parts.preparer.device_placement", settable=True)
+    """Whether models and batches are moved to `device`; a script may change it."""
+    step_scheduler_with_optimizer = Attribute[bool](
+        "parts.preparer.step_scheduler_with_optimizer", settable=True
+    )
+    """Whether a scheduler's `step()` counts only after an optimizer step."""
+    rng_types = Attribute[list[RNGType]]("parts.preparer.rng_types")
+    """The random generators that all ranks get from rank 0 at each pass over a loader."""
+    dataloader_config = Attribute[DataLoaderConfiguration]("parts.preparer.data", settable=True)
+    """How loaders that are prepared from now on share their data out."""
+    even_batches = Attribute[bool]("parts.preparer.data.even_batches", settable=True)
+    """See `DataLoaderConfiguration`; a script may change it."""
+    split_batches = Attribute[bool]("parts.preparer.data.split_batches")
+    """See `DataLoaderConfiguration`."""
+    dispatch_batches = Attribute[bool | None]("parts.preparer.data.dispatch_batches")
+    """See `DataLoaderConfiguration`."""
+    use_seedable_sampler = Attribute[bool]("parts.preparer.data.use_seedable_sampler")
+    """See `DataLoaderConfiguration`."""
+    non_blocking = Attribute[bool]("parts.preparer.data.non_blocking")
+    """See `DataLoaderConfiguration`."""
+    use_stateful_dataloader = Attribute[bool]("parts.preparer.data.use_stateful_dataloader")
+    """See `DataLoaderConfiguration`."""
 
     # ------------------------------------------------------------------ train: Steps
 
@@ -440,29 +423,18 @@ class Accelerator:
         if handler.output_trace_dir is not None:
             self.wait_for_everyone()
 
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether gradients are due: optimizers step, and ranks exchange gradients."""
-        return self.parts.training.accumulation.sync_gradients
+    sync_gradients = Attribute[bool]("parts.training.accumulation.sync_gradients")
+    """Whether gradients are due: optimizers step, and ranks exchange gradients."""
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether an optimizer skipped its last step, because fp16 gradients overflowed."""
         return any(one.step_was_skipped for one in self.parts.training.optimizers)
 
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """The number of micro-batches in one optimizer step; a script may change it."""
-        return self.parts.training.accumulation.steps
-
-    @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, steps: int) -> None:
-        self.parts.training.set_accumulation_steps(steps)
-
-    @property
-    def mixed_precision(self) -> str:
-        """The precision in use: `no`, `fp16` or `bf16`."""
-        return self.parts.training.precision.name
+    gradient_accumulation_steps = Attribute[int]("parts.training.accumulation_steps", settable=True)
+    """The number of micro-batches in one optimizer step; a script may change it."""
+    mixed_precision = Attribute[str]("parts.training.precision.name")
+    """The precision in use: `no`, `fp16` or `bf16`."""
 
     @property
     def native_amp(self) -> bool:
@@ -482,10 +454,8 @@ class Accelerator:
             )
         self.parts.training.precision.uses_autocast = uses_autocast
 
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """What adapts fp16's loss scale; None in other precisions."""
-        return self.parts.training.precision.scaler
+    scaler = Attribute[torch.amp.GradScaler | None]("parts.training.precision.scaler")
+    """What adapts fp16's loss scale; None in other precisions."""
 
     # ------------------------------------------------------------------ models: Weights
 
@@ -581,20 +551,12 @@ class Accelerator:
         """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads."""
         return self.parts.checkpoints.register_load_state_pre_hook(hook)
 
-    @property
-    def project_configuration(self) -> ProjectConfiguration:
-        """Where trackers and checkpoints write, how these are named, and how many stay."""
-        return self.parts.checkpoints.project
-
-    @property
-    def project_dir(self) -> Folder:
-        """The folder of the files that this run writes."""
-        return self.project_configuration.project_dir
-
-    @property
-    def save_iteration(self) -> int:
-        """The number of the next checkpoint, with automatic naming."""
-        return self.project_configuration.iteration
+    project_configuration = Attribute[ProjectConfiguration]("parts.checkpoints.project")
+    """Where trackers and checkpoints write, how these are named, and how many stay."""
+    project_dir = Attribute[Folder]("project_configuration.project_dir")
+    """The folder of the files that this run writes."""
+    save_iteration = Attribute[int]("project_configuration.iteration")
+    """The number of the next checkpoint, with automatic naming."""
 
     # ------------------------------------------------------------------ interruptions: Preemption
 
@@ -608,10 +570,8 @@ class Accelerator:
         """Save when it is due; save and leave the script when the job has to stop."""
         return self.parts.preemption.checkpoint(every, allow_pickle=allow_pickle, wait=wait)
 
-    @property
-    def should_stop(self) -> bool:
-        """Whether the job has to stop; for loops in which `checkpoint(every=...)` has no place."""
-        return self.parts.preemption.should_stop
+    should_stop = Attribute[bool]("parts.preemption.should_stop")
+    """Whether the job has to stop; for loops in which `checkpoint(every=...)` has no place."""
 
     # ------------------------------------------------------------------ trackers: Tracking
 
@@ -637,20 +597,12 @@ class Accelerator:
         """Return the tracker `name` of the run."""
         return self.parts.tracking.get_tracker(name, unwrap)
 
-    @property
-    def log_with(self) -> list[Chosen]:
-        """The trackers that were asked for: names, and instances of the script's."""
-        return self.parts.tracking.log_with
-
-    @property
-    def trackers(self) -> list[GeneralTracker]:
-        """Those of the run; on other ranks than 0 only those that every rank calls."""
-        return self.parts.tracking.trackers
-
-    @property
-    def logging_dir(self) -> Folder:
-        """The folder below which trackers write their files."""
-        return self.project_configuration.logging_dir
+    log_with = Attribute[list[Chosen]]("parts.tracking.log_with")
+    """The trackers that were asked for: names, and instances of the script's."""
+    trackers = Attribute[list[GeneralTracker]]("parts.tracking.trackers")
+    """Those of the run; on other ranks than 0 only those that every rank calls."""
+    logging_dir = Attribute[Folder]("project_configuration.logging_dir")
+    """The folder below which trackers write their files."""
 
     # ------------------------------------------------------------------ all ranks: collectives
 
@@ -658,17 +610,6 @@ class Accelerator:
         """Return the tensors of all ranks, joined along dimension 0 in the order of the ranks.
 
         See `headway.utils.gather`.
-
-        Args:
-            tensor: tensors of the same shape [n, ...] or [] and dtype on every rank, alone or
-                nested in lists, tuples and mappings.
-
-        Returns:
-            The same nesting with tensors of shape [world size * n, ...], or [world size] for
-            scalars, on every rank.
-
-        Raises:
-            UsageError: there is something else than tensors.
 
         Examples:
             >>> accelerator.gather(torch.tensor([0.5, 0.25]))
@@ -710,15 +651,6 @@ class Accelerator:
 
         See `headway.utils.reduce`, where the default is the mean.
 
-        Args:
-            tensor: tensors of the same shape and dtype on every rank, alone or nested; they are not
-                changed.
-            reduction: `sum`, `mean`, `max` or `none`.
-            scale: factor for the result.
-
-        Raises:
-            UsageError: another reduction, or something else than tensors.
-
         Examples:
             >>> accelerator.reduce(torch.tensor([1.0, 2.0]), "mean")
             tensor([1., 2.])
@@ -741,12 +673,7 @@ class Accelerator:
     def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
         """Overwrite each tensor by that of rank `from_process`, and return it.
 
-        Args:
-            tensor: tensors of the same shape and dtype on every rank, alone or nested.
-            from_process: a rank.
-
-        Raises:
-            UsageError: there is something else than tensors.
+        See `headway.utils.broadcast`.
 
         Examples:
             >>> accelerator.broadcast(torch.tensor([1, 2]))
@@ -802,60 +729,36 @@ class Accelerator:
         """Print once on each machine."""
         self.parts.process.print(*args, **kwargs)
 
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank's model and batches."""
-        return self.parts.process.device
+    device = Attribute[torch.device]("parts.process.device")
+    """The device of this rank's model and batches."""
 
     @property
     def distributed_type(self) -> DistributedType:
         """How the ranks work together."""
         return DistributedType.FSDP if self.is_fsdp2 else self.parts.process.distributed_type
 
-    @property
-    def num_processes(self) -> int:
-        """The number of ranks on all machines together (the world size)."""
-        return self.parts.process.num_processes
-
-    @property
-    def process_index(self) -> int:
-        """The number of this rank among those of all machines, from 0."""
-        return self.parts.process.process_index
-
-    @property
-    def local_process_index(self) -> int:
-        """The number of this rank among those of its machine, from 0."""
-        return self.parts.process.local_process_index
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
-        return self.parts.process.is_main_process
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first rank of its machine."""
-        return self.parts.process.is_local_main_process
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the rank with the highest number."""
-        return self.parts.process.is_last_process
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether there are several ranks."""
-        return self.parts.process.use_distributed
+    num_processes = Attribute[int]("parts.process.num_processes")
+    """The number of ranks on all machines together (the world size)."""
+    process_index = Attribute[int]("parts.process.process_index")
+    """The number of this rank among those of all machines, from 0."""
+    local_process_index = Attribute[int]("parts.process.local_process_index")
+    """The number of this rank among those of its machine, from 0."""
+    is_main_process = Attribute[bool]("parts.process.is_main_process")
+    """Whether this is rank 0."""
+    is_local_main_process = Attribute[bool]("parts.process.is_local_main_process")
+    """Whether this is the first rank of its machine."""
+    is_last_process = Attribute[bool]("parts.process.is_last_process")
+    """Whether this is the rank with the highest number."""
+    use_distributed = Attribute[bool]("parts.process.use_distributed")
+    """Whether there are several ranks."""
 
     @property
     def multi_device(self) -> bool:
         """Whether there are several ranks, each with a GPU of its own and the whole model."""
         return self.distributed_type is DistributedType.MULTI_GPU
 
-    @property
-    def is_fsdp2(self) -> bool:
-        """Whether models are sharded, by `torch.distributed.fsdp.fully_shard`."""
-        return self.parts.training.strategy.shards
+    is_fsdp2 = Attribute[bool]("parts.training.strategy.shards")
+    """Whether models are sharded, by `torch.distributed.fsdp.fully_shard`."""
 
     # ------------------------------------------------------------------ as the script has set it
 

@@ -134,12 +134,17 @@ class Training:
         """Whether a rank alone does not have all weights."""
         return self.strategy.shards or any(isinstance(one, DTensor) for one in self.parameters())
 
-    def set_accumulation_steps(self, steps: int) -> None:
-        """Change the number of micro-batches in one optimizer step.
+    @property
+    def accumulation_steps(self) -> int:
+        """The number of micro-batches in one optimizer step.
 
         Raises:
-            UsageError: it is no such number, or the batches of loaders follow from another one.
+            UsageError: set, it is no such number, or the batches of loaders follow from another.
         """
+        return self.accumulation.steps
+
+    @accumulation_steps.setter
+    def accumulation_steps(self, steps: int) -> None:
         check_steps("gradient_accumulation_steps", steps, CALL)
         if self.global_batch_size is not None and steps != self.accumulation.steps:
             raise UsageError(
