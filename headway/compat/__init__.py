@@ -4,9 +4,13 @@ What is the same in Headway is the same object here. Where Accelerate behaves di
 package behaves as Accelerate does: the learning-rate schedule steps once for each rank.
 """
 
-from headway.compat.forwarding import forward
+import sys
+
+from headway.compat.forwarding import Finder, forward
 
 __version__ = "1.15.0"
 """The version of Accelerate whose names and behaviour these are."""
+
+sys.meta_path.append(Finder())
 
 __getattr__, __dir__ = forward(__name__)

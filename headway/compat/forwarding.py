@@ -1,14 +1,41 @@
-"""The attributes of this package's modules, imported on first use from where Headway has them."""
+"""The modules of this package, and their attributes: imported on first use from where they are."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
 from typing import Any
 
 from headway.migration.homes import COMPAT, home_of, is_module, names_in
 from headway.migration.missing import raise_missing
+
+_NAMES = """
+big_modeling checkpointing commands hooks inference launchers local_sgd logging memory_utils
+optimizer parallelism_config state tracking
+utils.ao utils.bnb utils.constants utils.dataclasses utils.deepspeed utils.environment
+utils.fsdp_utils utils.imports utils.launch utils.megatron_lm utils.memory utils.modeling
+utils.offload utils.operations utils.other utils.random utils.rich utils.torch_xla utils.tqdm
+utils.transformer_engine utils.versions
+"""
+MODULES = frozenset(_NAMES.split())
+"""Those of Accelerate's modules that have no file here: all of their names are elsewhere."""
+
+
+class Finder(MetaPathFinder, Loader):
+    """Makes the modules that have no file."""
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        if fullname.removeprefix(f"{COMPAT}.") not in MODULES or not fullname.startswith(COMPAT):
+            return None
+        return spec_from_loader(fullname, self, is_package=fullname.endswith(".commands"))
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__getattr__"], vars(module)["__dir__"] = forward(module.__name__)
 
 
 def forward(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

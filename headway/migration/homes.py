@@ -82,7 +82,9 @@ def names_in(module: str) -> list[str]:
 
 def module_with(name: str) -> str | None:
     """Return the module of Headway to import a name of Accelerate from, whatever its module."""
-    for module in ("", *(found.name for found in iter_modules(import_module(COMPAT).__path__))):
+    files = (found.name for found in iter_modules(import_module(COMPAT).__path__))
+    others = (one for one in import_module(f"{COMPAT}.forwarding").MODULES if "." not in one)
+    for module in ("", *sorted({*files, *others})):
         home = home_of(module, name)
         if home is not None:
             source = home.rpartition(".")[0]

@@ -109,7 +109,7 @@ def test_what_is_the_same_is_the_same_object() -> None:
     import headway.compat as spoken
     from headway import DistributedType
     from headway.compat.utils import set_seed
-    from headway.compat.utils.random import set_seed as from_its_file
+    from headway.compat.utils.random import set_seed as from_its_file  # type: ignore[import-not-found]
     from headway.utils import set_seed as native
 
     assert set_seed is native

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator
 from headway.compat import Accelerator as CompatAccelerator
-from headway.compat.optimizer import AcceleratedOptimizer
+from headway.compat.optimizer import AcceleratedOptimizer  # type: ignore[import-not-found]
 from headway.errors import UsageError
 
 

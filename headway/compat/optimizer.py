@@ -1,5 +1,0 @@
-"""Names of `accelerate.optimizer`."""
-
-from headway.compat.forwarding import forward
-
-__getattr__, __dir__ = forward(__name__)
