@@ -207,7 +207,7 @@ class Accelerator:
         **unsupported: NoReturn,
     ) -> None:
         given = SimpleNamespace(**locals())
-        reject_unsupported(unsupported)
+        reject_unsupported(unsupported, vars(given))
         connected = connect(self.part_types.accepted(given))
         training, project = connected.training, connected.project
         preparer = self.part_types.preparer(
@@ -222,7 +222,7 @@ class Accelerator:
         checkpoints = Checkpointer(
             training,
             project,
-            began_at=connected.settings.began_at,
+            began_at=connected.settings.run.began_at,
             beside={RUNS_FILE: tracking.run_ids},
         )
         self.parts = Parts(

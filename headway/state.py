@@ -128,7 +128,7 @@ class PartialState(_SharedProcess):
         settings = GroupSettings(backend, init_method, timeout)
         if not self.initialized:
             agreed = merge_arguments(read_run(), cpu=cpu)
-            super().__init__(join_world(agreed.device, settings=settings))
+            super().__init__(join_world(agreed.run.device, settings=settings))
             return
         if cpu and self.device.type != "cpu":
             raise _cannot_change("cpu=True", f"device {self.device}", "PartialState")
@@ -179,13 +179,14 @@ class AcceleratorState(_SharedProcess):
         **arguments: Any,
     ) -> None:
         group = {name: arguments.pop(name) for name in GroupSettings._fields if name in arguments}
-        reject_unsupported(arguments, STATE_CALL)
+        known = ("cpu", "mixed_precision", *GroupSettings._fields)
+        reject_unsupported(arguments, known, STATE_CALL)
         check_precision(mixed_precision, STATE_CALL)
         self.__dict__ = self._shared_state
         world = PartialState(cpu, **group).world
         if not self.initialized:
             agreed = merge_arguments(read_run(), mixed_precision=mixed_precision)
-            share(world, agreed.mixed_precision, dynamo_plugin or TorchDynamoPlugin())
+            share(world, agreed.run.mixed_precision, dynamo_plugin or TorchDynamoPlugin())
         elif mixed_precision not in (None, self.mixed_precision):
             argument = f"mixed_precision={mixed_precision!r}"
             raise _cannot_change(argument, repr(self.mixed_precision), "AcceleratorState")

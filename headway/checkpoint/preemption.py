@@ -405,11 +405,11 @@ class Preemption:
     def _hint(self) -> str:
         """Return how to go on."""
         settings = self._settings
-        if settings.resume in (None, LATEST):
+        if settings.run.resume in (None, LATEST):
             return "run the same command again to go on"
         return (
-            f"to go on, run the same command again without resume={settings.resume}"
-            f" ({settings.resume_from})"
+            f"to go on, run the same command again without resume={settings.run.resume}"
+            f" ({settings.where('resume')})"
         )
 
     # ------------------------------------------------------------------ whose checkpoints are they?

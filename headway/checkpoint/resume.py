@@ -28,7 +28,7 @@ def select_checkpoint(
     Raises:
         CheckpointError: what was asked for is not there.
     """
-    wanted, found = settings.resume, candidates(project)
+    wanted, found = settings.run.resume, candidates(project)
     if wanted is not None and wanted != LATEST:
         found = _saved_before_restart(settings, found)
         if not found:
@@ -39,7 +39,7 @@ def select_checkpoint(
         if wanted == LATEST:
             raise CheckpointError(
                 "there is no checkpoint to go on from",
-                where=f"{project}, asked for by {settings.resume_from}",
+                where=f"{project}, asked for by {settings.where('resume')}",
                 fix="leave it out: accelerator.resume() goes on from the newest checkpoint where"
                 " there is one, and starts from the beginning where there is none",
             )
@@ -91,9 +91,9 @@ def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -
     A damaged one does not say which launch saved it; it counts if it is newer than another of this
     launch.
     """
-    if not is_restart() or not settings.began_at:
+    if not is_restart() or not settings.run.began_at:
         return []
-    saved = [one for one in found if one.launched_at in (settings.began_at, None)]
+    saved = [one for one in found if one.launched_at in (settings.run.began_at, None)]
     return [*dropwhile(lambda one: one.launched_at is None, saved)]
 
 

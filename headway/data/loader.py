@@ -345,7 +345,9 @@ class PreparedDataLoader(DataLoader[Any]):
         write checkpoints themselves.
 
         Examples:
-            >>> loader = accelerator.prepare(DataLoader(range(4), batch_size=2))
+            >>> from headway import Accelerator
+            >>> from torch.utils.data import DataLoader
+            >>> loader = Accelerator(cpu=True).prepare(DataLoader(range(4), batch_size=2))
             >>> for batch in loader:
             ...     state = loader.state_dict()
             ...     break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer
@@ -21,36 +21,6 @@ CALL = "the script's Accelerator(...)"
 STATE_CALL = "the script's AcceleratorState(...)"
 AUTO = "auto"
 NO_LAUNCHER = RunContract(AUTO, "no", 1, origins={})
-SUPPORTED = (
-    "device_placement",
-    "split_batches",
-    "mixed_precision",
-    "gradient_accumulation_steps",
-    "cpu",
-    "device",
-    "devices",
-    "dataloader_config",
-    "log_with",
-    "project_dir",
-    "project_config",
-    "step_scheduler_with_optimizer",
-    "gradient_accumulation_plugin",
-    "kwargs_handlers",
-    "dynamo_backend",
-    "dynamo_plugin",
-    "rng_types",
-    "auto_micro_batch",
-    "resume_from",
-    "seed",
-    "global_batch_size",
-    "strategy",
-    "shard_size",
-    "wrap",
-    "activation_checkpointing",
-    "cpu_offload",
-    "forward_methods",
-    "fsdp_plugin",
-)
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "even_batches": "pass dataloader_config=DataLoaderConfiguration(even_batches=...)",
     "dispatch_batches": "pass dataloader_config=DataLoaderConfiguration(dispatch_batches=...)",
@@ -67,101 +37,56 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
 }
 
 
-class Sharing(NamedTuple):
-    """How ranks share models, as an argument or the launcher says; None where neither does."""
-
-    strategy: str | None = None
-    shard_size: int | None = None
-    wrap: str | None = None
-    activation_checkpointing: bool | None = None
-    cpu_offload: bool | None = None
-
-
-UNSAID = Sharing()
-
-
 class EffectiveSettings(NamedTuple):
-    """The settings of this process, and notes on the values that were overridden."""
+    """The settings of this process, and what is said of them.
 
-    device: str  # auto, cpu, cuda or mps
-    mixed_precision: str
-    gradient_accumulation_steps: int
-    precision_from: str
-    resume: str | None = None  # the checkpoint to go on from, or LATEST
-    resume_from: str = CALL  # where that was said
-    began_at: float = 0.0  # when the job began, in seconds since the epoch; 0 without our launcher
-    time_limit: int | None = None  # seconds from then
-    deadline: float | None = None  # when they are over, by this process's time.monotonic()
+    Args:
+        run: those of the launcher, overridden by the script's arguments.
+        said_by_script: the names of these arguments.
+        deadline: when the time limit is over, by this process's time.monotonic().
+        notes: on the values that were overridden.
+    """
+
+    run: RunContract
+    said_by_script: frozenset[str] = frozenset()
+    deadline: float | None = None
     notes: tuple[str, ...] = ()
-    sharing: Sharing = UNSAID
-    estimated_bytes: int | None = None  # what tensors were estimated to take on each rank
 
-    @property
-    def asks_to_go_on(self) -> str:
-        """What only a script that calls `resume()` or `checkpoint()` obeys; empty if nothing."""
-        asked = {"resume": self.resume, "time_limit": self.time_limit}
-        return " and ".join(f"{name}={value}" for name, value in asked.items() if value is not None)
+    def where(self, name: str) -> str:
+        """Return where a setting was said."""
+        return CALL if name in self.said_by_script else str(self.run.origins.get(name, CALL))
 
 
 def merge_arguments(
-    run: RunContract | None,
-    *,
-    mixed_precision: str | None = None,
-    gradient_accumulation_steps: int | None = None,
-    cpu: bool = False,
-    device: str | None = None,
-    resume: str | None = None,
-    sharing: Sharing = UNSAID,
+    run: RunContract | None, *, cpu: bool = False, device: str | None = None, **given: Any
 ) -> EffectiveSettings:
     """Override `run` by the constructor's arguments; None (False for `cpu`) means not passed.
 
     Args:
         run: from the launcher; None under plain python or torchrun, where no profile is read.
+        given: other arguments that are settings, by the names that these have in `RunContract`.
 
     Raises:
         UsageError: an argument is invalid, or contradicts a flag of the command line.
     """
-    check_precision(mixed_precision)
+    check_precision(given.get("mixed_precision"))
     contract = run or NO_LAUNCHER
     wanted = _device(cpu, device)
-    if wanted == "gpu" and contract.device in (
-        "cuda",
-        "mps",
-    ):  # the launcher has detected which one it is
+    if wanted == "gpu" and contract.device in ("cuda", "mps"):  # the launcher has found which one
         wanted = contract.device
-    given: dict[str, Any] = {
-        "device": wanted,
-        "mixed_precision": mixed_precision,
-        "gradient_accumulation_steps": gradient_accumulation_steps,
-        "resume": resume,
-        **sharing._asdict(),
-    }
+    given["device"] = wanted
     passed = {name: value for name, value in given.items() if value is not None}
     changed = {name: value for name, value in passed.items() if value != getattr(contract, name)}
     as_written = {"device": "cpu=True" if cpu else f"device={device!r}"}
-    as_written["resume"] = f"resume_from={resume!r}"
+    as_written["resume"] = f"resume_from={given.get('resume')!r}"
     notes = [
         _note(run, name, as_written.get(name, f"{name}={value!r}"))
         for name, value in changed.items()
         if run is not None
     ]
     merged = contract._replace(**passed)
-    return EffectiveSettings(
-        device=merged.device,
-        mixed_precision=merged.mixed_precision,
-        gradient_accumulation_steps=merged.gradient_accumulation_steps,
-        precision_from=str(contract.origins.get("mixed_precision", CALL))
-        if mixed_precision is None
-        else CALL,
-        resume=merged.resume,
-        resume_from=str(contract.origins.get("resume", CALL)) if resume is None else CALL,
-        began_at=merged.began_at,
-        time_limit=merged.time_limit,
-        deadline=_deadline(merged),
-        notes=tuple(note for note in notes if note is not None),
-        sharing=Sharing(*(getattr(merged, name) for name in Sharing._fields)),
-        estimated_bytes=merged.estimated_bytes,
-    )
+    told = tuple(note for note in notes if note is not None)
+    return EffectiveSettings(merged, frozenset(passed), _deadline(merged), told)
 
 
 def _deadline(run: RunContract) -> float | None:
@@ -172,40 +97,36 @@ def _deadline(run: RunContract) -> float | None:
 
 
 def merge_sharing(
-    strategy: str | None,
-    shard_size: int | None,
-    wrap: str | Sequence[str] | int | None,
-    activation_checkpointing: bool | None,
-    cpu_offload: bool | None,
-    plugin: FullyShardedDataParallelPlugin | None,
-) -> Sharing:
-    """Return what the constructor's arguments say about how ranks share models.
+    given: Mapping[str, Any], plugin: FullyShardedDataParallelPlugin | None
+) -> dict[str, Any]:
+    """Return what the constructor's arguments say about how ranks share models, by setting.
 
     Raises:
         UsageError: a value is impossible, or an argument and the plugin say the same thing.
     """
-    given = Sharing(strategy, shard_size, _wrap(wrap), activation_checkpointing, cpu_offload)
+    strategy, size = given.get("strategy"), given.get("shard_size")
     if strategy not in (None, AUTO, *STRATEGIES):
         raise UsageError(
             f"strategy is {strategy!r}, not one of {', '.join((AUTO, *STRATEGIES))}",
             where=CALL,
             fix="pass strategy='fsdp' to shard models over the ranks",
         )
-    if shard_size is not None and (type(shard_size) is not int or shard_size < 2):
+    if size is not None and (type(size) is not int or size < 2):
         raise UsageError(
-            f"shard_size is {shard_size!r}, not a whole number of at least 2",
+            f"shard_size is {size!r}, not a whole number of at least 2",
             where=CALL,
             fix="pass the number of ranks that share one copy of the model",
         )
+    said = {**given, "wrap": _wrap(given.get("wrap"))}
     if plugin is None:
-        return given
-    if twice := [name for name, value in given._asdict().items() if value is not None]:
+        return said
+    if twice := [name for name, value in said.items() if value is not None]:
         raise UsageError(
-            f"both fsdp_plugin and {twice[0]}={getattr(given, twice[0])!r}",
+            f"both fsdp_plugin and {twice[0]}={said[twice[0]]!r}",
             where=CALL,
             fix="pass one of the two",
         )
-    return Sharing(**plugin.settings())
+    return plugin.settings()
 
 
 def _wrap(wrap: str | Sequence[str] | int | None) -> str | None:
@@ -259,8 +180,13 @@ def merge_compilation(
     return plugin or TorchDynamoPlugin(backend=backend)
 
 
-def reject_unsupported(arguments: Mapping[str, object], where: str = CALL) -> None:
+def reject_unsupported(
+    arguments: Mapping[str, object], known: Iterable[str], where: str = CALL
+) -> None:
     """Reject arguments that Headway does not support; those of Accelerate's may be None.
+
+    Args:
+        known: the names of those that it does.
 
     Raises:
         UsageError: for the first of them, with the alternative.
@@ -268,7 +194,7 @@ def reject_unsupported(arguments: Mapping[str, object], where: str = CALL) -> No
     for name, value in arguments.items():
         if name in UNSUPPORTED and value is None:
             continue
-        guess = did_you_mean(name, SUPPORTED)
+        guess = did_you_mean(name, tuple(known))
         fix = UNSUPPORTED.get(name) or (f"did you mean {guess}=?" if guess else "remove it")
         raise UsageError(f"unsupported argument {name!r}", where=where, fix=fix)
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from headway.contract.notes import say
 from headway.contract.records import channel, is_connected
-from headway.contract.run import read_ranks, read_run
+from headway.contract.run import RunContract, read_ranks, read_run
+from headway.contract.strategies import SETTINGS as SHARING
 from headway.contract.strategies import SHARDED
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
 from headway.distributed.rng import set_seed
@@ -80,33 +81,24 @@ def connect(given: Any) -> Connected:
     accumulation = merge_accumulation(
         given.gradient_accumulation_steps, given.gradient_accumulation_plugin
     )
-    settings = merge_arguments(
-        read_run(),
-        mixed_precision=given.mixed_precision,
-        gradient_accumulation_steps=accumulation.num_steps,
-        cpu=given.cpu,
-        device=given.device,
-        resume=None if given.resume_from is None else os.fspath(given.resume_from),
-        sharing=merge_sharing(
-            given.strategy,
-            given.shard_size,
-            given.wrap,
-            given.activation_checkpointing,
-            given.cpu_offload,
-            given.fsdp_plugin,
-        ),
-    )
+    said = {name: value for name, value in vars(given).items() if name in RunContract._fields}
+    said |= merge_sharing({name: said[name] for name in SHARING}, given.fsdp_plugin)
+    said["gradient_accumulation_steps"] = accumulation.num_steps
+    if given.resume_from is not None:
+        said["resume"] = os.fspath(given.resume_from)
+    settings = merge_arguments(read_run(), cpu=given.cpu, **said)
+    run = settings.run
     is_device_named = given.cpu or given.device is not None or given.devices is not None
     group = _group_settings(handlers.or_default(InitProcessGroupKwargs))
     shared = None if is_device_named else shared_world()
-    world = _join_world(shared, settings, given.devices, group)
+    world = _join_world(shared, run.device, given.devices, group)
     precision = precision_for(
-        (None if given.mixed_precision else shared_precision()) or settings.mixed_precision,
+        (None if given.mixed_precision else shared_precision()) or run.mixed_precision,
         world.device,
         PrecisionSettings(
             handlers.or_default(AutocastKwargs), handlers.or_default(GradScalerKwargs)
         ),
-        where=settings.precision_from,
+        where=settings.where("mixed_precision"),
     )
     methods = given.forward_methods
     strategy = strategy_for(
@@ -115,13 +107,13 @@ def connect(given: Any) -> Connected:
             ddp=handlers.or_default(DistributedDataParallelKwargs),
             dynamo=dynamo,
             forward_methods=(methods,) if isinstance(methods, str) else tuple(methods or ()),
-            **settings.sharing._asdict(),
+            **{name: getattr(run, name) for name in SHARING},
         ),
     )
     data = merged_configuration(
         given.dataloader_config, given.split_batches, given.global_batch_size
     )
-    steps = Accumulation(settings.gradient_accumulation_steps, accumulation)
+    steps = Accumulation(run.gradient_accumulation_steps, accumulation)
     if given.global_batch_size is not None:
         micro_batch_of(given.global_batch_size, strategy.data_size, steps.steps)
     training = Training(
@@ -143,10 +135,9 @@ def tell(connected: Connected, strategy: str | None) -> None:
     settings, world = connected.settings, connected.world
     if not world.is_main:
         return
-    if settings.asks_to_go_on:
-        _tell_if_unused(settings.resume, settings.time_limit)
-    if settings.estimated_bytes is not None:
-        tell_memory_at_exit(settings.estimated_bytes)
+    _tell_if_unused(settings.run.resume, settings.run.time_limit)
+    if settings.run.estimated_bytes is not None:
+        tell_memory_at_exit(settings.run.estimated_bytes)
     notes = settings.notes
     if strategy in SHARDED and world.ranks.world_size == 1:
         notes = (*notes, f"headway: strategy {strategy!r} has no effect with one process")
@@ -163,13 +154,13 @@ def _group_settings(handler: InitProcessGroupKwargs) -> GroupSettings:
 
 
 def _join_world(
-    shared: World | None, agreed: EffectiveSettings, devices: Devices | None, group: GroupSettings
+    shared: World | None, device: str, devices: Devices | None, group: GroupSettings
 ) -> World:
     """Join with the device of the shared world if there is one, else with what was agreed."""
     if shared is not None:
         return join_world(shared.device.type, shared.device.index, group)
-    gpu = None if devices is None else gpu_named_by(devices, agreed.device, read_ranks())
-    return join_world(agreed.device if gpu is None else "cuda", gpu, group)
+    gpu = None if devices is None else gpu_named_by(devices, device, read_ranks())
+    return join_world(device if gpu is None else "cuda", gpu, group)
 
 
 @cache
@@ -178,6 +169,8 @@ def _tell_if_unused(resume: str | None, time_limit: int | None) -> None:
 
     Under a launcher, that itself says so.
     """
+    if resume is None and time_limit is None:
+        return
 
     def tell_now() -> None:
         if getattr(sys, "last_type", None) is not None or is_connected():

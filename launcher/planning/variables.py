@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import (
-    ACCELERATE,
     ALLOCATION_VARIABLE,
     JOB_VARIABLE,
     KEY_VARIABLE,
@@ -16,12 +15,11 @@ from headway.contract.run import (
     RunContract,
     encode,
 )
-from headway.contract.strategies import SETTINGS as SHARING
 from headway.launcher.planning.supervision import is_world_of_one
 from headway.machine.facts import Machine
 from headway.settings.resolve import threads_given_by
 from headway.settings.setting import Value
-from headway.settings.table import YES, Settings
+from headway.settings.table import TABLE, YES, Settings
 
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 
@@ -98,22 +96,16 @@ def variables_of(
 
 
 def _contract(settings: Settings, supervised: str | None, began_at: float) -> RunContract:
-    names = [name for name in ("resume", "time_limit") if settings.values[name].value is not None]
-    return RunContract(
-        device=settings.device,
-        mixed_precision=settings.mixed_precision,
-        gradient_accumulation_steps=settings.gradient_accumulation_steps,
-        debug_rank=None if supervised is None else settings.debug_rank,
-        origins={name: settings.origin(name) for name in (*ACCELERATE, *SHARING, *names)},
-        resume=settings.resume,
+    """Return the settings that a script obeys, by their names."""
+    names = [name for name in RunContract._fields if name in TABLE]
+    values = {name: settings.values[name].value for name in names}
+    yes = {name: value == YES for name, value in values.items() if YES in TABLE[name].choices}
+    run = RunContract(
+        **{**values, **yes},
+        origins={name: settings.origin(name) for name in names},
         began_at=began_at,
-        time_limit=settings.time_limit,
-        strategy=settings.strategy,
-        shard_size=settings.shard_size,
-        wrap=settings.wrap,
-        activation_checkpointing=settings.activation_checkpointing == YES,
-        cpu_offload=settings.cpu_offload == YES,
     )
+    return run if supervised is not None else run._replace(debug_rank=None)
 
 
 def _ours(value: str | None, reason: str) -> Value:

@@ -21,23 +21,25 @@ RUN = RunContract(
     },
 )
 
+KNOWN = ("mixed_precision", "cpu")
+
 
 def test_without_launcher_and_arguments_the_defaults_hold() -> None:
     agreed = merge_arguments(None)
-    assert agreed[:3] == ("auto", "no", 1)
+    assert agreed.run[:3] == ("auto", "no", 1)
     assert agreed.notes == ()
 
 
 def test_launcher_s_settings_hold_where_the_script_says_nothing() -> None:
     agreed = merge_arguments(RUN)
-    assert agreed[:3] == ("cuda", "fp16", 4)
-    assert agreed.precision_from == str(PROFILE)
+    assert agreed.run[:3] == ("cuda", "fp16", 4)
+    assert agreed.where("mixed_precision") == str(PROFILE)
     assert agreed.notes == ()
 
 
 def test_argument_beats_profile_and_says_so_in_one_line() -> None:
     agreed = merge_arguments(RUN, mixed_precision="bf16")
-    assert agreed.mixed_precision == "bf16"
+    assert agreed.run.mixed_precision == "bf16"
     assert agreed.notes == (
         "headway: Accelerator(mixed_precision='bf16') overrides "
         f"mixed_precision='fp16' ({PROFILE})",
@@ -45,12 +47,12 @@ def test_argument_beats_profile_and_says_so_in_one_line() -> None:
 
 
 def test_argument_no_beats_profile_too() -> None:
-    assert merge_arguments(RUN, mixed_precision="no").mixed_precision == "no"
+    assert merge_arguments(RUN, mixed_precision="no").run.mixed_precision == "no"
 
 
 def test_cpu_beats_a_detected_device_without_a_line() -> None:
     agreed = merge_arguments(RUN, cpu=True)
-    assert agreed.device == "cpu"
+    assert agreed.run.device == "cpu"
     assert agreed.notes == ()
 
 
@@ -91,15 +93,15 @@ def test_impossible_accumulation_is_refused(steps: int) -> None:
 
 def test_accelerate_s_other_arguments_are_refused_with_a_way_out() -> None:
     with pytest.raises(UsageError, match=r"'even_batches'[\s\S]*DataLoaderConfiguration"):
-        reject_unsupported({"even_batches": False})
+        reject_unsupported({"even_batches": False}, KNOWN)
     with pytest.raises(UsageError, match=r"'logging_dir'[\s\S]*project_dir="):
-        reject_unsupported({"logging_dir": "runs"})
+        reject_unsupported({"logging_dir": "runs"}, KNOWN)
 
 
 def test_accelerate_s_other_arguments_may_be_none() -> None:
-    reject_unsupported({"fsdp_plugin": None, "megatron_lm_plugin": None})
+    reject_unsupported({"fsdp_plugin": None, "megatron_lm_plugin": None}, KNOWN)
 
 
 def test_a_mistyped_argument_is_refused_with_a_guess() -> None:
     with pytest.raises(UsageError, match="did you mean mixed_precision="):
-        reject_unsupported({"mixed_precison": None})
+        reject_unsupported({"mixed_precison": None}, KNOWN)

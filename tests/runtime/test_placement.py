@@ -85,7 +85,7 @@ def run(device: str, origin: Origin = PROFILE) -> RunContract:
 
 def test_the_scripts_device_beats_a_profile_aloud_and_may_not_contradict_a_flag() -> None:
     agreed = merge_arguments(run("cuda"), device="cpu")
-    assert agreed.device == "cpu"
+    assert agreed.run.device == "cpu"
     assert agreed.notes == (
         f"headway: Accelerator(device='cpu') overrides device='cuda' ({PROFILE})",
     )
@@ -96,13 +96,13 @@ def test_the_scripts_device_beats_a_profile_aloud_and_may_not_contradict_a_flag(
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_gpu_is_what_the_launcher_found(device: str) -> None:
     agreed = merge_arguments(run(device), device="gpu")
-    assert (agreed.device, agreed.notes) == (device, ())
-    assert merge_arguments(None, device="gpu").device == "gpu"
+    assert (agreed.run.device, agreed.notes) == (device, ())
+    assert merge_arguments(None, device="gpu").run.device == "gpu"
 
 
 def test_auto_in_the_script_leaves_it_to_the_launcher() -> None:
     assert (
-        merge_arguments(run("cpu", Origin(Layer.FLAG, flag="--device")), device="auto").device
+        merge_arguments(run("cpu", Origin(Layer.FLAG, flag="--device")), device="auto").run.device
         == "cpu"
     )
 

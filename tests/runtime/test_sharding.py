@@ -15,14 +15,13 @@ from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract, decode, encode
 from headway.errors import UsageError
 from headway.state import AcceleratorState
-from headway.training.arguments import Sharing, merge_arguments, merge_sharing
+from headway.training.arguments import merge_arguments, merge_sharing
 
 FLAG = Origin(Layer.FLAG, flag="--strategy")
 
 
-def said(**values: Any) -> Sharing:
-    names = (*Sharing._fields, "plugin")
-    return merge_sharing(**{**dict.fromkeys(names), **values})
+def said(plugin: Any = None, **values: Any) -> dict[str, Any]:
+    return merge_sharing(values, plugin)
 
 
 def test_one_process_is_not_sharded_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,11 +57,11 @@ def test_activations_are_computed_again_in_the_backward_pass_without_sharding() 
 def test_what_a_flag_says_may_not_be_contradicted() -> None:
     run = RunContract("cpu", "no", 1, {"strategy": FLAG}, strategy="fsdp", wrap="Block")
     assert decode(encode(run)) == run
-    agreed = merge_arguments(run).sharing
+    agreed = merge_arguments(run).run
     assert (agreed.strategy, agreed.wrap, agreed.cpu_offload) == ("fsdp", "Block", False)
     with pytest.raises(UsageError):
-        merge_arguments(run, sharing=said(strategy="ddp"))
-    assert merge_arguments(run, sharing=said(wrap=["Layer", "Head"])).sharing.wrap == "Layer,Head"
+        merge_arguments(run, **said(strategy="ddp"))
+    assert merge_arguments(run, **said(wrap=["Layer", "Head"])).run.wrap == "Layer,Head"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,8 @@ def test_the_plugin_says_the_same_as_settings(
     fields: dict[str, Any], settings: tuple[Any, ...]
 ) -> None:
     found = said(plugin=FullyShardedDataParallelPlugin(**fields))
-    assert (found.strategy, found.wrap, *found[3:]) == settings
+    names = ("strategy", "wrap", "activation_checkpointing", "cpu_offload")
+    assert tuple(found[name] for name in names) == settings
 
 
 @pytest.mark.parametrize(
