@@ -285,11 +285,13 @@ class Preemption:
     ) -> str | None:
         if self._exit_code is not None:  # the script has caught what it was to leave by
             raise SystemExit(self._exit_code)
+        project = self._checkpoints.project_folder("checkpoint")
+        if self._signals is None:
+            meet("checkpoint(...)")
+            self._trap_signals()
         if every is not None and self._training.accumulation.is_open:
             return None
-        project = self._checkpoints.project_folder("checkpoint")
         meet("checkpoint(...)")
-        self._trap_signals()
         self._require_prepared_before()
         self._stepping = self._training.optimizers
         step = self._training.steps_done

@@ -42,7 +42,7 @@ _COUNT_BITS = 16  # of a meeting's sum; above are the sums of what the ranks hav
 _ALL_SAME, _ALL_CAME, _SOME_WAIT = b"same", b"differ", b"wait"
 _NOT_THE_SCRIPT = (
     "<",
-    str(Path(__file__).parent),
+    str(Path(__file__).parents[1]),
     str(Path(torch.__file__).parent),
     sysconfig.get_path("stdlib"),
 )

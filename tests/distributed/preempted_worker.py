@@ -24,6 +24,7 @@ NUM_SAMPLES, EPOCHS, STEPS = 52, 4, 28
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)
 parser.add_argument("--nap", type=float, default=0.1, help="seconds, in each step")
+parser.add_argument("--nap-from", type=int, default=1, help="the batch of this run")
 parser.add_argument("--every", default="4")
 parser.add_argument("--workers", type=int, default=0, help="of the loader")
 parser.add_argument("--never", action="store_true", help="wait where resume() would be called")
@@ -47,6 +48,7 @@ folder, rank = args.folder, accelerator.process_index
 while args.never:
     time.sleep(0.1)
 run = accelerator.resume()
+num_batches = 0
 every = int(args.every) if args.every.isdecimal() else args.every
 with (folder / f"ledger-{rank}").open("a", buffering=1) as ledger:
     for epoch in range(run.epoch, EPOCHS):
@@ -57,7 +59,8 @@ with (folder / f"ledger-{rank}").open("a", buffering=1) as ledger:
                 optimizer.zero_grad()
             samples = [int(one) for one in batch[:, 0]]
             ledger.write(json.dumps([epoch, optimizer.step_count, samples]) + "\n")
-            time.sleep(args.nap)
+            num_batches += 1
+            time.sleep(args.nap if num_batches >= args.nap_from else 0)
             accelerator.checkpoint(every=every)
 if rank == 0:
     weights = [one.tolist() for one in accelerator.unwrap_model(model).state_dict().values()]

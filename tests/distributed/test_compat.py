@@ -52,9 +52,9 @@ def numbers(Accelerator, schedule, arguments):
 seen = {}
 for module in sys.argv[1:]:
     for name, schedule, arguments in CASES:
-        if module == "accelerate" and "split_batches" in arguments:
-            from accelerate import DataLoaderConfiguration
-            arguments = {"dataloader_config": DataLoaderConfiguration(split_batches=True)}
+        if module != "headway" and "split_batches" in arguments:
+            config = import_module(f"{module}.utils").DataLoaderConfiguration(split_batches=True)
+            arguments = {"dataloader_config": config}
         found = numbers(import_module(module).Accelerator, schedule, arguments)
         seen.setdefault(module, {})[name] = found
 print("seen", json.dumps(seen), flush=True)

@@ -101,8 +101,11 @@ TWO = ("--num-processes", "2")
 def interrupt(
     job: Job, process: subprocess.Popen[str], send: Callable[[], None], dice: random.Random
 ) -> Outcome:
-    """Let a job train a random number of batches, and then send it a signal."""
-    job.wait_for_batches(process, len(job.ledger()) + dice.randint(1, 5))
+    """Let a job train a random number of batches, and then send it a signal.
+
+    The first checkpoint() comes after the first batch; from there on signals are noted.
+    """
+    job.wait_for_batches(process, len(job.ledger()) + dice.randint(2, 5))
     send()
     code, text = ended(process)
     assert "Traceback" not in text
@@ -180,7 +183,7 @@ def is_new(job: Job, rank: int, pids: set[int]) -> bool:
     return job.pid(rank) not in pids
 
 
-def test_one_process_saves_at_its_time_limit_and_on_sigterm_but_not_before_resume(
+def test_one_process_saves_at_its_time_limit_and_on_sigterm_but_not_before_it_asks(
     tmp_path: Path,
 ) -> None:
     job = Job(tmp_path / "job")
@@ -200,8 +203,8 @@ def test_a_rank_that_is_killed_while_its_job_stops_is_named_and_nothing_is_left(
     tmp_path: Path,
 ) -> None:
     job = Job(tmp_path / "job", *TWO)
-    process = job.start("--nap", "60")
-    wait_until(lambda: all(job.ledger(rank) for rank in (0, 1)), process)
+    process = job.start("--nap-from", "2", "--nap", "60")
+    wait_until(lambda: all(len(job.ledger(rank)) > 1 for rank in (0, 1)), process)
     process.terminate()
     wait_for_lines(process, "SIGTERM")
     one_rank(job, 1, signal.SIGKILL)
