@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
+from headway.devices.table import kind_of
 from headway.errors import Do, HeadwayError, Problem, Remedy, advice, run
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.machine.apple import how_to_update_torch
@@ -40,15 +41,16 @@ LEAST_FREE_BYTES = {WARNING: 5 * 2**30, ERROR: 2**28}
 CONNECT_TIMEOUT_S = 3.0
 
 ASK_TORCH = """\
-import json, torch
-cuda = {"count": torch.cuda.device_count()}
-if cuda["count"]:
+import json, sys, torch
+kind = sys.argv[1]
+gpus = {"count": getattr(torch, kind).device_count()}
+if gpus["count"]:
     try:
-        torch.zeros(1, device="cuda")
+        torch.zeros(1, device=kind)
     except Exception as error:
-        cuda["error"] = str(error).splitlines()[0]
+        gpus["error"] = str(error).splitlines()[0]
 print(json.dumps({
-    "version": torch.__version__, "cuda": cuda,
+    "version": torch.__version__, "gpus": gpus,
     "mps_built": torch.backends.mps.is_built(), "mps": torch.backends.mps.is_available(),
 }))
 """
@@ -157,7 +159,7 @@ def _ask_torch(machine: Machine) -> Check:
         return Check(LIVE[0], SKIPPED, "not possible without a working folder")
     try:
         done = subprocess.run(
-            [sys.executable, "-c", ASK_TORCH],
+            [sys.executable, "-c", ASK_TORCH, machine.gpu_kind],
             capture_output=True,
             text=True,
             errors="replace",
@@ -177,13 +179,14 @@ def _ask_torch(machine: Machine) -> Check:
         return Check(LIVE[0], ERROR, what, [run("pip install --force-reinstall torch")])
     visible = machine.visible_gpus
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
-    cuda = answer["cuda"]
-    if "error" in cuda:
-        what = f"torch sees {cuda['count']} GPUs, but the first fails: {cuda['error']}"
-        fix = advice("run `nvidia-smi` to see its processes and compute mode")
+    gpus = answer["gpus"]
+    if "error" in gpus:
+        what = f"torch sees {gpus['count']} GPUs, but the first fails: {gpus['error']}"
+        tool = kind_of(machine.gpu_kind).tool
+        fix = advice(f"run `{tool}` to see its processes and compute mode")
         return Check(LIVE[0], ERROR, what, [fix])
-    if cuda["count"] < expected:
-        what = f"torch sees {cuda['count']} of {expected} GPUs"
+    if gpus["count"] < expected:
+        what = f"torch sees {gpus['count']} of {expected} GPUs"
         return Check(LIVE[0], ERROR, what, [advice("reboot"), advice("reinstall the driver")])
     if machine.mps and not answer["mps"]:
         built = "" if answer["mps_built"] else ": it is built without MPS"

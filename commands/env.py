@@ -52,8 +52,8 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
 def _gpu(gpu: Gpu) -> str:
     parts = [
         gpu.name,
-        f"{gpu.memory_bytes / 2**30:.0f} GiB",
-        "sm_" + "".join(map(str, gpu.capability)),
+        f"{gpu.memory_bytes / 2**30:.0f} GiB" if gpu.memory_bytes else "memory unknown",
+        *(["sm_" + "".join(map(str, gpu.capability))] if any(gpu.capability) else []),
         f"{gpu.compute_mode} mode",
     ]
     if gpu.use is not None:

@@ -79,7 +79,7 @@ def require_use_of_gpu(outcomes: Sequence[Outcome], devices: Devices, program: P
         UsageError: the script was followed, and left all that it trains on the CPU.
     """
     followed = [one for one in outcomes if one.rung]
-    if devices.kind == "cuda" and followed and not any(one.peak_bytes for one in followed):
+    if devices.kind != "cpu" and followed and not any(one.peak_bytes for one in followed):
         raise UsageError(
             f"{program.name} leaves its model on the CPU: it takes no memory of a GPU",
             where=program.name,

@@ -15,7 +15,7 @@ from headway.contract.memory_use import size
 from headway.contract.origin import Layer, Origin
 from headway.contract.strategies import AUTO, HSDP
 from headway.errors import ConfigError, UsageError
-from headway.estimate.devices import Devices, devices_of
+from headway.estimate.devices import ESTIMATED, Devices, devices_of
 from headway.estimate.planner import Judged, Planner, Row, rows_for
 from headway.estimate.report import failure
 from headway.launcher.planning.program import Program
@@ -92,7 +92,7 @@ def _devices(settings: Settings, machine: Machine, program: Program) -> Devices:
         obstacle = f"{program.name} is not a Python script"
     elif settings.strategy == HSDP:
         obstacle = f"strategy is {HSDP!r}"
-    elif settings.device not in ("cuda", "cpu"):
+    elif settings.device not in ESTIMATED:
         obstacle = f"device is {settings.device!r}"
     if obstacle:
         raise ConfigError(
@@ -100,13 +100,8 @@ def _devices(settings: Settings, machine: Machine, program: Program) -> Devices:
             where=f"flag {_FLAG}",
             fix=f"leave {_FLAG} out",
         )
-    if settings.device == "cuda":
-        indices = settings.devices.select(machine.visible_gpus).indices
-        gpus = [machine.visible_gpus[index] for index in indices]
-        smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
-        found = Devices("cuda", smallest.name, smallest.memory_bytes)
-    else:
-        found = devices_of(machine._replace(gpus=()))
+    gpus = machine.gpus_of(settings.device)
+    found = devices_of(machine, [gpus[index] for index in settings.devices.select(gpus).indices])
     return found._replace(per_machine=settings.num_processes, machines=settings.num_machines)
 
 

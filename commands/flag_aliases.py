@@ -91,7 +91,8 @@ _FAMILIES = {  # prefixes of flags: what they are here, and the fix unless it is
     **dict.fromkeys(("--tpu", "--no-tpu", "--vm", "--downcast-bf16"), ("is for TPUs",)),
     "--aws-": ("is for SageMaker",),
     "--mpirun-": ("has no counterpart here: `headway launch` starts the ranks itself",),
-    **dict.fromkeys(("--ipex", "--use-xpu"), ("is for Intel's XPUs, which have no support here",)),
+    "--use-xpu": ("is --device xpu here", "pass --device xpu, or remove it"),
+    "--ipex": ("is for Intel's extension, which torch does not need for --device xpu",),
     **dict.fromkeys(
         (
             *("--role", "--event-log-handler", "--logs-specs", "--numa-binding", "--run-path"),

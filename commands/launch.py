@@ -23,6 +23,7 @@ from headway.commands.remote_options import (
 from headway.commands.resume_check import resume_problems
 from headway.commands.tables import escape_unencodable
 from headway.contract.origin import Layer, Origin
+from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, Problem, Stopped, WorkerFailed
 from headway.launcher.clusters.cluster import cluster_layer, task_of
 from headway.launcher.planning.plan import LaunchPlan, build_plan
@@ -260,7 +261,7 @@ def _became_step(
 
 
 def _wants_idle(settings: Settings) -> bool:
-    return settings.device == "cuda" and settings.devices.idle is not None
+    return kind_of(settings.device).is_numbered and settings.devices.idle is not None
 
 
 def _with_use(environ: Mapping[str, str]) -> Machine:

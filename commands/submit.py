@@ -12,6 +12,7 @@ from typing import NamedTuple
 from headway.commands.flags import Parsed
 from headway.commands.remote_options import OF_MACHINES, Request, refuse_everywhere, words_elsewhere
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
+from headway.devices.table import kind_of
 from headway.errors import ConfigError, MachineError
 from headway.launcher.planning.program import Program, interpreter
 from headway.launcher.remote.batch_script import Job, batch_script, sbatch_words
@@ -151,7 +152,7 @@ def _options(parsed: Parsed, settings: Settings, name: str, folder: str) -> dict
         **_stop_signal(settings, own),
     }
     options = {key: value for key, value in options.items() if value or key not in OF_JOBS}
-    if settings.device == "cuda" and not any(key in own for key in _GPUS):
+    if kind_of(settings.device).is_numbered and not any(key in own for key in _GPUS):
         options |= _gpus(settings)
     if settings.are_user_set("threads_per_process", "num_processes") and not (
         any(key in own for key in _CORES)

@@ -15,6 +15,7 @@ from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.secrets import masked_value
 from headway.contract.strategies import HSDP, SHARDED
+from headway.devices.table import KINDS, kind_of
 from headway.errors import Problem
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
@@ -131,7 +132,7 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
     yield MORE
     asks_more = (answers.get(MORE) or facts.given.get(MORE)) == YES
     if asks_more:
-        if device == "cuda":
+        if kind_of(device).is_numbered:
             yield "devices"
         if device == "cpu":
             yield "mixed_precision"
@@ -150,7 +151,7 @@ def _names_of_sharing(facts: Facts, answers: Answers, device: str) -> Iterator[s
         yield "shard_size"
     if strategy in SHARDED:
         yield "wrap"
-        if device == "cuda":
+        if kind_of(device).is_numbered:
             yield "cpu_offload"
 
 
@@ -214,10 +215,14 @@ def _devices_here(facts: Facts) -> tuple[Choice, ...]:
     """Return the devices that this machine can use, the best first."""
     machine = facts.machine
     best, why = machine.best_device()
-    reasons = {"cuda": machine.describe_gpus(), "mps": machine.mps_reason}
-    works = [name for name in ("cuda", "mps") if not facts.problems({"device": name})]
+    gpus = {name: kind for name, kind in KINDS.items() if kind.maker}
+    works = [name for name in gpus if not facts.problems({"device": name})]
     cores = machine.cores_reason if works else f"{machine.cores_reason}; {why}"
-    choices = [*(Choice(name, reasons[name]) for name in works), Choice("cpu", cores)]
+    choices = [
+        Choice(name, machine.describe_gpus() if gpus[name].is_numbered else machine.mps_reason)
+        for name in works
+    ]
+    choices.append(Choice("cpu", cores))
     return tuple(sorted(choices, key=lambda choice: choice.value != best))
 
 
@@ -229,7 +234,8 @@ def _precisions_here(facts: Facts, answers: Answers) -> tuple[Choice, ...]:
         for name in TABLE["mixed_precision"].choices
         if not facts.problems({"device": device, "mixed_precision": name})
     ]
-    best = "bf16" if device == "cuda" and "bf16" in fits else "no"
+    recommended = kind_of(device).recommended
+    best = recommended if recommended in fits else "no"
     why = "every GPU supports it" if best == "bf16" else "no loss of precision"
     return tuple(
         Choice(name, PRECISIONS[name].help + (f" (recommended: {why})" if name == best else ""))
@@ -314,7 +320,7 @@ def _resolved(values: Mapping[str, Raw], facts: Facts) -> Settings:
 def _gpus(facts: Facts, answers: Answers) -> dict[str, Raw]:
     """Return the `devices` that were chosen; empty without CUDA."""
     known = {**_current_profile(facts, answers), **facts.given, **answers}
-    if _device(facts, answers) != "cuda" or "devices" not in known:
+    if not kind_of(_device(facts, answers)).is_numbered or "devices" not in known:
         return {}
     return {"devices": known["devices"]}
 

@@ -80,7 +80,7 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "--cpu --mixed-precision fp16",
         ),
         Code.DEVICES_WITHOUT_CUDA: Example(
-            "`devices` selects CUDA GPUs, and the device is another one.", "--cpu --devices 2"
+            "`devices` selects GPUs by number, and the device has no numbers.", "--cpu --devices 2"
         ),
         Code.DEVICES_OR_PROCESSES: Example(
             "Each process has one GPU, and the two settings give different numbers of processes.",
@@ -158,8 +158,8 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "mac_rosetta",
         ),
         Code.NO_GPU: Example(
-            "CUDA is asked for, and no GPU is visible to torch: none there, hidden by "
-            "`CUDA_VISIBLE_DEVICES`, a driver too old, or a torch without CUDA.",
+            "A kind of GPU is asked for, and torch sees none: none there, hidden by "
+            "`CUDA_VISIBLE_DEVICES`, a driver too old, or a torch that is not built for it.",
             "--device cuda",
             "driver_too_old",
         ),

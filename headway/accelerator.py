@@ -79,14 +79,10 @@ T = TypeVar("T")
 
 
 class Attribute(Generic[T]):
-    """An attribute of a part, under a name of the Accelerator.
+    """An attribute of a part, under a name of the Accelerator."""
 
-    Args:
-        path: from the Accelerator to it.
-        settable: whether a script may change it.
-    """
-
-    def __init__(self, path: str, *, settable: bool = False) -> None:
+    def __init__(self, path: str, doc: str, *, settable: bool = False) -> None:
+        self.__doc__ = doc
         self._read, self._settable = attrgetter(path), settable
         self._owner, _, self._name = path.rpartition(".")
 
@@ -312,28 +308,45 @@ class Accelerator:
         """
         return is_spread_by_device_map(model)
 
-    device_placement = Attribute[bool]("parts.preparer.device_placement", settable=True)
-    """Whether models and batches are moved to `device`; a script may change it."""
-    step_scheduler_with_optimizer = Attribute[bool](
-        "parts.preparer.step_scheduler_with_optimizer", settable=True
+    device_placement = Attribute[bool](
+        "parts.preparer.device_placement",
+        "Whether models and batches are moved to `device`; a script may change it.",
+        settable=True,
     )
-    """Whether a scheduler's `step()` counts only after an optimizer step."""
-    rng_types = Attribute[list[RNGType]]("parts.preparer.rng_types")
-    """The random generators that all ranks get from rank 0 at each pass over a loader."""
-    dataloader_config = Attribute[DataLoaderConfiguration]("parts.preparer.data", settable=True)
-    """How loaders that are prepared from now on share their data out."""
-    even_batches = Attribute[bool]("parts.preparer.data.even_batches", settable=True)
-    """See `DataLoaderConfiguration`; a script may change it."""
-    split_batches = Attribute[bool]("parts.preparer.data.split_batches")
-    """See `DataLoaderConfiguration`."""
-    dispatch_batches = Attribute[bool | None]("parts.preparer.data.dispatch_batches")
-    """See `DataLoaderConfiguration`."""
-    use_seedable_sampler = Attribute[bool]("parts.preparer.data.use_seedable_sampler")
-    """See `DataLoaderConfiguration`."""
-    non_blocking = Attribute[bool]("parts.preparer.data.non_blocking")
-    """See `DataLoaderConfiguration`."""
-    use_stateful_dataloader = Attribute[bool]("parts.preparer.data.use_stateful_dataloader")
-    """See `DataLoaderConfiguration`."""
+    step_scheduler_with_optimizer = Attribute[bool](
+        "parts.preparer.step_scheduler_with_optimizer",
+        "Whether a scheduler's `step()` counts only after an optimizer step.",
+        settable=True,
+    )
+    rng_types = Attribute[list[RNGType]](
+        "parts.preparer.rng_types",
+        "The random generators that all ranks get from rank 0 at each pass over a loader.",
+    )
+    dataloader_config = Attribute[DataLoaderConfiguration](
+        "parts.preparer.data",
+        "How loaders that are prepared from now on share their data out.",
+        settable=True,
+    )
+    even_batches = Attribute[bool](
+        "parts.preparer.data.even_batches",
+        "See `DataLoaderConfiguration`; a script may change it.",
+        settable=True,
+    )
+    split_batches = Attribute[bool](
+        "parts.preparer.data.split_batches", "See `DataLoaderConfiguration`."
+    )
+    dispatch_batches = Attribute[bool | None](
+        "parts.preparer.data.dispatch_batches", "See `DataLoaderConfiguration`."
+    )
+    use_seedable_sampler = Attribute[bool](
+        "parts.preparer.data.use_seedable_sampler", "See `DataLoaderConfiguration`."
+    )
+    non_blocking = Attribute[bool](
+        "parts.preparer.data.non_blocking", "See `DataLoaderConfiguration`."
+    )
+    use_stateful_dataloader = Attribute[bool](
+        "parts.preparer.data.use_stateful_dataloader", "See `DataLoaderConfiguration`."
+    )
 
     # ------------------------------------------------------------------ train: Steps
 
@@ -423,18 +436,24 @@ class Accelerator:
         if handler.output_trace_dir is not None:
             self.wait_for_everyone()
 
-    sync_gradients = Attribute[bool]("parts.training.accumulation.sync_gradients")
-    """Whether gradients are due: optimizers step, and ranks exchange gradients."""
+    sync_gradients = Attribute[bool](
+        "parts.training.accumulation.sync_gradients",
+        "Whether gradients are due: optimizers step, and ranks exchange gradients.",
+    )
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether an optimizer skipped its last step, because fp16 gradients overflowed."""
         return any(one.step_was_skipped for one in self.parts.training.optimizers)
 
-    gradient_accumulation_steps = Attribute[int]("parts.training.accumulation_steps", settable=True)
-    """The number of micro-batches in one optimizer step; a script may change it."""
-    mixed_precision = Attribute[str]("parts.training.precision.name")
-    """The precision in use: `no`, `fp16` or `bf16`."""
+    gradient_accumulation_steps = Attribute[int](
+        "parts.training.accumulation_steps",
+        "The number of micro-batches in one optimizer step; a script may change it.",
+        settable=True,
+    )
+    mixed_precision = Attribute[str](
+        "parts.training.precision.name", "The precision in use: `no`, `fp16` or `bf16`."
+    )
 
     @property
     def native_amp(self) -> bool:
@@ -454,8 +473,10 @@ class Accelerator:
             )
         self.parts.training.precision.uses_autocast = uses_autocast
 
-    scaler = Attribute[torch.amp.GradScaler | None]("parts.training.precision.scaler")
-    """What adapts fp16's loss scale; None in other precisions."""
+    scaler = Attribute[torch.amp.GradScaler | None](
+        "parts.training.precision.scaler",
+        "What adapts fp16's loss scale; None in other precisions.",
+    )
 
     # ------------------------------------------------------------------ models: Weights
 
@@ -551,12 +572,17 @@ class Accelerator:
         """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads."""
         return self.parts.checkpoints.register_load_state_pre_hook(hook)
 
-    project_configuration = Attribute[ProjectConfiguration]("parts.checkpoints.project")
-    """Where trackers and checkpoints write, how these are named, and how many stay."""
-    project_dir = Attribute[Folder]("project_configuration.project_dir")
-    """The folder of the files that this run writes."""
-    save_iteration = Attribute[int]("project_configuration.iteration")
-    """The number of the next checkpoint, with automatic naming."""
+    project_configuration = Attribute[ProjectConfiguration](
+        "parts.checkpoints.project",
+        "Where trackers and checkpoints write, how these are named, and how many stay.",
+    )
+    project_dir = Attribute[Folder](
+        "project_configuration.project_dir", "The folder of the files that this run writes."
+    )
+    save_iteration = Attribute[int](
+        "project_configuration.iteration",
+        "The number of the next checkpoint, with automatic naming.",
+    )
 
     # ------------------------------------------------------------------ interruptions: Preemption
 
@@ -570,8 +596,10 @@ class Accelerator:
         """Save when it is due; save and leave the script when the job has to stop."""
         return self.parts.preemption.checkpoint(every, allow_pickle=allow_pickle, wait=wait)
 
-    should_stop = Attribute[bool]("parts.preemption.should_stop")
-    """Whether the job has to stop; for loops in which `checkpoint(every=...)` has no place."""
+    should_stop = Attribute[bool](
+        "parts.preemption.should_stop",
+        "Whether the job has to stop; for loops in which `checkpoint(every=...)` has no place.",
+    )
 
     # ------------------------------------------------------------------ trackers: Tracking
 
@@ -597,12 +625,17 @@ class Accelerator:
         """Return the tracker `name` of the run."""
         return self.parts.tracking.get_tracker(name, unwrap)
 
-    log_with = Attribute[list[Chosen]]("parts.tracking.log_with")
-    """The trackers that were asked for: names, and instances of the script's."""
-    trackers = Attribute[list[GeneralTracker]]("parts.tracking.trackers")
-    """Those of the run; on other ranks than 0 only those that every rank calls."""
-    logging_dir = Attribute[Folder]("project_configuration.logging_dir")
-    """The folder below which trackers write their files."""
+    log_with = Attribute[list[Chosen]](
+        "parts.tracking.log_with",
+        "The trackers that were asked for: names, and instances of the script's.",
+    )
+    trackers = Attribute[list[GeneralTracker]](
+        "parts.tracking.trackers",
+        "Those of the run; on other ranks than 0 only those that every rank calls.",
+    )
+    logging_dir = Attribute[Folder](
+        "project_configuration.logging_dir", "The folder below which trackers write their files."
+    )
 
     # ------------------------------------------------------------------ all ranks: collectives
 
@@ -729,36 +762,47 @@ class Accelerator:
         """Print once on each machine."""
         self.parts.process.print(*args, **kwargs)
 
-    device = Attribute[torch.device]("parts.process.device")
-    """The device of this rank's model and batches."""
+    device = Attribute[torch.device](
+        "parts.process.device", "The device of this rank's model and batches."
+    )
 
     @property
     def distributed_type(self) -> DistributedType:
         """How the ranks work together."""
         return DistributedType.FSDP if self.is_fsdp2 else self.parts.process.distributed_type
 
-    num_processes = Attribute[int]("parts.process.num_processes")
-    """The number of ranks on all machines together (the world size)."""
-    process_index = Attribute[int]("parts.process.process_index")
-    """The number of this rank among those of all machines, from 0."""
-    local_process_index = Attribute[int]("parts.process.local_process_index")
-    """The number of this rank among those of its machine, from 0."""
-    is_main_process = Attribute[bool]("parts.process.is_main_process")
-    """Whether this is rank 0."""
-    is_local_main_process = Attribute[bool]("parts.process.is_local_main_process")
-    """Whether this is the first rank of its machine."""
-    is_last_process = Attribute[bool]("parts.process.is_last_process")
-    """Whether this is the rank with the highest number."""
-    use_distributed = Attribute[bool]("parts.process.use_distributed")
-    """Whether there are several ranks."""
+    num_processes = Attribute[int](
+        "parts.process.num_processes",
+        "The number of ranks on all machines together (the world size).",
+    )
+    process_index = Attribute[int](
+        "parts.process.process_index",
+        "The number of this rank among those of all machines, from 0.",
+    )
+    local_process_index = Attribute[int](
+        "parts.process.local_process_index",
+        "The number of this rank among those of its machine, from 0.",
+    )
+    is_main_process = Attribute[bool]("parts.process.is_main_process", "Whether this is rank 0.")
+    is_local_main_process = Attribute[bool](
+        "parts.process.is_local_main_process", "Whether this is the first rank of its machine."
+    )
+    is_last_process = Attribute[bool](
+        "parts.process.is_last_process", "Whether this is the rank with the highest number."
+    )
+    use_distributed = Attribute[bool](
+        "parts.process.use_distributed", "Whether there are several ranks."
+    )
 
     @property
     def multi_device(self) -> bool:
         """Whether there are several ranks, each with a GPU of its own and the whole model."""
         return self.distributed_type is DistributedType.MULTI_GPU
 
-    is_fsdp2 = Attribute[bool]("parts.training.strategy.shards")
-    """Whether models are sharded, by `torch.distributed.fsdp.fully_shard`."""
+    is_fsdp2 = Attribute[bool](
+        "parts.training.strategy.shards",
+        "Whether models are sharded, by `torch.distributed.fsdp.fully_shard`.",
+    )
 
     # ------------------------------------------------------------------ as the script has set it
 

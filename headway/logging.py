@@ -6,11 +6,9 @@ import logging
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from headway.contract.run import read_log_level
 from headway.distributed.meeting import barrier
-from headway.distributed.world import rank_and_size, rank_and_size_before_joining
+from headway.distributed.world import group_device, rank_and_size, rank_and_size_before_joining
 from headway.errors import UsageError
 
 if TYPE_CHECKING:
@@ -120,7 +118,7 @@ class MultiProcessAdapter(_Adapter):
         for turn in range(size):  # also where this rank's level is higher: the others wait for it
             if turn == rank:
                 self.logger.log(level, msg, *args, **kwargs)
-            barrier(_device_of_group())
+            barrier(group_device())
 
     def warning_once(self, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Log a warning, unless this logger has had one of the same text.
@@ -147,9 +145,3 @@ def _require_group(size: int) -> None:
             where="the script's call of a logger",
             fix="create Accelerator() first, or pass main_process_only=False instead",
         )
-
-
-def _device_of_group() -> torch.device:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # pragma: needs a GPU
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import VARIABLE, RunContract, encode, read_ranks
+from headway.devices.table import KINDS
 from headway.distributed.environment import patch_environment
 from headway.distributed.world import leave_world
 from headway.errors import UsageError, WorkerFailed
@@ -85,7 +86,8 @@ def notebook_launcher(
     """
     _check(unsupported, mixed_precision)
     if num_processes is None:
-        num_processes = torch.cuda.device_count() or 1
+        gpus = [kind.count() for kind in KINDS.values() if kind.is_numbered]
+        num_processes = max(1, *gpus)
     run = RunContract("auto", mixed_precision, 1, origins={})
     if num_processes == 1:
         with patch_environment(**{VARIABLE: encode(run)}):
@@ -151,11 +153,11 @@ def _check_process(num_processes: int) -> None:
             where=where,
             fix="run the notebook or script without `headway launch`, and restart the kernel",
         )
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # pragma: needs a GPU
+    for label in [kind.label for kind in KINDS.values() if kind.is_in_use()]:  # pragma: needs a GPU
         raise UsageError(
-            "this process uses CUDA, which forked ranks could not use any more",
+            f"this process uses {label}, which forked ranks could not use any more",
             where=where,
-            fix="restart the kernel, and use CUDA only in the function that is launched",
+            fix=f"restart the kernel, and use {label} only in the function that is launched",
         )
 
 

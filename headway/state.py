@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from headway.contract.run import Ranks, read_ranks, read_run
 from headway.data.active_loader import current_loop, open_loops
+from headway.devices.table import kind_of
 from headway.distributed.process import Process
 from headway.distributed.world import (
     USUAL_GROUP,
@@ -51,18 +52,17 @@ class _SharedProcess(Process):
 
     @property
     def default_device(self) -> torch.device:
-        """The best kind of device here, whichever one this process uses: cuda, mps or cpu."""
+        """The best kind of device here, whichever one this process uses."""
         return torch.device(best_device(read_ranks() or Ranks()))
 
     def set_device(self) -> None:
-        """Make `device` the one that torch uses where a script names none, such as "cuda".
+        """Make `device` the one that torch uses where a script names none, as in `.cuda()`.
 
         Examples:
             >>> from headway import PartialState
             >>> PartialState(cpu=True).set_device()
         """
-        if self.device.type == "cuda":  # pragma: needs a GPU
-            torch.cuda.set_device(self.device)
+        kind_of(self.device.type).make_current(self.device)
 
     def destroy_process_group(self, group: Any = None) -> None:
         """End a process group, by default that of all ranks; nothing if there is none.

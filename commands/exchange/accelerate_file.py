@@ -9,20 +9,22 @@ from headway.commands.exchange.accelerate_fsdp import KEY, sharding_of, take_sha
 from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Imported
 from headway.contract.strategies import DDP
 from headway.contract.strategies import SETTINGS as SHARING
+from headway.devices.table import CUDA, KINDS, MPS, kind_of
 from headway.errors import ConfigError, Problem
 from headway.launcher.planning.plan import LaunchPlan
 from headway.machine.devices import ALL
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE
 
-_SUPPORTED_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MPS")
+_DEVICES = {"MPS": MPS.name, **{kind.distributed_type: name for name, kind in KINDS.items()}}
+_SUPPORTED_TYPES = ("NO", *_DEVICES)
 _SHARDED_TYPES = {  # on GPUs too, but no DDP; each with the key of its own settings
     "FSDP": "fsdp_config",
     "DEEPSPEED": "deepspeed_config",
     "MEGATRON_LM": "megatron_lm_config",
 }
 _OTHER_DEVICE_TYPES = (  # on devices that Headway does not support
-    *("XLA", "TPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_HPU"),
+    *("XLA", "TPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_HPU"),
     *("MULTI_SDAA", "MULTI_NEURON"),
 )
 
@@ -175,10 +177,10 @@ def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> No
     gpus = rest.get("gpu_ids", "all")
     if on_cpu:
         values["device"] = "cpu"
-    elif kind == "MPS":
-        values["device"] = "mps"
-    elif kind == "MULTI_GPU" or kind in _SHARDED_TYPES or gpus != "all":
-        values["device"] = "cuda"
+    elif kind in _DEVICES:
+        values["device"] = _DEVICES[kind]
+    elif kind in _SHARDED_TYPES or gpus != "all":
+        values["device"] = CUDA.name
     if kind == "NO" and not on_cpu and rest.get("num_machines", "1") == "1":
         rest.setdefault("num_processes", "1")
     if gpus == "all":
@@ -247,10 +249,10 @@ def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
     """Return the Accelerate configuration that launches what `plan` does."""
     settings = plan.settings
     processes = settings.num_processes * settings.num_machines
-    kinds = {"cpu": "MULTI_CPU", "cuda": "MULTI_GPU"}
+    kind = kind_of(settings.device)
     config: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": kinds.get(settings.device, "NO") if processes > 1 else "NO",
+        "distributed_type": kind.distributed_type if processes > 1 else "NO",
         "mixed_precision": settings.mixed_precision,
         "use_cpu": settings.device == "cpu",
         "num_processes": processes,
@@ -264,8 +266,8 @@ def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
     if processes > 1 and (sharding := sharding_of(settings)):
         config["distributed_type"] = "FSDP"
         config[KEY] = sharding
-    if settings.device == "cuda":
-        mask = plan.environment.get("CUDA_VISIBLE_DEVICES")
+    if kind.is_numbered:
+        mask = plan.environment.get(kind.mask)
         config["gpu_ids"] = "all" if mask is None else mask.value
     if settings.num_machines > 1:
         config["main_process_ip"] = settings.main_address
@@ -279,9 +281,7 @@ def not_in_accelerate(plan: LaunchPlan, names: Sequence[str]) -> Iterator[str]:
     is_sharded = KEY in config
     has_gpus = config.get("gpu_ids", "all") != "all"
     held = {
-        "device": config["use_cpu"]
-        or config["distributed_type"] in ("MULTI_GPU", "FSDP")
-        or has_gpus,
+        "device": config["use_cpu"] or config["distributed_type"] != "NO" or has_gpus,
         "devices": plan.settings.devices == ALL or has_gpus,
         "main_address": "main_process_ip" in config,
         "main_port": "main_process_port" in config,

@@ -12,6 +12,7 @@ from typing import Any
 from headway.contract.records import STOPPED_AND_SAVED
 from headway.contract.run import KEY_VARIABLE
 from headway.contract.secrets import masked
+from headway.devices.table import kind_of
 from headway.launcher.planning.grace import grace_of
 from headway.settings.table import OF_HOSTS, OF_JOBS, TABLE, Settings
 
@@ -67,8 +68,8 @@ def to_kubernetes(
         "env": [*_variables(settings, texts, name)],
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
-    if settings.device == "cuda":
-        container["resources"] = {"limits": {"nvidia.com/gpu": settings.num_processes}}
+    if resource := kind_of(settings.device).resource:
+        container["resources"] = {"limits": {resource: settings.num_processes}}
     pod = {
         **({} if is_one else {"subdomain": name}),
         "restartPolicy": "Never",

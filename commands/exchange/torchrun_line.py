@@ -10,6 +10,7 @@ from typing import NamedTuple
 from headway.commands import flag_aliases
 from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Imported
 from headway.contract.run import RANK_VARIABLES
+from headway.devices.table import KINDS, kind_of
 from headway.errors import ConfigError, did_you_mean
 from headway.machine.facts import Machine
 from headway.settings.setting import Raw
@@ -206,9 +207,10 @@ def _of_variable(name: str, text: str) -> dict[str, Raw] | str:
         return {VARIABLES[name]: first if name == "OMP_NUM_THREADS" else text}
     if name == "ACCELERATE_USE_CPU":
         return {"device": "cpu"} if text.lower() in ("1", "true", "yes") else {}
-    if name == "CUDA_VISIBLE_DEVICES":
-        hides = text.strip() in ("", "-1")
-        return {"device": "cpu"} if hides else {"device": "cuda", "devices": text.split(",")}
+    for kind in KINDS.values():
+        if name == kind.mask:
+            hides = text.strip() in ("", "-1")
+            return {"device": "cpu"} if hides else {"device": kind.name, "devices": text.split(",")}
     if name == "PYTORCH_ENABLE_MPS_FALLBACK":
         return {"mps_fallback": "strict" if text in ("", "0") else "on"}
     if name in RANK_VARIABLES:
@@ -236,7 +238,7 @@ def _of_flag(flag: str, flags: Mapping[str, str], machine: Machine) -> dict[str,
         if not _is_fixed(flags):
             return {}  # machines get their ranks when they meet, here too
         return "set machine_rank on each machine, or pass --machine-rank"
-    if flag == "--nproc-per-node" and text != "xpu":
+    if flag == "--nproc-per-node":
         return _processes(text, machine)
     if flag == "--local-ranks-filter" and not is_several:
         return {"ranks": text}
@@ -263,7 +265,10 @@ def _processes(text: str, machine: Machine) -> dict[str, Raw]:
         text = "cpu"
     if text == "cpu":
         return {"device": "cpu", "num_processes": str(machine.cores)}
-    return {"device": "cuda", "num_processes": "auto"} if text == "gpu" else {"num_processes": text}
+    device = machine.gpu_kind if text == "gpu" else text
+    if kind_of(device).is_numbered:
+        return {"device": device, "num_processes": "auto"}
+    return {"num_processes": text}
 
 
 def _is_several(flags: Mapping[str, str]) -> bool:

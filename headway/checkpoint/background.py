@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from headway.checkpoint.saving import Prepared, agree, removed_on_failure, write_prepared
+from headway.devices.table import kind_of
 from headway.distributed.meeting import meet
 from headway.distributed.world import before_leaving, group_timeout, is_alone, rank_and_size
 from headway.errors import CheckpointError
@@ -111,8 +112,8 @@ class Background:
         with _one_thread():
             for name, tensor in tensors.items():
                 self._copies[name] = _copied(tensor, before.pop(name, None))
-        if any(tensor.is_cuda for tensor in tensors.values()):  # pragma: needs a GPU
-            torch.cuda.synchronize()
+        for name in {tensor.device.type for tensor in tensors.values()}:
+            kind_of(name).synchronize()
         return self._copies
 
     def _own_group(self) -> dist.ProcessGroup | None:

@@ -27,6 +27,7 @@ from headway.checkpoint.saving import (
 )
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
+from headway.devices.table import KINDS
 from headway.errors import CheckpointError
 
 
@@ -254,7 +255,8 @@ def _generators(states: dict[str, Any], rank: int) -> dict[str, Any]:
         "numpy": states["numpy_random_seed"],
         "torch": states["torch_manual_seed"],
     }
-    gpus = states.get("torch_cuda_manual_seed")
-    if gpus:
-        found["cuda"] = gpus[rank % len(gpus)]
+    for name in KINDS:
+        gpus = states.get(f"torch_{name}_manual_seed")
+        if gpus:
+            found[name] = gpus[rank % len(gpus)]
     return found

@@ -7,21 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.contract.records import MemoryUse
+from headway.devices.table import KINDS
 
 
 def read_memory_use() -> MemoryUse | None:
     """Return the most that torch has held of one GPU in this process; None if of none.
 
     The counters are torch's own, which count from the start, or from the script's last
-    `torch.cuda.reset_peak_memory_stats()`. Neither torch is imported nor CUDA initialised.
+    `torch.cuda.reset_peak_memory_stats()`. Neither torch is imported nor a GPU initialised.
     """
     torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if torch is None:
         return None
-    counted = [
-        MemoryUse(torch.cuda.max_memory_allocated(gpu), torch.cuda.max_memory_reserved(gpu))
-        for gpu in range(torch.cuda.device_count())
-    ]
+    counted = [MemoryUse(*peak) for kind in KINDS.values() for peak in kind.peaks(torch)]
     return max((one for one in counted if one.reserved), default=None)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.strategies import AUTO, STRATEGIES, read_wrap
+from headway.devices.table import KINDS
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
@@ -25,7 +26,7 @@ KEY_VARIABLE = "HEADWAY_RUN_KEY"
 VERSION = 4
 LATEST = "latest"
 """What `resume` is where the newest checkpoint of the project is meant, not a certain one."""
-DEVICES = ("cpu", "cuda", "gpu", "mps")  # gpu is cuda, or mps on a Mac
+DEVICES = (*sorted((*KINDS, "gpu")),)  # gpu is the kind of GPU that the machine has
 LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # read by get_logger; the first wins
 YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
 ACCELERATE = {  # the variables of `accelerate launch`
@@ -59,7 +60,7 @@ class RunContract(NamedTuple):
     The script may not contradict one that was passed as a flag.
     """
 
-    device: str  # cpu, cuda or mps; auto under `accelerate launch`
+    device: str  # a name in KINDS; auto under `accelerate launch`
     mixed_precision: str  # a name in PRECISIONS
     gradient_accumulation_steps: int
     origins: Mapping[str, Origin]

@@ -39,6 +39,7 @@ from headway.data.samplers import (
 from headway.data.seeds import SampleSeeds, give_generators
 from headway.data.sharding import NoBatch, Unpack, batch_size_of, is_plain, source_of, without_first
 from headway.data.workers import starting_workers
+from headway.devices.table import kind_of
 from headway.distributed.meeting import named
 from headway.distributed.nested import is_on, send_to_device
 from headway.distributed.rng import generator_states
@@ -123,8 +124,8 @@ class PreparedDataLoader(DataLoader[Any]):
     ) -> None:
         # no super().__init__: the attributes are those of `loader`, the batches those of `_share`
         config = config or DataLoaderConfiguration()
-        if device is not None and device.type == "mps":
-            loader.pin_memory = False  # torch could not either, and would warn in every epoch
+        if device is not None and not kind_of(device.type).can_pin:
+            loader.pin_memory = False
         if config.use_seedable_sampler and isinstance(loader, DataLoader):
             loader = with_seedable_sampler(loader, config.data_seed)
         pinned = config.non_blocking or getattr(loader, "pin_memory", False)
@@ -135,7 +136,8 @@ class PreparedDataLoader(DataLoader[Any]):
             give_generators(self._samplers())
         self._share = share_of(loader, rank, num_ranks, config, seeds=seeds)
         self._device = device
-        self._copies_to = device if pinned and device and device.type == "cuda" else None
+        copies_ahead = device is not None and kind_of(device.type).copies_ahead
+        self._copies_to = device if pinned and copies_ahead else None
         self._before_pass = before_pass
         self._passes = Passes()
         dataset = getattr(loader, "dataset", None)
@@ -155,6 +157,7 @@ class PreparedDataLoader(DataLoader[Any]):
         start, current = self._begin_pass()
         loop, state = LoaderLoop(self), vars(self)
         device = self._device if _can_be_elsewhere(self._device) else None
+        overlaps = device is not None and kind_of(device.type).copies_ahead
         state["end_of_dataloader"] = False
         try:
             with starting_workers(self._original):
@@ -191,7 +194,7 @@ class PreparedDataLoader(DataLoader[Any]):
                 if batch is not NoBatch:
                     loop.begin_batch(global_batch, is_last=not has_more)
                     if device is not None and not is_on(batch, device):
-                        batch = send_to_device(batch, device, non_blocking=device.type == "cuda")
+                        batch = send_to_device(batch, device, non_blocking=overlaps)
                     yield batch
                 if lookahead is not None:
                     channel.phase = "data"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from headway.distributed.meeting import barrier, meet
 from headway.distributed.nested import for_each_tensor, leaves
-from headway.distributed.world import message_device, rank_and_size
+from headway.distributed.world import group_device, message_device, rank_and_size
 from headway.errors import UsageError
 
 _BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
@@ -301,9 +301,9 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
         )
     if tensor is None:
         shape, dtype = offers[owners[0]]
-        tensor = torch.empty(shape, dtype=dtype, device=_rank_device())
+        tensor = torch.empty(shape, dtype=dtype, device=group_device())
     elif rank_and_size()[1] > 1:
-        tensor = tensor.detach().to(_rank_device(), copy=True).contiguous()
+        tensor = tensor.detach().to(group_device(), copy=True).contiguous()
     copied: torch.Tensor = broadcast(tensor, from_process=owners[0])
     return copied
 
@@ -324,14 +324,7 @@ def wait_for_everyone() -> None:
         >>> from headway.utils import wait_for_everyone
         >>> wait_for_everyone()
     """
-    barrier(_rank_device())
-
-
-def _rank_device() -> torch.device:
-    """Return the device that this rank's group is for."""
-    if dist.is_initialized() and "cuda:nccl" in dist.get_backend_config():  # pragma: needs a GPU
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    barrier(group_device())
 
 
 def gather_alike(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from headway.contract.process_groups import read_groups
 from headway.contract.records import own_threads
+from headway.devices.table import kind_of
 from headway.distributed.world import (
     alone,
     before_leaving,
@@ -128,7 +129,7 @@ _name: ContextVar[str] = ContextVar("name", default="")
 def barrier(device: torch.device) -> None:
     """Wait until every rank has called this."""
     meet("wait_for_everyone()")
-    if rank_and_size()[1] > 1 and device.type == "cuda":  # pragma: needs a GPU
+    if rank_and_size()[1] > 1 and kind_of(device.type).is_numbered:  # pragma: needs a GPU
         dist.barrier(device_ids=[device.index])
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from headway.contract.run import read_ranks
+from headway.devices.table import KINDS, kind_of
 from headway.distributed.collectives import broadcast_object_list
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
@@ -29,6 +30,7 @@ class RNGType(str, Enum):
 
     TORCH = "torch"  # of the CPU
     CUDA = "cuda"  # of the current GPU
+    XPU = "xpu"
     GENERATOR = "generator"  # a torch.Generator of the script
 
     def __str__(self) -> str:
@@ -41,7 +43,7 @@ def synchronize_rng_states(
     """Give all ranks the states that the generators have on rank 0; every rank calls this.
 
     Args:
-        rng_types: `torch`, `cuda`, `generator`, or members of `RNGType`.
+        rng_types: `torch`, `cuda`, `xpu`, `generator`, or members of `RNGType`.
         generator: the one that `generator` means.
 
     Raises:
@@ -91,9 +93,10 @@ def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
         UsageError: another type, or one of a device that is not there.
     """
     types = [RNGType.GENERATOR] if rng_types is None else [_type_of(one) for one in rng_types]
-    if RNGType.CUDA in types and not torch.cuda.is_available():
+    missing = [one.value for one in types if not kind_of(one.value).is_available()]
+    if missing:
         raise UsageError(
-            "rng_types has 'cuda', but torch finds no GPU",
+            f"rng_types has {missing[0]!r}, but torch finds no GPU",
             where="the script's Accelerator(rng_types=...)",
             fix="leave it out",
         )
@@ -112,16 +115,17 @@ def _type_of(name: str | RNGType) -> RNGType:
 
 
 def _state(rng_type: RNGType, generator: torch.Generator | None) -> torch.Tensor:
-    if rng_type is RNGType.CUDA:  # pragma: needs a GPU
-        return torch.cuda.get_rng_state()
+    state = kind_of(rng_type.value).rng_state()
+    if state is not None:  # pragma: needs a GPU
+        return state
     if generator is None or rng_type is RNGType.TORCH:
         return torch.get_rng_state()
     return generator.get_state()
 
 
 def _set_state(rng_type: RNGType, generator: torch.Generator | None, state: torch.Tensor) -> None:
-    if rng_type is RNGType.CUDA:  # pragma: needs a GPU
-        torch.cuda.set_rng_state(state)
+    if rng_type.value in KINDS:  # pragma: needs a GPU
+        kind_of(rng_type.value).set_rng_state(state)
     elif generator is None or rng_type is RNGType.TORCH:
         torch.set_rng_state(state)
     else:
@@ -168,10 +172,9 @@ def generator_states(device: torch.device) -> dict[str, Any]:
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
-    if device.type == "cuda":  # pragma: needs a GPU
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":  # pragma: needs a Mac
-        states["mps"] = torch.mps.get_rng_state()
+    own = kind_of(device.type).rng_state(device)
+    if own is not None:  # pragma: needs a GPU
+        states[device.type] = own
     return states
 
 
@@ -188,7 +191,5 @@ def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
         random.setstate(states["python"])
     if "numpy" in states and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(states["numpy"])
-    if "cuda" in states and device.type == "cuda":  # pragma: needs a GPU
-        torch.cuda.set_rng_state(states["cuda"], device)
-    if "mps" in states and device.type == "mps":  # pragma: needs a Mac
-        torch.mps.set_rng_state(states["mps"])
+    if device.type in states:  # pragma: needs a GPU
+        kind_of(device.type).set_rng_state(states[device.type], device)

@@ -21,6 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from headway.contract.process_groups import keep_groups_apart
 from headway.contract.run import Ranks, read_ranks
+from headway.devices.kind import DeviceKind
+from headway.devices.table import KINDS, kind_of
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.machine.detection import detect_machine
 
@@ -84,9 +86,7 @@ class World:
     def distributed_type(self) -> DistributedType:
         if self.ranks.world_size == 1:
             return DistributedType.NO
-        if self.device.type == "cuda":  # pragma: needs a GPU
-            return DistributedType.MULTI_GPU
-        return DistributedType.MULTI_CPU
+        return DistributedType(kind_of(self.device.type).distributed_type)
 
 
 class GroupSettings(NamedTuple):
@@ -119,8 +119,8 @@ def join_world(device: str, gpu: int | None = None, settings: GroupSettings = US
     An existing group (of another `Accelerator`, or the script's own) is used as it is.
 
     Args:
-        device: `cpu`, `cuda`, `mps`, `gpu` for one of these two, or `auto` for the best that every
-            rank can have.
+        device: a name in `KINDS`, `gpu` for the kind of GPU that is here, or `auto` for the best
+            that every rank can have.
         gpu: index of the GPU to use in place of the local rank's own.
         settings: how the group is formed. The timeout also holds for one that exists.
 
@@ -136,8 +136,7 @@ def join_world(device: str, gpu: int | None = None, settings: GroupSettings = US
             dist.get_rank(), dist.get_rank(), dist.get_world_size(), dist.get_world_size()
         )
     world = World(_device_of(ranks, device, gpu), ranks)
-    if world.device.type == "cuda":  # pragma: needs a GPU
-        torch.cuda.set_device(world.device)
+    kind_of(world.device.type).make_current(world.device)
     if ranks.world_size > 1:
         if not dist.is_initialized():
             _form_group(world, settings)
@@ -242,33 +241,36 @@ def rank_and_size_before_joining() -> tuple[int, int]:
 
 
 def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
-    name = best_device(ranks) if asked in ("auto", "gpu") else asked
+    name = asked
+    if asked in ("auto", "gpu"):
+        name = best_device(ranks) if gpu is None else detect_machine().gpu_kind
     if asked == "gpu" and name == "cpu":
         raise MachineError(
             f"device is 'gpu', but this machine has none: {detect_machine().best_device()[1]}",
             where="device 'gpu'",
             fix="choose `--device auto`, or `--cpu`",
         )
-    if name == "cuda":
+    kind = kind_of(name)
+    if kind.is_numbered:
         index = ranks.local_rank if gpu is None else gpu
-        count = torch.cuda.device_count()
+        count = kind.count()
         if index >= count:
-            why = f" ({detect_machine().why_no_gpu})" if not count else ""
+            why = detect_machine().why_not(name) if not count else None
             raise MachineError(
                 f"local rank {ranks.local_rank} has no GPU of its own: torch sees {count} here"
-                f"{why}",
+                + (f" ({why})" if why else ""),
                 where=f"device {asked!r}, LOCAL_WORLD_SIZE={ranks.local_world_size}",
                 fix="start as many processes as there are GPUs, or train with `--cpu`",
             )
-        return torch.device("cuda", index)  # pragma: needs a GPU
-    if name == "mps" and not torch.backends.mps.is_available():
+        return torch.device(name, index)  # pragma: needs a GPU
+    if not kind.is_available():
         machine = detect_machine()
-        reason = "torch finds no Apple GPU that it can use here"
+        reason = f"torch finds no {kind.maker} GPU that it can use here"
         if not machine.mps:
             reason += f": {machine.mps_reason}"
         raise MachineError(
-            f"device is 'mps', but {reason}",
-            where="device 'mps'",
+            f"device is {name!r}, but {reason}",
+            where=f"device {name!r}",
             fix=machine.mps_fix or "choose `--device cpu`, or `pip install -U torch` on a Mac",
         )
     return torch.device(name)
@@ -276,37 +278,49 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
 
 def message_device() -> torch.device:
     """Return the device for small tensors that ranks exchange: the CPU, where the group can."""
-    config = dist.get_backend_config() if dist.is_initialized() else "cpu:"
-    return (
-        torch.device("cpu")
-        if "cpu:" in config
-        else torch.device("cuda", torch.cuda.current_device())
-    )
+    has_cpu = not dist.is_initialized() or "cpu" in _backends()
+    return torch.device("cpu") if has_cpu else group_device()
+
+
+def group_device() -> torch.device:
+    """Return the device that this rank's group is for: its GPU, or the CPU."""
+    backends = _backends()
+    for name, kind in KINDS.items():
+        is_own = backends.get(name) == kind.backend or "cpu" not in backends
+        if kind.is_numbered and name in backends and is_own:  # pragma: needs a GPU
+            return kind.current()
+    return torch.device("cpu")
 
 
 def best_device(ranks: Ranks) -> str:
-    """Return the best device that every rank can have: cuda, mps or cpu."""
-    if torch.cuda.is_available():  # pragma: needs a GPU
-        return "cuda"
-    # one process only: ranks cannot form a group on MPS
-    if ranks.world_size == 1 and torch.backends.mps.is_available() and detect_machine().mps:
-        return "mps"
-    return "cpu"
+    """Return the best device that every rank can have."""
+
+    def suits(kind: DeviceKind) -> bool:
+        if kind.most_ranks is None or not kind.is_available():
+            return kind.is_available()
+        return ranks.world_size <= kind.most_ranks and not detect_machine().why_not(kind.name)
+
+    return next(name for name, kind in KINDS.items() if suits(kind))
 
 
 def group_backend(device: torch.device) -> str | None:
     """Return the backend by which ranks exchange tensors on `device`; None without a group."""
+    return _backends().get(device.type)
+
+
+def _backends() -> dict[str, str]:
+    """Return the backend of the group for each type of device; empty without a group."""
     if not dist.is_initialized():
-        return None
-    backends = dict(pair.split(":") for pair in str(dist.get_backend_config()).split(","))
-    return backends.get(device.type)
+        return {}
+    return dict(pair.split(":") for pair in str(dist.get_backend_config()).split(","))
 
 
 def _form_group(world: World, settings: GroupSettings) -> None:
     # DDP imports this later; imported while a group exists, it would hold that group for ever
     import_module("torch.distributed.nn.functional")
     keep_groups_apart(import_module("torch.distributed.distributed_c10d"))
-    usual = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    device, own = world.device.type, kind_of(world.device.type).backend
+    usual = "gloo" if own == "gloo" else f"cpu:gloo,{device}:{own}"
     backend = settings.backend or usual
     try:
         if settings.init_method is None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from headway.errors import ConfigError, did_you_mean
-from headway.machine.facts import Machine
+from headway.machine.facts import Gpu, Machine
 
 GB = 10**9
+ESTIMATED = ("cuda", "cpu")
+"""The kinds of devices whose memory is estimated."""
 _UNITS = {"GB": GB, "GIB": 2**30}
 
 KNOWN = {
@@ -96,9 +99,14 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
     return Devices("cuda", shown, memory or _known_bytes(name), count, machines)
 
 
-def devices_of(machine: Machine) -> Devices:
-    """Return the devices of a machine: its GPUs, the smallest memory of them, or its CPU."""
-    gpus = machine.visible_gpus
+def devices_of(machine: Machine, selected: Sequence[Gpu] | None = None) -> Devices:
+    """Return the devices of a machine: its CUDA GPUs, the smallest memory of them, or its CPU.
+
+    Args:
+        machine: with these devices.
+        selected: the GPUs that count, if not all that are visible; none stands for the CPU.
+    """
+    gpus = machine.gpus_of(ESTIMATED[0]) if selected is None else selected
     if gpus:
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
         return Devices("cuda", smallest.name, smallest.memory_bytes, len(gpus))

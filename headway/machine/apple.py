@@ -1,12 +1,12 @@
-"""Apple silicon: whether MPS is available, why not and how to fix it; precisions by version."""
+"""Apple silicon: whether MPS is available, why not, and how to fix it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headway.contract.precisions import PRECISIONS
+from headway.devices.kind import numbers
 from headway.errors import Remedy, advice, described, run
-from headway.machine.facts import Machine, is_on, numbers
+from headway.machine.facts import Machine, is_on
 from headway.machine.source import Source
 
 OLDEST_MACOS = (((1, 12), "12.3"), ((2, 5), "13.0"), ((2, 9), "14.0"))
@@ -102,15 +102,3 @@ def how_to_update_torch(macos: str) -> Remedy:
         macos_first = advice(f"update macOS to {OLDEST_MACOS[-1][1]} or newer")
         return (*macos_first, *run("pip install -U torch"))
     return run(f"pip install -U 'torch<{'.'.join(map(str, too_new[0]))}'")
-
-
-def why_no_precision(name: str, machine: Machine) -> str | None:
-    """Return why MPS does not support mixed precision `name` here, or None if it does."""
-    torch, row = machine.torch, PRECISIONS[name]
-    if torch is not None and not torch.is_at_least(*row.mps_torch):
-        needed = ".".join(map(str, row.mps_torch))
-        return f"torch {torch.version} does not support it on MPS; {needed} does"
-    if machine.macos and numbers(machine.macos) < row.mps_macos:
-        needed = ".".join(map(str, row.mps_macos))
-        return f"macOS {machine.macos} does not support it; macOS {needed} does"
-    return None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from headway.devices.table import CUDA, KINDS
 from headway.machine.cgroups import cpu_quota
-from headway.machine.facts import Machine, Torch
+from headway.machine.facts import Gpu, Machine, Torch
 from headway.machine.source import Source
 
 
@@ -20,7 +21,8 @@ def detect_machine(
     """Return a snapshot of this machine.
 
     Args:
-        environ: read for CUDA_VISIBLE_DEVICES, DISABLE_MPS and the schedulers' variables.
+        environ: read for CUDA_VISIBLE_DEVICES and its like, DISABLE_MPS and the variables of
+            schedulers.
         source: a recording to read instead of this system.
         full: also detect what planning does not need: `host`, and the use of each GPU.
 
@@ -34,7 +36,7 @@ def detect_machine(
         ),
         architecture=source.architecture(),
         scheduler=_scheduler(environ),
-        cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+        cuda_visible_devices=environ.get(CUDA.mask),
         cuda_device_order=environ.get("CUDA_DEVICE_ORDER"),
     )
     machine = _with_cores(machine, source)
@@ -42,10 +44,12 @@ def detect_machine(
         from headway.machine.apple import with_mps
 
         machine = with_mps(_with_torch(machine, source), environ, source)
-    elif _has_driver(machine, source):
-        from headway.machine.gpus import with_gpus
+    else:
+        machine = _with_listed_gpus(machine, environ, source)
+        if not machine.gpus and _has_driver(machine, source):
+            from headway.machine.gpus import with_gpus
 
-        machine = with_gpus(_with_torch(machine, source), environ, source, full=full)
+            machine = with_gpus(_with_torch(machine, source), environ, source, full=full)
     if not full:
         return machine
     from headway.machine.host import detect_host
@@ -70,6 +74,24 @@ def _with_cores(machine: Machine, source: Source) -> Machine:
     return machine._replace(cores=cores, cores_reason=f"{cores} usable core{'s' * (cores != 1)}")
 
 
+def _with_listed_gpus(machine: Machine, environ: Mapping[str, str], source: Source) -> Machine:
+    """Add the GPUs that the kernel lists, of a kind that the installed torch is built for."""
+    for kind in KINDS.values():
+        gpus = tuple(Gpu(**facts) for facts in kind.found_in(source))
+        if not gpus:
+            continue
+        machine = _with_torch(machine, source)
+        machine = machine._replace(listed_kinds=(*machine.listed_kinds, kind.name))
+        if not machine.gpus and getattr(machine.torch, kind.name, None) is not None:
+            machine = machine._replace(
+                gpus=gpus,
+                gpus_reason=f"found by {kind.maker}'s driver",
+                gpu_kind=kind.name,
+                gpu_mask=environ.get(kind.mask),
+            )
+    return machine
+
+
 def _has_driver(machine: Machine, source: Source) -> bool:
     """Return whether a GPU driver may be installed."""
     if machine.system == "Linux":
@@ -89,8 +111,9 @@ def _with_torch(machine: Machine, source: Source) -> Machine:
             facts[name.split(":")[0].strip()] = value.strip().strip("'\"")
     if "__version__" not in facts:
         return machine._replace(torch_reason="torch is not installed for this Python")
-    cuda, hip = (
-        None if facts.get(name, "None") == "None" else facts[name] for name in ("cuda", "hip")
+    cuda, hip, xpu = (
+        None if facts.get(name, "None") == "None" else facts[name]
+        for name in ("cuda", "hip", "xpu")
     )
-    torch = Torch(facts["__version__"], cuda, hip)
+    torch = Torch(facts["__version__"], cuda, hip, xpu)
     return machine._replace(torch=torch, torch_reason="its version.py")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from headway.contract.run import YES
+from headway.devices.kind import DIGITS, numbers
+from headway.devices.table import CUDA, MPS, kind_of
 from headway.errors import ConfigError
 
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
@@ -14,7 +16,6 @@ OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 
 Source: NVIDIA, CUDA Compatibility, table of minor version compatibility."""
 
-_DIGITS = 9  # of an index or a version; int() fails for thousands of digits
 _END_OF_MASK = ("", "-1")
 """Entries that end CUDA_VISIBLE_DEVICES on purpose; any other unknown entry is a mistake.
 
@@ -85,6 +86,7 @@ class Torch(NamedTuple):
     version: str
     cuda: str | None = None  # the CUDA that it is built for
     hip: str | None = None
+    xpu: str | None = None  # the release of Intel's compiler
     mps: bool | None = None  # None: unknown without importing torch
 
     def is_at_least(self, *version: int) -> bool:
@@ -129,6 +131,8 @@ class Machine(NamedTuple):
     cores: int = 1  # that this process may use
     cores_reason: str = "one core"
     gpus: tuple[Gpu, ...] = ()
+    gpu_kind: str = CUDA.name  # the kind of device that they are: a torch is built for one
+    listed_kinds: tuple[str, ...] = ()  # of GPUs that the kernel lists, whatever torch is for
     gpus_reason: str = "no NVIDIA driver on this machine"
     driver: str | None = None  # version of the GPU driver
     driver_is_silent: bool = False  # a driver is installed, but does not list the GPUs
@@ -141,19 +145,20 @@ class Machine(NamedTuple):
     torch_reason: str = "not read: planning does not need it here"
     scheduler: str | None = None  # of the cluster, if it started this process
     cuda_visible_devices: str | None = None
+    gpu_mask: str | None = None  # the same for GPUs of a kind with another variable
     cuda_device_order: str | None = None
     host: Host | None = None
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that CUDA shows a process, in order, under CUDA_VISIBLE_DEVICES."""
+        """The GPUs that torch shows a process, in order, under CUDA_VISIBLE_DEVICES or its like."""
         if self.torch_obstacle is not None:
             return ()
-        if self.cuda_visible_devices is None:
+        if self.mask is None:
             return tuple(part for gpu in self.gpus for part in gpu.parts())
         visible: list[Gpu] = []
-        for token in self.cuda_visible_devices.split(","):
-            gpu = self._named(token.strip())
+        for token in self.mask_entries:
+            gpu = self._named(token)
             if gpu is None:  # CUDA ignores an unknown entry and all that follow
                 break
             if gpu in visible:  # CUDA then shows no GPU
@@ -161,8 +166,25 @@ class Machine(NamedTuple):
             visible.append(gpu)
         return tuple(visible)
 
+    def gpus_of(self, device: str) -> tuple[Gpu, ...]:
+        """Return the visible GPUs that are of this kind of device."""
+        return self.visible_gpus if device == self.gpu_kind else ()
+
+    @property
+    def mask(self) -> str | None:
+        """The value of the variable that says which of the GPUs are visible."""
+        return self.cuda_visible_devices if self.gpu_kind == CUDA.name else self.gpu_mask
+
+    @property
+    def mask_entries(self) -> list[str]:
+        """The entries of `mask`, in the order of the GPUs that they show."""
+        tokens = [token.strip() for token in (self.mask or "").split(",")]
+        if kind_of(self.gpu_kind).mask_is_ordered:
+            return tokens
+        return [str(index) for index in range(len(self.gpus)) if str(index) in tokens]
+
     def _named(self, token: str) -> Gpu | None:
-        if token.isdecimal() and len(token) <= _DIGITS:
+        if token.isdecimal() and len(token) <= DIGITS:
             return self.gpus[int(token)].parts()[0] if int(token) < len(self.gpus) else None
         if not token:
             return None
@@ -176,7 +198,7 @@ class Machine(NamedTuple):
     def torch_obstacle(self) -> str | None:
         """Why the installed torch cannot use the GPUs of this machine, or None."""
         torch = self.torch
-        if torch is None or not self.gpus:
+        if torch is None or not self.gpus or self.gpu_kind != CUDA.name:
             return None
         if (torch.hip if self.is_rocm else torch.cuda) is None:
             build = "ROCm" if self.is_rocm else "CUDA"
@@ -196,17 +218,29 @@ class Machine(NamedTuple):
             return self.gpus_reason
         if self.torch_obstacle is not None:
             return self.torch_obstacle
-        mask = f"CUDA_VISIBLE_DEVICES={self.cuda_visible_devices!r}"
-        tokens = [token.strip() for token in (self.cuda_visible_devices or "").split(",")]
-        if self._named(tokens[0]) is None:
+        mask = f"{kind_of(self.gpu_kind).mask}={self.mask!r}"
+        if self._named("".join(self.mask_entries[:1])) is None:
             return f"{mask} hides all GPUs"
         return f"{mask} hides all GPUs: it lists one twice, and CUDA then shows none"
+
+    def why_not(self, device: str) -> str | None:
+        """Return why there is no `device` of this kind that can be used here, or None."""
+        if device == self.gpu_kind:
+            return None if self.visible_gpus else self.why_no_gpu
+        if device == MPS.name:
+            return None if self.mps else self.mps_reason
+        kind, torch = kind_of(device), self.torch
+        if not kind.is_numbered:
+            return None
+        is_there = device in (CUDA.name, *self.listed_kinds)
+        if is_there and torch is not None and getattr(torch, device, None) is None:
+            return f"this torch ({torch.version}) is built without {kind.label}"
+        return f"no {kind.maker} GPU on this machine"
 
     @property
     def mask_fault(self) -> str | None:
         """Why CUDA_VISIBLE_DEVICES shows some, but not all, of the GPUs that it lists, or None."""
-        mask = self.cuda_visible_devices or ""
-        entries = [entry.strip() for entry in mask.split(",")]
+        mask, entries = self.mask or "", self.mask_entries
         shown = len(self.visible_gpus)
         if not 0 < shown < len(entries):
             return None
@@ -228,13 +262,13 @@ class Machine(NamedTuple):
         """Return the device that `auto` selects, and why."""
         visible = self.visible_gpus
         if any(gpu.obstacle is None for gpu in visible):
-            return "cuda", self.describe_gpus()
+            return self.gpu_kind, self.describe_gpus()
         if visible:
             return "cpu", f"{self.describe_gpus()}, not usable: {visible[0].obstacle}"
         if self.gpus:
             return "cpu", self.why_no_gpu
         if self.mps:
-            return "mps", self.mps_reason
+            return MPS.name, self.mps_reason
         return "cpu", self.mps_reason if self.system == "Darwin" else self.gpus_reason
 
     def describe_gpus(self) -> str:
@@ -260,13 +294,3 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
         where=f"environment {name}",
         fix=f"`export {name}=1` to enable it, or unset it",
     )
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """Return the numeric parts of a version: (2, 13, 0) for 2.13.0+cpu."""
-    found: list[int] = []
-    for part in version.partition("+")[0].split("."):
-        if not part.isdecimal() or len(part) > _DIGITS:
-            break
-        found.append(int(part))
-    return tuple(found) or (0,)

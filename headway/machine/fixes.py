@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from headway.devices.kind import numbers
+from headway.devices.table import kind_of
 from headway.errors import Remedy, advice, run
-from headway.machine.facts import EXCLUSIVE, OLDEST_DRIVER, PROHIBITED, Gpu, Machine, numbers
+from headway.machine.facts import EXCLUSIVE, OLDEST_DRIVER, PROHIBITED, Gpu, Machine
 
-CUDA_WHEELS = "https://download.pytorch.org/whl"
+WHEELS = "https://download.pytorch.org/whl"
 
 
-def how_to_use_gpus(machine: Machine) -> list[Remedy]:
-    """Return how to make GPUs usable; empty if nothing is known to help."""
+def how_to_use_gpus(machine: Machine, device: str = "") -> list[Remedy]:
+    """Return how to make GPUs usable, those of a kind if one is named; empty if nothing helps."""
+    if device not in ("", machine.gpu_kind):
+        install = "pip install --force-reinstall torch --index-url"
+        is_listed = device in machine.listed_kinds
+        return [run(f"{install} {WHEELS}/{kind_of(device).wheels}")] if is_listed else []
     if machine.torch_obstacle is not None:
         return _matching_torch(machine)
     if machine.visible_gpus:
         return how_to_free(machine.visible_gpus[0])
     if machine.gpus:
-        return [run("unset CUDA_VISIBLE_DEVICES")]
+        return [run(f"unset {kind_of(machine.gpu_kind).mask}")]
     if machine.driver_is_silent:
         return [
             advice(
@@ -45,7 +51,7 @@ def _matching_torch(machine: Machine) -> list[Remedy]:
     if major is None:
         return [advice("update the NVIDIA driver")]
     index = {11: "cu118", 12: "cu126", 13: "cu130"}[major]
-    install = run(f"pip install --force-reinstall torch --index-url {CUDA_WHEELS}/{index}")
+    install = run(f"pip install --force-reinstall torch --index-url {WHEELS}/{index}")
     if machine.torch is not None and machine.torch.cuda is not None:
         return [advice("update the NVIDIA driver"), install]
     return [install]

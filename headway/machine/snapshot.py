@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from headway.devices.table import KINDS
 from headway.errors import ConfigError
 from headway.machine.facts import DEFAULT, EXCLUSIVE, PROHIBITED, Machine
 
@@ -19,7 +20,10 @@ LEAST = {
 }
 """Minimum of each numeric field, if it is not 0."""
 LARGEST = 2**63 - 1
-CHOICES = {"compute_mode": (DEFAULT, EXCLUSIVE, PROHIBITED)}
+CHOICES = {
+    "compute_mode": (DEFAULT, EXCLUSIVE, PROHIBITED),
+    "gpu_kind": tuple(name for name, kind in KINDS.items() if kind.is_numbered),
+}
 
 
 def to_json(machine: Machine) -> str:

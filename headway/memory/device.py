@@ -8,10 +8,9 @@ import sys
 from functools import cache
 from typing import Any
 
-import torch
-
 from headway.contract.memory_use import describe_memory_use, read_memory_use
 from headway.contract.records import is_connected
+from headway.devices.table import KINDS
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:
@@ -26,10 +25,8 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
     """
     if garbage_collection:
         gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # pragma: needs a GPU
-        torch.cuda.empty_cache()
-    elif torch.backends.mps.is_available():  # pragma: needs a Mac
-        torch.mps.empty_cache()
+    for kind in KINDS.values():
+        kind.empty_cache()
 
 
 def release_memory(*objects: Any) -> list[None]:

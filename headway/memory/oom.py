@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from headway.distributed.world import default_store, form_group_again, rank_and_size
+from headway.distributed.world import (
+    default_store,
+    form_group_again,
+    group_device,
+    rank_and_size,
+)
 
 TEXTS = (  # parts of the messages of torch's RuntimeErrors, each with its source
     "out of memory",  # CUDA, HIP and MPS: c10/cuda/CUDACachingAllocator.cpp, MPSAllocator.mm
@@ -146,7 +151,7 @@ class _Attempt:
 
 def _cut_connections(addresses: set[str]) -> None:
     """End this rank's connections to ranks at `addresses`: what waits for them gets an error."""
-    if dist.get_backend_config().endswith("cuda:nccl"):  # pragma: needs a GPU
+    if group_device().type != "cpu":  # pragma: needs a GPU
         dist.group.WORLD.abort()  # type: ignore[union-attr]
     for connection, _, remote in _connections():
         if remote in addresses:

@@ -17,7 +17,7 @@ class ProfileKwargs(KwargsHandler):
     """What `accelerator.profile()` records, as `torch.profiler.profile` takes it.
 
     Args:
-        activities: of "cpu", "cuda", "mtia", "xpu" and the others that torch has; None records all
+        activities: of `cpu`, `cuda`, `mtia`, `xpu` and the others that torch has; None records all
             that this machine has.
         schedule_option: arguments for `torch.profiler.schedule`: `wait`, `warmup`, `active`,
             `repeat` and `skip_first`, each a number of `profiler.step()` calls.

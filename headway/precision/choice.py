@@ -6,8 +6,8 @@ from enum import Enum
 
 import torch
 
+from headway.devices.table import kind_of
 from headway.errors import MachineError, UsageError
-from headway.machine.apple import why_no_precision
 from headway.machine.detection import detect_machine
 from headway.precision.bf16 import Bf16
 from headway.precision.fp16 import Fp16
@@ -54,35 +54,20 @@ def precision_for(
 
     Raises:
         UsageError: fp16 on a CPU.
-        MachineError: a precision that this GPU, or torch's MPS, does not have.
+        MachineError: a precision that this device does not have.
     """
-    if name == "fp16" and device.type == "cpu":
+    kind = kind_of(device.type)
+    if name in kind.lacking:
         raise UsageError(
-            "mixed_precision is 'fp16', but the device is the CPU, where fp16 gains nothing",
+            f"mixed_precision is {name!r}, but the device is the CPU, where {name} gains nothing",
             where=where,
             fix="use bf16, which CPUs can compute with, or no",
         )
-    if name == "bf16" and device.type == "cuda":  # pragma: needs a GPU
-        _require_bf16(device, where)
-    if device.type == "mps":
-        _require_on_mps(name, where)
-    return PRECISIONS[name](device, settings)
-
-
-def _require_bf16(device: torch.device, where: str) -> None:  # pragma: needs a GPU
-    major, minor = torch.cuda.get_device_capability(device)
-    if torch.version.hip is None and major < 8:
+    lack = kind.lack_of(device, name, detect_machine)
+    if lack is not None:
         raise MachineError(
-            f"mixed_precision is 'bf16', but this GPU ({torch.cuda.get_device_name(device)},"
-            f" sm_{major}{minor}) has no bf16",
+            f"mixed_precision is {name!r}, but {lack.reason}",
             where=where,
-            fix="use fp16, or no",
+            fix=f"use {lack.instead}, or {lack.advice or 'no'}",
         )
-
-
-def _require_on_mps(name: str, where: str) -> None:
-    reason = why_no_precision(name, detect_machine())
-    if reason is not None:
-        raise MachineError(
-            f"mixed_precision is {name!r}, but {reason}", where=where, fix="use no, or update"
-        )
+    return PRECISIONS[name](device, settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.devices.table import kind_of
 from headway.errors import Code, Problem, Remedy, advice
 from headway.machine.devices import Selection
 from headway.machine.facts import Gpu, Machine
@@ -13,37 +14,28 @@ from headway.settings.table import Settings
 
 def device_problems(settings: Settings, machine: Machine) -> list[Problem]:
     """Return the requests that this machine cannot fulfill, though another machine could."""
-    found: list[Problem] = []
-    if settings.device == "mps":
-        found = _on_mps(settings, machine)
-    elif settings.device == "cuda":
-        found = _on_cuda(settings, machine)
+    if kind_of(settings.device).is_numbered:
+        found = _on_gpus(settings, machine)
+    else:
+        found = _on_its_only_one(settings, machine)
     return [problem._replace(is_of_machine=True) for problem in found]
 
 
-def _on_mps(settings: Settings, machine: Machine) -> list[Problem]:
-    if not machine.mps:
-        return settings.problem(
-            Code.NO_MPS,
-            f"device is 'mps', but MPS is not available: {machine.mps_reason}",
-            [*([advice(machine.mps_fix)] if machine.mps_fix else []), on_cpu(settings)],
-            "device",
-        )
-    from headway.machine.apple import why_no_precision
-
-    reason = why_no_precision(settings.mixed_precision, machine)
+def _on_its_only_one(settings: Settings, machine: Machine) -> list[Problem]:
+    reason = machine.why_not(settings.device)
     if reason is None:
-        return []
+        return _of_precision(settings, machine, ())
     return settings.problem(
-        Code.NO_PRECISION_ON_MPS,
-        f"mixed_precision is {settings.mixed_precision!r}, but {reason}",
-        [(change("mixed_precision", "no"),), advice("update torch or macOS")],
-        "mixed_precision",
+        Code.NO_MPS,
+        f"device is {settings.device!r}, but {kind_of(settings.device).label} is not available: "
+        f"{reason}",
+        [*([advice(machine.mps_fix)] if machine.mps_fix else []), on_cpu(settings)],
+        "device",
     )
 
 
-def _on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
-    visible = machine.visible_gpus
+def _on_gpus(settings: Settings, machine: Machine) -> list[Problem]:
+    visible = machine.gpus_of(settings.device)
     if not visible:
         return _no_gpu(settings, machine)
     selection = settings.devices.select(visible)
@@ -61,19 +53,19 @@ def _on_cuda(settings: Settings, machine: Machine) -> list[Problem]:
     selected = [visible[index] for index in selection.indices[: settings.num_processes]]
     return [
         *_too_many_processes(settings, machine, selection),
-        *_of_precision(settings, selected),
+        *_of_precision(settings, machine, selected),
     ]
 
 
 def _no_gpu(settings: Settings, machine: Machine) -> list[Problem]:
     from headway.machine.fixes import how_to_use_gpus
 
-    count = settings.num_processes
-    asked = f"device is 'cuda' for {count} processes" if count > 1 else "device is 'cuda'"
+    count, device = settings.num_processes, settings.device
+    asked = f"device is {device!r}" + (f" for {count} processes" if count > 1 else "")
     return settings.problem(
         Code.NO_GPU,
-        f"{asked}, but no GPU is visible: {machine.why_no_gpu}",
-        [*how_to_use_gpus(machine), on_cpu(settings)],
+        f"{asked}, but no GPU is visible: {machine.why_not(device)}",
+        [*how_to_use_gpus(machine, device), on_cpu(settings)],
         "device",
         *(["num_processes"] if count > 1 else []),
     )
@@ -86,7 +78,7 @@ def _no_usable_gpu(settings: Settings, machine: Machine, selection: Selection) -
     why = "; ".join(filter(None, (left, *selection.passed_over)))
     return settings.problem(
         Code.NO_USABLE_GPU,
-        f"device is 'cuda', but no GPU can be used: {why}; {_shown(machine)}",
+        f"device is {settings.device!r}, but no GPU can be used: {why}; {_shown(machine)}",
         [*([(removal("devices"),)] if left else how_to_use_gpus(machine)), on_cpu(settings)],
         "device",
         *(["devices"] if left else []),
@@ -156,16 +148,16 @@ def _too_many_processes(
     return []
 
 
-def _of_precision(settings: Settings, selected: Sequence[Gpu]) -> list[Problem]:
-    if settings.mixed_precision != "bf16":
+def _of_precision(settings: Settings, machine: Machine, selected: Sequence[Gpu]) -> list[Problem]:
+    lack = kind_of(settings.device).lack(settings.mixed_precision, machine, selected)
+    if lack is None:
         return []
-    without = [gpu for gpu in selected if gpu.capability < (8, 0)]
-    if not without:
-        return []
-    compute = "sm_" + "".join(map(str, without[0].capability))
     return settings.problem(
-        Code.NO_BF16,
-        f"mixed_precision is 'bf16', but {without[0].name} ({compute}) does not support bf16",
-        [(change("mixed_precision", "fp16"),)],
+        Code.NO_BF16 if selected else Code.NO_PRECISION_ON_MPS,
+        f"mixed_precision is {settings.mixed_precision!r}, but {lack.reason}",
+        [
+            (change("mixed_precision", lack.instead),),
+            *([advice(lack.advice)] if lack.advice else []),
+        ],
         "mixed_precision",
     )

@@ -94,7 +94,8 @@ def _torch(machine: Machine) -> Iterator[Check]:
             [how_to_update_torch(machine.macos)],
         )
     else:
-        build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else ""
+        builds = {"CUDA": torch.cuda, "ROCm": torch.hip, "XPU": torch.xpu}
+        build = next((f"{name} {text}" for name, text in builds.items() if text), "")
         yield Check("torch", OK, f"torch {torch.version}" + (f", built for {build}" * bool(build)))
 
 
@@ -123,7 +124,7 @@ def _device(machine: Machine) -> Iterator[Check]:
 
 def _gpus(machine: Machine) -> Iterator[Check]:
     visible = {gpu.slice_of or gpu.uuid for gpu in machine.visible_gpus}
-    is_hidden = machine.torch_obstacle is None and machine.cuda_visible_devices is not None
+    is_hidden = machine.torch_obstacle is None and machine.mask is not None
     for index, gpu in enumerate(machine.gpus):
         if is_hidden and gpu.uuid not in visible:  # not used by training on this machine
             continue

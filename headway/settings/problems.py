@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
+from headway.devices.table import KINDS, kind_of
 from headway.errors import Code, Problem
 from headway.machine.devices import ALL
 from headway.machine.facts import Machine
@@ -24,7 +25,7 @@ SETTING_OF = {
     "ACCELERATE_USE_CPU": "device",
     "ACCELERATE_MIXED_PRECISION": "mixed_precision",
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
-    "CUDA_VISIBLE_DEVICES": "devices",
+    **{kind.mask: "devices" for kind in KINDS.values() if kind.mask},
     "PYTORCH_ENABLE_MPS_FALLBACK": "mps_fallback",
 }
 """Variables that Headway derives from a setting, so that `env` may not set them."""
@@ -47,8 +48,8 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
     if machine is not None or settings.origin("num_processes").layer is not Layer.DETECTED:
         found += _of_ranks(settings)
     is_detected = settings.origin("device").layer is Layer.DETECTED
-    if settings.device == "mps" and (machine is not None or not is_detected):
-        several = _several_on_mps(settings)
+    if kind_of(settings.device).most_ranks == 1 and (machine is not None or not is_detected):
+        several = _several_on_one(settings)
         found += [problem._replace(is_of_machine=is_detected) for problem in several]
     if machine is not None:
         from headway.settings.device_problems import device_problems
@@ -65,9 +66,9 @@ def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Pr
         machine: supplies the values that are detected.
     """
     devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
-    if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # CUDA allows the most
+    if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # GPUs allow the most
         gpus = Origin(Layer.DEFAULT, reason="a machine with GPUs")
-        layers = [*layers, {"device": Entry("cuda", gpus)}]
+        layers = [*layers, {"device": Entry(machine.gpu_kind, gpus)}]
     settings, unread = try_resolve(layers, machine, {})
     return [*unread, *problems(settings)]
 
@@ -75,19 +76,21 @@ def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Pr
 def _of_devices(settings: Settings, machine: Machine | None) -> list[Problem]:
     found = []
     device, processes = settings.device, settings.num_processes
+    kind = kind_of(device)
     is_detected = settings.origin("device").layer is Layer.DETECTED
-    if device == "cpu" and settings.mixed_precision == "fp16":
+    if settings.mixed_precision in kind.lacking:
         found += settings.problem(
             Code.FP16_ON_CPU,
-            "mixed_precision is 'fp16', but the CPU supports only bf16",
+            f"mixed_precision is {settings.mixed_precision!r}, but the CPU supports only bf16",
             [(change("mixed_precision", "bf16"),)],
             "mixed_precision",
             "device",
         )
-    has_others = not is_detected and device != "cuda" and _may_have(settings, machine)
-    is_only_one = device == "mps" and settings.devices.first == 1
+    has_others = not is_detected and not kind.is_numbered and _may_have(settings, machine)
+    is_only_one = kind.most_ranks == 1 and settings.devices.first == 1
     selects_gpus = settings.devices != ALL and not is_only_one
-    if device != "cuda" and selects_gpus and not settings.is_overridden("devices", "device"):
+    is_meant = not settings.is_overridden("devices", "device")
+    if not kind.is_numbered and selects_gpus and is_meant:
         found += settings.problem(
             Code.DEVICES_WITHOUT_CUDA,
             f"devices is {str(settings.devices)!r}, which selects GPUs, but device is {device!r}",
@@ -99,7 +102,7 @@ def _of_devices(settings: Settings, machine: Machine | None) -> list[Problem]:
             "device",
         )
     size = settings.devices.size
-    both = device == "cuda" and settings.are_user_set("devices", "num_processes")
+    both = kind.is_numbered and settings.are_user_set("devices", "num_processes")
     if both and size not in (None, processes):
         found += settings.problem(
             Code.DEVICES_OR_PROCESSES,
@@ -121,7 +124,7 @@ def _may_have(settings: Settings, machine: Machine | None) -> bool:
     return bool(selection.indices) and not selection.problems and not has_slices
 
 
-def _several_on_mps(settings: Settings) -> list[Problem]:
+def _several_on_one(settings: Settings) -> list[Problem]:
     one = (change("num_processes", 1),) if settings.num_processes > 1 else ()
     if settings.num_machines > 1:
         one = (*one, *on_one_machine(settings))
@@ -130,7 +133,7 @@ def _several_on_mps(settings: Settings) -> list[Problem]:
     return settings.problem(
         Code.SEVERAL_ON_MPS,
         f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
-        "but MPS supports only one process",
+        f"but {kind_of(settings.device).label} supports only one process",
         [one, on_cpu(settings)],
         "num_processes",
         "num_machines",

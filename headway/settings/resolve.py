@@ -15,6 +15,7 @@ from typing import Any
 from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.contract.strategies import DDP
+from headway.devices.table import MPS, kind_of
 from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.machine.facts import Machine, is_on
 from headway.settings.profile import Entries, Entry
@@ -197,7 +198,7 @@ def _without_alias(device: Value, machine: Machine) -> Value:
     is_mac = (
         machine.mps or machine.system == "Darwin"
     )  # on a Mac without MPS, the error for mps gives the reason
-    name = "mps" if is_mac and not machine.visible_gpus else "cuda"
+    name = MPS.name if is_mac and not machine.visible_gpus else machine.gpu_kind
     return Value(name, device.origin.because("gpu"))
 
 
@@ -223,9 +224,9 @@ def _detect_device(_: Settings, machine: Machine, environ: Mapping[str, str]) ->
 
 
 def _detect_num_processes(settings: Settings, machine: Machine, _: Mapping[str, str]) -> Value:
-    if settings.device != "cuda":
+    if not kind_of(settings.device).is_numbered:
         return _detected(1, f"one process on {settings.device}")
-    visible = machine.visible_gpus
+    visible = machine.gpus_of(settings.device)
     selected = settings.devices.select(visible).indices
     if any(visible[index].slice_of for index in selected):
         return _detected(1, "CUDA shows a process one MIG slice")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headway.contract.origin import Layer
 from headway.contract.strategies import FSDP, HSDP
+from headway.devices.table import kind_of
 from headway.errors import Code, Problem
 from headway.machine.facts import Machine
 from headway.settings.remedies import change
@@ -49,7 +50,7 @@ def _of_shard_size(settings: Settings, world_size: int) -> list[Problem]:
 
 def _of_offload(settings: Settings, machine: Machine | None) -> list[Problem]:
     is_detected = settings.origin("device").layer is Layer.DETECTED
-    if settings.cpu_offload != YES or settings.device == "cuda":
+    if settings.cpu_offload != YES or kind_of(settings.device).is_numbered:
         return []
     if machine is None and is_detected:  # another machine may have a GPU
         return []

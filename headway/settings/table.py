@@ -62,7 +62,7 @@ class Settings:
     device = Setting(
         Choice(*DEVICES, or_auto=True),
         AUTO,
-        "device to run on; gpu is cuda, or mps on a Mac",
+        "device to run on; gpu is cuda, xpu, or mps on a Mac",
     )
     devices = Setting[DeviceSpec](
         read_devices,

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from headway.data.active_loader import current_loop
+from headway.devices.table import kind_of
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 from headway.plugins.accumulation import GradientAccumulationPlugin
@@ -232,7 +233,7 @@ class TokenMean:
         if size > 1:
             tokens = tokens.clone()
             dist.all_reduce(tokens)
-        dtype = torch.float32 if tokens.device.type == "mps" else torch.float64  # MPS has no fp64
+        dtype = torch.float64 if kind_of(tokens.device.type).has_fp64 else torch.float32
         return size / tokens.clamp(min=1).to(dtype)
 
 

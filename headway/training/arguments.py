@@ -10,6 +10,7 @@ from headway.contract.origin import DEFAULT, Layer
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES, Ranks, RunContract
 from headway.contract.strategies import STRATEGIES, read_wrap
+from headway.devices.table import KINDS, kind_of
 from headway.errors import MachineError, UsageError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
@@ -72,7 +73,7 @@ def merge_arguments(
     check_precision(given.get("mixed_precision"))
     contract = run or NO_LAUNCHER
     wanted = _device(cpu, device)
-    if wanted == "gpu" and contract.device in ("cuda", "mps"):  # the launcher has found which one
+    if wanted == "gpu" and kind_of(contract.device).maker:  # the launcher has detected which one
         wanted = contract.device
     given["device"] = wanted
     passed = {name: value for name, value in given.items() if value is not None}
@@ -265,7 +266,7 @@ def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | No
 
     Args:
         devices: as the setting of the same name; a number is a count.
-        device: auto, cpu, cuda, gpu or mps.
+        device: auto, gpu, or a name in `KINDS`.
         ranks: those of this process, if a launcher started it.
 
     Raises:
@@ -284,7 +285,7 @@ def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | No
                 fix=f"remove the argument, and pass `--devices {spec}` to headway launch",
             )
         return None
-    if device in ("cpu", "mps"):
+    if device in KINDS and not KINDS[device].is_numbered:
         if spec.size == 1 and spec.first == 1:
             return None
         raise UsageError(
@@ -292,7 +293,8 @@ def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | No
             where=CALL,
             fix="remove devices; for several CPU ranks: `headway launch --cpu --num-processes N`",
         )
-    visible = detect_machine(full=spec.idle is not None).visible_gpus
+    machine = detect_machine(full=spec.idle is not None)
+    visible = machine.gpus_of(device) if device in KINDS else machine.visible_gpus
     selection = spec.select(visible)
     if (spec.size or len(selection.indices)) > 1:
         raise UsageError(

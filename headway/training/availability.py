@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
+from headway.devices.table import MPS
 from headway.errors import WrongValue
-from headway.machine.apple import why_no_precision
 from headway.machine.detection import detect_machine
 
 _OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -69,7 +69,7 @@ def is_cuda_available() -> bool:
 
     Examples:
         >>> from headway.utils import is_cuda_available
-        >>> device = "cuda" if is_cuda_available() else "cpu"
+        >>> backend = "nccl" if is_cuda_available() else "gloo"
     """
     return torch.cuda.is_available()
 
@@ -83,6 +83,29 @@ def is_rocm_available() -> bool:
         True
     """
     return torch.version.hip is not None and torch.cuda.is_available()
+
+
+def is_xpu_available(check_device: bool = False) -> bool:
+    """Return whether torch can use an Intel GPU.
+
+    Args:
+        check_device: not needed, torch looks for one in any case; Accelerate's signature has it.
+
+    Examples:
+        >>> from headway.utils import is_xpu_available
+        >>> backend = "xccl" if is_xpu_available() else "gloo"
+    """
+    return torch.xpu.is_available()
+
+
+def is_xccl_available() -> bool:
+    """Return whether torch can form process groups of Intel GPUs.
+
+    Examples:
+        >>> from headway.utils import is_xccl_available
+        >>> backend = "xccl" if is_xccl_available() else "gloo"
+    """
+    return torch.distributed.is_xccl_available()
 
 
 def is_mps_available(min_version: str = "1.12") -> bool:
@@ -107,7 +130,7 @@ def is_bf16_available(ignore_tpu: bool = False) -> bool:
     """
     if torch.cuda.is_available():  # pragma: needs a GPU
         return bool(torch.cuda.is_bf16_supported())
-    return not is_mps_available() or why_no_precision("bf16", detect_machine()) is None
+    return not is_mps_available() or MPS.lack("bf16", detect_machine(), ()) is None
 
 
 def is_fp16_available() -> bool:
@@ -117,7 +140,7 @@ def is_fp16_available() -> bool:
         >>> from headway.utils import is_fp16_available
         >>> mixed_precision = "fp16" if is_fp16_available() else "no"
     """
-    return torch.cuda.is_available() or is_mps_available()
+    return torch.cuda.is_available() or is_xpu_available() or is_mps_available()
 
 
 def is_torch_distributed_available() -> bool:
@@ -228,5 +251,3 @@ is_torch_xla_available = _unsupported("torch_xla")
 is_torchdata_stateful_dataloader_available = _unsupported("torchdata's StatefulDataLoader")
 is_transformer_engine_available = _unsupported("Transformer Engine")
 is_transformer_engine_mxfp8_available = _unsupported("Transformer Engine")
-is_xccl_available = _unsupported("XPUs")
-is_xpu_available = _unsupported("XPUs")

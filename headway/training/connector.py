@@ -160,7 +160,7 @@ def _join_world(
     if shared is not None:
         return join_world(shared.device.type, shared.device.index, group)
     gpu = None if devices is None else gpu_named_by(devices, device, read_ranks())
-    return join_world(device if gpu is None else "cuda", gpu, group)
+    return join_world(device, gpu, group)
 
 
 @cache

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
+from headway.devices.table import kind_of
 from headway.errors import HeadwayError
 from headway.launcher.clusters.channel.machine_state import failure_of, loss
 from headway.launcher.clusters.channel.member import Member
@@ -245,10 +246,8 @@ class MachinesRendezvous(Rendezvous):
         interface = interface_of(address) if address else None
         if interface is None:
             return {}
-        variables = {"GLOO_SOCKET_IFNAME": interface}
-        if self._device == "cuda":
-            variables["NCCL_SOCKET_IFNAME"] = f"={interface}"
-        return {name: value for name, value in variables.items() if name not in environ}
+        interfaces = kind_of(self._device).interfaces.items()
+        return {name: exactly + interface for name, exactly in interfaces if name not in environ}
 
     def shutdown(self) -> bool:
         """Leave the run; machine 0 first waits until the others have, at most the grace period."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from headway.contract.origin import Layer, Origin
+from headway.devices.table import kind_of
 from headway.errors import Code
 from headway.machine.facts import Machine
 from headway.settings.problems import problems
@@ -35,8 +36,9 @@ def fit(
             name, settings, machine, fitted
         ):
             continue
-        if name == "devices" and settings.device == "cuda" and settings.devices.idle is not None:
-            idle = len(settings.devices.select(machine.visible_gpus).indices)
+        is_numbered = kind_of(settings.device).is_numbered
+        if name == "devices" and is_numbered and settings.devices.idle is not None:
+            idle = len(settings.devices.select(machine.gpus_of(settings.device)).indices)
             if not idle:
                 continue  # rejected or waited for later
             raw = f"idle:{idle}"
@@ -58,7 +60,8 @@ def _must_change(name: str, settings: Settings, machine: Machine, fitted: Collec
     if name == "device":
         return machine.best_device()[0] != device != "cpu"
     if name == "devices":
-        return device != "cuda" or bool(settings.devices.select(machine.visible_gpus).problems)
+        selection = settings.devices.select(machine.gpus_of(device))
+        return not kind_of(device).is_numbered or bool(selection.problems)
     is_for_gpus = name == "num_processes" and device == "cpu" and "device" in fitted
     return is_for_gpus or any(
         problem.names[:1] == (name,) and (problem.is_of_machine or problem.code is Code.FP16_ON_CPU)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headway.contract.origin import Layer
 from headway.contract.strategies import HSDP, SHARDED
+from headway.devices.table import kind_of
 from headway.errors import described
 from headway.launcher.planning.program import Program
 from headway.launcher.planning.unused import listed, sharing_asked
@@ -23,7 +24,7 @@ def notes(
     return [
         *_without_effect(settings, program, supervised),
         *_of_another_runtime(settings, program),
-        *(_about_gpus(settings, machine) if settings.device == "cuda" else []),
+        *(_about_gpus(settings, machine) if kind_of(settings.device).is_numbered else []),
         *_unused_gpus(settings, machine),
         *_of_debugging(settings, program, supervised),
         *(_too_late(settings) if in_process else []),
@@ -66,7 +67,7 @@ def _without_effect(settings: Settings, program: Program, supervised: str | None
     if settings.num_machines == 1:
         names = ("main_address", "main_port", "machine_timeout_s")
         where |= dict.fromkeys(names, "on one machine")
-    if settings.device != "cuda" and settings.is_overridden("devices", "device"):
+    if not kind_of(settings.device).is_numbered and settings.is_overridden("devices", "device"):
         where["devices"] = f"on {settings.device}, set by {settings.origin('device')}"
     if settings.device != "mps":
         where["mps_fallback"] = f"on {settings.device}"
@@ -132,7 +133,7 @@ def _about_gpus(settings: Settings, machine: Machine) -> list[str]:
             f"{machine.scheduler} assigns the GPUs of this node: a count such as "
             f"--devices {len(selection.indices)} works on any node"
         )
-    mask = machine.cuda_visible_devices or ""
+    mask = machine.mask or ""
     if counts_fastest_first(machine) and any(part.strip().isdecimal() for part in mask.split(",")):
         found.append(
             f"CUDA_VISIBLE_DEVICES={mask} numbers the fastest GPU first, but nvidia-smi numbers by "

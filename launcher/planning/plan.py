@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headway.contract.run import Ranks
+from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, MachineError, Problem
 from headway.launcher.planning.notes import notes
 from headway.launcher.planning.program import Program
@@ -109,8 +110,8 @@ def build_plan(
         is_of_machine = all(problem.is_of_machine for problem in found)
         raise (MachineError if is_of_machine else ConfigError).of(found)
     gpus: tuple[int, ...] = ()
-    if settings.device == "cuda":
-        selected = settings.devices.select(machine.visible_gpus).indices
+    if kind_of(settings.device).is_numbered:
+        selected = settings.devices.select(machine.gpus_of(settings.device)).indices
         gpus = selected[: settings.num_processes]
     environment = variables_of(
         settings, machine, gpus, supervised, environ, began_at, task, estimated_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.contract.run import WORLD_OF_ONE, Ranks
+from headway.devices.table import kind_of
 from headway.errors import Code, Problem
 from headway.machine.facts import Machine
 from headway.settings.setting import Value
@@ -29,8 +30,8 @@ def task_problems(
     debugged = None if settings.debug_rank is None else f"debug_rank is {settings.debug_rank}"
     if reason := supervised or debugged:
         what.append(f"{reason}, which needs one launcher for all ranks of a machine")
-    gpus = len(machine.visible_gpus)
-    if settings.device == "cuda" and gpus < tasks:
+    gpus = len(machine.gpus_of(settings.device))
+    if kind_of(settings.device).is_numbered and gpus < tasks:
         what.append(f"this process sees {gpus} GPU{'s' * (gpus != 1)} only")
     started = (
         f"{cluster} has started {tasks} task{'s' * (tasks != 1)} here, each of which is a rank"

@@ -15,6 +15,7 @@ from headway.contract.run import (
     RunContract,
     encode,
 )
+from headway.devices.table import CUDA, kind_of
 from headway.launcher.planning.supervision import is_world_of_one
 from headway.machine.facts import Machine
 from headway.settings.resolve import threads_given_by
@@ -46,7 +47,7 @@ def variables_of(
         task: this process's place, if its scheduler has started it as one of several ranks.
         estimated_bytes: what tensors were estimated to take on each rank.
     """
-    device = settings.device
+    device, kind = settings.device, kind_of(settings.device)
     run = _contract(settings, supervised, began_at)._replace(estimated_bytes=estimated_bytes)
     changes = {
         "HEADWAY_RUN": _ours(encode(run), "the launcher"),
@@ -64,8 +65,11 @@ def variables_of(
         # torch parses it as a number when its library loads, and crashes on other text
         on = "1" if settings.mps_fallback == "on" else "0"
         changes["PYTORCH_ENABLE_MPS_FALLBACK"] = _from(settings, "mps_fallback", on)
-    if device == "cpu" and machine.visible_gpus:
-        changes["CUDA_VISIBLE_DEVICES"] = _from(settings, "device", "")
+    there = kind_of(machine.gpu_kind)
+    if device == "cpu" and machine.visible_gpus and there.empty_mask is not None:
+        changes[there.mask] = _from(settings, "device", there.empty_mask)
+    if environ.keys().isdisjoint((kind.mask, *kind.variables)):
+        changes |= {name: _ours(text, reason) for name, (text, reason) in kind.variables.items()}
     if gpus:
         changes |= _gpu_mask(settings, machine, gpus)
     stale = _ours(None, "left over from another launch")
@@ -87,9 +91,9 @@ def variables_of(
         changes[_FLIGHT_RECORDER] = _ours("2000", reason)
     if (is_only_rank or task is not None or supervised is not None) and _is_local(settings):
         changes |= _loopback_interfaces(settings, machine, environ)
-    if settings.debug_rank is not None and device == "cuda":
-        # it would end ranks that wait for the debugged one
-        changes["TORCH_NCCL_ENABLE_MONITORING"] = _from(settings, "debug_rank", "0")
+    if settings.debug_rank is not None:
+        for name, text in kind.debug_variables.items():
+            changes[name] = _from(settings, "debug_rank", text)
     for name in settings.env:
         changes[name] = _from(settings, "env", settings.env[name])
     return changes
@@ -123,10 +127,10 @@ def _gpu_mask(settings: Settings, machine: Machine, gpus: tuple[int, ...]) -> di
     has_slices = any(visible[index].slice_of for index in gpus)
     changes = {}
     if has_slices or gpus != tuple(range(len(visible))):
-        changes["CUDA_VISIBLE_DEVICES"] = _from(
+        changes[kind_of(machine.gpu_kind).mask] = _from(
             settings, "devices", _mask(gpus, machine, by_uuid=has_slices)
         )
-    if counts_fastest_first(machine) and machine.cuda_visible_devices is None:
+    if counts_fastest_first(machine) and machine.mask is None:
         reason = "different GPU models: same order as in nvidia-smi"
         changes["CUDA_DEVICE_ORDER"] = _ours("PCI_BUS_ID", reason)
     return changes
@@ -138,17 +142,17 @@ def counts_fastest_first(machine: Machine) -> bool:
     Source: NVIDIA, CUDA C++ Programming Guide, environment variables: CUDA_DEVICE_ORDER.
     """
     models = {gpu.name for gpu in machine.gpus}
-    return len(models) > 1 and machine.cuda_device_order is None and not machine.is_rocm
+    is_nvidia = machine.gpu_kind == CUDA.name and not machine.is_rocm
+    return len(models) > 1 and machine.cuda_device_order is None and is_nvidia
 
 
 def _mask(gpus: tuple[int, ...], machine: Machine, *, by_uuid: bool) -> str:
-    """Map indices through an existing CUDA_VISIBLE_DEVICES."""
+    """Map indices through an existing mask."""
     if by_uuid:
         return ",".join(machine.visible_gpus[index].uuid for index in gpus)
-    if machine.cuda_visible_devices is None:
+    if machine.mask is None:
         return ",".join(map(str, gpus))
-    tokens = [token.strip() for token in machine.cuda_visible_devices.split(",")]
-    return ",".join(tokens[index] for index in gpus)
+    return ",".join(machine.mask_entries[index] for index in gpus)
 
 
 def _is_local(settings: Settings) -> bool:
@@ -161,6 +165,6 @@ def _loopback_interfaces(
     settings: Settings, machine: Machine, environ: Mapping[str, str]
 ) -> dict[str, Value]:
     interface = "lo0" if machine.system == "Darwin" else "lo"
-    names = ["GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if settings.device == "cuda" else [])]
     local = _ours(interface, "all ranks are on this machine")
+    names = kind_of(settings.device).interfaces
     return {name: local for name in names if name not in environ}

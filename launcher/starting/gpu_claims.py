@@ -63,13 +63,14 @@ def claim_idle(
     while True:
         with _turn(names, is_quiet=is_waiting):
             machine = with_claims(look(), names)
-            selection = settings.devices.select(machine.visible_gpus)
+            gpus = machine.gpus_of(settings.device)
+            selection = settings.devices.select(gpus)
             if not selection.problems:
                 chosen = selection.indices[: settings.num_processes]
-                if _claim([machine.visible_gpus[index].uuid for index in chosen], names):
+                if _claim([gpus[index].uuid for index in chosen], names):
                     return machine
                 continue  # a launch that did not wait for its turn was faster
-        can_wait = settings.devices.may_become_idle(machine.visible_gpus)
+        can_wait = settings.devices.may_become_idle(gpus)
         if wait_s is None or not can_wait or time.monotonic() - began >= wait_s:
             return machine
         if not is_waiting:

@@ -10,12 +10,15 @@ import pytest
 
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES
+from headway.devices.table import KINDS
 from tests.architecture.tree import product_files
 
 ONCE = {
     "precisions": (set(PRECISIONS), "headway.contract.precisions"),
-    "devices": (set(DEVICES), "headway.contract.run"),
+    "devices": (set(DEVICES), "headway.devices.table"),
 }
+OF_ONE_KIND = {"cuda": 8, "xpu": 8}
+"""In how many files a kind of device may be named, outside those that are about it."""
 IMPLEMENTED = "headway.precision"
 """The room that maps each precision to the class that implements it."""
 
@@ -44,6 +47,23 @@ def test_no_second_list_is_written_out(kind: str) -> None:
             continue
         for line, texts in literals(path):
             assert len(texts & names) < least, f"{path}, line {line}: derive it from {home}"
+
+
+@pytest.mark.parametrize("kind", OF_ONE_KIND)
+def test_few_files_name_a_kind_of_device_and_all_others_ask_the_table(kind: str) -> None:
+    naming = {
+        module
+        for module, path in product_files().items()
+        if not module.startswith(("headway.devices.", "headway.estimate."))
+        and f'"{kind}"' in path.read_text()
+    }
+    assert len(naming) <= OF_ONE_KIND[kind], sorted(naming)
+
+
+def test_every_kind_of_device_is_one_file_and_one_row_of_the_table() -> None:
+    for name, kind in KINDS.items():
+        assert kind.name == name
+        assert type(kind).__module__ == f"headway.devices.{name}"
 
 
 def test_every_precision_is_implemented() -> None:

@@ -26,6 +26,7 @@ FILES_BLOCK = re.compile(r"^```files\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOTHING = "-"
 
 RUNTIME = (
+    "devices",  # in methods, which the launch path does not call
     "plugins",
     "distributed",
     "memory",

@@ -243,7 +243,7 @@ class Answered(NamedTuple):
     returncode: int = 0
 
 
-FINE = {"version": "2.13", "cuda": {"count": 0}, "mps_built": True, "mps": True}
+FINE = {"version": "2.13", "gpus": {"count": 0}, "mps_built": True, "mps": True}
 
 
 def live(monkeypatch: pytest.MonkeyPatch, machine: str = "laptop_cpu", **torch: Any) -> str:
@@ -272,10 +272,11 @@ def test_a_machine_without_faults_passes_the_live_checks(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("machine", "torch", "what"),
     [
-        ("gpu_4", {"cuda": {"count": 2}}, "torch sees 2 of 4 GPUs"),
+        ("gpu_4", {"gpus": {"count": 2}}, "torch sees 2 of 4 GPUs"),
+        ("intel_4", {"gpus": {"count": 3}}, "torch sees 3 of 4 GPUs"),
         (
             "gpu_4",
-            {"cuda": {"count": 4, "error": "CUDA error: busy"}},
+            {"gpus": {"count": 4, "error": "CUDA error: busy"}},
             "the first fails: CUDA error: busy",
         ),
         ("mac_m2", {"mps": False, "mps_built": False}, "it is built without MPS"),
@@ -348,7 +349,7 @@ def test_the_torch_that_scripts_import_is_the_one_that_is_looked_at() -> None:
 
 
 def test_mig_slices_are_one_gpu_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "error" not in live(monkeypatch, "gpu_mig", cuda={"count": 1})
+    assert "error" not in live(monkeypatch, "gpu_mig", gpus={"count": 1})
 
 
 @pytest.mark.wording

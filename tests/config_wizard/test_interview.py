@@ -110,6 +110,8 @@ ENTER_ONLY = {  # machine: (number of prompts, the profile)
     "gpu_mig": (5, ONE),
     "gpu_ecc_errors": (6, TWO),
     "amd_2": (6, TWO),
+    "intel_4": (6, {**FOUR, "device": "xpu"}),
+    "intel_laptop": (5, CPU),
     "slurm_node": (6, FOUR),
     "mask_uuids": (6, TWO),
     "mask_empty": (5, CPU),

@@ -166,12 +166,15 @@ def snapshot(recording: Recording) -> Machine:
     return machine._replace(host=machine.host._replace(python="3.12.7 cpython"))
 
 
-def torch(version: str, cuda: str | None = None, hip: str | None = None) -> str:
+def torch(
+    version: str, cuda: str | None = None, hip: str | None = None, xpu: str | None = None
+) -> str:
     """Return version.py of this torch."""
     return (
         f"from typing import Optional\n\n__all__ = ['__version__', 'debug', 'cuda']\n"
         f"__version__ = {version!r}\ndebug = False\ncuda: Optional[str] = {cuda!r}\n"
         f"git_version = 'cf30153c4c131c8164ee7798e5022d810682e2cb'\nhip: Optional[str] = {hip!r}\n"
+        f"rocm: Optional[str] = None\nxpu: Optional[str] = {xpu!r}\n"
     )
 
 
@@ -237,6 +240,18 @@ def server(cards: list[Any], **changes: Any) -> Recording:
         shm=256 * GIB,
     )
     return whole._replace(**changes)
+
+
+def intel(*slots: str, driver: str = "xe", model: str = "E20B") -> dict[str, str]:
+    """Return what the kernel says of Intel's GPUs at these PCI addresses."""
+    files = {"sys/class/drm/version": "drm 1.1.0 20060810\n"}
+    for index, slot in enumerate(slots):
+        said = f"DRIVER={driver}\nPCI_CLASS=30000\nPCI_ID=8086:{model}\nPCI_SLOT_NAME={slot}\n"
+        files |= {
+            f"sys/class/drm/{node}/device/uevent": said
+            for node in (f"card{index}", f"renderD{128 + index}")
+        }
+    return files
 
 
 def mac(macos: str = "15.5", architecture: str = "arm64", **changes: Any) -> Recording:
@@ -370,6 +385,17 @@ RECORDINGS: dict[str, Recording] = {
         },
         cores=64,
         torch=torch("2.13.0+rocm7.1", hip="7.1.52802"),
+    ),
+    "intel_4": Recording(
+        files=linux("Intel(R) Xeon(R) w7-3465X", 28, 256)
+        | intel("0000:00:02.0", "0000:4d:00.0", "0000:18:00.0", "0000:9a:00.0", "0000:b5:00.0"),
+        cores=28,
+        torch=torch("2.13.0+xpu", xpu="20250302"),
+    ),
+    "intel_laptop": Recording(
+        files=linux("Intel(R) Core(TM) Ultra 7 258V", 8, 32)
+        | intel("0000:00:02.0", driver="i915", model="64A0"),
+        torch=torch("2.13.0+cpu"),
     ),
 }
 

@@ -38,7 +38,7 @@ Sources = Mapping[Layer, Mapping[str, Raw]]
 
 SPECS = ("1", "2", "9,", "0,", "0,1", "^0", "^0-3", "^0-9", "idle:2")
 SINGLE: dict[str, Sequence[Raw]] = {
-    "device": ("cpu", "cuda", "gpu", "mps"),
+    "device": ("cpu", "cuda", "gpu", "mps", "xpu"),
     "devices": SPECS,
     "mixed_precision": ("fp16", "bf16"),
     "num_processes": ("2", "3", "64"),

@@ -26,7 +26,7 @@ def _best_device() -> str:
 
 
 torch_device = _best_device()
-"""The type of the device that tests run on: `cuda`, `mps` or `cpu`."""
+"""The type of the device that tests run on, such as `cuda` or `cpu`."""
 
 device_count = 1 if torch_device == "cpu" else torch.accelerator.device_count()
 """How many of them this machine has; one where it is the CPU."""

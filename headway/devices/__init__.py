@@ -1,0 +1,1 @@
+"""The kinds of devices, one file each; `table` lists them."""

@@ -1,0 +1,233 @@
+"""What a kind of device is and can do: the base is complete for a CPU, others override the rest.
+
+Detection and planning ask the same objects as the ranks, so only methods import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Lack(NamedTuple):
+    """Why a device does not have a precision, what to use instead, and what may help."""
+
+    reason: str
+    instead: str
+    advice: str = ""
+
+
+class Files(Protocol):
+    """The files of a machine: `headway.machine.source.Source`, or a recording."""
+
+    def read(self, path: str, /) -> str: ...
+    def names_in(self, path: str, /) -> list[str]: ...
+
+
+class Build(Protocol):
+    """The installed torch: `headway.machine.facts.Torch`."""
+
+    @property
+    def version(self) -> str: ...
+    def is_at_least(self, *version: int) -> bool: ...
+
+
+class Facts(Protocol):
+    """A machine: `headway.machine.facts.Machine`."""
+
+    @property
+    def torch(self) -> Build | None: ...
+    @property
+    def macos(self) -> str: ...
+
+
+class GpuFacts(Protocol):
+    """One of its GPUs: `headway.machine.facts.Gpu`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def capability(self) -> tuple[int, int]: ...
+
+
+class DeviceKind:
+    """A kind of device; the CPU's values, and what to override for others.
+
+    Attributes:
+        name: torch's name, as in `torch.device(name)`.
+        label: in messages.
+        maker: who makes such GPUs, in messages.
+        is_numbered: a machine may have several, each for one rank; `devices` selects them.
+        most_ranks: how many ranks can train on it together; None is any number.
+        distributed_type: Accelerate's name for several ranks on it.
+        backend: of process groups, for tensors that are on it.
+        lacking: the precisions that no such device has.
+        recommended: the precision that `headway config` recommends, where the device has it.
+        has_fp64: whether every such device computes in float64.
+        can_pin: whether memory can be pinned for copies to it.
+        copies_ahead: whether batches are copied to it by a stream of their own.
+        mask: the variable that lists the visible ones.
+        mask_is_ordered: whether it also gives their order; otherwise it is a set of indices.
+        empty_mask: the value that hides all; None where none is known.
+        variables: what a launch sets, with its reason, unless the environment has this or `mask`.
+        debug_variables: what lets ranks wait for one that is in a debugger.
+        interfaces: variables that name the network interface, and what they put before its name.
+        resource: Kubernetes' name for one.
+        tool: of the maker, which shows what uses them.
+        wheels: of torch, below https://download.pytorch.org/whl; empty where PyPI has them.
+    """
+
+    name = "cpu"
+    label = "CPU"
+    maker = ""
+    is_numbered = False
+    most_ranks: int | None = None
+    distributed_type = "MULTI_CPU"
+    backend = "gloo"
+    lacking: tuple[str, ...] = ()
+    recommended = "no"
+    has_fp64 = True
+    can_pin = True
+    copies_ahead = False
+    mask = ""
+    mask_is_ordered = True
+    empty_mask: str | None = None
+    variables: Mapping[str, tuple[str, str]] = {}
+    debug_variables: Mapping[str, str] = {}
+    interfaces: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": ""}
+    resource = ""
+    tool = ""
+    wheels = ""
+
+    # of a machine, without torch
+
+    def found_in(self, files: Files) -> list[dict[str, Any]]:
+        """Return the GPUs that the kernel lists, as fields of `Gpu`; of NVIDIA's, others do."""
+        return []
+
+    def lack(self, precision: str, machine: Facts, gpus: Sequence[GpuFacts]) -> Lack | None:
+        """Return why this machine, or one of the selected GPUs, does not have a precision."""
+        return None
+
+    # of this process
+
+    def is_available(self) -> bool:
+        """Return whether torch can use one."""
+        return True
+
+    def count(self) -> int:
+        """Return how many torch sees."""
+        return 1
+
+    def is_in_use(self) -> bool:
+        """Return whether this process uses one already, so that its forks could not."""
+        return False
+
+    def current(self) -> torch.device:
+        """Return the one on which this process computes."""
+        import torch
+
+        return torch.device(self.name)
+
+    def make_current(self, device: torch.device) -> None:
+        """Make `device` the one that torch uses where a script names none."""
+
+    def synchronize(self) -> None:
+        """Wait for all work on the current one."""
+
+    def empty_cache(self) -> None:
+        """Give back the memory that torch caches on it."""
+
+    def peaks(self, torch: Any) -> list[tuple[int, int]]:
+        """Return the most bytes that were allocated and reserved on each, if it is in use."""
+        return []
+
+    def rng_state(self, device: torch.device | None = None) -> torch.Tensor | None:
+        """Return the state of its generator; None where the CPU's is the only one."""
+        return None
+
+    def set_rng_state(self, state: torch.Tensor, device: torch.device | None = None) -> None:
+        """Put its generator into a state that `rng_state` returned."""
+
+    def lack_of(
+        self, device: torch.device, precision: str, look: Callable[[], Facts]
+    ) -> Lack | None:
+        """Return why `device` does not have a precision.
+
+        Args:
+            look: detects this machine.
+        """
+        return None
+
+
+class GpuKind(DeviceKind):
+    """GPUs of which torch has a part, such as `torch.xpu`, with the names of `torch.cuda`."""
+
+    is_numbered = True
+    recommended = "bf16"
+
+    @property
+    def _part(self) -> Any:
+        import torch
+
+        return getattr(torch, self.name)
+
+    def is_available(self) -> bool:
+        return bool(self._part.is_available())
+
+    def count(self) -> int:
+        return int(self._part.device_count())
+
+    def is_in_use(self) -> bool:
+        return bool(self._part.is_initialized())
+
+    def current(self) -> torch.device:  # pragma: needs a GPU
+        import torch
+
+        return torch.device(self.name, self._part.current_device())
+
+    def make_current(self, device: torch.device) -> None:  # pragma: needs a GPU
+        self._part.set_device(device)
+
+    def synchronize(self) -> None:  # pragma: needs a GPU
+        self._part.synchronize()
+
+    def empty_cache(self) -> None:
+        if self.is_in_use():  # pragma: needs a GPU
+            self._part.empty_cache()
+
+    def peaks(self, torch: Any) -> list[tuple[int, int]]:
+        part = getattr(torch, self.name, None)
+        if part is None or not part.is_initialized():
+            return []
+        return [
+            (part.max_memory_allocated(index), part.max_memory_reserved(index))
+            for index in range(part.device_count())
+        ]
+
+    def rng_state(
+        self, device: torch.device | None = None
+    ) -> torch.Tensor | None:  # pragma: needs a GPU
+        state: torch.Tensor = self._part.get_rng_state(device or self.name)
+        return state
+
+    def set_rng_state(
+        self, state: torch.Tensor, device: torch.device | None = None
+    ) -> None:  # pragma: needs a GPU
+        self._part.set_rng_state(state, device or self.name)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the numeric parts of a version: (2, 13, 0) for 2.13.0+cpu."""
+    found: list[int] = []
+    for part in version.partition("+")[0].split("."):
+        if not part.isdecimal() or len(part) > DIGITS:
+            break
+        found.append(int(part))
+    return tuple(found) or (0,)
+
+
+DIGITS = 9  # of an index or a version; int() fails for thousands of digits
