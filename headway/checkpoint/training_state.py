@@ -22,7 +22,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from headway.checkpoint.loading import Like, Loaded
 from headway.checkpoint.saving import State, agree
 from headway.checkpoint.values import encode
-from headway.data.loader import PreparedDataLoader, tell_of_zipped
+from headway.contract.notes import say
+from headway.data.loader import PreparedDataLoader
 from headway.data.position import SavedRng
 from headway.distributed.collectives import broadcast_object_list, gather_object
 from headway.distributed.rng import generator_states
@@ -423,10 +424,10 @@ class OwnOfRank:
             training.strategy.set_spreads_buffers(prepared, are_spread)
         generators = SavedRng(own.get("generators"), training.world.device)
         loaders, positions = training.loaders, checkpoint.positions or ()
+        if positions and not training.skips_itself:
+            positions = over_where_left(loaders, positions, is_told=training.world.is_main)
         for loader, position in zip(loaders, positions, strict=False):
             loader.seek(position, generators, only_skipped=training.skips_itself)
-        if positions and training.world.is_main and not training.skips_itself:
-            tell_of_zipped(loaders, positions)
         generators.restore()
 
     def _buffers(
@@ -435,6 +436,22 @@ class OwnOfRank:
         """Return for each model this rank's own buffers, and whether it gets rank 0's next."""
         nothing = [((), True)] * len(self._training.models)
         return (checkpoint.own or {}).get("buffers") or nothing
+
+
+def over_where_left(
+    loaders: Sequence[PreparedDataLoader], positions: Sequence[Any], *, is_told: bool
+) -> list[Any]:
+    """Return where loaders go on: in a new pass, if the script would have left this one there.
+
+    Args:
+        is_told: say so on stderr.
+    """
+    pairs = [*zip(loaders, positions, strict=True)]
+    ended = [(one, position) for one, position in pairs if position.get("is_at_end")]
+    judged = [one.over_where_left(position, ended) for one, position in pairs]
+    for note in (note for _, note in judged if note and is_told):
+        say(note)
+    return [position for position, _ in judged]
 
 
 class Restoring:

@@ -20,6 +20,7 @@ from headway.data.configuration import DataLoaderConfiguration
 from headway.data.dispatch import share_of
 from headway.data.position import (
     FRESH,
+    Left,
     Offset,
     Pass,
     Passes,
@@ -245,10 +246,8 @@ class PreparedDataLoader(DataLoader[Any]):
     def position(self) -> dict[str, Any]:
         """Return where the passes stand, for a checkpoint: values, and tensors of generators."""
         passes, current = self._passes, self._passes.current
-        given = None if current is None else self._given(current)
-        is_left = self._is_map and given == passes.left_after  # where the script left the last one
         position: dict[str, Any] = {
-            "following": passes.following if is_left else self.epoch,
+            "following": self.epoch,
             "size": batch_size_of(self._original),
             "total": self.total_batch_size,
             "seed": None if self._seeds is None else self._seeds.seed,
@@ -257,12 +256,13 @@ class PreparedDataLoader(DataLoader[Any]):
             "samples": self.samples,
             "has_trained": self.has_trained,
             "has_lasting_workers": passes.has_lasting_workers,
-            "left_after": passes.left_after and [*passes.left_after],
+            "left": passes.left and [[*passes.left.after], passes.left.times],
+            "is_at_end": current is not None and current.is_complete,
             "order_seeds": [one.initial_seed for one in self._seedable()],
         }
-        if current is not None and not current.is_complete and not is_left:
-            state = current.state_dict()
-            position["pass"] = {**state, "taken": [*(given or ())], "length": self._length()}
+        if current is not None and not current.is_complete:
+            taken = [*self._given(current)]
+            position["pass"] = {**current.state_dict(), "taken": taken, "length": self._length()}
         return position
 
     def require_position(self, position: dict[str, Any], where: str) -> None:
@@ -319,8 +319,8 @@ class PreparedDataLoader(DataLoader[Any]):
             generator.set_state(own)
         passes.samples, passes.has_trained = position["samples"], position["has_trained"]
         passes.has_lasting_workers = position["has_lasting_workers"]
-        left_after = position.get("left_after")
-        passes.left_after = None if left_after is None else Offset(*left_after)
+        left = position.get("left")
+        passes.left = None if left is None else Left(Offset(*left[0]), left[1])
         for sampler, seed in zip(self._seedable(), position["order_seeds"], strict=False):
             sampler.initial_seed = seed
         passes.following = position["following"] if state is None else state["epoch"]
@@ -331,15 +331,37 @@ class PreparedDataLoader(DataLoader[Any]):
             if reads_again and self._of_rank[0] == 0:
                 print(_STREAM_NOTE, file=sys.stderr, flush=True)
 
-    def began_with(self, position: dict[str, Any], other: PreparedDataLoader) -> bool:
-        """Return whether the first pass may have been over where that of another loader ended.
+    def over_where_left(
+        self, position: dict[str, Any], ended: Sequence[tuple[PreparedDataLoader, dict[str, Any]]]
+    ) -> tuple[dict[str, Any], str]:
+        """Let a pass be over that was saved where the script has left those before it.
 
-        So it is with `zip`; a loop that goes on in it cannot be told from that.
+        In the last iteration of a loop that ends before its loader does (`break`, `zip` with a
+        shorter one), nothing but the passes before shows that no batch follows: two that were left
+        there, or one if another loader is at its end. What was left once, to look at a batch, say,
+        goes on.
+
+        Args:
+            position: what `position()` returned.
+            ended: the loaders that were at their ends, with their positions.
+
+        Returns:
+            The position to go on from, and what there is to tell.
         """
-        state = position["pass"]
-        if state is None or state["epoch"] != 0 or not self._is_map or not other._is_map:
-            return False
-        return bool(self._taken(len(other)).batches == state["taken"][0])
+        state, (after, times) = position["pass"], position.get("left") or (None, 0)
+        if state is None or not self._is_map:
+            return position, ""
+        taken = state["taken"]
+        if taken == after and times >= (1 if ended else 2):
+            over = {**position, "following": state["epoch"] + 1, "pass": None}
+            return over, _LEFT_NOTE.format(taken[0])
+        may_be_zipped = state["epoch"] == 0 and any(
+            other._is_map
+            and at_end["following"] == 1
+            and self._taken(len(other)).batches == taken[0]
+            for other, at_end in ended
+        )
+        return position, _ZIP_NOTE if may_be_zipped else ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the passes stand; each rank keeps its own.
@@ -580,17 +602,13 @@ def _each_once(objects: list[Any]) -> list[Any]:
     return list({id(one): one for one in objects if one is not None}.values())
 
 
-def tell_of_zipped(loaders: Sequence[PreparedDataLoader], positions: Sequence[Any]) -> None:
-    """Say where a pass goes on that the script may have left, as `zip` does."""
-    pairs = [*zip(loaders, positions, strict=True)]
-    ended = [one for one, position in pairs if position["pass"] is None and one.epoch == 1]
-    if any(one.began_with(position, other) for one, position in pairs for other in ended):
-        print(_ZIP_NOTE, file=sys.stderr, flush=True)
-
-
+_LEFT_NOTE = (
+    "note: saved after batch {} of a loader, where the script has left its passes before: the next"
+    " pass is a new one"
+)
 _ZIP_NOTE = (
-    "headway: note: saved in the last batch of a loader's first pass, in the middle of another's,"
-    " which goes on from there; if the script reads the two with zip, save after that loop instead"
+    "note: saved in the last batch of a loader's first pass, in the middle of another's, which goes"
+    " on from there; if the script reads the two with zip, save after that loop instead"
 )
 _STREAM_NOTE = (
     "headway: the data set is a stream without state_dict(), or is read by workers, so the batches"

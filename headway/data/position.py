@@ -235,6 +235,18 @@ class Pass:
         }
 
 
+class Left(NamedTuple):
+    """Where a loop has left its passes before their end.
+
+    Args:
+        after: what each of them had given.
+        times: how many have, one after the other.
+    """
+
+    after: Offset
+    times: int
+
+
 class ResumePoint(NamedTuple):
     """A pass that another run has begun, and that is the next one here.
 
@@ -262,14 +274,19 @@ class Passes:
     """Whether an optimizer has stepped in one of these."""
     has_lasting_workers = False
     """Whether workers that outlive a pass were started, in earlier runs as well."""
-    left_after: Offset | None = None
-    """What the pass before had given when the script left it; None if it was complete."""
+    left: Left | None = None
+    """Where the passes before, in which an optimizer stepped, were left; None after a whole one."""
 
     def end(self, ended: Pass, given: Offset) -> None:
         """Count a pass that will give no more batches than those that were given."""
-        self.left_after = None if ended.is_complete else given
+        has_trained = ended.num_steps != channel.num_steps
+        if ended.is_complete:
+            self.left = None
+        elif has_trained:  # a look at the first batch says nothing about the loop
+            times = self.left.times if self.left is not None and self.left.after == given else 0
+            self.left = Left(given, times + 1)
         self.samples += ended.samples
-        self.has_trained |= ended.num_steps != channel.num_steps
+        self.has_trained |= has_trained
         if self.current is ended:
             self.current = None
 

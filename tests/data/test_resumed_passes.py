@@ -18,7 +18,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from headway.data.loader import PreparedDataLoader, tell_of_zipped
+from headway.checkpoint.training_state import over_where_left
+from headway.contract.records import channel
+from headway.data.loader import PreparedDataLoader
 from headway.data.position import SavedRng
 from headway.distributed.rng import generator_states
 from headway.utils import DataLoaderConfiguration, set_seed
@@ -168,6 +170,23 @@ def broken(loader: Any) -> Iterator[list[Any]]:
                 break
 
 
+def looked_at(loader: Any) -> Iterator[list[Any]]:
+    """Yield the batches of whole epochs, after the first batch was looked at twice."""
+    if loader.epoch == 0:
+        next(iter(loader)), next(iter(loader))
+    for _ in range(loader.epoch, 2 + EPOCHS):
+        yield from ([batch] for batch in loader)
+
+
+def broken_once(loader: Any) -> Iterator[list[Any]]:
+    """Yield the batches of a short epoch, then of whole ones."""
+    for _ in range(loader.epoch, EPOCHS):
+        for number, batch in enumerate(loader, 1):
+            yield [batch]
+            if number == 2 and loader.epoch == 0:
+                break
+
+
 Loop = Callable[..., Iterator[list[Any]]]
 
 
@@ -178,6 +197,7 @@ def trained(
     drawn: Drawn = []
     for batches in loop(*loaders):
         drawn.append((repr(batches), torch.rand(1).item(), random.random()))
+        channel.num_steps += 1  # as an optimizer does
         if len(drawn) == cut_after:
             positions = [one.position() for one in loaders]
             return drawn, pickle.dumps((positions, generator_states(CPU)))
@@ -196,6 +216,8 @@ def resumed(kind: str, checkpoint: bytes) -> list[PreparedDataLoader]:
     generators = SavedRng(states, CPU)
     for loader, position in zip(loaders, positions, strict=True):
         loader.require_position(position, "")
+    positions = over_where_left(loaders, positions, is_told=True)
+    for loader, position in zip(loaders, positions, strict=True):
         loader.seek(position, generators)
     generators.restore()
     return loaders
@@ -225,10 +247,12 @@ def test_batches_and_random_numbers_are_those_of_a_run_that_is_not_cut(kind: str
     [
         ("two", zipped, range(5, 12)),  # all from the second epoch on
         ("two, of lasting workers", zipped, (5, 8)),
-        ("shuffled", broken, (4,)),  # its count begins anew in the middle of an epoch
+        ("shuffled", broken, (6,)),  # its count begins anew in the middle of an epoch
+        ("shuffled", looked_at, range(1, 12)),
+        ("shuffled", broken_once, range(3, 10)),
     ],
 )
-def test_a_pass_that_is_left_early_is_over_where_the_one_before_was_left(
+def test_a_pass_is_over_where_those_before_were_left_and_goes_on_where_one_was(
     kind: str, loop: Loop, cuts: Iterable[int]
 ) -> None:
     set_seed(1)
@@ -240,10 +264,10 @@ def test_a_pass_that_is_left_early_is_over_where_the_one_before_was_left(
         assert rest == whole[step:], step
 
 
-def test_where_a_pass_goes_on_that_zip_may_have_left_it_is_said(
+def test_what_is_taken_for_the_end_of_a_pass_or_may_be_one_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for step, peers_notified in ((3, False), (4, True), (5, False)):
+    for step, is_told in ((3, False), (4, True), (5, False), (8, True)):
         _, checkpoint = trained(prepared("two"), step, zipped)
-        tell_of_zipped(resumed("two", checkpoint), pickle.loads(checkpoint)[0])
-        assert bool(capsys.readouterr().err) is peers_notified, step
+        resumed("two", checkpoint)
+        assert bool(capsys.readouterr().err) is is_told, step
