@@ -88,12 +88,12 @@ def _runtime_in(script: str) -> str:
         text = opened.read(_SCRIPT_BYTES)
     if b"headway" in text:
         return ""
-    statements = (line.split(None, 2) for line in text.splitlines())
-    imported = {
-        words[1].rstrip(b",").partition(b".")[0].decode(errors="replace")
-        for words in statements
-        if len(words) > 1 and words[0] in (b"import", b"from")
-    }
+    imported = set()
+    for word, _, rest in (line.strip().partition(b" ") for line in text.splitlines()):
+        if word in (b"import", b"from"):
+            modules = rest.partition(b";")[0].split(b",") if word == b"import" else [rest]
+            names = [words[0] for words in map(bytes.split, modules) if words]
+            imported |= {name.partition(b".")[0].decode(errors="replace") for name in names}
     known = (*(name.partition(".")[0] for name in RUNTIMES), "torch")
     return next((name for name in known if name in imported), "")
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_another_user_imports_what_lies_below_a_folder_that_only_root_may_enter(
     monkeypatch.syspath_prepend(checkout.parent / "open")
 
     def imports() -> bool:
-
+        import_module("found_late")
         return os.getuid() == NOBODY and not os.path.exists(checkout.parent / "open")
 
     assert os.waitpid(fork_as(NOBODY, imports), 0)[1] == 0

@@ -250,3 +250,12 @@ def test_what_no_reader_would_take_is_not_written(saved: Path, tmp_path: Path) -
         with pytest.raises(CheckpointError):
             write_manifest(tmp_path, changed)
     assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.wording
+def test_a_fault_of_what_is_about_to_be_written_is_called_headways(
+    saved: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        write_manifest(tmp_path, read_manifest(saved)._replace(epoch=-1))
+    assert "bug of Headway" in caught.value.problems[0].fix

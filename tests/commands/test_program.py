@@ -196,6 +196,8 @@ def test_the_fix_for_a_shell_script_runs_it() -> None:
         ("import torch\nfrom transformers import Trainer\n", "transformers"),
         ("    from accelerate.utils import set_seed\n", "accelerate"),
         ("import torch, numpy\n", "torch"),
+        ("import os, torch as t; t.rand(1)\n", "torch"),
+        ("from mine import torch\nimport \n", ""),
         ("from headway import Accelerator\nimport torch\n", ""),
         ("import my_training\n", ""),
         ("", ""),

@@ -83,3 +83,4 @@ def test_a_checkpoint_names_the_epoch_that_it_is_in(
             accelerator.save_state(tmp_path / str(len(epochs)))
             epochs.append(read_manifest(tmp_path / str(len(epochs))).epoch)
     assert epochs == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2]  # the last batch ends an epoch
+    accelerator.load_state(tmp_path / "1")

@@ -15,11 +15,15 @@ MAKES_ACCELERATOR = "from headway import Accelerator; Accelerator()"
 
 
 def test_two_ranks_of_a_plain_script_are_told_what_they_left_unused() -> None:
-    done = launch(*BF16, "--num-processes", "2", script("print('done')"))
+    sharded = ("--strategy", "fsdp", "--activation-checkpointing")
+    plain = script("import torch; print('done')")
+    done = launch(*BF16[1:], *sharded, "--num-processes", "2", plain)
     assert (done.returncode, done.stdout.count("done")) == (0, 2)
-    (line,) = done.stderr.splitlines()
-    assert "mixed_precision bf16 was not used" in line
-    assert "no rank joined a process group" in line
+    before, after = [one for one in done.stderr.splitlines() if "note:" in one]
+    assert "trains with torch, without Headway" in before
+    for line, names in ((before, sharded[1:]), (after, ("bf16", *sharded[1:]))):
+        assert all(name.strip("-").replace("-", "_") in line for name in names)
+    assert "no rank joined a process group" in after
 
 
 def test_a_script_with_an_accelerator_is_told_nothing() -> None:
