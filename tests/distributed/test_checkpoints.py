@@ -156,12 +156,12 @@ for name, is_sharded in [("whole", False), ("sharded", True)]:
         return written(*arguments)
     saving.save_tensors = later
     accelerator.save_state(name, wait=False)
-    saving.save_tensors = written
     expected = state(model, optimizer)
     train(model, optimizer, 4)  # ranks exchange gradients meanwhile
     assert not Path(name).exists() and state(model, optimizer) != expected
     begin.set()
     accelerator.wait_for_checkpoint()
+    saving.save_tensors = written
     accelerator.save_state("changed", wait=False)
     train(model, optimizer, 4)
     accelerator.load_state(name)
