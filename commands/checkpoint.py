@@ -25,6 +25,7 @@ from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
 from headway.checkpoint.project import candidates, resolve_checkpoint
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
+from headway.contract.notes import say
 from headway.contract.records import shown
 from headway.errors import CheckpointError
 
@@ -125,7 +126,7 @@ def _list(folder: Path, *, as_json: bool) -> int:
     rows = [(shown(one.path.name), one.state.value, *_cells(one.manifest)) for one in found]
     print_table(head, rows)
     if not found:
-        print(f"headway: no checkpoint in {shown(str(folder))}", file=sys.stderr)
+        say(f"no checkpoint in {shown(str(folder))}")
     return 0
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, did_you_mean
 from headway.machine.detection import detect_machine
@@ -309,9 +309,8 @@ def machine_from_flags(
     machine = load_machine(parsed.machine)
     ignored = [row.variable for row in TABLE.values() if row.variable in environ]
     if ignored:
-        print(
-            f"headway: note: {', '.join(ignored)} in this shell "
-            f"{'does' if len(ignored) == 1 else 'do'} not apply with --machine {parsed.machine}",
-            file=sys.stderr,
+        say(
+            f"note: {', '.join(ignored)} in this shell "
+            f"{'does' if len(ignored) == 1 else 'do'} not apply with --machine {parsed.machine}"
         )
     return machine, machine.host.variables if machine.host else {}

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser
+from headway.contract.notes import say
 from headway.errors import ConfigError
 
 _INTERRUPTED = 130
@@ -45,21 +46,17 @@ def follow_job(job: str) -> int:
     from headway.launcher.remote.slurm_jobs import follow, state_of
 
     try:
-        ended = follow(job, _write, _say)
+        ended = follow(job, _write, say)
     except KeyboardInterrupt:
         ended = state_of(job)
         if not ended.has_ended:
             again = f"`headway follow {job}` shows it again, `scancel {job}` ends it"
-            _say(f"job {job} goes on; {again}")
+            say(f"job {job} goes on; {again}")
             return _INTERRUPTED
-    _say(f"job {job} ended: {ended.name}, exit code {ended.exit_code}")
+    say(f"job {job} ended: {ended.name}, exit code {ended.exit_code}")
     return ended.exit_code
 
 
 def _write(data: bytes) -> None:
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
-
-
-def _say(text: str) -> None:
-    print(f"headway: {text}", file=sys.stderr, flush=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import count, takewhile
 from typing import NamedTuple
@@ -22,6 +20,7 @@ from headway.commands.remote_options import (
 )
 from headway.commands.resume_check import resume_problems
 from headway.commands.tables import escape_unencodable
+from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, Problem, Stopped, WorkerFailed
@@ -400,6 +399,5 @@ def _announce(plan: LaunchPlan, is_quiet: bool) -> None:
 
 
 def _print_notes(lines: Sequence[str]) -> None:
-    with suppress(OSError):  # a full disk behind stderr is no reason not to train
-        for line in lines:
-            print(f"headway: {line}", file=sys.stderr, flush=True)
+    for line in lines:
+        say(line)

@@ -16,6 +16,7 @@ from typing import NoReturn, TextIO
 
 from headway._version import __version__
 from headway.commands.tables import escape_unencodable
+from headway.contract.notes import say
 from headway.errors import ConfigError, HeadwayError, Stopped, did_you_mean
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
@@ -80,8 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt as caught:
         stop = caught if isinstance(caught, Stopped) else Stopped(signal.SIGINT)
-        with suppress(OSError):
-            print(f"headway: {stop}", file=sys.stderr, flush=True)
+        say(str(stop))
         _finish(stop)
         return stop.exit_code
     except OSError as error:

@@ -12,6 +12,7 @@ from headway.commands.flags import Parser
 from headway.commands.plotting.charts import charts_of, read_runs
 from headway.commands.plotting.picture import save_picture
 from headway.commands.plotting.terminal import draw_chart
+from headway.contract.notes import say
 from headway.errors import MachineError
 
 RUN = (
@@ -32,10 +33,7 @@ def main(argv: Sequence[str]) -> int:
     charts = charts_of(runs, wanted)
     for run in runs:
         if run.damaged_lines:
-            print(
-                f"headway: note: {run.damaged_lines} damaged lines of {run.path} are left out",
-                file=sys.stderr,
-            )
+            say(f"note: {run.damaged_lines} damaged lines of {run.path} are left out")
     if parsed.output is not None:
         title = ", ".join(dict.fromkeys(run.project for run in runs))
         save_picture(charts, title, Path(parsed.output))

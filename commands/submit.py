@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headway.commands.flags import Parsed
 from headway.commands.remote_options import OF_MACHINES, Request, refuse_everywhere, words_elsewhere
+from headway.contract.notes import say
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, MachineError
@@ -93,11 +93,11 @@ def submit(request: Request) -> int:
     _keep(script, os.path.join(folder, f"{name}-{job}.sh"))
     if not parsed.follow:
         print(job)
-        _say(f"submitted; `headway follow {job}` shows its output, `scancel {job}` ends it")
+        say(f"submitted; `headway follow {job}` shows its output, `scancel {job}` ends it")
         return 0
     from headway.commands.follow import follow_job
 
-    _say(f"submitted job {job}")
+    say(f"submitted job {job}")
     return follow_job(job)
 
 
@@ -172,7 +172,7 @@ def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
     limit = None if own.keys() & {"signal", "time"} else settings.time
     if limit is None or job_seconds(limit) > lead_s + _EARLIER_S + _START_S:
         return {"signal": f"TERM@{lead_s}"}
-    _say(
+    say(
         f"note: the job gets no signal to save before its time limit: {limit} is too short "
         f"for one {lead_s} s ahead"
     )
@@ -287,19 +287,17 @@ def _print_notes(
     options: Mapping[str, str], inherited: _Inherited, program: Program, *, is_quiet: bool
 ) -> None:
     if inherited.secrets:
-        _say(
+        say(
             f"note: {', '.join(inherited.secrets)} holds a secret and is not in the script: the "
             "job inherits it from the environment of this command"
         )
     if masked_command(program.args) != list(program.args):
-        _say(
+        say(
             "note: an argument of the script looks like a secret, and the batch script holds it, "
             "which SLURM keeps; a variable of the environment would not be in it"
         )
     if not is_quiet and not any(key in options for key in (*_CORES, *_GPUS)):
-        _say(
-            "note: SLURM may give one core on each machine: --sbatch cpus-per-task=N asks for more"
-        )
+        say("note: SLURM may give one core on each machine: --sbatch cpus-per-task=N asks for more")
 
 
 def _make_folder(folder: str, settings: Settings) -> None:
@@ -324,8 +322,4 @@ def _keep(script: str, path: str) -> None:
         with open(handle, "w", encoding="utf-8") as file:
             file.write(script)
     except OSError as error:
-        _say(f"note: {shown(path)}, a copy of the script, was not written: {error.strerror}")
-
-
-def _say(text: str) -> None:
-    print(f"headway: {text}", file=sys.stderr, flush=True)
+        say(f"note: {shown(path)}, a copy of the script, was not written: {error.strerror}")

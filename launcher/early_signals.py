@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from headway.contract.notes import say
 from headway.errors import STOP_SIGNALS, Stopped
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def interrupts_exit_at_once(
             signal.signal(one, signal.SIG_IGN)
         starter.close()
         stop = Stopped(number)
-        with suppress(OSError):
-            print(f"headway: {stop}", file=sys.stderr, flush=True)
+        say(str(stop))
         if tell is not None:
             tell(stop)
         os._exit(stop.exit_code)

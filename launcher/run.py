@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
+from headway.contract.notes import say
 from headway.errors import Stopped
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
 from headway.settings.table import TABLE
@@ -62,7 +63,6 @@ def run(
     try:
         # not in the handler: a second signal would interrupt that import
         from headway.launcher.early_signals import interrupts_exit_at_once
-        from headway.launcher.reporting.rank_channel import say
         from headway.launcher.reporting.waiting import waiting_for
 
         signal.signal(signal.SIGQUIT, lambda *_: say("no rank has started yet"))
@@ -97,7 +97,6 @@ def run(
 @contextmanager
 def _answering(plan: LaunchPlan) -> Iterator[RunSocket | None]:
     """Answer `headway ps` and `headway stack`; a launch that cannot is run all the same."""
-    from headway.launcher.reporting.rank_channel import say
     from headway.launcher.reporting.run_socket import Run, RunSocket
 
     settings = plan.settings
@@ -199,6 +198,4 @@ def _explain_missing_rank(error: BaseException | None) -> None:
 
     if lacks_rank_variable(error):
         flag = TABLE["num_processes"].flag
-        note = f"headway: note: {flag} 1 sets RANK, LOCAL_RANK, ..."
-        with suppress(OSError):
-            print(note, file=sys.stderr, flush=True)
+        say(f"note: {flag} 1 sets RANK, LOCAL_RANK, ...")

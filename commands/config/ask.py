@@ -22,6 +22,7 @@ from headway.commands.flags import Parsed, Parser
 from headway.config_wizard.interview import Defaults, Prompter, interview
 from headway.config_wizard.questions import CANCEL, TEST, UNCONFIRMED, place_of, profile_after
 from headway.config_wizard.texts import FINISH
+from headway.contract.notes import say
 from headway.errors import ConfigError
 from headway.settings.profile_files import shown, text_at
 from headway.settings.profile_masking import masked_profile
@@ -99,7 +100,7 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
         return 130
     path = paths[place_of(facts, answers)]
     if parsed.dry_run:
-        print(f"headway: would write {shown(path)}:", file=sys.stderr)
+        say(f"would write {shown(path)}:")
         text = changed(text_at(path), path, facts, answers)
         print(text if parsed.show_secrets else masked_profile(text), end="")
         return 0

@@ -13,6 +13,7 @@ from headway.commands.config.check import checked
 from headway.commands.config.edit import apply
 from headway.commands.config.schema import new_profile
 from headway.commands.flags import Parser
+from headway.contract.notes import say
 from headway.errors import ConfigError
 from headway.machine.detection import detect_machine
 from headway.settings.profile_files import choose_profile, is_there, read_text, shown, text_at
@@ -121,7 +122,7 @@ def _remove_unless_changed(draft: str, before: str) -> None:
             with suppress(FileNotFoundError):
                 os.unlink(draft)
             return
-    print(f"headway: note: your changes are in {shown(draft)}", file=sys.stderr)
+    say(f"note: your changes are in {shown(draft)}")
 
 
 def _open_editor(path: str) -> None:

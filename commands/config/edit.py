@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
@@ -12,6 +11,7 @@ from headway.commands.config.assignments import assignments
 from headway.commands.config.check import checked, launch_problems
 from headway.commands.config.schema import with_header, write_schema
 from headway.commands.flags import Parser
+from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
 from headway.contract.secrets import masked_value
 from headway.errors import ConfigError, Problem, did_you_mean
@@ -178,7 +178,7 @@ def apply(
     gone = flat(_raws(before)).keys() - flat(_raws(after)).keys() - {"version"}
     elsewhere = _set_elsewhere(sorted(gone), [*weaker, *stronger])
     for note in [*overridden([reported, *stronger]), *elsewhere, *not_here]:
-        print(f"headway: note: {note}", file=sys.stderr)
+        say(f"note: {note}")
 
 
 def _holds_secret(text: str) -> bool:
@@ -292,7 +292,7 @@ def use(argv: Sequence[str]) -> int:
     now = choose_profile()
     if now.path != chosen.path:
         note = f"{now.chosen_by} selects {now.name!r} here instead"
-        print(f"headway: note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     return 0
 
 

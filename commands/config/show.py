@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 
 from headway.commands.config.check import launch_problems
 from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
+from headway.contract.notes import say
 from headway.contract.origin import Layer
 from headway.contract.secrets import masked_value
 from headway.errors import ConfigError
@@ -49,7 +49,7 @@ def show(argv: Sequence[str]) -> int:
     # in plain columns: rich would take 80 ms, more than all the rest
     print(_as_json(shown) if parsed.json else settings_table(shown, parsed.origin))
     for problem in launch_problems(layers, machine, environ, cluster):
-        print(f"headway: note: a launch would be refused: {problem.what}", file=sys.stderr)
+        say(f"note: a launch would be refused: {problem.what}")
     return 0
 
 
@@ -88,7 +88,7 @@ def list_profiles(argv: Sequence[str]) -> int:
         project = find_project_profile(trusted=chosen.path)
     except ConfigError as error:
         project = None
-        print(f"headway: note: {error.problems[0].what}", file=sys.stderr)
+        say(f"note: {error.problems[0].what}")
     if project not in (None, chosen.path):
         rows.append(("(project)", project))
     stars = ["*" if path in (chosen.path, project) else "" for _, path in rows]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-import sys
 from collections.abc import Iterable, Sequence
 
 from headway.commands.config.check import SCRIPT
@@ -20,6 +19,7 @@ from headway.commands.exchange.kubernetes_export import (
 )
 from headway.commands.exchange.torchrun_export import not_in_torchrun, to_torchrun
 from headway.commands.flags import Parsed, Parser, machine_from_flags
+from headway.contract.notes import say
 from headway.contract.run import KEY_VARIABLE
 from headway.errors import ConfigError, MachineError
 from headway.launcher.clusters.cluster import cluster_layer
@@ -82,7 +82,7 @@ def export(argv: Sequence[str]) -> int:
             "run, --show-secrets prints it",
         ]
     for note in notes:
-        print(f"headway: note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     return 0
 
 
@@ -156,7 +156,7 @@ def _write_private(path: str, text: str) -> None:
             where=f"flag --output {path}",
             fix="name a file in a folder that you can write to",
         ) from None
-    print(f"headway: wrote {shown(path)}", file=sys.stderr)
+    say(f"wrote {shown(path)}")
 
 
 def _lasting_plan(settings: Settings, machine: Machine) -> LaunchPlan:

@@ -6,7 +6,6 @@ import atexit
 import os
 import signal
 import time
-from contextlib import suppress
 from enum import IntEnum
 from types import FrameType
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from headway.contract.notes import say_amid_writing
 from headway.contract.records import STOPPED_AND_SAVED, WillSave, channel, is_connected, send
 from headway.distributed.world import group_backend, rank_and_size
 
@@ -123,8 +123,7 @@ def _is_usual(handler: object) -> bool:
 def _tell_from_rank_0(text: str) -> None:
     """Write a line to stderr, also where a signal has interrupted a print."""
     if rank_and_size()[0] == 0:
-        with suppress(OSError):  # nobody reads it any more: a connection was cut, say
-            os.write(2, f"headway: {text}\n".encode())
+        say_amid_writing(text)
 
 
 class Verdict(NamedTuple):

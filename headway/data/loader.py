@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from headway.contract.notes import say
 from headway.contract.records import beat, channel
 from headway.data.active_loader import GlobalBatch, LoaderLoop
 from headway.data.configuration import DataLoaderConfiguration
@@ -329,7 +329,7 @@ class PreparedDataLoader(DataLoader[Any]):
             passes.pending = ResumePoint(state, only_skipped)
             reads_again = not (self._is_map or only_skipped or state["stream"] is not None)
             if reads_again and self._of_rank[0] == 0:
-                print(_STREAM_NOTE, file=sys.stderr, flush=True)
+                say(_STREAM_NOTE)
 
     def over_where_left(
         self, position: dict[str, Any], ended: Sequence[tuple[PreparedDataLoader, dict[str, Any]]]
@@ -611,7 +611,7 @@ _ZIP_NOTE = (
     " on from there; if the script reads the two with zip, save after that loop instead"
 )
 _STREAM_NOTE = (
-    "headway: the data set is a stream without state_dict(), or is read by workers, so the batches"
+    "note: the data set is a stream without state_dict(), or is read by workers, so the batches"
     " before the checkpoint are read and dropped; the others are the same only if it gives the same"
     " samples again"
 )

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from headway.contract.memory_use import describe_memory_use, read_memory_use
+from headway.contract.notes import say
 from headway.contract.records import is_connected
 from headway.devices.table import KINDS
 
@@ -62,5 +63,4 @@ def _tell_memory(estimated_bytes: int) -> None:
     has_failed = getattr(sys, "last_type", None) is not None
     use = None if has_failed or is_connected() else read_memory_use()
     if use is not None:
-        line = describe_memory_use(estimated_bytes, {0: use})
-        print(f"headway: {line}", file=sys.stderr, flush=True)
+        say(describe_memory_use(estimated_bytes, {0: use}))

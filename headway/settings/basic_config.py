@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from headway.contract.notes import say
 from headway.contract.precisions import PRECISIONS
 from headway.errors import WrongValue
 
@@ -43,7 +44,7 @@ def write_basic_config(
         )
     path = Path(choose_profile().path if save_location is None else save_location)
     if path.exists():
-        print(f"headway: {path} is there already, and stays as it is; `headway config` changes it")
+        say(f"{path} is there already, and stays as it is; `headway config` changes it")
         return False
     line = f"mixed_precision: {written(mixed_precision.lower())}\n"
     change_profile(str(path), lambda _: line)

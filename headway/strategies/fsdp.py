@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +24,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from headway.contract.notes import say
 from headway.distributed.meeting import meet, watch
 from headway.distributed.world import World
 from headway.errors import UsageError
@@ -134,12 +134,10 @@ class FSDP(Strategy):
             return
         counts = Counter(map(_name_of, units))
         described = ", ".join(f"{count} of {name}" for name, count in counts.items())
-        print(
-            f"headway: {_name_of(model)} is sharded over "
-            f"{self._mesh.size(self._mesh.ndim - 1)} ranks, in units: "
-            + (f"{described}, and the rest" if described else "the whole model, one unit"),
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"{_name_of(model)} is sharded over {self._mesh.size(self._mesh.ndim - 1)} ranks, in"
+            " units: "
+            + (f"{described}, and the rest" if described else "the whole model, one unit")
         )
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:

@@ -251,7 +251,7 @@ def _note(run: RunContract, name: str, argument: str) -> str | None:
         )
     if not origin.is_user_set:
         return None  # overriding a default needs no note
-    return f"headway: Accelerator({argument}) overrides {name}={value!r} ({origin})"
+    return f"Accelerator({argument}) overrides {name}={value!r} ({origin})"
 
 
 Devices = int | str | Sequence[int | str]

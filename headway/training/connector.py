@@ -140,9 +140,9 @@ def tell(connected: Connected, strategy: str | None) -> None:
         tell_memory_at_exit(settings.run.estimated_bytes)
     notes = settings.notes
     if strategy in SHARDED and world.ranks.world_size == 1:
-        notes = (*notes, f"headway: strategy {strategy!r} has no effect with one process")
-    if notes:
-        print(*notes, sep="\n", file=sys.stderr, flush=True)
+        notes = (*notes, f"strategy {strategy!r} has no effect with one process")
+    for note in notes:
+        say(note)
 
 
 def _group_settings(handler: InitProcessGroupKwargs) -> GroupSettings:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from headway.contract.notes import say
 from headway.contract.origin import Layer
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Stopped
 from headway.launcher.clusters.channel.coordinator import Coordinator
@@ -21,7 +22,6 @@ from headway.launcher.clusters.connect import is_machine_0, listen_as_machine_0
 from headway.launcher.clusters.detectors import WITH_ONE_OUTPUT
 from headway.launcher.clusters.interfaces import host_port
 from headway.launcher.clusters.store_calls import interruptible
-from headway.launcher.reporting.rank_channel import say
 from headway.settings.table import NO_CLUSTER, Settings
 
 _STARTS_WITHIN_S = 30.0  # each machine of a job that is started on all of them at once

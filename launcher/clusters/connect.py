@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from headway.contract.notes import say
 from headway.errors import LaunchError
 from headway.launcher.clusters.channel.member import Member
 from headway.launcher.clusters.channel.messages import Probe
@@ -18,9 +19,8 @@ from headway.launcher.clusters.interfaces import (
     is_loopback,
     resolved,
 )
-from headway.launcher.clusters.listening import listening_socket, print_notice
+from headway.launcher.clusters.listening import listening_socket
 from headway.launcher.clusters.store_calls import interruptible
-from headway.launcher.reporting.rank_channel import say
 
 _CONNECT_TIMEOUT_S = 5.0
 _POLL_INTERVAL_S = 0.1
@@ -98,7 +98,7 @@ def connect(
         if time.monotonic() > until:
             raise cannot_reach(address, port, this, reason)
         if time.monotonic() > notice_at:
-            print_notice(f"waiting for machine 0 at {host_port(address, port)} ({reason})")
+            say(f"waiting for machine 0 at {host_port(address, port)} ({reason})")
             notice_at = until
         time.sleep(_POLL_INTERVAL_S)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import sys
-from contextlib import suppress
 
 from headway.errors import LaunchError
 
@@ -47,9 +45,3 @@ def listening_socket(host: str, port: int) -> socket.socket:
         raise LaunchError(
             what.format(port=port), where=f"main_address {host}, main_port {port}", fix=fix
         ) from None
-
-
-def print_notice(line: str) -> None:
-    """Print a line on stderr."""
-    with suppress(OSError):  # stderr cannot be written to
-        print(f"headway: {line}", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
+from headway.contract.notes import say
 from headway.devices.table import kind_of
 from headway.errors import HeadwayError
 from headway.launcher.clusters.channel.machine_state import failure_of, loss
@@ -26,12 +27,11 @@ from headway.launcher.clusters.channel.messages import (
 )
 from headway.launcher.clusters.connect import try_to_reach
 from headway.launcher.clusters.interfaces import interface_of, is_literally_local
-from headway.launcher.clusters.listening import listening_socket, print_notice
+from headway.launcher.clusters.listening import listening_socket
 from headway.launcher.clusters.membership import Membership
 from headway.launcher.clusters.rendezvous import Rendezvous, RunEnded
 from headway.launcher.clusters.round_store import connect_to_store, open_store
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
-from headway.launcher.reporting.rank_channel import say
 
 JOIN_TIMEOUT_S = 600.0
 _POLL_INTERVAL_S = 0.1
@@ -149,7 +149,7 @@ class MachinesRendezvous(Rendezvous):
                 raise self._membership.not_taken_in()
             if member.missing is not missing and member.missing is not None:
                 missing = member.missing
-                print_notice(f"waiting for {missing.text}")
+                say(f"waiting for {missing.text}")
 
     def _look(self) -> None:
         """Raise RunEnded if the run has ended elsewhere."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from headway.contract.notes import say
 from headway.errors import LaunchError
 from headway.launcher.clusters.channel.coordinator import Coordinator
 from headway.launcher.clusters.channel.hub import Hub
@@ -29,11 +30,9 @@ from headway.launcher.clusters.connect import (
     not_taken_in,
 )
 from headway.launcher.clusters.interfaces import host_port
-from headway.launcher.clusters.listening import print_notice
 from headway.launcher.clusters.node_address import address_of_node
 from headway.launcher.clusters.slurm import SLURM
 from headway.launcher.planning.plan import LaunchPlan
-from headway.launcher.reporting.rank_channel import say
 
 _POLL_INTERVAL_S = 0.1
 _NOTICE_AFTER_S = 1.0
@@ -102,7 +101,7 @@ class Membership:
                 raise cannot_reach(self.address, self.port, self._this, _CLOSED)
             if time.monotonic() > notice_at:
                 main = host_port(self.address, self.port)
-                print_notice(f"waiting for machine 0 at {main} ({_CLOSED})")
+                say(f"waiting for machine 0 at {main} ({_CLOSED})")
                 notice_at = until
             time.sleep(_RETRY_S)
 
@@ -127,7 +126,7 @@ class Membership:
             if time.monotonic() > notice_at:
                 notice_at = until
                 main = host_port(self.address, self.port)
-                print_notice(
+                say(
                     f"waiting for machine 0 at {main}: something listens there, but has not "
                     "answered yet"
                 )

@@ -18,9 +18,10 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from headway.contract.notes import say
 from headway.errors import HeadwayError, LaunchError
 from headway.launcher.clusters.interfaces import host_port
-from headway.launcher.clusters.listening import listening_socket, print_notice
+from headway.launcher.clusters.listening import listening_socket
 from headway.launcher.clusters.store_calls import AnsweringStore, begin, is_done, result_of
 from headway.launcher.planning.plan import LOOPBACK
 
@@ -180,7 +181,7 @@ def own_store(address: str, listener: socket.socket) -> TCPStore:
         master_listen_fd=listener.detach(),  # the store closes it
     )
     if not is_done(made, _NOTICE_AFTER_S):
-        print_notice(f"waiting for this machine's own store at {host_port(address, port)}")
+        say(f"waiting for this machine's own store at {host_port(address, port)}")
     try:
         return result_of(made)
     except DistError as error:

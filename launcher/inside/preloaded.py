@@ -18,6 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from headway.contract.notes import say
 from headway.launcher.inside.rank_monitor import AfterImport
 
 READ_AT_IMPORT = (
@@ -123,12 +124,10 @@ def _warn_of_changes(variables: Mapping[str, str]) -> None:
     now = _read_at_import(os.environ)
     changed = [name for name in sorted({*now, *variables}) if now.get(name) != variables.get(name)]
     if changed and os.environ.get("LOCAL_RANK") == "0":
-        print(
-            f"headway: note: the script sets {', '.join(changed)}, which torch read before the "
+        say(
+            f"note: the script sets {', '.join(changed)}, which torch read before the "
             "script began; set it with `env:` in the profile or --env NAME=VALUE, or pass "
-            "--start-method exec",
-            file=sys.stderr,
-            flush=True,
+            "--start-method exec"
         )
 
 

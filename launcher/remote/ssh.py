@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
 from headway.launcher.remote import connection
@@ -106,7 +107,7 @@ class _Run:
             await self._start(facts)
             return await self._end()
         except asyncio.CancelledError:  # a signal came before the start
-            _say(f"stopped by {signal.Signals(self.stopped_by).name} before anything had started")
+            say(f"stopped by {signal.Signals(self.stopped_by).name} before anything had started")
             return 128 + self.stopped_by
         finally:
             await self._close()
@@ -162,7 +163,7 @@ class _Run:
     ) -> AsyncIterator[None]:
         def tell() -> None:
             if names := [machine.name for machine in self.machines if is_awaited(machine)]:
-                _say(f"waiting for {', '.join(names)} {text}".rstrip())
+                say(f"waiting for {', '.join(names)} {text}".rstrip())
 
         timer = asyncio.get_running_loop().call_later(_NOTICE_AFTER_S, tell)
         try:
@@ -227,7 +228,7 @@ class _Run:
         """Stop the launches that go on after a failure; they will say that SIGTERM came."""
         gone = [machine.name for machine, end in ended.items() if end is None]
         why = f"the connection to {', '.join(gone)} was lost" if gone else "the run has failed"
-        _say(f"{why}; stopping {', '.join(machine.name for machine in others)}")
+        say(f"{why}; stopping {', '.join(machine.name for machine in others)}")
         for machine in others:
             machine.close_input(self._stops_within_s())
 
@@ -259,7 +260,3 @@ def _explains_little(end: End) -> int:
 
 def _is_loopback(address: str) -> bool:
     return ip_address(address.partition("%")[0]).is_loopback
-
-
-def _say(text: str) -> None:
-    print(f"headway: {text}", file=sys.stderr, flush=True)

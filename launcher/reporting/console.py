@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, TextIO
 
+from headway.contract.notes import line_of
 from headway.launcher.reporting.rank_names import ranges
 from headway.launcher.reporting.sinks import MAX_QUEUED, Sink, is_same_file
 
@@ -233,7 +234,7 @@ class Console:
             since = sink.stuck_since
             is_stuck = since is not None and time.monotonic() - since >= _NOTICE_S
             if sink not in self._lost and sink.error is None and not is_stuck:
-                sink.say(f"headway: {line}\n")
+                sink.say(line_of(line))
                 return
 
     def _name(self, sink: Sink) -> str:

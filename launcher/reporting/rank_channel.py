@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from headway.contract.notes import say
 from headway.contract.records import (
     Answer,
     Crash,
@@ -265,13 +265,6 @@ def _before_crash(group: Group) -> Group:
     return group._replace(
         collectives=tuple(one._replace(is_done=False) for one in group.collectives[-1:])
     )
-
-
-def say(text: str) -> None:
-    """Print a line on stderr."""
-    with suppress(OSError, RuntimeError):  # in a signal handler, amid another such line
-        sys.stderr.write(f"headway: {text}\n")
-        sys.stderr.flush()
 
 
 def say_too_early(number: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+
+from headway.contract.notes import say
 
 SILENT_S = 1.0
 """How long a wait may last before it is announced."""
@@ -32,5 +33,4 @@ def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
 
 
 def announce(what: str) -> None:
-    with suppress(OSError):  # the terminal may be gone
-        print(f"headway: waiting for {what}", file=sys.stderr, flush=True)
+    say(f"waiting for {what}")

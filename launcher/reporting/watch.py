@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED, Crash, End
 from headway.launcher.reporting import hang
 from headway.launcher.reporting.hang import Hang, RankStatus
 from headway.launcher.reporting.observation import Observation, Verdict, newest_entry
-from headway.launcher.reporting.rank_channel import RankChannel, say
+from headway.launcher.reporting.rank_channel import RankChannel
 
 _ANSWER_WITHIN_S = 3.0  # a rank; more than its thread needs on a busy machine
 _STACKS_WITHIN_S = 2.0  # faulthandler, after its signal

@@ -19,6 +19,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from headway.contract.notes import say
 from headway.launcher.clusters.detectors import WITH_ONE_OUTPUT
 from headway.launcher.clusters.rendezvous import Rendezvous
 from headway.launcher.inside.debugging import CtrlC, breakpoint_variables
@@ -34,7 +35,7 @@ from headway.launcher.reporting.failures import (
 )
 from headway.launcher.reporting.hang import Hang, explain_divergence
 from headway.launcher.reporting.output import Output
-from headway.launcher.reporting.rank_channel import say, say_too_early
+from headway.launcher.reporting.rank_channel import say_too_early
 from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.failure_record import place_of, record_here
 from headway.launcher.starting.leftover_processes import describe, wait_for_left_processes

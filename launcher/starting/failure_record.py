@@ -7,9 +7,9 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from headway.contract.notes import say
 from headway.launcher.reporting.failures import Failure, ServerDeath
 from headway.launcher.reporting.hang import Hang
-from headway.launcher.reporting.rank_channel import say
 from headway.settings.profile_files import shown
 
 if TYPE_CHECKING:

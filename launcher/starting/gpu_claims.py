@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
+from headway.contract.notes import say
 from headway.errors import MachineError
-from headway.launcher.reporting.rank_channel import say
 from headway.launcher.reporting.waiting import waiting_for
 from headway.machine.facts import Machine
 from headway.settings.table import Settings

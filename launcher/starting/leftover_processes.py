@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headway.launcher.reporting.rank_channel import say
+from headway.contract.notes import say
 from headway.launcher.reporting.rank_names import named
 from headway.launcher.starting.starter import Starter
 

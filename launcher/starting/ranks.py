@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.api import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from headway.contract.notes import say
 from headway.contract.records import Crash, Ended
 from headway.launcher.inside.process_cleanup import KILL_MARGIN_S
 from headway.launcher.planning.grace import Grace
@@ -31,7 +32,6 @@ from headway.launcher.reporting.failures import RankExit
 from headway.launcher.reporting.hang import RankStatus
 from headway.launcher.reporting.output import UNREAD_AFTER_FAILURE_S, UNREAD_S, Output
 from headway.launcher.reporting.process_state import read_state
-from headway.launcher.reporting.rank_channel import say
 from headway.launcher.reporting.rank_names import named
 from headway.launcher.reporting.reasons import is_of_communication
 from headway.launcher.reporting.waiting import waiting_for

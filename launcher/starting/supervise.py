@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from headway.contract.memory_use import describe_memory_use
+from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED
 from headway.errors import STOP_SIGNALS, HeadwayError, Stopped, WorkerFailed
 from headway.launcher.clusters.rendezvous import Rendezvous, RunEnded
@@ -22,7 +23,6 @@ from headway.launcher.planning.unused import unused
 from headway.launcher.reporting.console import Console
 from headway.launcher.reporting.failures import Failure, describe_killed
 from headway.launcher.reporting.output import UNREAD_AFTER_FAILURE_S, Output
-from headway.launcher.reporting.rank_channel import say
 from headway.launcher.reporting.run_socket import RunSocket
 from headway.launcher.reporting.watch import Watch
 from headway.launcher.starting.agent import Agent

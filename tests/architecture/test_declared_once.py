@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,17 @@ from headway.contract.run import DEVICES
 from headway.devices.table import KINDS
 from tests.architecture.tree import product_files
 
+FILES = product_files()
 ONCE = {
     "precisions": (set(PRECISIONS), "headway.contract.precisions"),
     "devices": (set(DEVICES), "headway.devices.table"),
 }
 OF_ONE_KIND = {"cuda": 8, "xpu": 8}
 """In how many files a kind of device may be named, outside those that are about it."""
+MECHANISMS = {
+    "lines on stderr that begin with our name": (r'"headway: ', 1),
+}
+"""What exists once: its sign in a file's text, and how many files may bear it."""
 IMPLEMENTED = "headway.precision"
 """The room that maps each precision to the class that implements it."""
 
@@ -42,7 +48,7 @@ def literals(path: Path) -> Iterator[tuple[int, set[str]]]:
 def test_no_second_list_is_written_out(kind: str) -> None:
     names, home = ONCE[kind]
     least = len(names) - 1  # a list that one name is missing from is a second list, too
-    for module, path in product_files().items():
+    for module, path in FILES.items():
         if module == home or module.startswith(f"{IMPLEMENTED}."):
             continue
         for line, texts in literals(path):
@@ -53,11 +59,18 @@ def test_no_second_list_is_written_out(kind: str) -> None:
 def test_few_files_name_a_kind_of_device_and_all_others_ask_the_table(kind: str) -> None:
     naming = {
         module
-        for module, path in product_files().items()
+        for module, path in FILES.items()
         if not module.startswith(("headway.devices.", "headway.estimate."))
         and f'"{kind}"' in path.read_text()
     }
     assert len(naming) <= OF_ONE_KIND[kind], sorted(naming)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_mechanism_exists_once(mechanism: str) -> None:
+    sign, most = MECHANISMS[mechanism]
+    found = [module for module, path in FILES.items() if re.search(sign, path.read_text())]
+    assert 0 < len(found) <= most, found
 
 
 def test_every_kind_of_device_is_one_file_and_one_row_of_the_table() -> None:

@@ -72,11 +72,11 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
     lines: list[str] = []
     has_said = threading.Event()
 
-    def print_notice(line: str) -> None:
+    def say(line: str) -> None:
         lines.append(line)
         has_said.set()
 
-    monkeypatch.setattr(membership, "print_notice", print_notice)
+    monkeypatch.setattr(membership, "say", say)
     one = machine_1(port, 600)
     joining = threading.Thread(target=one.join, args=(str,))
     with closing(port):
