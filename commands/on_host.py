@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from headway.commands.main import described
+from headway.contract import signals
 from headway.contract.run import KEY_VARIABLE
 from headway.errors import HeadwayError, Stopped
 from headway.launcher.inside.process_cleanup import die_with_parent, reap, wake_on_child_end
@@ -158,7 +159,7 @@ def _exit_code(status: int) -> int:
 def _launch(start: Start, variables: Mapping[str, str], report_to: int) -> NoReturn:
     """Launch in this process, and end it; an error is reported to the caller instead of printed."""
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signals.do_as_usual(signal.SIGCHLD)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     there = environment_there(os.environ, variables)

@@ -25,6 +25,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from headway.contract import signals
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import VARIABLE, RunContract, encode, read_ranks
 from headway.devices.table import KINDS
@@ -251,8 +252,9 @@ def _be_rank(
     """Run in a forked process: call `function`, and write a traceback to `report`."""
     atexit._clear()  # the notebook's own functions
     os.setsid()  # `_stop` ends what this rank has started, too
-    for kind in (signal.SIGINT, signal.SIGTERM):  # the notebook's own handlers
-        signal.signal(kind, signal.SIG_DFL)
+    signals.put_back(  # the notebook has handlers of its own
+        dict.fromkeys((signal.SIGINT, signal.SIGTERM), signal.SIG_DFL)
+    )
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number, stream in enumerate((nowhere, *(streams or (nowhere, nowhere)))):
         os.dup2(stream, number)

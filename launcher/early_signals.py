@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from headway.contract import signals
 from headway.contract.notes import say
 from headway.errors import STOP_SIGNALS, Stopped
 
@@ -22,8 +23,7 @@ def outlive_early_signals() -> None:
     """
     from headway.launcher.inside.worker import USER_SIGNALS
 
-    for number in USER_SIGNALS:
-        signal.signal(number, _say_too_early)
+    signals.trap(_say_too_early, *USER_SIGNALS)
 
 
 def _say_too_early(number: int, _: object) -> None:
@@ -39,16 +39,15 @@ def raise_stopped() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for number in STOP_SIGNALS:
-        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, _raise_stopped)
+        if signals.is_usual(signal.getsignal(number)):
+            signals.trap(_raise_stopped, number)
 
 
 def stop_as_usual() -> None:
     """Take back `raise_stopped`, where nothing has replaced its handler."""
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is _raise_stopped:
-            is_ctrl_c = number == signal.SIGINT
-            signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
+            signals.do_as_usual(number)
 
 
 def _raise_stopped(number: int, _: object) -> NoReturn:
@@ -61,12 +60,10 @@ def interrupts_exit_at_once(
 ) -> Iterator[None]:
     """Exit on Ctrl-C without an exception, which numpy and torch swallow during their imports."""
     raising = (signal.default_int_handler, _raise_stopped)
-    usual = {one: signal.getsignal(one) for one in STOP_SIGNALS}
-    usual = {one: handler for one, handler in usual.items() if handler in raising}
+    usual = [one for one in STOP_SIGNALS if signal.getsignal(one) in raising]
 
     def end(number: int, _: object) -> None:
-        for one in usual:
-            signal.signal(one, signal.SIG_IGN)
+        signals.ignore(*usual)
         starter.close()
         stop = Stopped(number)
         say(str(stop))
@@ -74,10 +71,5 @@ def interrupts_exit_at_once(
             tell(stop)
         os._exit(stop.exit_code)
 
-    for one in usual:
-        signal.signal(one, end)
-    try:
+    with signals.trapped(end, *usual):
         yield
-    finally:
-        for one, handler in usual.items():
-            signal.signal(one, handler)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
+from headway.contract import signals
 from headway.contract.notes import say
 from headway.errors import Stopped
 from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
@@ -65,7 +66,7 @@ def run(
         from headway.launcher.early_signals import interrupts_exit_at_once
         from headway.launcher.reporting.waiting import waiting_for
 
-        signal.signal(signal.SIGQUIT, lambda *_: say("no rank has started yet"))
+        signals.trap(lambda *_: say("no rank has started yet"), signal.SIGQUIT)
 
         with _answering(plan) as run_socket:
             with (
@@ -154,10 +155,8 @@ def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoR
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # it cannot be written to, as the script will find out
             stream.flush()
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, which exec would pass on
-        number = getattr(signal, name, None)
-        if number is not None:
-            signal.signal(number, signal.SIG_DFL)
+    # Python ignores them, which exec would pass on
+    signals.put_back(dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_DFL))
     command = plan.program.command(plan.python)
     try:
         os.execve(command[0], command, environment)

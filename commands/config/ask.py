@@ -22,8 +22,9 @@ from headway.commands.flags import Parsed, Parser
 from headway.config_wizard.interview import Defaults, Prompter, interview
 from headway.config_wizard.questions import CANCEL, TEST, UNCONFIRMED, place_of, profile_after
 from headway.config_wizard.texts import FINISH
+from headway.contract import signals
 from headway.contract.notes import say
-from headway.errors import ConfigError
+from headway.errors import STOP_SIGNALS, ConfigError
 from headway.settings.profile_files import shown, text_at
 from headway.settings.profile_masking import masked_profile
 
@@ -140,16 +141,12 @@ def _stop_signals_as_interrupts(prompter: Prompter) -> Iterator[list[int]]:
         if len(seen) == 1:
             prompter.interrupt()
 
-    before = {
-        number: signal.signal(number, stop)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
-    }
+    numbers = [one for one in STOP_SIGNALS if signals.is_usual(signal.getsignal(one))]
+    before = signals.trap(stop, *numbers)
     try:
         yield seen
     finally:
-        for number, old in before.items():
-            signal.signal(number, signal.SIG_IGN if seen else old)
+        signals.put_back(dict.fromkeys(before, signal.SIG_IGN) if seen else before)
 
 
 def _print_next(parsed: Parsed, and_test: bool) -> int:

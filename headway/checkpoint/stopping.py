@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from headway.contract import signals
 from headway.contract.notes import say_amid_writing
 from headway.contract.records import STOPPED_AND_SAVED, WillSave, channel, is_connected, send
 from headway.distributed.world import group_backend, rank_and_size
@@ -63,8 +64,7 @@ class StopSignals:
             number = signal.Signals[one.name]
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN:
-                self._before[number] = before
-                signal.signal(number, self._note)
+                self._before |= signals.trap(self._note, number)
         os.register_at_fork(after_in_child=self._leave_child)
         channel.will_save = channel.obeys_stops = True
         send(WillSave())
@@ -73,7 +73,7 @@ class StopSignals:
         """Let signals do what they did before, unless the script has set other handlers since."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._note:
-                signal.signal(number, before)
+                signals.put_back({number: before})
         self._before = {}
         channel.will_save = False
 
@@ -85,7 +85,7 @@ class StopSignals:
         self.request = self.request or Request.TIME_LIMIT
         before = self._before.pop(signal.SIGINT, None)
         if before is not None and signal.getsignal(signal.SIGINT) == self._note:
-            signal.signal(signal.SIGINT, before)
+            signals.put_back({signal.SIGINT: before})
         channel.will_save = False
         atexit.register(self._ignore)  # the last one to be registered is the first to be called
 
@@ -93,13 +93,13 @@ class StopSignals:
         """Ignore signals until the process is gone; Python no longer calls handlers at its end."""
         for number in self._before:
             if signal.getsignal(number) == self._note:
-                signal.signal(number, signal.SIG_IGN)
+                signals.ignore(number)
 
     def _leave_child(self) -> None:
         """In a forked child, let SIGTERM end it; its parent decides about the others."""
         before = self._before.get(signal.SIGTERM)
         if before is not None and signal.getsignal(signal.SIGTERM) == self._note:
-            signal.signal(signal.SIGTERM, before)
+            signals.put_back({signal.SIGTERM: before})
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a loader's worker serves on until the rank leaves
@@ -111,13 +111,9 @@ class StopSignals:
         if is_first:
             again = "; Ctrl-C again stops at once" if came is Request.SIGINT else ""
             _tell_from_rank_0(f"{came}: saving and stopping after this step{again}")
-        if not _is_usual(before) or (came is Request.SIGINT and is_again):
+        is_called = before is not None and not signals.is_usual(before)
+        if is_called or (came is Request.SIGINT and is_again):
             before(number, frame)
-
-
-def _is_usual(handler: object) -> bool:
-    """Return whether a signal's handler is the one that Python begins with."""
-    return handler in (signal.SIG_DFL, signal.default_int_handler, None)
 
 
 def _tell_from_rank_0(text: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from headway.contract import signals
 from headway.contract.records import channel
 from headway.data.samplers import changed
 from headway.data.sharding import is_plain
@@ -97,14 +98,13 @@ def _outlive_requests() -> None:
     process that the worker starts is to have it blocked. A worker some of whose threads do not
     block it, those of a fork server that has been running before, stays as torch has made it.
     """
-    for number in _requests() - {signal.SIGTERM}:
-        signal.signal(number, lambda *_: None)
+    signals.outlive(*(_requests() - {signal.SIGTERM}))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _requests() - {signal.SIGTERM})
     if not all(map(_blocks_sigterm, Path("/proc/self/task").iterdir())):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return
-    signal.signal(signal.SIGTERM, lambda *_: None)  # while `_unblocked` starts a process
+    signals.outlive(signal.SIGTERM)  # while `_unblocked` starts a process
     os.register_at_fork(after_in_child=_end_by_sigterm)
     subprocess.Popen.__init__ = _unblocked(subprocess.Popen.__init__)  # type: ignore[method-assign]
     Thread(target=_end_with_rank, name="headway-end-with-rank", daemon=True).start()
@@ -128,7 +128,7 @@ def _end_with_rank() -> None:
 
 
 def _end_by_sigterm() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signals.do_as_usual(signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 

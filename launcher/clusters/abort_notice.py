@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from headway.contract import signals
 from headway.contract.notes import say
 from headway.contract.origin import Layer
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Stopped
@@ -94,19 +94,12 @@ def _ended_by_signals() -> Iterator[None]:
     """Let the first stop signal end the block, whoever ignores or handles it outside."""
 
     def end(*_: object) -> None:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
+        signals.ignore(*STOP_SIGNALS)
         raise _Ended
 
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, end) for number in STOP_SIGNALS}
-    try:
-        with suppress(_Ended):
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    is_main = threading.current_thread() is threading.main_thread()
+    with signals.trapped(end, *(STOP_SIGNALS if is_main else ())), suppress(_Ended):
+        yield
 
 
 def _say_telling(whom: str, within_s: float) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+from headway.contract import signals
+
 _DOUBLE_PRESS_S = 1.0
 _NO_TIMEOUT = timedelta(weeks=3)  # in milliseconds it fits into the 32 bits of poll(2)
 
@@ -50,15 +52,13 @@ def lent_terminal() -> Iterator[None]:
 
     modes = termios.tcgetattr(0)
     # without SIGTTOU, a launcher in the background would be stopped when it sets the modes
-    ignored = (signal.SIGTSTP, signal.SIGTTOU)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+    before = signals.ignore(signal.SIGTSTP, signal.SIGTTOU)
     try:
         yield
     finally:
         with suppress(termios.error):  # the terminal has been closed
             termios.tcsetattr(0, termios.TCSADRAIN, modes)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signals.put_back(before)
 
 
 def leave_prompt() -> None:

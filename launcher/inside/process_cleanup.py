@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from headway.contract import signals
+
 if TYPE_CHECKING:
     from psutil import Process
 
@@ -65,7 +67,7 @@ def wake_on_child_end() -> tuple[int, int]:
     for fd in (reading, writing):
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signals.outlive(signal.SIGCHLD)
     return reading, writing
 
 

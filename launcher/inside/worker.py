@@ -20,7 +20,7 @@ from importlib.machinery import SourceFileLoader
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
-from headway.contract import process_groups, records
+from headway.contract import process_groups, records, signals
 from headway.contract.memory_use import read_memory_use
 from headway.contract.records import Crash, End, Frame, Uses
 from headway.contract.run import read_ranks, read_run
@@ -383,5 +383,5 @@ def finish_process() -> None:
     if _ends_by_sigint:
         sys.stdout.flush()
         sys.stderr.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signals.put_back({signal.SIGINT: signal.SIG_DFL})
         os.kill(os.getpid(), signal.SIGINT)

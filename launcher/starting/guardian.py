@@ -16,6 +16,7 @@ import socket
 import time
 from contextlib import suppress
 
+from headway.contract import signals
 from headway.launcher.inside.process_cleanup import (
     KILL_MARGIN_S,
     adopt_orphans,
@@ -46,12 +47,8 @@ def fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
     if server == 0:
         os.setsid()  # what is sent to the guardian's process group does not reach the server
         return
-    for number in (
-        signal.SIGTERM,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    ):  # a cluster may send them to all
-        signal.signal(number, lambda *_: None)
+    # a cluster may send them to all
+    signals.outlive(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
     # not Headway's or the script's: `pkill -f` of either is no reason to leave processes behind
     set_title(f"guardian of process {os.getppid()}")
     set_name("guardian")

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
+from headway.contract import signals
 from headway.contract.records import Ended, NotStarted, Record, Serving, Started, encode_record
 from headway.launcher.inside import preloaded, rank_monitor, worker
 from headway.launcher.inside.process_cleanup import (
@@ -68,7 +69,8 @@ def main() -> None:
     fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
     job = Job(method, float(grace_s), kind, name, args)
     atexit.register(worker.finish_process)
-    _ignore(signal.SIGINT, signal.SIGQUIT, *worker.USER_SIGNALS)
+    # left to the launcher
+    signals.outlive(signal.SIGINT, signal.SIGQUIT, *worker.USER_SIGNALS)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, worker.USER_SIGNALS)  # blocked by the launcher
     server = socket.socket(fileno=int(fd))
     server.set_inheritable(False)
@@ -77,7 +79,7 @@ def main() -> None:
     adopt_orphans()  # a fork clears it
     if method == "fork":
         _warm_up()
-    _ignore(signal.SIGTERM)  # until here it ends this process at once, amid an import too
+    signals.outlive(signal.SIGTERM)  # until here it ends this process at once, amid an import too
     rank = _Server(server, job).serve()
     if rank is None:
         os._exit(0)  # skips torch's finalization, which takes 0.25 s
@@ -85,12 +87,6 @@ def main() -> None:
     rank_monitor.start(*rank.fds[3:])
     preloaded.hand_out_torch()
     worker.run_program(kind, name, args, blocked=worker.STOP_SIGNALS)
-
-
-def _ignore(*numbers: signal.Signals) -> None:
-    """Leave these signals to the launcher; an exec resets their handlers."""
-    for number in numbers:
-        signal.signal(number, lambda *_: None)
 
 
 def _warm_up() -> None:
@@ -194,7 +190,7 @@ class _Server:
     def _close(self) -> None:
         """Close in a forked child what is the server's."""
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signals.do_as_usual(signal.SIGCHLD)
         self._selector.close()
         self._launcher.close()
         for fd in (*self._wake_fds, *self._ranks.values()):
@@ -277,9 +273,7 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
         os.dup2(fd, target)
         os.close(fd)
     os.environ.update(rank.env)
-    for number in (*worker.STOP_SIGNALS, *worker.USER_SIGNALS):
-        is_interrupt = number == signal.SIGINT
-        signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+    signals.do_as_usual(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
     _reopen_streams()
     _reseed()
 

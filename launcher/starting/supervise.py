@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from headway.contract import signals
 from headway.contract.memory_use import describe_memory_use
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED
@@ -39,8 +40,8 @@ from headway.settings.table import RAW
 if TYPE_CHECKING:
     from headway.launcher.clusters.channel.messages import Failed
 
-_STOPS = tuple(one.name for one in STOP_SIGNALS)
-_FORWARDED = ("SIGUSR1", "SIGUSR2", "SIGWINCH")  # the last for the rank that has the terminal
+# the last for the rank that has the terminal
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 _ENDED_BY_INTERRUPT = 130
 
 
@@ -152,21 +153,15 @@ def _signals(agent: Agent) -> Iterator[None]:
     def show_stacks(*_: object) -> None:
         agent.watch.ask()
 
-    before = {}
-    handlers = ((_STOPS, stop), (_FORWARDED, forward), (("SIGQUIT",), show_stacks))
-    for names, handler in handlers:
-        for name in names:
-            number = getattr(signal, name, None)
-            if number is None:
-                continue
-            # a shell script starts background jobs with SIGQUIT ignored
-            if name == "SIGQUIT" or signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, handler)
+    before = signals.trap(show_stacks, signal.SIGQUIT)  # ignored where a shell began with `&`
+    for handler, numbers in ((stop, STOP_SIGNALS), (forward, _FORWARDED)):
+        for number in numbers:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before |= signals.trap(handler, number)
     try:
         yield
-    finally:
-        for number, old in before.items():  # a run that is being stopped ignores stop signals
-            signal.signal(number, signal.SIG_IGN if seen else old)
+    finally:  # a run that is being stopped ignores stop signals
+        signals.put_back(dict.fromkeys(before, signal.SIG_IGN) if seen else before)
 
 
 def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | None) -> int:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from headway.contract import signals
 from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome, encode
 from headway.estimate.child import (
     checkpoints,
@@ -89,7 +90,7 @@ class Run:
             stack.enter_context(self._mode)
         stack.enter_context(self._ledger)
         self._confine()
-        signal.signal(signal.SIGALRM, self._on_alarm)
+        signals.trap(self._on_alarm, signal.SIGALRM)
         signal.setitimer(signal.ITIMER_REAL, self._attempt.time_limit_s)
         self._began = time.monotonic()
         try:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from headway.contract import signals
 from headway.estimate.attempt import (
     Attempt,
     Outcome,
@@ -39,7 +40,7 @@ _MOST_BYTES = 2**24  # of an outcome
 
 def main() -> None:
     """Answer until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the planner
+    signals.ignore(signal.SIGINT)  # Ctrl-C ends the planner
     _import_for_all()
     woken = _woken_by_children()
     for line in sys.stdin:
@@ -54,7 +55,7 @@ def _woken_by_children() -> int:
     for one in (woken, wakes):
         os.set_blocking(one, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signals.outlive(signal.SIGCHLD)
     return woken
 
 
@@ -98,8 +99,7 @@ def _follow(attempt: Attempt, scratch: str, woken: int) -> None:
     os.close(signal.set_wakeup_fd(-1))
     os.close(woken)
     os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signals.do_as_usual(signal.SIGCHLD, signal.SIGINT)
     Run(attempt, scratch).to_the_end()
 
 
