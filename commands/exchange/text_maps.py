@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from headway.contract.typed import parse
 from headway.errors import ConfigError
 
 
@@ -19,7 +20,7 @@ def read_map(text: str, where: str) -> dict[str, Any]:
 
     try:
         if text.lstrip().startswith("{"):
-            found = _as_texts(json.loads(text, object_pairs_hook=_unique))
+            found = _as_texts(parse(text))
         else:
             # not the C loader: deep nesting would overflow its stack
             node = yaml.compose(text, Loader=yaml.BaseLoader)

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from headway.checkpoint.folders import recover
-from headway.checkpoint.manifest import NAME, Manifest, parse_json, read_manifest, verify
+from headway.checkpoint.manifest import NAME, Manifest, read_manifest, verify
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import SavedTensors
 from headway.checkpoint.values import decode, tensor_names
+from headway.contract.typed import parse
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 
@@ -98,7 +99,7 @@ def load_checkpoint(folder: Path, like: Like = _as_saved) -> Loaded:
 
 def _read_json(path: Path) -> Any:
     try:
-        return parse_json(path.read_bytes())
+        return parse(path.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise _unreadable(path, str(error)) from None
 

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 from headway.contract.records import shown
+from headway.contract.typed import parse, plain, read
 from headway.errors import CheckpointError
 
 NAME = "manifest.json"
@@ -142,9 +143,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         CheckpointError: `read_manifest` would refuse it.
         OSError: the system refuses.
     """
-    fields = manifest._asdict() | {"files": [file._asdict() for file in manifest.files]}
+    fields = plain(manifest)
     try:
-        _manifest_from(json.loads(json.dumps(fields)))
+        _manifest_from(fields)
     except (ValueError, TypeError) as error:
         raise CheckpointError(
             f"Headway has made a manifest that it could not read again: {error}",
@@ -172,7 +173,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (OSError, ValueError) as error:
         raise _without_manifest(folder, error) from None
     try:
-        fields = parse_json(data)
+        fields = parse(data)
         _require_known_format(fields, path)
         if fields["format"] > 1 and fields.pop("crc32") != _checksum(fields):
             raise ValueError("its checksum is another one than when it was written")
@@ -191,7 +192,7 @@ def _manifest_from(fields: Any) -> Manifest:
     Raises:
         TypeError, ValueError: they are those of none.
     """
-    manifest: Manifest = _typed(Manifest, fields)
+    manifest = read(Manifest, fields)
     _require_possible(manifest)
     _require_plain_paths(manifest.files)
     return manifest
@@ -214,25 +215,6 @@ def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointEr
         where=shown(str(path if is_folder else folder)),
         fix="pass the folder of a checkpoint: `headway checkpoint ls` lists them",
     )
-
-
-def parse_json(data: bytes) -> Any:
-    """Return the value of a JSON text that a checkpoint has.
-
-    Raises:
-        ValueError, RecursionError: it is none, holds a key twice or a number that JSON has not.
-    """
-    return json.loads(data, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
 
 
 def read_plain(path: Path) -> bytes:
@@ -258,24 +240,6 @@ def _require_known_format(fields: Any, path: Path) -> None:
             where=shown(str(path)),
             fix="install the version of Headway that wrote it, or a later one",
         )
-
-
-def _typed(kind: Any, value: Any) -> Any:
-    """Return a JSON value as the declared type; an object as a NamedTuple with all its fields.
-
-    Raises:
-        TypeError: it is of another type.
-    """
-    if hasattr(kind, "_fields"):
-        if type(value) is not dict or value.keys() != {*kind._fields}:
-            raise TypeError(f"{kind.__name__} has the fields {', '.join(kind._fields)}")
-        types = get_type_hints(kind)
-        return kind(**{name: _typed(types[name], one) for name, one in value.items()})
-    if get_origin(kind) is tuple and type(value) is list:
-        return tuple(_typed(get_args(kind)[0], one) for one in value)
-    if type(value) is not kind:
-        raise TypeError(f"a {type(value).__name__} stands where a {kind.__name__} belongs")
-    return value
 
 
 def _require_possible(manifest: Manifest) -> None:

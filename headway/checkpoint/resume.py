@@ -6,10 +6,11 @@ import os
 from itertools import dropwhile
 from pathlib import Path
 
-from headway.checkpoint.manifest import NAME, parse_json, read_manifest, read_plain
+from headway.checkpoint.manifest import NAME, read_manifest, read_plain
 from headway.checkpoint.project import Candidate, candidates, newest_whole, resolve_checkpoint
 from headway.checkpoint.saving import on_rank_0
 from headway.contract.run import LATEST, is_restart
+from headway.contract.typed import parse
 from headway.errors import CheckpointError, Problem
 from headway.trackers.tracking import RUNS_FILE
 from headway.training.arguments import EffectiveSettings
@@ -69,7 +70,7 @@ def tracked_runs(checkpoint: Path) -> dict[str, str]:
         return {}
     path = checkpoint / RUNS_FILE
     try:
-        runs = parse_json(read_plain(path))
+        runs = parse(read_plain(path))
         if not isinstance(runs, dict) or not all(isinstance(one, str) for one in runs.values()):
             raise ValueError("it does not give each tracker the name of a run")
     except (ValueError, RecursionError, OSError) as error:

@@ -12,9 +12,9 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
-from types import UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import NamedTuple, get_args
+
+from headway.contract.typed import read
 
 VERSION = 1
 STOPPED_AND_SAVED = 75
@@ -335,37 +335,7 @@ def decode_record(line: bytes) -> Record | Refused:
         kind, version = _RECORDS.get(str(fields.pop("record", ""))), fields.pop("version", None)
         if kind is None or version != VERSION:
             return Refused(f"it is not a record of version {VERSION}")
-        record: Record = read_fields(kind, fields)
+        record: Record = read(kind, fields)
         return record
     except (ValueError, TypeError, RecursionError) as error:
         return Refused(str(error))
-
-
-@cache
-def _types(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def read_fields(kind: Any, fields: dict[str, Any]) -> Any:
-    """Return a NamedTuple of these JSON values; every field is present, and of its declared type.
-
-    Raises:
-        TypeError, ValueError: the values do not fit.
-    """
-    types = _types(kind)
-    if fields.keys() != types.keys():
-        raise TypeError(f"{kind.__name__} has the fields {', '.join(types) or 'none'}")
-    return kind(**{name: _read(types[name], value) for name, value in fields.items()})
-
-
-def _read(expected: Any, value: Any) -> Any:
-    """Return a JSON value converted to the declared type of its field."""
-    if get_origin(expected) in (UnionType, Union):  # X | None
-        return None if value is None else _read(get_args(expected)[0], value)
-    if get_origin(expected) is tuple and type(value) is list:
-        return tuple(_read(get_args(expected)[0], one) for one in value)
-    if hasattr(expected, "_fields") and type(value) is list:  # a NamedTuple in a record
-        return read_fields(expected, dict(zip(expected._fields, value, strict=True)))
-    if type(value) is not expected:
-        raise TypeError(f"{type(value).__name__} is not {expected}")
-    return value

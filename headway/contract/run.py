@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.strategies import AUTO, STRATEGIES, read_wrap
+from headway.contract.typed import read
 from headway.devices.table import KINDS
 from headway.errors import LaunchError, UsageError
 
@@ -110,14 +111,7 @@ def decode(text: str) -> RunContract:
         fields = json.loads(text)
         version = fields.pop("version")
         if version == VERSION:
-            fields["origins"] = {
-                name: Origin(**{**details, "layer": Layer[details["layer"]]})
-                for name, details in fields["origins"].items()
-            }
-            run = RunContract(**fields)
-            if _is_valid(run):
-                return run
-            version = None
+            return read(RunContract, fields, limits=_limits)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         version = None
     raise LaunchError(
@@ -128,31 +122,22 @@ def decode(text: str) -> RunContract:
     )
 
 
-def _is_valid(run: RunContract) -> bool:
-    """Return whether every value is of its declared type, and one that there is."""
-    origins = run.origins.values()
-    texts = [text for one in origins for text in (one.file, one.variable, one.flag, one.reason)]
-    numbers = [number for one in origins for number in (one.line, one.column)]
-    return (
-        run.device in ("auto", *DEVICES)
-        and run.mixed_precision in PRECISIONS
-        and type(run.gradient_accumulation_steps) is int
-        and run.gradient_accumulation_steps > 0
-        and (run.debug_rank is None or type(run.debug_rank) is int)
-        and type(run.resume) in (str, type(None))
-        and type(run.began_at) is float
-        and 0 <= run.began_at < float("inf")
-        and (run.time_limit is None or (type(run.time_limit) is int and 0 < run.time_limit < 2**63))
-        and run.strategy in (AUTO, *STRATEGIES)
-        and (run.shard_size is None or (type(run.shard_size) is int and run.shard_size > 0))
-        and type(run.wrap) is str
-        and read_wrap(run.wrap) == run.wrap
-        and type(run.activation_checkpointing) is bool
-        and type(run.cpu_offload) is bool
-        and type(run.estimated_bytes) in (int, type(None))
-        and all(type(text) is str for text in texts)
-        and all(number is None or type(number) is int for number in numbers)
-    )
+_POSSIBLE: Mapping[str, Callable[[Any], bool]] = {
+    "device": lambda name: name in ("auto", *DEVICES),
+    "mixed_precision": lambda name: name in PRECISIONS,
+    "gradient_accumulation_steps": lambda steps: steps > 0,
+    "began_at": lambda time: 0 <= time < float("inf"),
+    "time_limit": lambda seconds: 0 < seconds < 2**63,
+    "strategy": lambda name: name in (AUTO, *STRATEGIES),
+    "shard_size": lambda ranks: ranks > 0,
+    "wrap": lambda text: read_wrap(text) == text,
+}
+"""Which values of its type a field may have."""
+
+
+def _limits(field: str, value: Any) -> str:
+    """Say that a field cannot have this value, if it cannot."""
+    return "" if field not in _POSSIBLE or _POSSIBLE[field](value) else "is not possible"
 
 
 def read_run(environ: Mapping[str, str] = os.environ) -> RunContract | None:

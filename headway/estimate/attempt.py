@@ -6,7 +6,9 @@ Both travel as one line of JSON.
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from headway.contract.typed import plain, read
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 """What a byte is for. Activations are all that is none of the others, such as batches."""
@@ -106,16 +108,12 @@ class Outcome(NamedTuple):
 
 def encode(one: Attempt | Outcome) -> str:
     """Return the line that `decode_attempt` or `decode_outcome` reads."""
-    fields = one._asdict()
-    if isinstance(one, Outcome):
-        fields["modules"] = [part._asdict() for part in one.modules]
-    return json.dumps(fields)
+    return json.dumps(plain(one))
 
 
 def decode_attempt(line: str) -> Attempt:
     """Return the attempt in a line."""
-    fields: dict[str, Any] = json.loads(line)
-    return Attempt(**{**fields, "args": tuple(fields["args"])})
+    return read(Attempt, json.loads(line))
 
 
 def decode_outcome(line: str) -> Outcome:
@@ -125,39 +123,16 @@ def decode_outcome(line: str) -> Outcome:
         ValueError: it has none, for the script of an attempt can have written it.
     """
     try:
-        fields: dict[str, Any] = json.loads(line)
-        for name in ("notes", "units"):
-            fields[name] = tuple(fields[name])
-        fields["modules"] = tuple(Part(**part) for part in fields["modules"])
-        outcome = Outcome(**fields)
-    except (KeyError, TypeError, RecursionError) as error:
+        outcome = read(Outcome, json.loads(line))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"no outcome: {line[:_SHOWN]}") from error
-    if not _is_outcome(outcome):
+    maps = (outcome.categories, *(part.bytes for part in outcome.modules))
+    if (
+        outcome == Outcome()  # which a script may have left in its place
+        or outcome.rung not in ("", *RUNGS)
+        or min(outcome.peak_bytes, outcome.steps) < 0
+        or not all(found.keys() <= {*CATEGORIES} for found in maps)
+        or (outcome.rung and outcome.categories.keys() != {*CATEGORIES})
+    ):
         raise ValueError(f"no outcome: {line[:_SHOWN]}")
     return outcome
-
-
-def _is_outcome(one: Outcome) -> bool:
-    """Return whether all that an outcome has is of its type."""
-    numbers = (one.peak_bytes, one.steps)
-    texts = (
-        one.failed_at,
-        one.output,
-        *one.notes,
-        *one.units,
-        *(part.module for part in one.modules),
-    )
-    return (
-        one.rung in ("", *RUNGS)
-        and all(type(number) is int and number >= 0 for number in numbers)
-        and type(one.seconds) in (int, float)
-        and all(isinstance(text, str) for text in texts)
-        and all(map(_is_by_category, (one.categories, *(part.bytes for part in one.modules))))
-        and (not one.rung or {*CATEGORIES} == {*one.categories})
-    )
-
-
-def _is_by_category(found: Any) -> bool:
-    return isinstance(found, dict) and all(
-        name in CATEGORIES and type(count) is int for name, count in found.items()
-    )

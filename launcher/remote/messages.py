@@ -7,8 +7,10 @@ word that only this launch knows, because a login shell and the ranks write to t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
+
+from headway.contract.typed import plain, read
 
 T = TypeVar("T", "Order", "Question", "Start", "Signal", "Facts", "Route", "End")
 
@@ -51,7 +53,7 @@ class Route(NamedTuple):
 class Start(NamedTuple):
     """Lets an agent run `headway launch` with these words, and its secret in the environment."""
 
-    words: Sequence[str]
+    words: tuple[str, ...]
     key: str
     stops_within_s: float  # after a stop signal; then the launch is killed
 
@@ -71,9 +73,13 @@ class End(NamedTuple):
 
 def encode(message: T) -> bytes:
     """Return a message as one line."""
-    return json.dumps(message._asdict()).encode() + b"\n"
+    return json.dumps(plain(message)).encode() + b"\n"
 
 
 def decode(kind: type[T], line: bytes) -> T:
-    """Return the message in a line."""
-    return kind(**json.loads(line))
+    """Return the message in a line.
+
+    Raises:
+        ValueError: it is none of this kind.
+    """
+    return read(kind, json.loads(line))

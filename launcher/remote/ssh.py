@@ -178,7 +178,7 @@ class _Run:
         self.has_started = True
         for rank, machine in enumerate(self.machines):
             words = self.launch.words(rank, address, port)
-            machine.send(encode(Start(words, key, self.launch.stops_within_s)))
+            machine.send(encode(Start(tuple(words), key, self.launch.stops_within_s)))
 
     async def _main_address(self, facts: Sequence[Facts]) -> str:
         """Return the address of machine 0: as ssh has reached it, or its route to the others.

@@ -23,6 +23,7 @@ OF_ONE_KIND = {"cuda": 8, "xpu": 8}
 """In how many files a kind of device may be named, outside those that are about it."""
 MECHANISMS = {
     "lines on stderr that begin with our name": (r'"headway: ', 1),
+    "typed readers": (r"get_type_hints\(|object_pairs_hook", 1),
     "handlers of signals": (r"\bsignal\.signal\(", 1),
 }
 """What exists once: its sign in a file's text, and how many files may bear it."""

@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
-from headway.contract.records import read_fields
+from headway.contract.typed import read
 
 PROTOCOL = "headway-channel/1"
 MAX_GREETING = 128  # bytes, as of every line that is not authenticated
@@ -274,8 +274,7 @@ class Session:
         self._num_received += 1
         try:
             name, *values = json.loads(content)
-            kind = _KINDS[name]
-            message: Message = read_fields(kind, dict(zip(kind._fields, values, strict=True)))
+            message: Message = read(_KINDS[name], values)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise Unacceptable(f"a message cannot be read: {error}") from None
         return message

@@ -1,0 +1,157 @@
+"""NamedTuples as JSON, and back by one strict reader: every value is of its field's declared type.
+
+An object has a NamedTuple's fields, of which those with defaults may be absent; a list has all of
+its values, as `json` writes a NamedTuple.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+Limits = Callable[[str, Any], str]
+"""Says what is wrong with a plain value of a field of this name, as a predicate; nothing: empty."""
+
+
+class Misfit(ValueError):
+    """A value that is not what its place is declared to hold.
+
+    Args:
+        place: the keys that lead to it: gpus[0].uuid; empty for the whole.
+        reason: a predicate, without the subject.
+    """
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place or 'it'} {reason}")
+        self.place, self.reason = place, reason
+
+
+def plain(value: Any) -> Any:
+    """Return a value in dicts, lists and plain values, as `read` takes it."""
+    if hasattr(value, "_asdict"):
+        return {name: plain(part) for name, part in value._asdict().items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(part) for part in value]
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    if hasattr(type(value), "__members__"):
+        return value.name
+    return (
+        str(value) if isinstance(value, str) else value
+    )  # torch's version is of a class of its own
+
+
+def parse(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        Misfit: an object has a key twice, of which json would drop the first.
+        ValueError, RecursionError: it is no JSON, or holds a number that JSON has not.
+    """
+    return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise Misfit("", f"has the duplicate key {name!r}")
+        found[name] = value
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def read(kind: type[T], data: Any, *, place: str = "", limits: Limits | None = None) -> T:
+    """Return the value that JSON stands for.
+
+    Args:
+        kind: a NamedTuple, whose fields are plain values, enumerations (by their names), other
+            NamedTuples, tuples and maps of such; or None instead, where that is declared.
+        place: the keys that lead to `data`, for messages.
+        limits: what plain values may be, beside their types.
+
+    Raises:
+        Misfit: it stands for none.
+    """
+    value: T = _read(kind, data, place, limits)
+    return value
+
+
+def _read(kind: Any, data: Any, place: str, limits: Limits | None) -> Any:
+    origin = get_origin(kind)
+    if origin in (UnionType, Union):  # X | None
+        return None if data is None else _read(get_args(kind)[0], data, place, limits)
+    if hasattr(kind, "_fields"):
+        return _read_fields(kind, data, place, limits)
+    if origin is tuple:
+        return _read_items(get_args(kind), data, place, limits)
+    if origin is not None:  # Mapping[str, X]
+        return _read_map(get_args(kind)[1], data, place, limits)
+    if hasattr(kind, "__members__"):
+        if data not in kind.__members__:
+            raise Misfit(place, f"is {_shown(data)}, not one of {', '.join(kind.__members__)}")
+        return kind[data]
+    if type(data) is not kind and not (kind is float and type(data) is int):
+        raise Misfit(place, f"is {_shown(data)}, not of type {kind.__name__}")
+    if limits is not None and (wrong := limits(place.rpartition(".")[2], data)):
+        raise Misfit(place, wrong)
+    return kind(data)
+
+
+@cache
+def _types(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _read_fields(kind: Any, data: Any, place: str, limits: Limits | None) -> Any:
+    types = _types(kind)
+    if type(data) is list:
+        if len(data) != len(types):
+            raise Misfit(place, f"has {len(data)} values, not {len(types)}")
+        data = dict(zip(types, data, strict=True))
+    if type(data) is not dict:
+        raise Misfit(place, "is not an object")
+    unknown = data.keys() - types.keys()
+    missing = types.keys() - data.keys() - kind._field_defaults.keys()
+    for names, wrong in ((unknown, "unknown"), (missing, "missing")):
+        if names:
+            raise Misfit(place, f"has {wrong} fields: {', '.join(sorted(names))}")
+    prefix = f"{place}." if place else ""
+    values = {
+        name: _read(types[name], value, prefix + name, limits) for name, value in data.items()
+    }
+    return kind(**values)
+
+
+def _read_items(
+    kinds: tuple[Any, ...], data: Any, place: str, limits: Limits | None
+) -> tuple[Any, ...]:
+    if type(data) is not list:
+        raise Misfit(place, "is not a list")
+    if kinds[-1] is Ellipsis:
+        kinds = kinds[:1] * len(data)
+    if len(kinds) != len(data):
+        raise Misfit(place, f"has {len(data)} entries, not {len(kinds)}")
+    return tuple(
+        _read(kind, one, f"{place}[{index}]", limits)
+        for index, (kind, one) in enumerate(zip(kinds, data, strict=True))
+    )
+
+
+def _read_map(kind: Any, data: Any, place: str, limits: Limits | None) -> dict[str, Any]:
+    if type(data) is not dict:
+        raise Misfit(place, "is not a map")
+    return {name: _read(kind, one, f"{place}[{name!r}]", limits) for name, one in data.items()}
+
+
+def _shown(data: Any) -> str:
+    text = repr(data)
+    return text if len(text) <= 60 else text[:57] + "..."
