@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from headway.commands.main import described
 from headway.contract import signals
+from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.run import KEY_VARIABLE
 from headway.errors import HeadwayError, Stopped
 from headway.launcher.inside.process_cleanup import die_with_parent, reap, wake_on_child_end
@@ -29,8 +30,6 @@ from headway.launcher.remote.messages import (
     Route,
     Signal,
     Start,
-    decode,
-    encode,
 )
 
 _CHUNK_BYTES = 1 << 16
@@ -43,18 +42,15 @@ def main() -> None:
     first = lines.wait()
     if first is None:
         return
-    order = decode(Order, first)
+    order = decode(kinds_of(Order), first)
     mark = lines.mark = order.mark.encode()
     _answer(mark + encode(facts_here(order, os.environ)))
     while (line := lines.wait()) is not None:
-        if b"reaches" not in line:
-            break
-        question = decode(Question, line)
-        _answer(mark + encode(Route(address_towards(question.reaches))))
-    else:
-        return
-    end = _run(decode(Start, line), order.variables, lines)
-    _answer(mark + encode(end))
+        asked: Question | Start = decode(kinds_of(Question, Start), line)
+        if isinstance(asked, Start):
+            _answer(mark + encode(_run(asked, order.variables, lines)))
+            return
+        _answer(mark + encode(Route(address_towards(asked.reaches))))
 
 
 class _Lines:
@@ -133,7 +129,7 @@ def _run(start: Start, variables: Mapping[str, str], lines: _Lines) -> End:
             os.kill(child, signal.SIGKILL)
             kill_at = None
         if lines.fd in ready:
-            stops = [decode(Signal, line).number for line in lines.arrived()]
+            stops = [decode(kinds_of(Signal), line).number for line in lines.arrived()]
             if lines.has_ended:
                 watched.remove(lines.fd)
                 stops.append(signal.SIGTERM)

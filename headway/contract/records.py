@@ -7,21 +7,19 @@ ranks import this module before the user's script, and `dataclasses` would also 
 from __future__ import annotations
 
 import _thread
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, get_args
 
-from headway.contract.typed import read
+from headway.contract.lines import Lines, TooLong, decode, encode, kinds_of
 
-VERSION = 1
 STOPPED_AND_SAVED = 75
 """The exit code of a rank for: stopped by request, state saved, run me again. No failure."""
 
 _BEAT_EVERY_S = 1.0
-_dumps, _write, _monotonic = json.dumps, os.write, time.monotonic  # a script may replace them
+_write, _monotonic = os.write, time.monotonic  # a script may replace them
 _LONGEST_NAME = 200  # characters of an exception's class in a message
 _LONGEST_LINE = 2**24  # bytes; a longer line is refused
 
@@ -192,7 +190,7 @@ Record = (
     Ready | WillSave | Heartbeat | Answer | Crash | End | Serving | Started | NotStarted | Ended
 )
 
-_RECORDS = {kind.__name__: kind for kind in get_args(Record)}
+_RECORDS = kinds_of(*get_args(Record))
 
 
 class Refused(NamedTuple):
@@ -281,7 +279,7 @@ def send(record: Record) -> None:
     with suppress(Exception):  # the launcher has ended, or the script has replaced a function
         if is_connected():
             assert channel.fd is not None
-            line = memoryview(encode_record(record))
+            line = memoryview(encode(record))
             with _sending:  # a long record is written in parts
                 while line:
                     line = line[_write(channel.fd, line) :]
@@ -300,42 +298,25 @@ def beat() -> None:
         send(Heartbeat(progress()))
 
 
-def encode_record(record: Record) -> bytes:
-    """Return a record as a line for the status channel."""
-    fields = {"record": type(record).__name__, "version": VERSION, **record._asdict()}
-    return _dumps(fields).encode() + b"\n"
-
-
 class RecordReader:
     """Reads the records in the data of one status channel, where a line may come in many parts."""
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []  # of the unfinished line
-        self._size = 0
+        self._lines = Lines(_LONGEST_LINE)
 
     def read(self, data: bytes) -> Iterator[Record | Refused]:
         """Yield what the lines that `data` completes are."""
-        *lines, rest = data.split(b"\n")
-        for line in lines:
-            yield decode_record(b"".join([*self._parts, line]))
-            self._parts, self._size = [], 0
-        self._parts.append(rest)
-        self._size += len(rest)
-        if self._size > _LONGEST_LINE:
-            self._parts, self._size = [], 0
-            yield Refused("the line is too long")
+        try:
+            for line in self._lines.feed(data):
+                yield decode_record(line)
+        except TooLong as error:
+            yield Refused(str(error))
 
 
 def decode_record(line: bytes) -> Record | Refused:
-    """Return the record in a line; every field must be present, and of its declared type."""
+    """Return the record in a line; every value must be there, and of its declared type."""
     try:
-        fields = json.loads(line)
-        if type(fields) is not dict:
-            return Refused("it is not a JSON object")
-        kind, version = _RECORDS.get(str(fields.pop("record", ""))), fields.pop("version", None)
-        if kind is None or version != VERSION:
-            return Refused(f"it is not a record of version {VERSION}")
-        record: Record = read(kind, fields)
+        record: Record = decode(_RECORDS, line)
         return record
-    except (ValueError, TypeError, RecursionError) as error:
+    except ValueError as error:
         return Refused(str(error))

@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_LARGEST = 2**1023
 
 Limits = Callable[[str, Any], str]
 """Says what is wrong with a plain value of a field of this name, as a predicate; nothing: empty."""
@@ -101,6 +102,8 @@ def _read(kind: Any, data: Any, place: str, limits: Limits | None) -> Any:
         return kind[data]
     if type(data) is not kind and not (kind is float and type(data) is int):
         raise Misfit(place, f"is {_shown(data)}, not of type {kind.__name__}")
+    if type(data) is int and kind is float and abs(data) > _LARGEST:
+        raise Misfit(place, f"is {_shown(data)}, which is too large")
     if limits is not None and (wrong := limits(place.rpartition(".")[2], data)):
         raise Misfit(place, wrong)
     return kind(data)

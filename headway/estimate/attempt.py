@@ -1,14 +1,10 @@
-"""What one attempt at a script is asked for, and what it found: between the planner and its child.
-
-Both travel as one line of JSON.
-"""
+"""What one attempt at a script is asked for, and what it found."""
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
-from headway.contract.typed import plain, read
+from headway.contract.lines import decode, kinds_of
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 """What a byte is for. Activations are all that is none of the others, such as batches."""
@@ -106,16 +102,6 @@ class Outcome(NamedTuple):
     is_late: bool = False
 
 
-def encode(one: Attempt | Outcome) -> str:
-    """Return the line that `decode_attempt` or `decode_outcome` reads."""
-    return json.dumps(plain(one))
-
-
-def decode_attempt(line: str) -> Attempt:
-    """Return the attempt in a line."""
-    return read(Attempt, json.loads(line))
-
-
 def decode_outcome(line: str) -> Outcome:
     """Return the outcome in a line.
 
@@ -123,8 +109,8 @@ def decode_outcome(line: str) -> Outcome:
         ValueError: it has none, for the script of an attempt can have written it.
     """
     try:
-        outcome = read(Outcome, json.loads(line))
-    except (ValueError, RecursionError) as error:
+        outcome: Outcome = decode(kinds_of(Outcome), line)
+    except ValueError as error:
         raise ValueError(f"no outcome: {line[:_SHOWN]}") from error
     maps = (outcome.categories, *(part.bytes for part in outcome.modules))
     if (

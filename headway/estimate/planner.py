@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from headway.contract.lines import encode
 from headway.contract.strategies import DDP, FSDP
 from headway.errors import LaunchError
 from headway.estimate.attempt import (
@@ -20,7 +21,6 @@ from headway.estimate.attempt import (
     Attempt,
     Outcome,
     decode_outcome,
-    encode,
     scratch_prefix,
 )
 from headway.estimate.devices import Devices
@@ -215,7 +215,8 @@ class Planner:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with suppress(BrokenPipeError):
-            print(encode(attempt), file=self._server.stdin, flush=True)
+            self._server.stdin.write(encode(attempt).decode())
+            self._server.stdin.flush()
         line = self._server.stdout.readline()
         if not line:
             code = self._server.wait()

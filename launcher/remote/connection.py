@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO, TypeVar
 
+from headway.contract.lines import decode, kinds_of
 from headway.errors import LaunchError, MachineError
 from headway.launcher.inside.process_cleanup import die_with_parent
-from headway.launcher.remote.messages import End, Facts, Route, decode
+from headway.launcher.remote.messages import End, Facts, Route
 
 Answer = TypeVar("Answer", Facts, Route)
 
@@ -86,7 +87,8 @@ class Connection:
             await self.ended()
             raise self._unreachable(self._why_it_ended())
         self._show_held_errors()
-        return decode(kind, answer)
+        found: Answer = decode(kinds_of(kind), answer)
+        return found
 
     def _why_it_ended(self) -> str:
         if self._says_too_much():
@@ -109,7 +111,8 @@ class Connection:
         """Return how the launch has ended; None if the connection did before."""
         answer = await self._answers.get()
         if answer is not None:
-            return decode(End, answer)
+            end: End = decode(kinds_of(End), answer)
+            return end
         self.close_input(CLOSE_WITHIN_S)
         await self.ended()
         return None

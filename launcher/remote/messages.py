@@ -6,13 +6,8 @@ word that only this launch knows, because a login shell and the ranks write to t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
-
-from headway.contract.typed import plain, read
-
-T = TypeVar("T", "Order", "Question", "Start", "Signal", "Facts", "Route", "End")
+from typing import NamedTuple
 
 
 class Order(NamedTuple):
@@ -69,17 +64,3 @@ class End(NamedTuple):
 
     exit_code: int
     report: str  # the error, as it is printed
-
-
-def encode(message: T) -> bytes:
-    """Return a message as one line."""
-    return json.dumps(plain(message)).encode() + b"\n"
-
-
-def decode(kind: type[T], line: bytes) -> T:
-    """Return the message in a line.
-
-    Raises:
-        ValueError: it is none of this kind.
-    """
-    return read(kind, json.loads(line))

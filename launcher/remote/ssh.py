@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from headway.contract.lines import encode
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
@@ -29,7 +30,6 @@ from headway.launcher.remote.messages import (
     Route,
     Signal,
     Start,
-    encode,
 )
 from headway.settings.hosts import Hosts
 

@@ -27,7 +27,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 from headway.contract import signals
-from headway.contract.records import Ended, NotStarted, Record, Serving, Started, encode_record
+from headway.contract.lines import encode
+from headway.contract.records import Ended, NotStarted, Record, Serving, Started
 from headway.launcher.inside import preloaded, rank_monitor, worker
 from headway.launcher.inside.process_cleanup import (
     adopt_orphans,
@@ -214,7 +215,7 @@ def _receive(server: socket.socket) -> Rank | None:
 
 def _answer(server: socket.socket, record: Record) -> None:
     with suppress(OSError):  # the launcher has ended; the next request is the end of the stream
-        server.sendall(encode_record(record))
+        server.sendall(encode(record))
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from headway.contract.lines import decode, encode, kinds_of
 from headway.errors import ConfigError
 from headway.launcher.remote.environment import environment_there, handed_on
 from headway.launcher.remote.facts import address_towards, differences, facts_here
-from headway.launcher.remote.messages import End, Facts, Order, decode, encode
+from headway.launcher.remote.messages import End, Facts, Order
 from headway.settings import hosts
 from headway.settings.hosts import Host, read_hostfile
 from tests.commands.running import run
@@ -210,4 +211,4 @@ def test_messages_are_lines_whatever_they_hold() -> None:
     end = End(3, "error: two\nlines \u2713")
     line = encode(end)
     assert line.count(b"\n") == 1
-    assert decode(End, line) == end
+    assert decode(kinds_of(End), line) == end

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headway.estimate.attempt import Attempt, Outcome, decode_outcome, encode
+from headway.contract.lines import encode
+from headway.estimate.attempt import Attempt, Outcome, decode_outcome
 from headway.estimate.planner import CONFINED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,5 +38,6 @@ class Server:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         attempt = Attempt(str(script.resolve()), args, **options)
-        print(encode(attempt), file=self._process.stdin, flush=True)
+        self._process.stdin.write(encode(attempt).decode())
+        self._process.stdin.flush()
         return decode_outcome(self._process.stdout.readline())

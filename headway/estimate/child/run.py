@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 import torch
 
 from headway.contract import signals
-from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome, encode
+from headway.contract.lines import encode
+from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome
 from headway.estimate.child import (
     checkpoints,
     fake_cuda,
@@ -270,7 +271,7 @@ class Run:
                 stream.flush()
         path = os.path.join(self._scratch, OUTCOME)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK  # not to wait at a FIFO
-        with open(os.open(path, flags, 0o600), "w") as file:
+        with open(os.open(path, flags, 0o600), "wb") as file:
             file.write(encode(outcome))
         os._exit(0)
 

@@ -21,12 +21,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from headway.contract import signals
+from headway.contract.lines import decode, encode, kinds_of
 from headway.estimate.attempt import (
     Attempt,
     Outcome,
-    decode_attempt,
     decode_outcome,
-    encode,
     scratch_prefix,
 )
 from headway.estimate.child.run import OUTCOME, OUTPUT, Run
@@ -45,8 +44,9 @@ def main() -> None:
     woken = _woken_by_children()
     for line in sys.stdin:
         with _scratch_folder() as scratch:
-            outcome = _outcome(decode_attempt(line), scratch, woken)
-        print(encode(outcome), flush=True)
+            outcome = _outcome(decode(kinds_of(Attempt), line), scratch, woken)
+        sys.stdout.write(encode(outcome).decode())
+        sys.stdout.flush()
 
 
 def _woken_by_children() -> int:

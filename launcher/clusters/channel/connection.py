@@ -6,9 +6,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
+from headway.contract.lines import Lines, TooLong
 from headway.launcher.clusters.channel.messages import (
+    MAX_GREETING,
     MAX_LINE,
-    Lines,
     Message,
     Session,
     Unacceptable,
@@ -38,7 +39,7 @@ class Connection:
         self.num_bytes = 0  # sent and received
         self._key = key
         self._is_hub = is_hub
-        self._lines = Lines()
+        self._lines = Lines(MAX_GREETING)
         self._greeting = new_greeting(key)
         self._session: Session | None = None
         self._unsent = bytearray(self._greeting.line())
@@ -66,6 +67,12 @@ class Connection:
             EOFError: the connection has ended.
             OSError: it has failed.
         """
+        try:
+            yield from self._receive()
+        except TooLong as error:
+            raise Unacceptable(str(error)) from None
+
+    def _receive(self) -> Iterator[Message]:
         try:
             data = self.link.recv(_READ_SIZE)
         except BlockingIOError:

@@ -14,10 +14,9 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
-from headway.contract.typed import read
+from headway.contract.lines import decode, encode, kinds_of
 
 PROTOCOL = "headway-channel/1"
 MAX_GREETING = 128  # bytes, as of every line that is not authenticated
@@ -174,7 +173,7 @@ Message = (
     Join | Facts | Ready | Probed | Failed | Done | Stopping | Beat | HeartbeatLost | Leave
 ) | (Accepted | Refused | Missing | Probe | Round | Restart | AllDone)
 
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
+_KINDS = kinds_of(*get_args(Message))
 
 
 class Unacceptable(Exception):
@@ -252,10 +251,7 @@ class Session:
 
     def seal(self, message: Message) -> bytes:
         """Return the line of the next message to send."""
-        text = json.dumps(
-            [type(message).__name__, *message], separators=(",", ":"), ensure_ascii=False
-        )
-        content = text.encode("utf-8", "backslashreplace")  # a lone surrogate, as JSON has it
+        content = encode(message)[:-1]
         tag = _tag(self._sending, self._num_sent, content)
         self._num_sent += 1
         return tag + content + b"\n"
@@ -273,43 +269,12 @@ class Session:
             raise Unacceptable("a message was not made with the key of this run", "key")
         self._num_received += 1
         try:
-            name, *values = json.loads(content)
-            message: Message = read(_KINDS[name], values)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            message: Message = decode(_KINDS, content)
+            return message
+        except ValueError as error:
             raise Unacceptable(f"a message cannot be read: {error}") from None
-        return message
 
 
 def _tag(key: bytes, number: int, content: bytes) -> bytes:
     whole = hmac.digest(key, number.to_bytes(8, "big") + content, hashlib.sha256)
     return binascii.b2a_base64(whole[:_TAG_BYTES], newline=False)[:_TAG_CHARS]
-
-
-class Lines:
-    """Splits what comes on a connection into lines of limited length."""
-
-    def __init__(self) -> None:
-        self.limit = MAX_GREETING
-        self._rest = b""
-
-    @property
-    def has_part(self) -> bool:
-        """Whether a line has begun, and not ended."""
-        return bool(self._rest)
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the lines that `data` completes, without their ends.
-
-        Raises:
-            Unacceptable: a line is longer than `limit`.
-        """
-        self._rest += data
-        while True:
-            line, end, rest = self._rest.partition(b"\n")
-            if len(line) > self.limit:
-                self._rest = b""
-                raise Unacceptable(f"a line is longer than {self.limit} bytes")
-            if not end:
-                return
-            self._rest = rest
-            yield line

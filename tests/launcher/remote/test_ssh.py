@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headway.contract.lines import encode
 from headway.errors import LaunchError
 from headway.launcher.remote import connection, ssh
 from headway.launcher.remote.messages import End, Facts, Order
@@ -35,13 +35,13 @@ def note(name):
 def has_come(name):
     while not os.path.exists(name):
         time.sleep(0.01)
-def tell(values):
-    print(mark + json.dumps(values), flush=True)
+def tell(exit_code, report=""):
+    print(mark + json.dumps(["End", exit_code, report]), flush=True)
 note(host)
 def join():
     global mark
-    mark = json.loads(sys.stdin.readline())["mark"]
-    tell({facts})
+    mark = json.loads(sys.stdin.readline())[1]
+    print(mark + {facts!r}, flush=True)
     sys.stdin.readline()
 {does}
 """
@@ -78,7 +78,7 @@ def write_ssh(path: Path, does: dict[str, str]) -> None:
         f"if host == {host!r}:\n    " + text.replace("\n", "\n    ") + "\n"
         for host, text in does.items()
     )
-    facts = json.loads(json.dumps(HERE._asdict()))
+    facts = encode(HERE).decode().rstrip()
     path.write_text(SSH.format(python=sys.executable, facts=facts, does=cases))
     path.chmod(0o755)
 
@@ -91,7 +91,7 @@ def is_gone(host: str) -> bool:
 
 
 HANGS = "time.sleep(600)"
-STOPPED_BY_US = "join()\nsys.stdin.read()\ntell({'exit_code': 143, 'report': ''})"
+STOPPED_BY_US = "join()\nsys.stdin.read()\ntell(143)"
 
 
 def test_a_lost_connection_is_to_blame_not_the_launches_that_were_stopped_for_it(
@@ -104,12 +104,12 @@ def test_a_lost_connection_is_to_blame_not_the_launches_that_were_stopped_for_it
 
 def test_an_agent_that_only_shows_that_it_is_there_has_not_ended(run: Launch) -> None:
     beats = "join()\nprint(mark, flush=True)\nprint(mark, flush=True)\n"
-    assert run(a=beats + "tell({'exit_code': 7, 'report': ''})") == 7
+    assert run(a=beats + "tell(7)") == 7
 
 
 def test_a_long_report_is_shown_whole(run: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     report = "error: " + 3 * connection._MOST_HELD_BYTES * "x"
-    code = run(a=f"join()\ntell({{'exit_code': 7, 'report': {report!r}}})")
+    code = run(a=f"join()\ntell(7, {report!r})")
     assert code == 7
     assert report in capsys.readouterr().err
 

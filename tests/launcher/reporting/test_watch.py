@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 
+from headway.contract.lines import encode
 from headway.contract.records import (
     Answer,
     Collective,
@@ -22,7 +23,6 @@ from headway.contract.records import (
     Progress,
     Ready,
     Record,
-    encode_record,
 )
 from headway.launcher.reporting import rank_channel
 from headway.launcher.reporting.hang import Exit, NoStack, RankStatus, describe_stacks, explain
@@ -42,7 +42,7 @@ class Rank:
         self.watch.add(0, os.getpid(), ours.detach(), reading, self.signals.append)
 
     def tell(self, *records: Record) -> None:
-        self.channel.sendall(b"".join(map(encode_record, records)))
+        self.channel.sendall(b"".join(map(encode, records)))
 
     def close(self) -> None:
         self.watch.end(0, 0)
@@ -63,7 +63,7 @@ def test_the_signal_for_stacks_goes_to_the_ranks_process_not_to_its_number(
         for fd in (ours.fileno(), reading):
             os.set_blocking(fd, False)
         one = RankChannel(0, os.getpid(), ours.fileno(), stacks.fileno(), signals.append)
-        theirs.sendall(encode_record(Ready()))
+        theirs.sendall(encode(Ready()))
         one.read()
         one.ask()
         one.interrupt()

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.contract import lines
 from headway.launcher.clusters.channel.messages import (
     MAX_DETAILS,
-    MAX_GREETING,
     MAX_LINE,
     MAX_RECORD,
     Beat,
     Failed,
-    Lines,
     Missing,
     Round,
     Session,
@@ -111,28 +110,13 @@ def test_whatever_one_with_the_key_sends_is_a_message_of_the_declared_types_or_r
 ) -> None:
     hub, member = sessions()
     text = json.dumps(content)
-    with patch.object(json, "dumps", lambda *_, **__: text):
+    with patch.object(lines, "_dumps", lambda *_, **__: text):
         line = member.seal(Beat("")).rstrip(b"\n")
     try:
         message = hub.open(line)
     except Unacceptable:
         return
     assert json.loads(json.dumps([type(message).__name__, *message])) == json.loads(text)
-
-
-@given(st.lists(st.binary(max_size=50)))
-def test_lines_are_the_same_in_whatever_pieces_they_come(pieces: list[bytes]) -> None:
-    whole = b"".join(pieces)
-    lines = Lines()
-    lines.limit = len(whole)
-    found = [line for piece in pieces for line in lines.feed(piece)]
-    assert found == whole.split(b"\n")[:-1]
-
-
-def test_a_line_that_is_too_long_is_refused_before_it_has_ended() -> None:
-    lines = Lines()
-    with pytest.raises(Unacceptable):
-        list(lines.feed(b"x" * (MAX_GREETING + 1)))
 
 
 @given(st.binary(max_size=100))

@@ -1,0 +1,81 @@
+"""Messages between processes: NamedTuples, one line of JSON each, `["Name", value, ...]`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headway.contract.typed import read
+
+_dumps, _loads = json.dumps, json.loads  # a script may replace them
+
+
+def kinds_of(*kinds: type) -> dict[str, Any]:
+    """Return these kinds of messages by the names that lines begin with."""
+    return {kind.__name__: kind for kind in kinds}
+
+
+def encode(message: Any) -> bytes:
+    """Return a message as a line, with its end."""
+    text = _dumps([type(message).__name__, *message], separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"  # a lone surrogate, as JSON has it
+
+
+def decode(kinds: Mapping[str, Any], line: bytes | str) -> Any:
+    """Return the message in a line; every value is there, and of its declared type.
+
+    Raises:
+        ValueError: it is none of these kinds.
+    """
+    try:
+        name, *values = _loads(line)
+        return read(kinds[name], values)
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"it is no message: {error}") from None
+
+
+class TooLong(ValueError):
+    """A line is longer than it may be."""
+
+
+class Lines:
+    """Splits what comes into lines, each of which may come in many parts.
+
+    Args:
+        limit: bytes of a line.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._parts: list[bytes] = []  # of the unfinished line
+        self._size = 0
+
+    @property
+    def has_part(self) -> bool:
+        """Whether a line has begun, and not ended."""
+        return self._size > 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the lines that `data` completes, without their ends.
+
+        Raises:
+            TooLong: one is; what has come of it is dropped.
+        """
+        *ended, rest = data.split(b"\n")
+        for part in ended:
+            line = b"".join([*self._parts, part])
+            self._begin(b"")
+            self._check(len(line))
+            yield line
+        self._parts.append(rest)
+        self._size += len(rest)
+        self._check(self._size)
+
+    def _begin(self, part: bytes) -> None:
+        self._parts, self._size = [part], len(part)
+
+    def _check(self, size: int) -> None:
+        if size > self.limit:
+            self._begin(b"")
+            raise TooLong(f"a line is longer than {self.limit} bytes")
