@@ -14,7 +14,7 @@ from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry
 from headway.settings.setting import Shape
-from headway.settings.table import TABLE
+from headway.settings.table import TABLE, TOPICS
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -54,6 +54,7 @@ class Parser:
         self.known: dict[str, bool] = {"--help": False, "-h": False}  # flag: does it take a value?
         self._long_name: dict[str, str] = {}
         self._last: set[str] = set()
+        self._heading: dict[str, str] = {}
         self._appendix = appendix  # printed unchanged at the end of --help
         self._default_value: dict[str, str] = {}  # of flags with an optional value
         self._reads: dict[str, Callable[[str], bool]] = {}  # whether a word is such a value
@@ -68,6 +69,7 @@ class Parser:
             usage=self._usage,
             formatter_class=lambda prog: HelpFormatter(prog, max_help_position=34, width=96),
         )
+        parser._optionals.title = "flags"
         self.add_flags_to(parser, shows_values=True)
         return parser.format_help() + self._appendix
 
@@ -77,12 +79,15 @@ class Parser:
         Args:
             shows_values: spell a flag with an optional value as `--wait[=S]`, for people.
         """
+        headings = dict.fromkeys(filter(None, self._heading.values()))
+        groups = {heading: parser.add_argument_group(heading) for heading in headings}
         for name, options in self._options.items():
             spellings = [word for word, long in self._long_name.items() if long == name]
             if shows_values and name in self._default_value:
                 spellings = [f"{name}[={options['metavar']}]"]
                 options = {"dest": name, "action": "store_true", "help": options["help"]}
-            parser.add_argument(*reversed(spellings), **options)
+            into = groups.get(self._heading[name], parser)
+            into.add_argument(*reversed(spellings), **options)
 
     def has_optional_value(self, name: str) -> bool:
         """Return whether this flag may stand alone, and takes a value only with "="."""
@@ -94,11 +99,14 @@ class Parser:
         *,
         short: str | None = None,
         is_last: bool = False,
+        heading: str = "",
         default_value: str | None = None,
         reads: Callable[[str], bool] = lambda _: False,
         **options: Any,
     ) -> None:
         """Add one flag; with `metavar` it takes a value, and no flag may follow one with `is_last`.
+
+        `--help` has it below its heading, and those without one first.
 
         With a `default_value` the value is optional and must be written with "=", so that the
         script is never taken for the value; `reads` says whether a word could be meant as one.
@@ -106,6 +114,7 @@ class Parser:
         if default_value is not None:
             self._default_value[name] = default_value
             self._reads[name] = reads
+        self._heading[name] = heading
         for spelling in filter(None, (name, short)):
             self.known[spelling] = "metavar" in options
             self._long_name[spelling] = name
@@ -119,31 +128,46 @@ class Parser:
             **options,
         }
 
-    def profile_flag(self) -> None:
+    def profile_flag(self, heading: str = "") -> None:
         """Add --profile, which selects one of this user's profiles."""
-        self.flag("--profile", metavar="NAME", help="your profile to use: a name, or a path")
+        self.flag(
+            "--profile",
+            heading=heading,
+            metavar="NAME",
+            help="your profile to use: a name, or a path",
+        )
 
-    def secrets_flag(self) -> None:
+    def secrets_flag(self, heading: str = "") -> None:
         """Add --show-secrets, for commands that print the variables of `env`."""
         self.flag(
             "--show-secrets",
+            heading=heading,
             help="print the values of variables whose names mean secrets, such as HF_TOKEN",
         )
 
     def setting_flags(self) -> None:
         """Add a flag for every setting; those not passed are None."""
-        for row in TABLE.values():
-            options: dict[str, Any] = {"metavar": row.metavar, "help": row.help}
-            if row.choices:
-                options["choices"] = row.choices
-            if row.shape is Shape.MAP:
-                options |= {"action": "append", "help": f"{row.help} (repeatable)"}
-            self.flag(row.flag, dest=row.name, default_value=row.bare, reads=row.reads, **options)
+        for heading, names in TOPICS.items():
+            for row in (TABLE[name] for name in names):
+                options: dict[str, Any] = {"metavar": row.metavar, "help": row.help}
+                if row.choices:
+                    options["choices"] = row.choices
+                if row.shape is Shape.MAP:
+                    options |= {"action": "append", "help": f"{row.help} (repeatable)"}
+                self.flag(
+                    row.flag,
+                    heading=heading,
+                    dest=row.name,
+                    default_value=row.bare,
+                    reads=row.reads,
+                    **options,
+                )
 
-    def machine_flag(self) -> None:
+    def machine_flag(self, heading: str = "") -> None:
         """Add --machine, for commands that can use a recorded machine instead of this one."""
         self.flag(
             "--machine",
+            heading=heading,
             metavar="FILE",
             help="plan for the machine that `headway env --json` wrote to FILE",
         )

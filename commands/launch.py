@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count, takewhile
-from typing import NamedTuple
 
 from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
 from headway.commands.program import program_from
@@ -34,7 +33,7 @@ from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
 from headway.settings.setting import Seconds
-from headway.settings.table import OF_HOSTS, Settings
+from headway.settings.table import OF_HOSTS, TOPICS, Settings
 
 FOREVER = "forever"  # --wait without a number
 _USAGE_ERROR = 2  # the exit code of argparse, click and most others
@@ -44,18 +43,54 @@ headway launch [flags] script.py [args of the script]
        headway launch [flags] -m module [args of the module]"""
 
 
-class _Ready(NamedTuple):
-    """A launch of which nothing has started yet.
+class _Launch:
+    """One launch, as far as its tasks have come.
 
-    Args:
-        plan: it.
-        parsed: its flags.
-        environ: what its processes inherit, before the plan's changes.
+    Attributes:
+        parsed: the launcher's own flags; `own` has their words.
+        rest: the words of the script, as they were typed.
+        machine: the one to plan for.
+        environ: its variables.
+        profiles: what they say.
+        layers: all that is said, from the weakest to the strongest.
+        cluster: what the scheduler says.
+        settings: what holds, as far as `problems` let it.
+        notes: how the launch was adapted to this machine.
+        plan: what is to be started.
     """
 
-    plan: LaunchPlan
+    own: list[str]
+    rest: list[str]
     parsed: Parsed
+    program: Program
+    machine: Machine
     environ: Mapping[str, str]
+    profiles: Sequence[Entries]
+    layers: list[Entries]
+    cluster: Entries
+    settings: Settings
+    plan: LaunchPlan
+
+    def __init__(self, argv: Sequence[str], *, tells_machines: bool) -> None:
+        self.argv = argv
+        self.began_at = time.time()
+        self.here = dict(os.environ)
+        self.parser = make_parser()
+        self.tells_machines = tells_machines
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        self.estimated_bytes: int | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the plan is for this machine, not for a recorded one."""
+        return self.parsed.machine is None
+
+    def resolve(self, *more: Entries) -> None:
+        """Settle all settings, with these layers above the others."""
+        self.settings, self.problems = try_resolve(
+            [*self.layers, *more], self.machine, self.environ, self.cluster
+        )
 
 
 def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
@@ -66,15 +101,16 @@ def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
         tells_machines: the error of a launch that fails before it joins the others is to tell them,
             once it is reported; no, where the caller ends them.
     """
-    parser = make_parser()
-    environ = dict(os.environ)
+    launch = _Launch(argv, tells_machines=tells_machines)
     try:
-        ready = _prepare(argv, parser, began_at=time.time())
-        return ready if isinstance(ready, int) else _run(ready, parser, tells_machines)
+        for task in TASKS:
+            if (exit_code := task(launch)) is not None:
+                return exit_code
+        raise AssertionError("the last task runs the plan")
     except (HeadwayError, KeyboardInterrupt) as caught:
         error = caught if isinstance(caught, (HeadwayError, Stopped)) else Stopped(signal.SIGINT)
         if tells_machines and not error.peers_notified:
-            error.on_reported = partial(_give_up, argv, parser, environ, error)
+            error.on_reported = partial(_give_up, launch, error)
         raise error from None
     finally:
         from headway.launcher.early_signals import stop_as_usual
@@ -82,46 +118,53 @@ def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
         stop_as_usual()
 
 
-def _give_up(
-    argv: Sequence[str],
-    parser: Parser,
-    environ: Mapping[str, str],
-    error: HeadwayError | Stopped,
-) -> None:
+def _give_up(launch: _Launch, error: HeadwayError | Stopped) -> None:
     from headway.commands.notify_abort import give_up
 
-    give_up(argv, parser, environ, error)
+    give_up(launch.argv, launch.parser, launch.here, error)
 
 
-def _prepare(argv: Sequence[str], parser: Parser, began_at: float) -> _Ready | int:
-    """Return what is to be started here; the exit code, where that is nothing."""
-    own, rest = parser.split(argv)
-    parsed = parser.parse_args(own)
+# ---------------------------------------------------------------- the tasks of a launch, in order
+
+
+def _read_words(launch: _Launch) -> None:
+    """Read the command line: the launcher's flags, and the program."""
+    own, rest = launch.own, launch.rest = launch.parser.split(launch.argv)
+    launch.parsed = parsed = launch.parser.parse_args(own)
     if parsed.num_machines is not None:  # others may wait for this machine already
         from headway.launcher.early_signals import raise_stopped
 
         raise_stopped()
     if not rest and own:
         _refuse_script_as_value(own[-1])
-    program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)
-    if parsed.machine is not None and not parsed.dry_run:
+    launch.program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)
+    if not launch.is_here and not parsed.dry_run:
         raise ConfigError(
             f"--machine {parsed.machine} describes another machine: nothing can be started there",
             where="the command line",
             fix="add --dry-run to see the plan for it",
         )
-    here = dict(os.environ)
     refuse_flags_of_jobs(parsed)
-    machine, environ = machine_from_flags(parsed, here)
+
+
+def _lay_settings(launch: _Launch) -> None:
+    """Look at the machine, and lay flags over variables over profiles."""
+    parsed = launch.parsed
+    launch.machine, launch.environ = machine_from_flags(parsed, launch.here)
     flags = dict(flag_layer(parsed))
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
     if parsed.nodes is not None:
         flags["num_machines"] = nodes_flag(parsed.nodes, flags.get("num_machines"))
-    profiles = profile_layers(here, profile=parsed.profile)
-    layers = launch_layers(profiles, environ, flags)
-    request = Request(parsed, own, program, layers, machine, environ)
-    if parsed.submit is not None:
+    launch.profiles = profile_layers(launch.here, profile=parsed.profile)
+    launch.layers = launch_layers(launch.profiles, launch.environ, flags)
+
+
+def _go_elsewhere(launch: _Launch) -> int | None:
+    """Submit a job, or run on other hosts, where that was asked for."""
+    layers, machine, environ = launch.layers, launch.machine, launch.environ
+    request = Request(launch.parsed, launch.own, launch.program, layers, machine, environ)
+    if launch.parsed.submit is not None:
         from headway.commands.submit import submit
 
         return submit(request)
@@ -131,36 +174,50 @@ def _prepare(argv: Sequence[str], parser: Parser, began_at: float) -> _Ready | i
         settings = resolve(layers, machine, environ)
         if hosts := hosts_of(settings):
             return launch_over_ssh(request, hosts, settings)
-    cluster = cluster_layer(environ, layers)
+    return None
 
-    def resolved(some: Sequence[Entries]) -> Settings:
-        return resolve(some, machine, environ, cluster)
 
-    if cluster and parsed.machine is None:
-        settings, problems = try_resolve(layers, machine, environ, cluster)
-        if not problems and _became_step(settings, environ, [*own, *rest], parsed):
-            return 0
-    adaptations: list[str] = []
-    if parsed.fit:
+def _become_step(launch: _Launch) -> int | None:
+    """In a job of SLURM, become one step over all of its machines."""
+    launch.cluster = cluster_layer(launch.environ, launch.layers)
+    launch.resolve()
+    if not launch.cluster or not launch.is_here or launch.problems:
+        return None
+    words = [*launch.own, *launch.rest]
+    return 0 if _became_step(launch.settings, launch.environ, words, launch.parsed) else None
+
+
+def _fit(launch: _Launch) -> None:
+    """Adapt what was said to this machine, and to its memory, where that was asked for."""
+    if launch.parsed.fit:
         from headway.launcher.planning.fit import fit
 
-        if parsed.machine is None and _wants_idle(resolved(layers)):
-            machine = _with_use(environ)
-        layers, adaptations = fit(layers, machine, resolved)
-    settings, problems = try_resolve(layers, machine, environ, cluster)
-    estimated_bytes = None
-    if parsed.fit_memory and not (problems or settings_problems(settings, machine)):
+        def resolved(some: Sequence[Entries]) -> Settings:
+            return resolve(some, launch.machine, launch.environ, launch.cluster)
+
+        if launch.is_here and _wants_idle(resolved(launch.layers)):
+            launch.machine = _with_use(launch.environ)
+        launch.layers, launch.notes = fit(launch.layers, launch.machine, resolved)
+        launch.resolve()
+    settings = launch.settings
+    if launch.parsed.fit_memory and not _problems(launch):
         from headway.commands.fit_memory import fit_memory
 
-        seen = machine if parsed.machine is not None else detect_machine(environ, full=True)
-        fitted = fit_memory(settings, seen, program, python=interpreter(), environ=environ)
-        adaptations.append(fitted.note)
-        estimated_bytes = fitted.estimated_bytes
-        settings, problems = try_resolve([*layers, fitted.entries], machine, environ, cluster)
+        environ = launch.environ
+        seen = detect_machine(environ, full=True) if launch.is_here else launch.machine
+        fitted = fit_memory(settings, seen, launch.program, python=interpreter(), environ=environ)
+        launch.notes.append(fitted.note)
+        launch.estimated_bytes = fitted.estimated_bytes
+        launch.resolve(fitted.entries)
+
+
+def _wait_for_gpus(launch: _Launch) -> None:
+    """Look for idle GPUs, where these were asked for, and claim them for a real launch."""
+    settings, parsed = launch.settings, launch.parsed
     if _wants_idle(settings):
-        if parsed.machine is None:
-            machine = _look_for_idle_gpus(settings, problems, parsed, environ)
-    elif parsed.wait is not None and not settings_problems(settings, machine):
+        if launch.is_here:
+            launch.machine = _look_for_idle_gpus(launch)
+    elif parsed.wait is not None and not settings_problems(settings, launch.machine):
         asked = settings.devices.idle is not None
         raise ConfigError(
             f"--wait waits for idle GPUs, and devices is {str(settings.devices)!r} on "
@@ -168,26 +225,35 @@ def _prepare(argv: Sequence[str], parser: Parser, began_at: float) -> _Ready | i
             where=f"flag --wait; devices: {settings.origin('devices')}",
             fix="leave --wait out" + ", or ask for them with --devices idle:2" * (not asked),
         )
-    if parsed.machine is None:
+
+
+def _make_plan(launch: _Launch) -> None:
+    """Make the plan, or raise all problems at once."""
+    settings, parsed, problems = launch.settings, launch.parsed, launch.problems
+    if launch.is_here:
         from headway.launcher.starting.log_folder import log_dir_problems
 
         problems += log_dir_problems(settings) + resume_problems(settings)
-    task = None if problems else task_of(environ, settings)
     plan = build_plan(
         settings,
-        machine,
-        program,
+        launch.machine,
+        launch.program,
         python=interpreter(),
-        environ=environ,
+        environ=launch.environ,
         supervise=parsed.supervise,
         in_process=parsed.in_process,
-        began_at=0.0 if parsed.dry_run else began_at,
+        began_at=0.0 if parsed.dry_run else launch.began_at,
         problems=problems,
-        task=task,
-        estimated_bytes=estimated_bytes,
+        task=None if problems else task_of(launch.environ, settings),
+        estimated_bytes=launch.estimated_bytes,
     )
-    stronger = overridden(profiles) if parsed.profile else []
-    plan = plan._replace(notes=(*adaptations, *plan.notes, *stronger))
+    stronger = overridden(launch.profiles) if parsed.profile else []
+    launch.plan = plan._replace(notes=(*launch.notes, *plan.notes, *stronger))
+
+
+def _print_plan(launch: _Launch) -> int | None:
+    """Print the plan for a dry run, or a line about it."""
+    plan, parsed = launch.plan, launch.parsed
     if parsed.dry_run:
         from headway.launcher.planning.describe import describe
 
@@ -195,33 +261,59 @@ def _prepare(argv: Sequence[str], parser: Parser, began_at: float) -> _Ready | i
         if not plan.is_one_machine:
             from headway.launcher.clusters.channel.run_key import describe_run_key
 
-            plan = plan._replace(notes=(*plan.notes, describe_run_key(environ)))
+            plan = plan._replace(notes=(*plan.notes, describe_run_key(launch.environ)))
         print(describe(plan, parsed.show_secrets))
         return 0
-    return _Ready(plan, parsed, environ)
+    if plan.supervised is not None:
+        from headway.launcher.early_signals import outlive_early_signals, raise_stopped
+
+        outlive_early_signals()
+        if launch.tells_machines and not plan.is_one_machine:
+            raise_stopped()
+    for note in plan.notes:
+        say(f"note: {note}")
+    if not (parsed.quiet or plan.is_told_elsewhere):
+        from headway.launcher.planning.summary import summary
+
+        say(summary(plan))
+    return None
 
 
-def _run(ready: _Ready, parser: Parser, tells_machines: bool) -> int:
-    plan, parsed, environ = ready
-    from headway.launcher.early_signals import outlive_early_signals, raise_stopped
+def _run(launch: _Launch) -> int:
+    """Run the plan to its end."""
     from headway.launcher.run import run
 
-    tell = None
-    if plan.supervised is not None:
-        outlive_early_signals()
-    if plan.supervised is not None and tells_machines and not plan.is_one_machine:
+    plan, environ, tell = launch.plan, launch.environ, None
+    if plan.supervised is not None and launch.tells_machines and not plan.is_one_machine:
         from headway.launcher.clusters.abort_notice import tell_machines
 
         tell = partial(tell_machines, plan.settings, environ)
-        raise_stopped()
-    is_quiet = parsed.quiet or plan.is_told_elsewhere
-    _announce(plan, is_quiet)
+    is_quiet = launch.parsed.quiet or plan.is_told_elsewhere
     try:
         return run(plan, environ, is_quiet=is_quiet, tell=tell)
     except WorkerFailed as failed:
         if failed.exit_code == _USAGE_ERROR:
-            failed.note = _misplaced_flags(plan.program, parser)
+            failed.note = _misplaced_flags(plan.program, launch.parser)
         raise
+
+
+TASKS: tuple[Callable[[_Launch], int | None], ...] = (
+    _read_words,
+    _lay_settings,
+    _go_elsewhere,
+    _become_step,
+    _fit,
+    _wait_for_gpus,
+    _make_plan,
+    _print_plan,
+    _run,
+)
+"""What a launch does; it ends with the first exit code."""
+
+
+def _problems(launch: _Launch) -> list[Problem]:
+    """Return what is wrong with the settings so far."""
+    return [*launch.problems, *settings_problems(launch.settings, launch.machine)]
 
 
 def _refuse_script_as_value(flag: str) -> None:
@@ -254,7 +346,7 @@ def _became_step(
     elif step is not None:
         if not parsed.quiet:
             machines = f"{step.num_machines} machine" + "s" * (step.num_machines > 1)
-            _print_notes([f"a step of job {step.job}, on {machines}"])
+            say(f"a step of job {step.job}, on {machines}")
         run_step(step)
     return step is not None
 
@@ -270,13 +362,12 @@ def _with_use(environ: Mapping[str, str]) -> Machine:
     return with_claims(detect_machine(environ, full=True))
 
 
-def _look_for_idle_gpus(
-    settings: Settings, problems: Sequence[Problem], parsed: Parsed, environ: Mapping[str, str]
-) -> Machine:
+def _look_for_idle_gpus(launch: _Launch) -> Machine:
     """Return the machine with the current use of its GPUs; a real launch claims those it uses."""
     from headway.launcher.reporting.waiting import waiting_for
     from headway.launcher.starting.gpu_claims import claim_idle
 
+    settings, parsed, environ = launch.settings, launch.parsed, launch.environ
     looks = count()
 
     def look() -> Machine:
@@ -285,11 +376,10 @@ def _look_for_idle_gpus(
 
     if parsed.dry_run:
         return _with_use(environ)
-    found = [*problems, *settings_problems(settings)]
+    found = [*launch.problems, *settings_problems(settings)]
     if found:  # before a long wait, not after it
         raise ConfigError.of(found)
-    wait_s = None if parsed.wait is None else _seconds(parsed.wait)
-    return claim_idle(settings, look, wait_s)
+    return claim_idle(settings, look, None if parsed.wait is None else _seconds(parsed.wait))
 
 
 def _seconds(text: str) -> float:
@@ -328,39 +418,53 @@ def make_parser() -> Parser:
         help="run a module, as python -m does",
     )
     parser.flag("--no-python", help="run a program that is not a Python script")
-    parser.flag("--cpu", help="the same as --device cpu")
-    parser.flag("--supervise", help="run a single process as one rank under the launcher")
     parser.flag(
-        "--in-process", help="run a single process in this interpreter, for an IDE's debugger"
+        "--quiet",
+        short="-q",
+        help="at the start, print neither the plan's summary nor what is waited for",
     )
+    plan = "plan"
     parser.flag(
-        "--dry-run", help="print the plan, with the origin of each value, and start nothing"
+        "--dry-run",
+        heading=plan,
+        help="print the plan, with the origin of each value, and start nothing",
     )
-    parser.secrets_flag()
-    parser.machine_flag()
+    parser.secrets_flag(plan)
+    parser.profile_flag(plan)
+    parser.machine_flag(plan)
     parser.flag(
-        "--fit", help="adapt profile and environment to this machine, and print what changes"
+        "--fit",
+        heading=plan,
+        help="adapt profile and environment to this machine, and print what changes",
     )
     parser.flag(
         "--fit-memory",
+        heading=plan,
         help="train with the cheapest strategy that `headway estimate` says fits: ddp before fsdp "
         "before activation checkpointing before offloading",
     )
+    device, ranks, *_ = TOPICS
+    parser.flag("--cpu", heading=device, help="the same as --device cpu")
     parser.flag(
         "--wait",
+        heading=device,
         metavar="S",
         default_value=FOREVER,
         reads=_is_wait,
         help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
     )
     parser.flag(
-        "--quiet",
-        short="-q",
-        help="at the start, print neither the plan's summary nor what is waited for",
+        "--supervise",
+        heading=ranks,
+        help="run a single process as one rank under the launcher",
     )
-    parser.profile_flag()
-    add_flags_of_jobs(parser)
+    parser.flag(
+        "--in-process",
+        heading=ranks,
+        help="run a single process in this interpreter, for an IDE's debugger",
+    )
     parser.setting_flags()
+    add_flags_of_jobs(parser)
     return parser
 
 
@@ -387,17 +491,3 @@ def _cpu_flag(device: Entry | None) -> Entry:
             fix="pass one of the two",
         )
     return Entry("cpu", Origin(Layer.FLAG, flag="--cpu"))
-
-
-def _announce(plan: LaunchPlan, is_quiet: bool) -> None:
-    lines = [f"note: {note}" for note in plan.notes]
-    if not is_quiet:
-        from headway.launcher.planning.summary import summary
-
-        lines.append(summary(plan))
-    _print_notes(lines)
-
-
-def _print_notes(lines: Sequence[str]) -> None:
-    for line in lines:
-        say(line)

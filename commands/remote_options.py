@@ -43,17 +43,25 @@ class Request(NamedTuple):
 
 def add_flags_of_jobs(parser: Parser) -> None:
     """Add the flags of `headway launch` that say that, and how, it is a job."""
+    heading = "jobs"
     schedulers = "{" + ",".join(SCHEDULERS) + "}"
-    parser.flag("--submit", metavar=schedulers, help="run as a job of this scheduler, not here")
-    parser.flag("--nodes", metavar="M", help="the same as --num-machines")
+    parser.flag(
+        "--submit",
+        heading=heading,
+        metavar=schedulers,
+        help="run as a job of this scheduler, not here",
+    )
+    parser.flag("--nodes", heading=heading, metavar="M", help="the same as --num-machines")
     parser.flag(
         "--sbatch",
+        heading=heading,
         metavar="KEY=VALUE",
         action="append",
         help="with --submit: an option of sbatch, such as gres=gpu:8 or exclusive (repeatable)",
     )
     parser.flag(
         "--follow",
+        heading=heading,
         help="with --submit: show the job's output, and end with its exit code; Ctrl-C leaves it "
         "running",
     )

@@ -375,3 +375,23 @@ class Settings:
 TABLE: Mapping[str, Setting[Any]] = {
     name: row for name, row in vars(Settings).items() if isinstance(row, Setting)
 }
+
+TOPICS: Mapping[str, tuple[str, ...]] = {
+    "device": ("device", "devices", "mps_fallback"),
+    "ranks on this machine": ("num_processes", "threads_per_process", "start_method", "env"),
+    "training": ("mixed_precision", "gradient_accumulation_steps", "resume"),
+    "sharing the model out": (
+        *("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload"),
+    ),
+    "several machines": (
+        *("num_machines", "machine_rank", "main_address", "main_port", "cluster", *OF_HOSTS),
+        "machine_timeout_s",
+    ),
+    "failing and stopping": (
+        *("max_restarts", "restart_delay", "hang_timeout", "time_limit", "grace_period_s"),
+        "leave_children",
+    ),
+    "output": ("output", "ranks", "log_dir", "debug_rank"),
+    "jobs": OF_JOBS,
+}
+"""The headings of `--help`, and the settings below each."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from headway.machine.devices import DeviceSpec
 from headway.settings.hosts import Host
 from headway.settings.setting import AUTO, Raw
-from headway.settings.table import TABLE
+from headway.settings.table import TABLE, TOPICS
 
 
 @pytest.mark.parametrize(
@@ -144,3 +146,7 @@ def test_every_setting_has_a_help_and_an_example_that_it_reads_itself() -> None:
         assert row.help, name
         value = row.parse(row.example)
         assert value == row.default or row.default in (None, {})
+
+
+def test_every_setting_stands_below_one_heading_of_the_help() -> None:
+    assert sorted(chain.from_iterable(TOPICS.values())) == sorted(TABLE)
