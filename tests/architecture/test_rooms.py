@@ -1,12 +1,14 @@
 """The rooms keep to their doors: who imports whom, who imports torch, who touches os.environ.
 
-python -m tests.architecture.test_rooms     writes arrows and files in docs/architecture.md anew
+rooms.txt has a row for each room: its files and folders, where its name does not say them, and the
+rooms that it imports from, all of which stand above it.
+
+python -m tests.architecture.test_rooms     writes the right-hand side of the rows anew
 """
 
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,7 @@ from tests.architecture.tree import (
     tracked_product_files,
 )
 
-PAGE = ROOT / "docs" / "architecture.md"
-BLOCK = re.compile(r"^```rooms\n(.*?)^```", re.MULTILINE | re.DOTALL)
-FILES_BLOCK = re.compile(r"^```files\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ROWS = Path(__file__).with_name("rooms.txt")
 NOTHING = "-"
 
 RUNTIME = (
@@ -68,18 +68,16 @@ ENVIRON = ("environ", "getenv", "putenv")  # attributes of os
 FILES = product_files()
 
 
-def rows(page: str) -> dict[str, list[str]]:
-    """Return the members of each room, in the order of the page; a root file is a member itself."""
-    found = BLOCK.search(page)
-    assert found is not None, "docs/architecture.md has no block of rooms"
+def rows() -> dict[str, list[str]]:
+    """Return the members of each room, in their order; a root file is a member itself."""
     members = {}
-    for line in found[1].splitlines():
+    for line in ROWS.read_text().splitlines():
         name, _, listed = line.partition("<-")[0].partition(":")
         members[name.strip()] = listed.split() or [name.strip()]
     return members
 
 
-MEMBERS = rows(PAGE.read_text())
+MEMBERS = rows()
 
 
 def room_of(module: str) -> str:
@@ -93,7 +91,7 @@ def room_of(module: str) -> str:
         for member in members
         if inside == member or inside.startswith(f"{member}.")
     }
-    assert homes, f"{module} is in no room of docs/architecture.md"
+    assert homes, f"{module} is in no room of {ROWS.name}"
     return homes[max(homes, key=len)]
 
 
@@ -108,7 +106,7 @@ def arrows() -> dict[str, set[str]]:
 
 
 def picture() -> str:
-    """Return the block of the page with the arrows that there are."""
+    """Return the rows with the arrows that there are."""
     order = list(MEMBERS)
     found = arrows()
     lines = []
@@ -119,30 +117,8 @@ def picture() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_rooms_and_their_arrows_are_those_of_the_page() -> None:
-    found = BLOCK.search(PAGE.read_text())
-    assert found is not None
-    assert found[1] == picture(), "python -m tests.architecture.test_rooms writes the arrows anew"
-
-
-def listing() -> str:
-    """Return the block of the page that lists every file with what its docstring says first."""
-    lines: dict[Path, list[str]] = {}
-    for path in sorted(FILES.values()):
-        if path.stem != "__init__":
-            docstring = ast.get_docstring(ast.parse(path.read_text()))
-            assert docstring, f"{path} has no docstring"
-            said = " ".join(docstring.split("\n\n")[0].split())
-            lines.setdefault(path.parent, []).append(f"  {path.name}: {said}\n")
-    return "".join(
-        "".join([f"{folder.relative_to(ROOT)}/\n", *those]) for folder, those in lines.items()
-    )
-
-
-def test_the_files_are_those_of_the_page() -> None:
-    found = FILES_BLOCK.search(PAGE.read_text())
-    assert found is not None
-    assert found[1] == listing(), "python -m tests.architecture.test_rooms lists the files anew"
+def test_the_rooms_and_their_arrows_are_those_that_are_written_down() -> None:
+    assert ROWS.read_text() == picture(), "python -m tests.architecture.test_rooms writes them anew"
 
 
 def test_no_room_imports_from_a_later_one() -> None:
@@ -193,7 +169,5 @@ def test_the_lists_above_name_rooms_and_modules_that_exist() -> None:
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text()
-    text = BLOCK.sub(lambda _: f"```rooms\n{picture()}```", text)
-    PAGE.write_text(FILES_BLOCK.sub(lambda _: f"```files\n{listing()}```", text))
-    print(Path(PAGE).relative_to(ROOT))
+    ROWS.write_text(picture())
+    print(ROWS.relative_to(ROOT))

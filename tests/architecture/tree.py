@@ -1,4 +1,7 @@
-"""The packages of Headway and their files at every depth; pyproject.toml alone declares them."""
+"""The packages of Headway and their files at every depth; pyproject.toml alone declares them.
+
+python -m tests.architecture.tree     prints each file with the first sentence of its docstring
+"""
 
 from __future__ import annotations
 
@@ -74,3 +77,21 @@ def _imports(path: Path) -> list[tuple[str, set[str]]]:
             assert not node.level, f"{path}, line {node.lineno}: a relative import"
             found.append((node.module, {f"{node.module}.{alias.name}" for alias in node.names}))
     return found
+
+
+def listing() -> str:
+    """Return a line for every file, with what its docstring says first."""
+    lines: dict[Path, list[str]] = {}
+    for path in sorted(product_files().values()):
+        if path.stem != "__init__":
+            docstring = ast.get_docstring(ast.parse(path.read_text()))
+            assert docstring, f"{path} has no docstring"
+            said = " ".join(docstring.split("\n\n")[0].split())
+            lines.setdefault(path.parent, []).append(f"  {path.name}: {said}\n")
+    return "".join(
+        "".join([f"{folder.relative_to(ROOT)}/\n", *those]) for folder, those in lines.items()
+    )
+
+
+if __name__ == "__main__":
+    print(listing(), end="")
