@@ -25,16 +25,17 @@ from headway.distributed.process import Function, Process
 from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, leave_world
 from headway.errors import UsageError
-from headway.plugins.accumulation import GradientAccumulationPlugin
 from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
-from headway.plugins.handler import Handlers, KwargsHandler
 from headway.plugins.handlers import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
     GradScalerKwargs,
+    Handlers,
     InitProcessGroupKwargs,
+    KwargsHandler,
+    ProfileKwargs,
 )
-from headway.plugins.profiling import ProfileKwargs
 from headway.plugins.project import Folder, ProjectConfiguration
 from headway.plugins.sharding import FullyShardedDataParallelPlugin
 from headway.state import share, share_accumulation

@@ -22,8 +22,8 @@ from headway.distributed.world import (
     leave_world,
 )
 from headway.errors import UsageError
-from headway.plugins.accumulation import GradientAccumulationPlugin
 from headway.plugins.compilation import TorchDynamoPlugin
+from headway.plugins.handlers import GradientAccumulationPlugin
 from headway.training.accumulation import Accumulation
 from headway.training.arguments import (
     STATE_CALL,

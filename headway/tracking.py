@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from headway.trackers.choice import LoggerType, get_available_trackers, register_tracker_class
-from headway.trackers.comet import CometMLTracker
 from headway.trackers.jsonl import JsonlTracker
 from headway.trackers.mlflow import MLflowTracker
+from headway.trackers.package_runs import CometMLTracker, TrackioTracker, WandBTracker
 from headway.trackers.tensorboard import TensorBoardTracker
 from headway.trackers.tracker import GeneralTracker, on_main_process
-from headway.trackers.trackio import TrackioTracker
-from headway.trackers.wandb import WandBTracker
 
 __all__ = [
     "CometMLTracker",

@@ -1,16 +1,16 @@
 """What scripts pass to `Accelerator` to configure parts of torch: data, and its checks."""
 
-from headway.plugins.accumulation import GradientAccumulationPlugin
 from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
-from headway.plugins.handler import KwargsHandler
 from headway.plugins.handlers import (
     AutocastKwargs,
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
+    KwargsHandler,
+    ProfileKwargs,
 )
-from headway.plugins.profiling import ProfileKwargs
 from headway.plugins.project import ProjectConfiguration
 from headway.plugins.sharding import FullyShardedDataParallelPlugin
 

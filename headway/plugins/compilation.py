@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from headway.plugins.handler import KwargsHandler
+from headway.plugins.handlers import KwargsHandler
 
 
 class DynamoBackend(str, Enum):

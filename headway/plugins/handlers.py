@@ -1,17 +1,90 @@
-"""The handlers for DistributedDataParallel, GradScaler, process groups and autocast."""
+"""The handlers of an Accelerator: what it is told about parts of torch, and about accumulation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from headway.errors import MachineError, UsageError
-from headway.plugins.handler import KwargsHandler
+
+CALL = "the script's Accelerator(...)"
+
+
+class KwargsHandler:
+    """Keyword arguments for one part of torch; `Accelerator(kwargs_handlers=[...])` takes several.
+
+    Every handler is a dataclass whose fields all have a default.
+
+    Examples:
+        >>> from headway.utils import AutocastKwargs
+        >>> AutocastKwargs(enabled=False).to_dict()
+        {'enabled': False, 'cache_enabled': None}
+        >>> AutocastKwargs(enabled=False).to_kwargs()
+        {'enabled': False}
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a copy of all fields."""
+        return {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self)}
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Return a copy of the fields that differ from their defaults."""
+        defaults = type(self)().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
+
+
+Handler = TypeVar("Handler", bound=KwargsHandler)
+
+
+class Handlers:
+    """The handlers that one Accelerator got, at most one of each kind.
+
+    Raises:
+        UsageError: this is no list, an object is no handler of `kinds`, or two are of one kind.
+    """
+
+    def __init__(
+        self, handlers: Sequence[KwargsHandler] | None, kinds: Sequence[type[KwargsHandler]]
+    ) -> None:
+        self._by_kind: dict[type[KwargsHandler], KwargsHandler] = {}
+        if isinstance(handlers, KwargsHandler):
+            raise UsageError(
+                f"kwargs_handlers is a {type(handlers).__name__}, not a list",
+                where=CALL,
+                fix=f"pass kwargs_handlers=[{type(handlers).__name__}(...)]",
+            )
+        for handler in handlers or ():
+            kind = next((one for one in kinds if isinstance(handler, one)), None)
+            if kind is None:
+                raise UsageError(
+                    f"kwargs_handlers has a {type(handler).__name__}, which is no handler",
+                    where=CALL,
+                    fix=f"pass objects of {', '.join(one.__name__ for one in kinds)}",
+                )
+            if kind in self._by_kind:
+                raise UsageError(
+                    f"kwargs_handlers has two {kind.__name__}",
+                    where=CALL,
+                    fix="pass one of them, with the values of both",
+                )
+            self._by_kind[kind] = handler
+
+    def of(self, kind: type[Handler]) -> Handler | None:
+        """Return the handler of this kind; None if there is none."""
+        found = self._by_kind.get(kind)
+        return found if isinstance(found, kind) else None
+
+    def or_default(self, kind: type[Handler]) -> Handler:
+        """Return the handler of this kind, or one with the default values."""
+        return self.of(kind) or kind()
 
 
 class DDPCommunicationHookType(Enum):
@@ -225,3 +298,125 @@ class AutocastKwargs(KwargsHandler):
 
     enabled: bool = True
     cache_enabled: bool | None = None
+
+
+@dataclass
+class GradientAccumulationPlugin(KwargsHandler):
+    """How gradients accumulate over micro-batches; in place of `gradient_accumulation_steps`.
+
+    Args:
+        num_steps: micro-batches in one optimizer step; None is what the launcher says, else 1.
+        adjust_scheduler: whether the schedule is written in optimizer steps. The learning rates are
+            the same either way, as in Accelerate: a prepared scheduler never steps while
+            gradients accumulate.
+        sync_with_dataloader: the last batch of a loader makes an optimizer step, and begins the
+            count anew. With False the count goes on over epochs.
+        sync_each_batch: ranks exchange gradients in every backward pass: slower, but without the
+            memory that unexchanged gradients need in some strategies.
+
+    Raises:
+        UsageError: `num_steps` is not a whole number of at least 1.
+
+    Examples:
+        >>> from headway.utils import GradientAccumulationPlugin
+        >>> GradientAccumulationPlugin(num_steps=4).to_kwargs()
+        {'num_steps': 4}
+    """
+
+    num_steps: int | None = None
+    adjust_scheduler: bool = True
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_steps is not None:
+            check_steps("num_steps", self.num_steps, "the script's GradientAccumulationPlugin(...)")
+
+
+def check_steps(name: str, steps: object, where: str) -> None:
+    """Raise UsageError unless `steps` is a number of micro-batches."""
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise UsageError(
+            f"{name} is {steps!r}, not a whole number of at least 1",
+            where=where,
+            fix="pass the number of micro-batches in one optimizer step",
+        )
+
+
+@dataclass
+class ProfileKwargs(KwargsHandler):
+    """What `accelerator.profile()` records, as `torch.profiler.profile` takes it.
+
+    Args:
+        activities: of `cpu`, `cuda`, `mtia`, `xpu` and the others that torch has; None records all
+            that this machine has.
+        schedule_option: arguments for `torch.profiler.schedule`: `wait`, `warmup`, `active`,
+            `repeat` and `skip_first`, each a number of `profiler.step()` calls.
+        on_trace_ready: called with the profiler each time that the schedule has recorded a cycle,
+            and without a schedule at the end.
+        record_shapes: record the shapes of inputs.
+        profile_memory: record allocations.
+        with_stack: record source lines.
+        with_flops: estimate the floating-point operations of matrix products and convolutions.
+        with_modules: record the names of modules; torch has this for TorchScript only.
+        output_trace_dir: a folder for the trace of each rank, `profile_<rank>.json`, as Chrome's
+            tracing and Perfetto read them.
+
+    Examples:
+        >>> import torch
+        >>> from headway import ProfileKwargs
+        >>> handler = ProfileKwargs(activities=["cpu"], record_shapes=True)
+        >>> with handler.build() as profiler:
+        ...     product = torch.ones(2, 3) @ torch.ones(3, 4)
+        >>> "aten::mm" in {one.key for one in profiler.key_averages()}
+        True
+    """
+
+    activities: list[str] | None = None
+    schedule_option: dict[str, int] | None = None
+    on_trace_ready: Callable[..., Any] | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | None = None
+
+    def build(self) -> torch.profiler.profile:
+        """Return the profiler, a context that has not begun.
+
+        Raises:
+            UsageError: an activity, or a key of `schedule_option`, is unknown.
+        """
+        return torch.profiler.profile(
+            activities=None if self.activities is None else list(map(_activity, self.activities)),
+            schedule=None if self.schedule_option is None else _schedule(self.schedule_option),
+            on_trace_ready=self.on_trace_ready,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+            with_flops=self.with_flops,
+            with_modules=self.with_modules,
+        )
+
+
+def _activity(name: str) -> torch.profiler.ProfilerActivity:
+    known = torch.profiler.ProfilerActivity.__members__
+    if name.upper() not in known:
+        raise UsageError(
+            f"activities has {name!r}, which torch's profiler does not know",
+            where="the script's ProfileKwargs(...)",
+            fix=f"pass some of {', '.join(sorted(map(str.lower, known)))}",
+        )
+    return known[name.upper()]
+
+
+def _schedule(options: dict[str, int]) -> Callable[[int], torch.profiler.ProfilerAction]:
+    try:
+        return torch.profiler.schedule(**options)
+    except (TypeError, AssertionError) as error:
+        raise UsageError(
+            f"schedule_option is {options!r}: {error}",
+            where="the script's ProfileKwargs(...)",
+            fix="pass wait, warmup and active, and if need be repeat and skip_first",
+        ) from None

@@ -71,9 +71,9 @@ ADAPTERS = {
     "tensorboard": Adapter(
         ("tensorboard", "TensorBoardTracker"), ("tensorboard", "tensorboardX"), "tensorboard"
     ),
-    "wandb": Adapter(("wandb", "WandBTracker"), ("wandb",), "wandb"),
-    "trackio": Adapter(("trackio", "TrackioTracker"), ("trackio",), "trackio"),
-    "comet_ml": Adapter(("comet", "CometMLTracker"), ("comet_ml",), "comet_ml"),
+    "wandb": Adapter(("package_runs", "WandBTracker"), ("wandb",), "wandb"),
+    "trackio": Adapter(("package_runs", "TrackioTracker"), ("trackio",), "trackio"),
+    "comet_ml": Adapter(("package_runs", "CometMLTracker"), ("comet_ml",), "comet_ml"),
     "mlflow": Adapter(("mlflow", "MLflowTracker"), ("mlflow",), "mlflow"),
 }
 

@@ -13,7 +13,7 @@ from headway.data.active_loader import current_loop
 from headway.devices.table import kind_of
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
-from headway.plugins.accumulation import GradientAccumulationPlugin
+from headway.plugins.handlers import GradientAccumulationPlugin
 
 
 class Accumulation:

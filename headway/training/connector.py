@@ -18,14 +18,14 @@ from headway.distributed.rng import set_seed
 from headway.distributed.world import GroupSettings, World, join_world
 from headway.memory.device import tell_memory_at_exit
 from headway.plugins.compilation import TorchDynamoPlugin
-from headway.plugins.handler import Handlers
 from headway.plugins.handlers import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
     GradScalerKwargs,
+    Handlers,
     InitProcessGroupKwargs,
+    ProfileKwargs,
 )
-from headway.plugins.profiling import ProfileKwargs
 from headway.plugins.project import ProjectConfiguration, merged_project
 from headway.precision.choice import precision_for
 from headway.precision.precision import PrecisionSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from headway.plugins.profiling import ProfileKwargs
+from headway.plugins.handlers import ProfileKwargs
 
 TRACE_NAME = "profile_{rank}.json"
 

@@ -14,7 +14,7 @@ from headway.data.loader import PreparedDataLoader
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.memory.device import clear_device_cache
-from headway.plugins.accumulation import check_steps
+from headway.plugins.handlers import check_steps
 from headway.precision.precision import Precision
 from headway.strategies.strategy import Strategy
 from headway.training.accumulation import Accumulation, TokenMean

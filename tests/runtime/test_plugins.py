@@ -25,7 +25,7 @@ from headway.plugins import (
     ProfileKwargs,
     TorchDynamoPlugin,
 )
-from headway.plugins.handler import Handlers
+from headway.plugins.handlers import Handlers
 from headway.precision.fp16 import Fp16
 from headway.precision.precision import PrecisionSettings
 

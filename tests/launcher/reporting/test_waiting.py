@@ -9,6 +9,7 @@ import threading
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,10 @@ def test_a_slow_look_at_the_gpus_is_announced(
         "headway.launcher.starting.gpu_claims.claim_idle", lambda _, look, __: look()
     )
     flags = SimpleNamespace(dry_run=False, wait=None)
-    assert launch._look_for_idle_gpus(asking_for("idle:1"), (), flags, {}) is FOUR
+    asked: Any = SimpleNamespace(
+        settings=asking_for("idle:1"), parsed=flags, environ={}, problems=[]
+    )
+    assert launch._look_for_idle_gpus(asked) is FOUR
     assert "the use of the GPUs" in capsys.readouterr().err
 
 
