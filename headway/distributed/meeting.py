@@ -32,6 +32,7 @@ from headway.distributed.world import (
     default_store,
     group_timeout,
     rank_and_size,
+    rank_and_size_without_group,
 )
 from headway.errors import UsageError
 
@@ -122,6 +123,8 @@ def meet_to_end(call: str) -> None:
 def by_all_or_rank_0(call: str) -> Iterator[bool]:
     """Wait until every rank has called this; where some cannot come, rank 0 goes on alone.
 
+    So it does once the process group has ended.
+
     Returns:
         The context, which gives True on the ranks that take part.
 
@@ -129,7 +132,9 @@ def by_all_or_rank_0(call: str) -> Iterator[bool]:
         UsageError: rank 0 is among those that cannot come.
     """
     meetings = _meetings()
-    if meetings is None or meetings.hold(call, may_go_alone=True) is None:
+    if meetings is None:
+        yield rank_and_size_without_group()[0] == 0
+    elif meetings.hold(call, may_go_alone=True) is None:
         yield True
     else:
         try:

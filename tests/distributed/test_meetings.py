@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from headway.checkpoint.manifest import read_manifest
 from tests.distributed.launching import launch, script
 from tests.distributed.ranks import Seen
 
@@ -122,6 +124,7 @@ if accelerator.process_index != 1:
             time.sleep(5)  # until rank 0 has left, too
         print("saved", accelerator.save_state("ended"))
         accelerator.end_training()
+        accelerator.save_state("after_end")
     elif accelerator.is_main_process:
         accelerator.wait_for_everyone()
 """
@@ -135,3 +138,7 @@ def test_ranks_0_and_2_save_and_end_where_others_have_ended_and_wait_for_none_of
     assert done.stdout.count("saved ended") == (2 if call == "save_state" else 0), done.stderr
     assert done.returncode == (0 if call == "save_state" else 2), done.stderr
     assert ("UsageError" in done.stderr) == (call == "wait_for_everyone")
+    for path in Path().glob("*/manifest.json"):
+        manifest = read_manifest(path.parent)
+        assert (manifest.num_parts, manifest.world_size) == (1, 3), path
+    assert len([*Path().glob("*/manifest.json")]) == (2 if call == "save_state" else 0)
