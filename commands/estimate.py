@@ -33,7 +33,6 @@ from headway.settings.table import Settings
 
 _COUNTED = ("mixed_precision", "gradient_accumulation_steps")
 """The settings of a launch that count for memory, beside those of the strategies."""
-_OF_STRATEGIES = ("strategy", "activation_checkpointing", "cpu_offload")
 
 _WAITED_FOR = "the script's first two optimizer steps, without memory"
 _TIME_LIMIT_S = 300.0
@@ -122,9 +121,8 @@ def _devices(parsed: Parsed) -> Devices:
             where="the command line",
             fix="pass one of them",
         )
-    machine: Machine = (
-        detect_machine(full=True) if parsed.machine is None else load_machine(parsed.machine)
-    )
+    here = parsed.machine is None
+    machine = detect_machine(full=True) if here else load_machine(parsed.machine)
     return devices_of(machine) if parsed.devices is None else parse_devices(parsed.devices, machine)
 
 
@@ -234,7 +232,7 @@ def fit_memory(
     devices = _devices_of_launch(settings, machine, program)
     chosen = {
         name: settings.values[name].value
-        for name in _OF_STRATEGIES
+        for name in ("strategy", "activation_checkpointing", "cpu_offload")
         if settings.origin(name).is_user_set and settings.values[name].value != AUTO
     }
     attempt = _attempt_at(program, devices)._replace(wrap=settings.wrap)

@@ -16,7 +16,6 @@ import ctypes
 import io
 import os
 import shutil
-import socket
 import struct
 import sys
 import tempfile
@@ -26,8 +25,6 @@ from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
 from headway.estimate.child.patching import line_now, nothing, replace, replace_wherever_imported
-
-Note = Callable[[str], None]
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {
@@ -48,7 +45,6 @@ _REFUSED = {
     "subprocess.Popen": "no other processes are started",
     **{f"socket.{name}": "there is no network" for name in _NETWORK},
 }
-_INTERNET = (socket.AF_INET, socket.AF_INET6)
 _SHARED_MEMORY = "/dev/shm"  # of shm_open(3) and sem_open(3)
 _READ_ONLY = ("mode=ro", "mode=memory", ":memory:")  # databases of sqlite
 
@@ -60,7 +56,7 @@ class Refused(PermissionError):
 class Confinement:
     """The scratch folder, an absolute path without links, and what was kept from being done."""
 
-    def __init__(self, scratch: str, note: Note) -> None:
+    def __init__(self, scratch: str, note: Callable[[str], None]) -> None:
         self._scratch = scratch
         self._note = note
         self._removed: set[str] = set()
@@ -76,7 +72,8 @@ class Confinement:
         self._replace_temporary_files()
         self._replace_databases()
         self._replace_sharing()
-        _posixsubprocess.fork_exec = self._refuse_start  # which raises no audit event
+        starting = "fork_exec: no other processes are started"  # it raises no audit event
+        _posixsubprocess.fork_exec = lambda *_: self._refuse(starting)
         sys.addaudithook(self._audit)
         if not restrict_by_kernel((self._scratch, "/dev/null", _SHARED_MEMORY)):
             self._note("this kernel has no Landlock: native code can change files")
@@ -85,9 +82,7 @@ class Confinement:
 
     def _is_free(self, path: Any) -> bool:
         absolute = self._absolute(path)
-        return absolute in (self._scratch, os.devnull) or absolute.startswith(
-            self._scratch + os.sep
-        )
+        return absolute == os.devnull or f"{absolute}/".startswith(f"{self._scratch}/")
 
     def _absolute(self, path: Any) -> str:
         return os.path.realpath(os.fsdecode(path))
@@ -269,8 +264,6 @@ class Confinement:
                 self._require_free(event, args[index])
         elif event in _REFUSED:
             self._refuse(f"{event}: {_REFUSED[event]}")
-        elif event == "socket.__new__" and args[1] in _INTERNET:
-            self._refuse(f"{event}: there is no network")
         elif event in ("os.kill", "os.killpg") and args[0] not in (0, os.getpid()):
             self._refuse(f"{event}: no other process is reached")
         elif event == "sqlite3.connect" and not any(one in str(args[0]) for one in _READ_ONLY):
@@ -279,9 +272,6 @@ class Confinement:
     def _require_free(self, event: str, path: Any) -> None:
         if isinstance(path, (str, bytes, os.PathLike)) and not self._is_free(path):
             self._refuse(f"{event}: {os.fsdecode(path)!r} would be changed")
-
-    def _refuse_start(self, *_: Any) -> NoReturn:
-        self._refuse("fork_exec: no other processes are started")
 
     def _refuse(self, what: str) -> NoReturn:
         self._note(what)
@@ -292,9 +282,8 @@ class Confinement:
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on all architectures
 _GET_VERSION = _BENEATH = 1
 _NO_NEW_PRIVILEGES = 38  # prctl(2)
-_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+_WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
 _OF_FILES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))  # REMOVE_DIR to MAKE_SYM
-_REFER = 1 << 13
 _TCP, _SIGNALS = 0b11, 0b10  # bind and connect; the scope of signals
 
 

@@ -121,11 +121,10 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         with self:
             return x.new_empty(int(each.sum()), *x.shape[2:]), each
 
-    def _faked_on(self, device: torch.device, value: torch.Tensor) -> torch.Tensor:
+    def _faked_on(self, device: torch.device, value: torch.Tensor) -> Any:
         fake: Any = self.faked(value)
         fake.fake_device = device
-        found: torch.Tensor = fake
-        return found
+        return fake
 
 
 def _truth(tensor: Any) -> bool:
@@ -197,11 +196,8 @@ class Values:
         """Return the value of a tensor, or None where it is not known."""
         if not isinstance(tensor, FakeTensor):
             return tensor if tensor.numel() <= _MOST_ELEMENTS else None
-        value = self._values.get(tensor)
-        if value is None or value.untyped_storage() in self._stale:
-            return None
-        known: torch.Tensor = value
-        return known
+        value: torch.Tensor | None = self._values.get(tensor)
+        return None if value is None or value.untyped_storage() in self._stale else value
 
     def follow(self, func: Any, args: Any, kwargs: Any, results: Any) -> None:
         """Compute the values of an operator's results, where they can be known and are small."""

@@ -6,7 +6,7 @@ import re
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch._guards import active_fake_mode
@@ -23,10 +23,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from headway.estimate.attempt import CATEGORIES, Part
 from headway.estimate.child.patching import replace
-
-T = TypeVar("T")
-Alive = weakref.WeakValueDictionary[int, T]
-"""Objects by their id: a class of the script's may have a hash of its own."""
 
 ACTIVATIONS = "activations"
 _MOST_PARTS = 8
@@ -240,9 +236,10 @@ class Models:
         self._ledger = ledger
         self._before_first_call = before_first_call
         self._after_step = after_step
-        self._modules: Alive[torch.nn.Module] = weakref.WeakValueDictionary()
-        self._called: Alive[torch.nn.Module] = weakref.WeakValueDictionary()
-        self._optimizers: Alive[torch.optim.Optimizer] = weakref.WeakValueDictionary()
+        # by id: a class of the script's may have a hash of its own
+        self._modules = weakref.WeakValueDictionary[int, torch.nn.Module]()
+        self._called = weakref.WeakValueDictionary[int, torch.nn.Module]()
+        self._optimizers = weakref.WeakValueDictionary[int, torch.optim.Optimizer]()
         self._steps: dict[int, int] = {}
         self.ends_steps = True
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.contract.strategies import DDP, SHARDED
@@ -46,11 +46,6 @@ def join(world_size: int, local_world_size: int) -> None:
         os.environ.update(_FIRST_RANK | sizes)
         init_process_group()
     replace(dist, "init_process_group", init_process_group)
-
-
-def mesh_of_all() -> DeviceMesh:
-    """Return the mesh of all ranks; to be called before there are fake tensors."""
-    return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
 def replace_object_collectives(world_size: int) -> None:

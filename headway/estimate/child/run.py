@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 from headway.contract import signals
 from headway.contract.lines import encode
@@ -77,7 +78,7 @@ class Run:
         faulthandler.enable()
         ranks.join(attempt.world_size, attempt.local_world_size)
         if attempt.sharded and attempt.world_size > 1:  # before there are fake tensors
-            self._mesh = ranks.mesh_of_all()
+            self._mesh = init_device_mesh("cpu", (attempt.world_size,))
         self.replace_calls()
         self._models.follow()
         stack = ExitStack()  # never closed: the process ends inside

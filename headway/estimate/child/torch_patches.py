@@ -146,10 +146,7 @@ def replace_addresses() -> None:
     def of_storage(self: torch.UntypedStorage) -> int:
         if self.device.type != "meta":
             return address_of(self)
-        if self not in addresses:
-            addresses[self] = next(unused)
-        found: int = addresses[self]
-        return found
+        return int(addresses.setdefault(self, next(unused)))
 
     def of_tensor(self: FakeTensor) -> int:
         offset = int(self.storage_offset()) * self.element_size()
