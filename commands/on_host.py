@@ -17,10 +17,10 @@ from typing import NoReturn
 
 from headway.commands.main import described
 from headway.contract import signals
+from headway.contract.forking import die_with_parent, reap, wake_on_child_end
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.run import KEY_VARIABLE
 from headway.errors import HeadwayError, Stopped
-from headway.launcher.inside.process_cleanup import die_with_parent, reap, wake_on_child_end
 from headway.launcher.remote.environment import environment_there
 from headway.launcher.remote.facts import address_towards, facts_here
 from headway.launcher.remote.messages import (

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO, TypeVar
 
+from headway.contract.forking import die_with_parent
 from headway.contract.lines import decode, kinds_of
 from headway.errors import LaunchError, MachineError
-from headway.launcher.inside.process_cleanup import die_with_parent
 from headway.launcher.remote.messages import End, Facts, Route
 
 Answer = TypeVar("Answer", Facts, Route)
