@@ -92,6 +92,12 @@ def why_not(
             "the run at machine 0",
             f"give every machine its own --machine-rank, from 0 to {most - 1}",
         )
+    if join.machine is not None and join.machine >= most:
+        return Refused(
+            f"machine_rank is {join.machine}, but the run has {most} machines",
+            "the run at machine 0",
+            f"give every machine its own --machine-rank, from 0 to {most - 1}",
+        )
     if is_full:
         return Refused(
             f"the run has all of its {most} machines",

@@ -245,6 +245,15 @@ def test_a_second_machine_of_a_rank_is_refused_and_the_first_stays(machine: int)
     assert len(run.coordinator.machines) == 2
 
 
+def test_a_machine_rank_that_the_run_does_not_have_is_refused_before_ranks_are_given() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    assert not run.join(2, 2)
+    ((_, refused),) = run.sent()
+    assert isinstance(refused, Refused)
+    assert "machine_rank is 2" in refused.what
+
+
 def test_a_failure_of_a_rank_ends_all_machines_at_once() -> None:
     run = Run(2, 2)
     run.begin(2)
