@@ -9,14 +9,15 @@ from typing import NamedTuple
 from headway._version import __version__
 
 _BODY = """\
+# an array's last job has the number of the whole array
+job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+job=${{job:-$SLURM_JOB_ID}}
 # until when ranks may save; older releases of SLURM do not say it, and some jobs have no end
-end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e)
+end=$(squeue --noheader --jobs "$job" --format %e)
 export SLURM_JOB_END_TIME="${{SLURM_JOB_END_TIME:-$(date --date "$end" +%s 2>/dev/null)}}"
 trap : TERM  # the step of the job gets its own: it saves, and ends with exit code 75
 {command}
 code=$?
-job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
-job=${{job:-$SLURM_JOB_ID}}
 # to be run again, unless the job is being cancelled: then it is not RUNNING any more
 if [ "$code" -eq 75 ] && [ "$(squeue --noheader --jobs "$job" --format %T)" = RUNNING ]; then
     scontrol requeue "$job"
