@@ -258,16 +258,21 @@ def test_without_slurm_that_is_said(script: str, monkeypatch: pytest.MonkeyPatch
     ("code", "state", "variables", "requeued"),
     [
         (75, "RUNNING", {}, "requeue 7\n"),
+        (143, "RUNNING", {"PREEMPTED": "2026-11-24T07:28:12"}, "requeue 7\n"),
+        (143, "COMPLETING", {"PREEMPTED": "2026-11-24T07:28:12"}, ""),
+        (143, "RUNNING", {"PREEMPTED": "N/A"}, ""),  # the script's own end, or a time limit
         (75, "RUNNING", {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}, "requeue 5_3\n"),
         (75, "COMPLETING", {}, ""),
         (1, "RUNNING", {}, ""),
         (0, "RUNNING", {}, ""),
     ],
 )
-def test_only_a_job_that_has_saved_and_is_not_cancelled_is_run_again(
+def test_only_a_job_that_has_saved_or_was_preempted_and_is_not_cancelled_is_run_again(
     code: int, state: str, variables: dict[str, str], requeued: str, fakes: Path
 ) -> None:
-    add_command(fakes, "squeue", f"echo {state}")
+    add_command(
+        fakes, "squeue", f"case $* in *preempttime) echo $PREEMPTED;; *) echo {state};; esac"
+    )
     add_command(fakes, "scontrol", 'echo "$@"')
     text = batch_script(Job({}, {}, ["sh", "-c", f"exit {code}"]))
     environ = {**os.environ, "SLURM_JOB_ID": "7", **variables}
