@@ -130,14 +130,16 @@ def loss(label: str, machine: int, host: str, reason: str, word: str) -> Failed:
         reason: how it was noticed.
         word: how far its ranks were, as it said last.
     """
+    go_on = "where machines may go, a range lets a run go on: --num-machines 1:2"
+    if machine == 0:
+        go_on = "no other machine can take the place of machine 0"
     return Failed(
         machine=machine,
         host=host,
         cause=f"{label} was lost: {reason}",
         where=f"the connection to {label}",
         details=f"its ranks last told: {word}" if word else "",
-        fix="look at that machine, its launcher's output and the network to it; where machines may "
-        "go, a range lets a run go on: --num-machines 1:2",
+        fix=f"look at that machine, its launcher's output and the network to it; {go_on}",
         exit_code=LAUNCH_FAILED,
     )
 

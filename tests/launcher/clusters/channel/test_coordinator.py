@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.launcher.clusters.channel.coordinator import SETTLE_S, Coordinator
+from headway.launcher.clusters.channel.machine_state import loss
 from headway.launcher.clusters.channel.messages import (
     Accepted,
     AllDone,
@@ -243,6 +244,11 @@ def test_a_second_machine_of_a_rank_is_refused_and_the_first_stays(machine: int)
     assert isinstance(refused, Refused)
     assert f"machine_rank {machine} was given to two machines" in refused.what
     assert len(run.coordinator.machines) == 2
+
+
+def test_a_range_is_no_advice_against_the_loss_of_machine_0_which_it_does_not_survive() -> None:
+    advice = [loss(f"machine {rank}", rank, "n", "it was killed", "").fix for rank in (0, 1)]
+    assert ["--num-machines" in one for one in advice] == [False, True]
 
 
 def test_a_machine_rank_that_the_run_does_not_have_is_refused_before_ranks_are_given() -> None:
