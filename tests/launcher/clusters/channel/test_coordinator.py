@@ -355,6 +355,27 @@ def test_a_range_goes_on_without_a_lost_machine_and_counts_no_restart() -> None:
     ]
 
 
+def test_who_is_ready_only_once_others_were_told_what_is_missing_is_told_as_well() -> None:
+    run = Run(3, 3)
+    run.join(1, 0)
+    run.ready(1)
+    run.wait(2)
+    run.sent()
+    run.join(2, 1)
+    run.ready(2)
+    assert run.sent() == [(2, Missing("machine 2 of 3"))]
+
+
+def test_a_machine_whose_ranks_stop_for_long_is_told_what_is_missing_once_they_have() -> None:
+    run = Run(2, 3)
+    run.begin(2)
+    run.coordinator.lose(2, "its launcher has ended", run.now)
+    run.wait(SETTLE_S + 1)
+    run.sent()
+    run.ready(1)
+    assert run.sent() == [(1, Missing("1 more machine"))]
+
+
 def test_a_range_waits_for_another_machine_when_too_few_are_left() -> None:
     run = Run(2, 3)
     run.begin(2)
