@@ -11,6 +11,7 @@ from headway.launcher.clusters.channel.machine_state import (
     LAUNCH_FAILED,
     Machine,
     loss,
+    numbered,
     refused_machine,
     why_not,
 )
@@ -113,7 +114,8 @@ class Coordinator:
         refused = self._why_not(join)
         if refused is not None:
             self.outbox.append((peer, refused))
-            self._say(f"refused machine {join.machine} ({join.host}, {address}): {refused.what}")
+            who = f"{numbered(join.machine)} ({join.host}, {address})"
+            self._say(f"refused {who}: {refused.what}")
             if (join.least, join.most) != (self._least, self._most):
                 self._end_before_start(refused_machine(join, refused), num_known=1)
             return False

@@ -63,8 +63,12 @@ class Machine:
     @property
     def label(self) -> str:
         """Its name in messages."""
-        number = f"machine {self.rank}" if self.rank is not None else "a machine"
-        return f"{number} ({self.join.host})"
+        return f"{numbered(self.rank)} ({self.join.host})"
+
+
+def numbered(rank: int | None) -> str:
+    """Return what a machine is called without its host; None: it has not been given a rank."""
+    return "a machine" if rank is None else f"machine {rank}"
 
 
 def why_not(
@@ -83,7 +87,7 @@ def why_not(
         asked, ours = Machines(join.most, join.least), Machines(most, least)
         return Refused(
             f"num_machines is {asked} here, but {ours} on machine 0",
-            f"machine {join.machine}, and machine 0",
+            f"{numbered(join.machine)}, and machine 0",
             "pass the same --num-machines on every machine",
         )
     if join.machine is not None and join.machine in taken:
@@ -112,7 +116,7 @@ def refused_machine(join: Join, refused: Refused) -> Failed:
     return Failed(
         machine=join.machine or 0,
         host=join.host,
-        cause=f"machine {join.machine} ({join.host}) was refused: {refused.what}",
+        cause=f"{numbered(join.machine)} ({join.host}) was refused: {refused.what}",
         where=refused.where,
         details="",
         fix=refused.fix,

@@ -251,6 +251,18 @@ def test_a_range_is_no_advice_against_the_loss_of_machine_0_which_it_does_not_su
     assert ["--num-machines" in one for one in advice] == [False, True]
 
 
+def test_a_machine_without_a_rank_is_refused_as_a_machine_and_not_as_none() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    run.least = 1
+    assert not run.join(2, None)
+    (line,) = run.lines
+    assert line.startswith("refused a machine (n2, 10.0.0.2): ")
+    causes = [message.cause for _, message in run.sent() if isinstance(message, Failed)]
+    assert causes
+    assert "None" not in causes[0] + line
+
+
 def test_a_machine_rank_that_the_run_does_not_have_is_refused_before_ranks_are_given() -> None:
     run = Run(2, 2)
     run.join(1, 0)
