@@ -1,4 +1,4 @@
-"""Machine 0 is found at its address, also by what SLURM knows, and says if that is none of its own."""
+"""Machine 0 is found at the address that SLURM knows, and says if its own is that of no device."""
 
 from __future__ import annotations
 
