@@ -119,6 +119,29 @@ def test_ctrl_c_while_ranks_stop_after_a_loss_leaves_them_their_limit_and_names_
     assert "rank 0 was killed, still stopping after 5 s" in errors
 
 
+WAITS_FOR_ALL = """
+import time
+from headway import Accelerator
+accelerator = Accelerator(cpu=True)
+accelerator.wait_for_everyone()
+open(f"up_0_{accelerator.process_index}", "w").close()
+if accelerator.is_main_process:
+    time.sleep(600)
+accelerator.wait_for_everyone()
+"""
+
+
+@pytest.mark.long
+def test_the_end_of_machine_0_is_no_fault_of_the_call_in_which_a_rank_waits() -> None:
+    machines = two(name=script(WAITS_FOR_ALL))
+    wait_until(are_up(2), *machines)
+    machines[0].kill()
+    _, (code, errors) = ends(machines)
+    assert code == 4
+    assert "machine 0 (127.0.0.1) was lost: its launcher has ended" in errors
+    assert "waits in" not in errors
+
+
 FAILS_LATE = """
 import os, time
 from pathlib import Path
