@@ -212,7 +212,11 @@ def _remedies(problem: Problem) -> Sequence[Remedy]:
 def _check_hostname() -> Check:
     """Check that the hostname resolves to an address of this machine, as gloo listens on it."""
     name = socket.gethostname()
-    fix = [advice(f"add `127.0.0.1 {name}` to /etc/hosts; not needed for launches on one machine")]
+    fix = [
+        advice(
+            f"have `127.0.0.1 {name}` added to /etc/hosts; not needed for launches on one machine"
+        )
+    ]
     try:
         address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -220,7 +224,7 @@ def _check_hostname() -> Check:
         return Check("hostname", WARNING, what, fix)
     except UnicodeError:  # DNS allows 63 characters between dots, Linux 64; torch resolves the name
         what = f"hostname {name!r} is too long for DNS: torch cannot start several ranks"
-        shorter = advice("set one of at most 63 characters with `sudo hostname NAME`")
+        shorter = advice("have this machine named by at most 63 characters")
         return Check("hostname", ERROR, what, [shorter])
     try:
         with socket.socket(address[0], socket.SOCK_STREAM) as probe:

@@ -305,5 +305,5 @@ def _remove(selection: str) -> None:
         raise ConfigError(
             f"the selection cannot be removed: {error.strerror}",
             where=shown(selection),
-            fix="remove it by hand, or fix the permissions of its folder",
+            fix="it is a file of yours, in a folder that you may write to: see what stands there",
         ) from None

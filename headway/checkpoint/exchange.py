@@ -198,7 +198,9 @@ class _Reading:
         if not os.path.lexists(path):
             return None
         if not path.is_file():
-            raise self._unreadable(path, "it is not a file")
+            raise CheckpointError(
+                "this is not a file", where=str(path), fix="pass a folder as Accelerate writes it"
+            )
         try:
             with torch.serialization.safe_globals(_numpy_globals()):
                 content = (

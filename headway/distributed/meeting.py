@@ -264,7 +264,9 @@ class _Meetings:
             )
             try:
                 found = self._come(self.now)
-            except dist.DistNetworkError:  # the process that has the store
+            except dist.DistNetworkError:
+                if dist.is_torchelastic_launched():  # a launcher had the store, and will be named
+                    raise
                 left = [Where(has_left=True)] * self._size
                 found = False, [*left[: self._rank], self.now, *left[self._rank + 1 :]]
             if found is None:

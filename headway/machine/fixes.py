@@ -36,10 +36,15 @@ def how_to_free(gpu: Gpu) -> list[Remedy]:
     """Return how to make one GPU usable."""
     name = gpu.slice_of or gpu.uuid
     if gpu.compute_mode in (PROHIBITED, EXCLUSIVE):
-        return [run(f"sudo nvidia-smi -i {name} -c DEFAULT"), advice("use another GPU")]
+        return [of_machine(f"nvidia-smi -i {name} -c DEFAULT"), advice("use another GPU")]
     if gpu.is_mig:
-        return [run(f"sudo nvidia-smi -i {name} -mig 0"), advice("make slices of it")]
+        return [of_machine(f"nvidia-smi -i {name} -mig 0"), advice("make slices of it")]
     return [advice("use another GPU")]
+
+
+def of_machine(command: str) -> Remedy:
+    """Return the remedy of a command that changes a device, which others may use as well."""
+    return advice(f"ask who runs this machine for {command}")
 
 
 def _matching_torch(machine: Machine) -> list[Remedy]:

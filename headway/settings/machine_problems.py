@@ -10,13 +10,13 @@ from typing import NamedTuple
 from headway.errors import Remedy, advice, described, run
 from headway.machine.apple import OLDEST_CORRECT_TORCH, how_to_update_torch
 from headway.machine.facts import Host, Machine
-from headway.machine.fixes import how_to_free, how_to_use_gpus
+from headway.machine.fixes import how_to_free, how_to_use_gpus, of_machine
 from headway.settings.resolve import threads_given_by
 
 MIN_SHM_BYTES = 2**30  # data loader workers pass batches through it; Docker's default is 64 MiB
 MIN_OPEN_FILES = 4096  # workers and the tensors that they share need descriptors
 MIN_PROCESSES = 1024
-TEMPORARY_FIX = "make /tmp writable, or `export TMPDIR=FOLDER` with one that is"
+TEMPORARY_FIX = "`export TMPDIR=FOLDER`, with one that you may write to"
 
 SLOW_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "kernel launches are synchronous",
@@ -136,7 +136,7 @@ def _gpus(machine: Machine) -> Iterator[Check]:
                 ERROR,
                 f"GPU {index} ({gpu.name}) has {gpu.ecc_errors} uncorrected ECC memory errors",
                 [
-                    run(f"sudo nvidia-smi -i {index} --gpu-reset"),
+                    of_machine(f"nvidia-smi -i {index} --gpu-reset"),
                     advice(f"if they recur, replace the GPU, and until then pass {without[0]}"),
                 ],
             )

@@ -269,7 +269,7 @@ def read_text(path: str, kind: str = "profile", *, may_be_pipe: bool = False) ->
         raise ConfigError(
             f"the {kind} is larger than {MAX_BYTES // 2**20} MiB, the limit",
             where=shown(path),
-            fix="pass another file, or move this one away",
+            fix="pass another file, or shorten this one",
         )
     try:
         return data.decode("utf-8-sig")

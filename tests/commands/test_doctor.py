@@ -441,7 +441,10 @@ def test_a_machine_without_a_writable_temporary_folder_is_an_error(
     reason = "No usable temporary directory found in ['/tmp']"
     monkeypatch.setattr(tempfile, "gettempdir", failing(FileNotFoundError(2, reason)))
     text = live(monkeypatch)
-    assert f"error disk a folder for temporary files is not available: {reason} make /tmp" in text
+    assert (
+        f"error disk a folder for temporary files is not available: {reason} `export TMPDIR="
+        in text
+    )
     assert f"free in {Path.cwd()}" in text
     assert main(["test"]) == 3
     assert "export TMPDIR=FOLDER" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from headway.contract.lines import decode, encode, kinds_of
 from headway.errors import ConfigError
 from headway.launcher.remote.environment import environment_there, handed_on
 from headway.launcher.remote.facts import address_towards, differences, facts_here
-from headway.launcher.remote.messages import End, Facts, Order
+from headway.launcher.remote.messages import End, Facts, Order, Start
 from headway.settings import hosts
 from headway.settings.hosts import Host, read_hostfile
 from tests.commands.running import run
@@ -193,6 +194,30 @@ def test_a_silent_agent_writes_at_times_so_that_a_cut_connection_is_noticed() ->
         agent.stdin.close()
         assert agent.stdout.read().replace(b"the-mark\n", b"") == b""
     assert agent.returncode == 0
+
+
+KILLED_LAUNCHER = """
+import os
+from headway.commands import on_host
+on_host._launch = lambda *_: os.kill(os.getpid(), 9)
+on_host.main()
+"""
+
+
+@pytest.mark.processes
+def test_a_launcher_that_is_killed_on_a_host_is_reported_by_its_agent() -> None:
+    orders = encode(Order("the-mark", os.getcwd(), None, None, {})) + encode(Start((), "k", 60.0))
+    command = [sys.executable, "-c", KILLED_LAUNCHER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        agent.stdin.write(orders)
+        agent.stdin.flush()
+        _, answer = agent.stdout.readline(), agent.stdout.readline()
+        agent.stdin.close()
+    end = decode(kinds_of(End), answer.removeprefix(b"the-mark"))
+    assert end.exit_code == 137
+    assert f"error: the launcher on {socket.gethostname()} was ended by signal 9" in end.report
 
 
 def test_the_environment_goes_along_but_for_what_belongs_to_one_host() -> None:
