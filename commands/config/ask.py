@@ -25,8 +25,8 @@ from headway.config_wizard.texts import FINISH
 from headway.contract import signals
 from headway.contract.notes import say
 from headway.errors import STOP_SIGNALS, ConfigError
+from headway.settings.profile_edit import masked_profile
 from headway.settings.profile_files import shown, text_at
-from headway.settings.profile_masking import masked_profile
 
 
 def make_parser(appendix: str = "") -> Parser:

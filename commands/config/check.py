@@ -17,7 +17,7 @@ from headway.machine.detection import detect_machine
 from headway.machine.facts import GpuUse, Machine
 from headway.settings.layers import read_found
 from headway.settings.problems import profile_problems
-from headway.settings.profile import Entries, Entry, parse_layer, read_layer
+from headway.settings.profile import Entries, Entry, parse_profile, read_profile
 from headway.settings.profile_files import choose_profile, find_project_profile, is_there, shown
 from headway.settings.resolve import NOTHING, try_resolve
 
@@ -36,7 +36,7 @@ def validate(argv: Sequence[str]) -> int:
     parser.profile_flag()
     parsed, files = parser.parse_words(argv)
     machine = detect_machine()
-    readers = dict.fromkeys(files, read_layer) if files else _files_in_use(parsed.profile)
+    readers = dict.fromkeys(files, read_profile) if files else _files_in_use(parsed.profile)
     valid = [_is_valid({path: read}, machine) for path, read in readers.items()]
     if not files and len(readers) > 1 and all(valid):  # a launch reads them together
         valid.append(_is_valid(readers, machine))
@@ -48,7 +48,7 @@ def _files_in_use(profile: str | None) -> dict[str, Reader]:
     if chosen.chosen_by:
         chosen.must_exist()
     project = find_project_profile(trusted=chosen.path)
-    readers: dict[str, Reader] = {chosen.path: read_layer} if is_there(chosen.path) else {}
+    readers: dict[str, Reader] = {chosen.path: read_profile} if is_there(chosen.path) else {}
     if project and os.path.realpath(project) not in map(os.path.realpath, readers):
         readers[project] = read_found
     if not readers:
@@ -89,7 +89,7 @@ def checked(
     Raises:
         ConfigError: all problems that it has on every machine.
     """
-    entries = parse_layer(text, path, Layer.PROFILE)
+    entries = parse_profile(text, path, Layer.PROFILE)
     for name in origins.keys() & entries.keys():
         entries[name] = entries[name]._replace(origin=origins[name])
     if found := profile_problems([entries], machine):

@@ -19,7 +19,14 @@ from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer, overridden
 from headway.settings.profile import Entries, Entry, parse_profile, read_profile
-from headway.settings.profile_edit import change_profile, is_blank, set_value, unset_value, written
+from headway.settings.profile_edit import (
+    change_profile,
+    is_blank,
+    masked_profile,
+    set_value,
+    unset_value,
+    written,
+)
 from headway.settings.profile_files import (
     DEFAULT_NAME,
     choose_profile,
@@ -29,7 +36,6 @@ from headway.settings.profile_files import (
     selection_path,
     shown,
 )
-from headway.settings.profile_masking import masked_profile
 from headway.settings.resolve import parse_layers
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE, Settings

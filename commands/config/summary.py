@@ -21,9 +21,8 @@ from headway.config_wizard.questions import (
 from headway.contract.origin import Layer, Origin
 from headway.errors import HeadwayError
 from headway.settings.profile import Entries, Entry, parse_profile
-from headway.settings.profile_edit import unset_value
+from headway.settings.profile_edit import masked_profile, unset_value
 from headway.settings.profile_files import text_at
-from headway.settings.profile_masking import masked_profile
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE
 

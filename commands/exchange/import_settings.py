@@ -22,9 +22,8 @@ from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems
 from headway.settings.profile import Entries, Entry, parse_profile
-from headway.settings.profile_edit import unset_value
+from headway.settings.profile_edit import masked_profile, unset_value
 from headway.settings.profile_files import choose_profile, read_text, shown, text_at
-from headway.settings.profile_masking import masked_profile
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE
 

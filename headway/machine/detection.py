@@ -10,9 +10,8 @@ import os
 from collections.abc import Mapping
 
 from headway.devices.table import CUDA, KINDS
-from headway.machine.cgroups import cpu_quota
 from headway.machine.facts import Gpu, Machine, Torch
-from headway.machine.source import Source
+from headway.machine.source import Source, cpu_quota
 
 
 def detect_machine(

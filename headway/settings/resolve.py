@@ -121,26 +121,16 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
                 problem, meant = _unknown(name, entry.origin)
                 problems.append(problem)
                 unread.add(meant)
-                continue
-            invalid = [_invalid(name, one) for one in (entry, *entry.repeats)]
-            problems += filter(None, invalid)
-            if entry.faults or any(invalid):
+            elif entry.faults:
                 unread.add(name)
             else:
-                value = Value(TABLE[name].parse(entry.raw), entry.origin)
-                values[name] = _merged(values[name], value)
+                try:
+                    value = Value(TABLE[name].parse(entry.raw), entry.origin)
+                    values[name] = _merged(values[name], value)
+                except ValueError as error:
+                    problems.append(_bad_value(TABLE[name], entry, error))
+                    unread.add(name)
     return values, problems, unread
-
-
-def _invalid(name: str, entry: Entry) -> Problem | None:
-    """Return the problem of a value that cannot be parsed; a missing one is reported already."""
-    if not entry.has_value:
-        return None
-    try:
-        TABLE[name].parse(entry.raw)
-    except ValueError as error:
-        return _bad_value(TABLE[name], entry, error)
-    return None
 
 
 def _merged(old: Value, new: Value) -> Value:

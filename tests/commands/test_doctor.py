@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import site
 import socket
 import subprocess
 import sys
@@ -17,14 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headway.commands import doctor, flags
-from headway.commands.main import main
-from headway.errors import run
-from headway.machine.detection import detect_machine
-from headway.machine.devices import parse_devices
-from headway.machine.facts import Machine
-from headway.machine.snapshot import load_machine
-from headway.settings.layers import environment_layer
-from headway.settings.machine_problems import (
+from headway.commands.doctor import (
     ERROR,
     OK,
     SKIPPED,
@@ -33,6 +25,12 @@ from headway.settings.machine_problems import (
     Severity,
     machine_problems,
 )
+from headway.commands.main import main
+from headway.machine.detection import detect_machine
+from headway.machine.devices import parse_devices
+from headway.machine.facts import Machine
+from headway.machine.snapshot import load_machine
+from headway.settings.layers import environment_layer
 from headway.settings.resolve import resolve
 from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, changed, mac
 from tests.machines.recorded import torch as version_file
@@ -293,33 +291,6 @@ def test_what_only_torch_knows_is_asked_of_a_child(
     assert what in live(monkeypatch, machine, **torch)
 
 
-def outside(monkeypatch: pytest.MonkeyPatch, folder: str) -> Any:
-    """Return the doctor's remedy for a torch that lies in this folder."""
-    monkeypatch.setattr(sys, "prefix", "/home/jane/project/.venv")
-    monkeypatch.setattr(site, "getusersitepackages", lambda: "/home/jane/.local/lib/python3/site")
-    monkeypatch.setenv("PYTHONPATH", "/opt/shared/lib:/opt/other")
-    return doctor.torch_outside(folder)
-
-
-def test_a_torch_of_another_environment_is_left_out_before_pip_installs_one_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert outside(monkeypatch, "/home/jane/project/.venv/lib/torch") is None
-    assert outside(monkeypatch, "/usr/lib/python3/dist-packages/torch") is None
-    assert outside(monkeypatch, "") is None
-    remedy = outside(monkeypatch, "/opt/shared/lib/torch")
-    assert [step.what for step in remedy] == ["unset PYTHONPATH"]
-    local = outside(monkeypatch, "/home/jane/.local/lib/python3/site/torch")
-    assert [step.what for step in local] == ["export PYTHONNOUSERSITE=1"]
-    monkeypatch.setattr(sys, "executable", "/home/jane/my project/python")
-    checks = [Check("torch", ERROR, "", [run("pip install torch"), run("unset A")])]
-    (check,) = doctor.with_own_pip(checks, remedy)
-    assert [[step.what for step in one] for one in check.remedies] == [
-        ["unset PYTHONPATH", "'/home/jane/my project/python' -m pip install torch"],
-        ["unset A"],
-    ]
-
-
 def test_doctor_names_the_pip_of_its_own_python_for_this_machine_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,22 +301,6 @@ def test_doctor_names_the_pip_of_its_own_python_for_this_machine_alone(
     monkeypatch.setattr(flags, "detect_machine", lambda *_, **__: load_machine(recorded))
     main(["doctor"])
     assert f"{sys.executable} -m pip install --force-reinstall torch" in capsys.readouterr().out
-
-
-@pytest.mark.processes
-def test_the_torch_that_scripts_import_is_the_one_that_is_looked_at() -> None:
-    Path("other/torch").mkdir(parents=True)
-    Path("other/torch/__init__.py").touch()
-    text = "from headway.commands import doctor as d; print(d.torch_outside(d._torch_folder()))"
-    path = os.pathsep.join(["other", *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "unset PYTHONPATH" in done.stdout
 
 
 def test_mig_slices_are_one_gpu_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:

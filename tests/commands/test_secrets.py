@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from headway.commands import doctor, flags
+from headway.commands.doctor import OK, Check
 from headway.commands.main import main
 from headway.machine.facts import Machine
 from headway.settings.layers import launch_layers, profile_layers
-from headway.settings.machine_problems import OK, Check
 from headway.settings.profile_files import choose_profile
 from headway.settings.resolve import resolve
 from tests.commands.running import run

@@ -155,7 +155,7 @@ def test_set_answers_a_question_and_any_other_setting(machine: Machine) -> None:
         (["--set", "device"], "not KEY=VALUE"),
         (["--set", "device=cuda"], "no GPU is visible"),
         (["--set", "num_machines=2"], "main_address is not set"),
-        (["--answers", "missing.yaml"], "the file does not exist"),
+        (["--answers", "missing.yaml"], "No such file"),
         (["--answers", "answers.yaml"], "did you mean 'device'"),
         (["--profile", "a b"], "invalid profile name"),
         (["extra"], "unknown subcommand 'extra'"),
@@ -586,7 +586,7 @@ def test_answers_that_are_no_map_are_not_called_a_profile(
 ) -> None:
     Path("answers.yaml").write_text("cpu\n2\n")
     assert main(["config", "--answers", "answers.yaml"]) == 2
-    assert "error: the file of answers is a single value" in capsys.readouterr().err
+    assert "error: the file is a single value" in capsys.readouterr().err
 
 
 @pytest.mark.wording

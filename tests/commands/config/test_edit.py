@@ -240,32 +240,6 @@ def test_mistakes_of_every_kind_are_named_at_once_each_with_its_place(
     assert lines == [1, 5, 4, 7, 9, 10, 8]
 
 
-@pytest.mark.wording
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (
-            "device: cpuu\ndevice: mpss\nranks: x\n",
-            ["duplicate key 'device'", "device is 'cpuu'", "device is 'mpss'", "ranks is 'x'"],
-        ),
-        ("max_restarts: 0\nmax_restarts: many\n", ["duplicate key", "max_restarts is 'many'"]),
-        ("max_restarts: many\nmax_restarts:\n", ["duplicate key", "has no value", "is 'many'"]),
-        ("ranks: [0, null]\nranks: [x]\n", ["duplicate key", "has no value", "ranks is"]),
-        ("env: {A: 1, A: 2, '': 3}\n", ["duplicate key 'env.A'", "env is "]),
-        ("env: {A: 1, B: }\nenv: C\n", ["duplicate key 'env'", "env.B has no value", "env is 'C'"]),
-    ],
-)
-def test_validate_reports_duplicate_keys_and_value_errors_in_one_round(
-    text: str, found: list[str], profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    profile.write_text(text)
-    assert main(["config", "validate"]) == 1
-    err = capsys.readouterr().err
-    for one in found:
-        assert one in err
-    assert err.count("error: ") == len(found), err
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -400,12 +374,6 @@ def test_a_key_that_no_setting_has_can_be_removed_from_the_profile(profile: Path
     profile.write_text(PROFILE + "colour: red\n")
     assert main(["config", "unset", "colour"]) == 0
     assert profile.read_text() == PROFILE
-
-
-def test_an_empty_map_is_a_profile_that_can_be_filled(profile: Path) -> None:
-    profile.write_text("{}  # nothing yet\n")
-    assert main(["config", "set", "num_processes=2"]) == 0
-    assert profile.read_text() == "{num_processes: 2}  # nothing yet\n"
 
 
 def test_a_project_profile_that_is_the_users_too_is_checked_once(

@@ -272,7 +272,7 @@ def test_a_torchrun_command_line_is_taken_over(
         (["torchrun", "--nproc-per-node", "0", "t.py"], "1 or more"),
         ([], "a file or a torchrun command line is required"),
         (["a", "b"], "neither one file"),
-        (["missing.yaml"], "the file does not exist"),
+        (["missing.yaml"], "No such file"),
     ],
 )
 def test_mistakes_in_what_is_to_be_imported_are_refused(
