@@ -7,16 +7,14 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from headway.commands.config.assignments import checked_values, layers_of
-from headway.commands.config.check import SCRIPT, checked
+from headway.commands.config.check import SCRIPT, checked_values, layers_of
 from headway.commands.config.edit import apply, set_all
-from headway.commands.config.schema import new_profile
 from headway.commands.exchange.accelerate_file import from_accelerate
 from headway.commands.exchange.imported import Imported
 from headway.commands.exchange.text_maps import read_map
 from headway.commands.exchange.torchrun_line import WHERE, from_torchrun, is_torchrun
 from headway.commands.flags import Parser
-from headway.contract.origin import Layer
+from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
@@ -57,6 +55,8 @@ def import_file(argv: Sequence[str]) -> int:
     machine = detect_machine()
     imported, where = _read(words, machine)
     values = _checked(imported, where)
+    origin = Origin(Layer.IMPORTED, reason=where)
+    layers = layers_of({key: Entry(raw, origin) for key, raw in values.items()})
     path = choose_profile(parsed.profile).path
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
     if imported.lost and not parsed.lossy:
@@ -68,15 +68,15 @@ def import_file(argv: Sequence[str]) -> int:
             if name in before and name not in values:
                 text = unset_value(text, name)
         kept = parse_profile(text, path, Layer.PROFILE) if text else {}
-        kept.pop("version", None)
-        problems = _problems(kept, layers_of(values, where), machine, profile)
+        problems = _problems(kept, layers, machine, profile)
         if problems:
             raise ConfigError.of(problems)
-        return set_all(text or new_profile(path), values)
+        return set_all(text, path, values)
 
     if parsed.dry_run:
         text = merged(text_at(path))
-        checked(text, path, machine)
+        if found := profile_problems([parse_profile(text, path, Layer.PROFILE)], machine):
+            raise ConfigError.of(found)
         print(text if parsed.show_secrets else masked_profile(text), end="")
     else:
         apply(path, merged, machine)
@@ -152,7 +152,8 @@ def _checked(imported: Imported, where: str) -> dict[str, Raw]:
             problems.append(Problem(what, where, f"correct {theirs} there"))
     if problems:
         raise ConfigError.of(problems)
-    return checked_values(imported.values, where)
+    origin = Origin(Layer.IMPORTED, reason=where)
+    return checked_values({key: Entry(raw, origin) for key, raw in imported.values.items()})
 
 
 def _problems(

@@ -131,12 +131,10 @@ class Setting(Generic[T]):
         return True
 
     def canonical(self, raw: Raw) -> Raw:
-        """Return `raw` in the form that profiles are written in: stripped, and in lower case.
-
-        Raises:
-            ValueError: as `parse` does.
-        """
+        """Return a valid `raw` as profiles are written: a map, or stripped and in lower case."""
         value = self.parse(raw)
+        if isinstance(value, dict):
+            return value
         return str(value) if isinstance(value, int) or self.choices else raw
 
     def are_equal(self, raw: Raw, other: Raw) -> bool:

@@ -49,8 +49,8 @@ READ_ENVIRON = {
     *("settings.layers", "settings.resolve", "contract.run", "machine.detection"),
     # profiles lie below a folder that a variable names; a subcommand hands the environment on
     *("settings.profile_files", "commands.launch", "commands.config.show", "commands.doctor"),
-    *("commands.env", "commands.exchange.export_settings", "commands.config.facts"),
-    *("commands.config.draft", "commands.config.ask"),  # EDITOR; TERM
+    *("commands.env", "commands.exchange.export_settings"),
+    *("commands.config.edit", "commands.config.ask"),  # EDITOR; TERM
     # a forked rank gets its own variables, a script in this process those of the plan
     *("launcher.starting.server", "launcher.run"),
     "commands.on_host",  # what sshd says, and what the caller hands on to the launch there
