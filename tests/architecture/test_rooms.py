@@ -41,7 +41,10 @@ RUNTIME = (
     "compat",
     "estimate.child",
 )
-TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
+TORCH = {
+    *(*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"),
+    "commands.exchange",  # in a function: torchrun's parser reads its command lines
+}
 """The rooms that may import torch."""
 
 READ_ENVIRON = {
