@@ -36,6 +36,7 @@ from headway.launcher.remote import slurm_jobs
 from headway.machine.facts import Machine
 from tests.commands.exchange.accelerate_files import FOLDER as ACCELERATE
 from tests.conftest import forget_steering
+from tests.machines.recorded import FOLDER as MACHINES
 from tests.machines.recorded import load
 
 FOLDER = Path(__file__).parent / "transcripts"
@@ -89,8 +90,9 @@ def run(
         be_on(load(words[1]), patch)
         return "", 0
     paths = [Path(word).expanduser() for word in words[1:] if word != ">"]
-    if words[0] == "cp":  # of the files that Accelerate's own classes have written
-        shutil.copy(ACCELERATE / words[1], words[1])
+    if words[0] == "cp":  # a file of Accelerate, or a recorded machine
+        (path,) = [one / words[1] for one in (ACCELERATE, MACHINES) if (one / words[1]).exists()]
+        shutil.copy(path, words[1])
         return "", 0
     if words[:2] == ["cat", ">"]:
         paths[0].parent.mkdir(parents=True, exist_ok=True)
