@@ -136,10 +136,10 @@ def machine_problems(machine: Machine) -> list[Check]:
     checks = [*_torch(machine), *_device(machine), *_gpus(machine)]
     if machine.host is not None:
         checks += [
-            *_cores(machine, machine.host),
+            _cores(machine, machine.host),
             *_shared_memory(machine.host),
             *_limits(machine.host),
-            *_variables(machine, machine.host),
+            *_variables(machine.host),
         ]
     return checks
 
@@ -186,67 +186,50 @@ def _gpus(machine: Machine) -> Iterator[Check]:
             continue
         # by UUID: indices of --devices are relative to CUDA_VISIBLE_DEVICES, nvidia-smi's are not
         without = advice(f"`--devices {','.join('^' + part.uuid for part in gpu.parts())}`")
+        name = f"GPU {index} ({gpu.name})"
         if gpu.ecc_errors:
+            what = f"{name} has {gpu.ecc_errors} uncorrected ECC memory errors"
+            replace = advice(f"if they recur, replace the GPU, and until then pass {without[0]}")
             yield Check(
-                "ECC",
-                ERROR,
-                f"GPU {index} ({gpu.name}) has {gpu.ecc_errors} uncorrected ECC memory errors",
-                [
-                    run(f"sudo nvidia-smi -i {index} --gpu-reset"),
-                    advice(f"if they recur, replace the GPU, and until then pass {without[0]}"),
-                ],
+                "ECC", ERROR, what, [run(f"sudo nvidia-smi -i {index} --gpu-reset"), replace]
             )
         if gpu.obstacle is not None:
-            yield Check(
-                "compute mode",
-                WARNING,
-                f"GPU {index} ({gpu.name}): {gpu.obstacle}",
-                [*(how_to_free(gpu) if gpu.is_disabled else []), without],
-            )
+            remedies = [*(how_to_free(gpu) if gpu.is_disabled else []), without]
+            yield Check("compute mode", WARNING, f"{name}: {gpu.obstacle}", remedies)
     if machine.gpus and not any(gpu.ecc_errors or gpu.obstacle for gpu in machine.gpus):
         yield Check("GPUs", OK, f"{len(machine.gpus)}, driver {machine.driver or 'unknown'}")
 
 
-def _cores(machine: Machine, host: Host) -> Iterator[Check]:
+def _cores(machine: Machine, host: Host) -> Check:
     text = host.variables.get("OMP_NUM_THREADS")
     threads = threads_given_by(host.variables)
     export = run(f"export OMP_NUM_THREADS={machine.cores}")
-    fix = [export, run("unset OMP_NUM_THREADS")]
+    remedies = [export, run("unset OMP_NUM_THREADS")]
+    what = ""
     if text is not None and threads is None:
         what = f"OMP_NUM_THREADS={text!r} is not a number of threads, and is ignored"
-        yield Check("threads", WARNING, what, fix)
     elif threads is not None and threads > machine.cores:
-        yield Check(
-            "threads",
-            WARNING,
+        what = (
             f"OMP_NUM_THREADS={text}, more than the {machine.cores_reason}: the CPU is "
-            "oversubscribed",
-            fix,
+            "oversubscribed"
         )
     elif host.cpu_quota is not None and host.cpu_quota < host.affinity and threads is None:
-        yield Check(
-            "threads",
-            WARNING,
-            f"{machine.cores_reason}, but torch by default starts {host.affinity} threads",
-            [advice("nothing under `headway launch`, which respects the quota"), export],
-        )
-    else:
-        yield Check("threads", OK, machine.cores_reason)
+        what = f"{machine.cores_reason}, but torch by default starts {host.affinity} threads"
+        remedies = [advice("nothing under `headway launch`, which respects the quota"), export]
+    if what:
+        return Check("threads", WARNING, what, remedies)
+    return Check("threads", OK, machine.cores_reason)
 
 
 def _shared_memory(host: Host) -> Iterator[Check]:
-    if host.shm_bytes is not None and host.shm_bytes < MIN_SHM_BYTES:
-        yield Check(
-            "/dev/shm",
-            WARNING,
-            f"{host.shm_bytes // 2**20} MiB, too small for the batches of data loader workers",
-            [
-                run("docker run --shm-size=8g"),
-                advice("in Kubernetes mount an emptyDir of medium Memory at /dev/shm"),
-            ],
-        )
-    elif host.shm_bytes is not None:
+    if host.shm_bytes is None:
+        return
+    if host.shm_bytes >= MIN_SHM_BYTES:
         yield Check("/dev/shm", OK, f"{host.shm_bytes / 2**30:.1f} GiB")
+        return
+    what = f"{host.shm_bytes // 2**20} MiB, too small for the batches of data loader workers"
+    mount = advice("in Kubernetes mount an emptyDir of medium Memory at /dev/shm")
+    yield Check("/dev/shm", WARNING, what, [run("docker run --shm-size=8g"), mount])
 
 
 def _limits(host: Host) -> Iterator[Check]:
@@ -265,53 +248,45 @@ def _limits(host: Host) -> Iterator[Check]:
         yield Check("limits", OK, "open files, processes, locked memory")
 
 
-def _variables(machine: Machine, host: Host) -> Iterator[Check]:
-    found = [*_stale(host), *_wrong_interfaces(host)]
-    for name, effect in SLOW_VARIABLES.items():
-        if host.variables.get(name, "0") not in ("", "0"):
-            what = f"{name}={host.variables[name]}: {effect}"
-            found.append((WARNING, what, run(f"unset {name}")))
-    for old, new in RENAMED_VARIABLES.items():
-        if old in host.variables:
-            command = run(f"export {new}={shlex.quote(host.variables[old])}; unset {old}")
-            found.append((WARNING, f"{old} is no longer read by torch", command))
-    for status, what, remedy in found:
-        yield Check("variables", status, what, [remedy])
-    if not found:
-        yield Check("variables", OK, f"{len(host.variables)} that affect training")
-
-
-def _stale(host: Host) -> Iterator[tuple[Severity, str, Remedy]]:
-    stale = [name for name in LAUNCH_VARIABLES if name in host.variables]
+def _variables(host: Host) -> Iterator[Check]:
+    variables, found = host.variables, []
+    stale = [name for name in LAUNCH_VARIABLES if name in variables]
     if stale:
-        yield (
-            WARNING,
-            f"{', '.join(stale)}: left over from another launch; plain python would "
-            "wait for its ranks",
-            run(f"unset {' '.join(stale)}"),
+        what = (
+            f"{', '.join(stale)}: left over from another launch; plain python would wait for its "
+            "ranks"
         )
-
-
-def _wrong_interfaces(host: Host) -> Iterator[tuple[Severity, str, Remedy]]:
-    """Check names of network interfaces; NCCL takes prefixes, "=" exact names, "^" exclusions."""
-    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        text = host.variables.get(variable, "")
-        if not text or text.startswith("^") or not host.interfaces:
-            continue
-        is_exact = variable.startswith("GLOO") or text.startswith("=")
-        names = text.removeprefix("=").split(",")
-        there = [
-            one
-            for one in host.interfaces
-            if one in names or (not is_exact and one.startswith(tuple(names)))
-        ]
-        if not there:
-            yield (
-                ERROR,
-                f"{variable}={text}: no such network interface; there are "
-                f"{', '.join(host.interfaces)}",
-                run(f"unset {variable}"),
+        found.append((WARNING, what, f"unset {' '.join(stale)}"))
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if _names_no_interface(name, host):
+            what = (
+                f"{name}={variables[name]}: no such network interface; there are "
+                f"{', '.join(host.interfaces)}"
             )
+            found.append((ERROR, what, f"unset {name}"))
+    for name, effect in SLOW_VARIABLES.items():
+        if variables.get(name, "0") not in ("", "0"):
+            found.append((WARNING, f"{name}={variables[name]}: {effect}", f"unset {name}"))
+    for old, new in RENAMED_VARIABLES.items():
+        if old in variables:
+            command = f"export {new}={shlex.quote(variables[old])}; unset {old}"
+            found.append((WARNING, f"{old} is no longer read by torch", command))
+    for status, what, command in found:
+        yield Check("variables", status, what, [run(command)])
+    if not found:
+        yield Check("variables", OK, f"{len(variables)} that affect training")
+
+
+def _names_no_interface(variable: str, host: Host) -> bool:
+    """Return whether there is none; NCCL takes prefixes, "=" exact names, "^" exclusions."""
+    text = host.variables.get(variable, "")
+    if not text or text.startswith("^") or not host.interfaces:
+        return False
+    is_exact = variable.startswith("GLOO") or text.startswith("=")
+    names = text.removeprefix("=").split(",")
+    return not any(
+        one in names or (not is_exact and one.startswith(tuple(names))) for one in host.interfaces
+    )
 
 
 def _live_checks(machine: Machine) -> Iterator[Check]:

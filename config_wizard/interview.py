@@ -60,14 +60,9 @@ class Defaults:
 def interview(
     facts: Facts, prompter: Prompter, summary: Callable[[Answers], str]
 ) -> dict[str, str]:
-    """Return the answers to all questions, FINISH the last of them.
+    """Return the answers to all questions, FINISH the last of them; above it, show their summary.
 
     Where the input ends first, the other questions get their default, but FINISH is UNCONFIRMED.
-
-    Args:
-        facts: what the questions depend on.
-        prompter: asks the questions.
-        summary: of the answers, shown above the last question.
 
     Raises:
         ConfigError: a given answer is invalid, or an answer is and the input has ended.

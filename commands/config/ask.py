@@ -179,11 +179,9 @@ def _prompter() -> Prompter:
 
 
 def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
-    """Return the profiles that can be written, by place; the likelier one first.
+    """Return the profiles that can be written, by place, the likelier one first.
 
-    Args:
-        profile: the value of --profile.
-        unattended: no question is asked, not even for the place.
+    Only one if --profile names it, or if no question is asked, not even for the place.
     """
     user = choose_profile(profile).path
     project = find_project_profile(trusted=user)
@@ -200,16 +198,7 @@ def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
 
 
 def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Facts:
-    """Return what the questions depend on.
-
-    Args:
-        parsed: the flags of `headway config`.
-        paths: that the profile can be written to, by place.
-        unattended: no question is asked.
-
-    Raises:
-        ConfigError: a flag, an answers file, a variable or a profile is invalid.
-    """
+    """Return what the questions depend on; raise for what is wrong before any of them."""
     machine = with_idle_gpus(machine_from_flags(parsed, os.environ)[0])
     if parsed.machine is None:
         parse_layers([environment_layer()])  # raises before any question is asked

@@ -72,12 +72,7 @@ def plan_for(
     environ: Mapping[str, str] = MappingProxyType({}),
     cluster: Entries = NOTHING,
 ) -> LaunchPlan:
-    """Return the plan of a launch with only these layers.
-
-    Raises:
-        ConfigError: they contradict each other.
-        MachineError: `machine` cannot run it.
-    """
+    """Return the plan of a launch with only these layers; raise what makes it impossible."""
     machine = with_idle_gpus(machine)
     settings, unread = try_resolve(layers, machine, environ, cluster)
     program, python = Program(SCRIPT), ["python"]
@@ -153,14 +148,10 @@ def _joined(words: Sequence[str]) -> list[str]:
 def checked_values(
     entries: Mapping[str, Entry], problems: Sequence[Problem] = ()
 ) -> dict[str, Raw]:
-    """Return the values of `entries` as a profile holds them.
-
-    Args:
-        entries: by key; `env.NAME` is one variable.
-        problems: found before, to be raised together with the others.
+    """Return the values of `entries` by key, a setting or `env.NAME`, as a profile holds them.
 
     Raises:
-        ConfigError: unknown keys and invalid values, all at once.
+        ConfigError: `problems`, unknown keys and invalid values, all at once.
     """
     try:
         parse_layers(layers_of(entries))

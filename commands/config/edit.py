@@ -151,9 +151,6 @@ def apply(
         machine: this one; a profile that it cannot run is written, with a note.
         requested: keys to report on, whether or not they change.
         origin: of their values, for messages.
-
-    Raises:
-        ConfigError: the new profile is invalid, or cannot be written.
     """
     layer, weaker, stronger = _place_of(path)
     before: dict[str, Entry] = {}
@@ -254,11 +251,7 @@ def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
 
 
 def _place_of(path: str) -> tuple[Layer, list[Entries], list[Entries]]:
-    """Return the layer of the profile at `path` in a launch here, the weaker and the stronger ones.
-
-    Raises:
-        ConfigError: one of them is invalid.
-    """
+    """Return the layer of this profile in a launch here, the weaker and the stronger ones."""
     project = find_project_profile(trusted=path)
     environment = environment_layer()
     parse_layers([environment])

@@ -73,13 +73,7 @@ Left = dict[str, Any]
 def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
     """Return the settings that an Accelerate configuration stands for.
 
-    Args:
-        config: the file's map, with every scalar as text; a missing value is `null`.
-        where: the file, for messages.
-
-    Raises:
-        ConfigError: it is not an Accelerate configuration, is for SageMaker, or its processes
-            cannot be divided among its machines.
+    `config` has every scalar as text, a missing value as `null`; `where` is the file, for messages.
     """
     if "compute_environment" not in config and "distributed_type" not in config:
         raise ConfigError(

@@ -133,11 +133,7 @@ def _texts_at(node: Any, where: str) -> Any:
 
 
 def _checked(imported: Imported, where: str) -> dict[str, Entry]:
-    """Return the entries of a profile.
-
-    Raises:
-        ConfigError: invalid values, all at once, by their names in the other tool.
-    """
+    """Return the entries of a profile; invalid values are named as in the other tool."""
     problems = []
     for name, theirs in imported.their_names.items():
         raw = imported.values[name]

@@ -62,12 +62,8 @@ def _start(words: Sequence[str]) -> tuple[int, int] | None:
 def from_torchrun(words: Sequence[str], machine: Machine) -> Imported:
     """Return the settings that a torchrun command line stands for.
 
-    Args:
-        words: the command line, with the variables that are set before torchrun.
-        machine: this one, for `--nproc-per-node cpu` and `auto`.
-
-    Raises:
-        ConfigError: torchrun would not take it.
+    `words` begin with the variables that are set before torchrun; `machine` is this one, for
+    `--nproc-per-node cpu` and `auto`.
     """
     start = _start(words)
     assert start is not None
@@ -153,11 +149,7 @@ def _parsed(
 
 
 class _Line:
-    """What a command line sets here.
-
-    Args:
-        flags: of torchrun, with their values.
-    """
+    """What the flags and variables of a command line set here."""
 
     def __init__(self, flags: Mapping[str, str]) -> None:
         self.flags = flags

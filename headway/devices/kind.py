@@ -155,11 +155,7 @@ class DeviceKind:
     def lack_of(
         self, device: torch.device, precision: str, look: Callable[[], Facts]
     ) -> Lack | None:
-        """Return why `device` does not have a precision.
-
-        Args:
-            look: detects this machine.
-        """
+        """Return why `device` does not have a precision; `look` detects this machine."""
         return None
 
 

@@ -36,11 +36,7 @@ def as_data(machine: Machine) -> dict[str, Any]:
 
 
 def load_machine(path: str) -> Machine:
-    """Return the machine in a file written by `headway env --json` or `headway doctor --json`.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not a valid snapshot.
-    """
+    """Return the machine that `headway env --json` or `headway doctor --json` wrote to a file."""
     key = ""
     try:
         with open(path, encoding="utf-8") as file:

@@ -12,11 +12,7 @@ from typing import Any
 
 
 class Source:
-    """Access to this machine: files, drivers, tools; recordings in tests override the methods.
-
-    Args:
-        root: the folder that contains /proc, /sys and /etc.
-    """
+    """Access to this machine below a root folder; recordings in tests override the methods."""
 
     platform = sys.platform
 
@@ -66,11 +62,7 @@ class Source:
         return Source("/").read(os.path.join(spec.submodule_search_locations[0], "version.py"))
 
     def output_of(self, command: Sequence[str]) -> str:
-        """Return the standard output of a tool.
-
-        Raises:
-            OSError: the tool is not installed, fails, or takes longer than 30 s.
-        """
+        """Return what a tool prints; OSError if it is not installed, fails, or takes over 30 s."""
         import subprocess
 
         try:

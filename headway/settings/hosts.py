@@ -17,12 +17,7 @@ _NONE = "none"
 
 
 class Host(NamedTuple):
-    """A host of a run.
-
-    Args:
-        name: as ssh understands it: an alias, user@host, an address.
-        num_processes: on it; None: what is right for it.
-    """
+    """A host as ssh understands it, and how many processes are on it; None: what is right."""
 
     name: str
     num_processes: int | None = None
@@ -76,14 +71,9 @@ def _read_host(word: str) -> Host:
 
 
 def read_hostfile(path: str, where: str) -> Hosts:
-    """Return the hosts in a file: `a`, `a:2`, or `a slots=2` as MPI and DeepSpeed write it.
+    """Return the hosts in a file or pipe: `a`, `a:2`, or `a slots=2` as MPI and DeepSpeed write it.
 
-    Args:
-        path: of the file; a pipe such as that of the shell's <(...) is read to its end.
-        where: what named it, for messages.
-
-    Raises:
-        ConfigError: it cannot be read, or is no such file.
+    `where` says what named it, for messages.
     """
     lines = read_text(path, "hostfile", where=where, may_be_pipe=True).splitlines()
     try:

@@ -47,9 +47,6 @@ def profiles_in_use(
         environ: read for HEADWAY_PROFILE and XDG_CONFIG_HOME.
         folder: where the search for the project's `headway.yaml` starts.
         profile: the value of --profile: the user's profile, by name or path.
-
-    Raises:
-        ConfigError: the named profile does not exist, or the project's is not trusted.
     """
     user = choose_profile(profile, environ)
     if user.chosen_by:
@@ -68,11 +65,7 @@ def profiles_in_use(
 def profile_layers(
     environ: Mapping[str, str] = os.environ, folder: str = ".", profile: str | None = None
 ) -> list[Entries]:
-    """Return the layers of `profiles_in_use`.
-
-    Raises:
-        ConfigError: as it does, or a profile is invalid (all problems at once).
-    """
+    """Return the layers of `profiles_in_use`; raise all that is wrong with their text at once."""
     layers: list[Entries] = []
     problems: list[Problem] = []
     for one in profiles_in_use(environ, folder, profile):
@@ -88,11 +81,8 @@ def profile_layers(
 def read_found(path: str, layer: Layer) -> Entries:
     """Return the entries of a profile that nobody has named, but that lies in a folder above.
 
-    Where a group may write the file, their origins name its owner.
-
-    Raises:
-        ConfigError: the profile is invalid, or a group may write it and it contains `env`, which
-            can load code.
+    Where a group may write the file, their origins name its owner, and `env`, which can load code,
+    is refused.
     """
     entries = read_profile(path, layer)
     group = writing_group(path)

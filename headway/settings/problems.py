@@ -34,9 +34,7 @@ SETTING_OF = {
 def problems(settings: Settings, machine: Machine | None = None) -> list[Problem]:
     """Return the problems that make a launch with these settings impossible.
 
-    Args:
-        settings: resolved.
-        machine: the machine to launch on; None: check only what is independent of the machine.
+    Without a machine, only those that are independent of it.
     """
     found = [
         *_of_devices(settings, machine),
@@ -54,11 +52,9 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
 
 
 def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Problem]:
-    """Return the problems that these profiles together have on every machine.
+    """Return the problems that profiles, the strongest last, together have on every machine.
 
-    Args:
-        layers: from the weakest to the strongest.
-        machine: supplies the values that are detected.
+    This one supplies the values that are detected.
     """
     devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
     if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # GPUs allow the most

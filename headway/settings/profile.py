@@ -43,11 +43,6 @@ def parse_profile(text: str, path: str, layer: Layer) -> dict[str, Entry]:
 
     Faults of single keys and unknown keys are left for `resolve`, which reports all problems.
 
-    Args:
-        text: a YAML text.
-        path: of its file, for messages.
-        layer: for the origin of each value.
-
     Raises:
         ConfigError: it is not YAML or not a flat map, has an anchor, an alias or a tag, or is of a
             newer version.
@@ -56,11 +51,7 @@ def parse_profile(text: str, path: str, layer: Layer) -> dict[str, Entry]:
 
 
 def compose(text: str, source: Origin) -> Any:
-    """Return the root node of a YAML text, with every scalar as its text; None if it is empty.
-
-    Args:
-        text: one YAML document.
-        source: its file, for messages.
+    """Return the root node of a YAML document, every scalar as its text; None if it is empty.
 
     Raises:
         ConfigError: it is not YAML, or a value in it would not be the text that stands there.

@@ -51,11 +51,7 @@ def is_blank(text: str) -> bool:
 
 
 def set_value(text: str, key: str, raw: Raw) -> str:
-    """Return the profile `text` with `key` set to `raw`, and nothing else changed.
-
-    Args:
-        text: a profile that can be read; BLANK is one.
-        key: the name of a setting, or `env.NAME` for one variable.
+    """Return the profile `text` with `key`, a setting or `env.NAME`, set and all else as it was.
 
     Raises:
         ConfigError: the key cannot be changed without changing other text.
@@ -202,11 +198,7 @@ def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
 
 
 def masked_profile(text: str) -> str:
-    """Return a profile's `text` with the secrets in its `env` masked, line by line.
-
-    Raises:
-        ConfigError: it is not a profile.
-    """
+    """Return a profile's `text` with the secrets in its `env` masked, line by line."""
     if is_blank(text):
         return text
     parse_profile(text, _PROFILE, Layer.PROFILE)
@@ -241,9 +233,6 @@ def change_profile(
         change: gets the present text, empty if the file does not exist.
         is_private: whether a file with this text is to be its owner's alone; one that was private
             before and has other permissions was given those by its owner.
-
-    Raises:
-        ConfigError: the folder cannot be written to, or the disk is full; or `change` raised it.
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)

@@ -57,29 +57,24 @@ def choose_profile(
             `headway config use`.
         environ: read for HEADWAY_PROFILE and the folder of the profiles.
         flag_origin: where `flag` comes from, for messages.
-
-    Raises:
-        ConfigError: the name is invalid.
     """
-    is_named = flag is not None or VARIABLE in environ
+    selection, way_out = selection_path(environ), ""
+    name, chosen_by = DEFAULT_NAME, ""
     if flag is not None:
         name, chosen_by = flag, flag_origin
     elif VARIABLE in environ:
         name, chosen_by = environ[VARIABLE], f"environment {VARIABLE}"
-    else:
-        selection = selection_path(environ)
-        name, chosen_by = DEFAULT_NAME, ""
-        if is_there(selection):
-            name, chosen_by = read_text(selection).strip(), shown(selection)
+        way_out = f"; or `unset {VARIABLE}`"
+    elif is_there(selection):
+        name, chosen_by = read_text(selection).strip(), shown(selection)
+        way_out = f"; `headway config use {DEFAULT_NAME}` selects the default"
     if is_path(name):
         return ProfileChoice(name, _absolute(name, chosen_by), chosen_by)
     if not _is_name(name):
         raise ConfigError(
             f"invalid profile name {name!r}",
             where=chosen_by,
-            fix="use letters, digits, '-', '_' and '.', or a path to a YAML file"
-            + (f"; or `unset {VARIABLE}`" if is_named and flag is None else "")
-            + ("" if is_named else f"; `headway config use {DEFAULT_NAME}` selects the default"),
+            fix=f"use letters, digits, '-', '_' and '.', or a path to a YAML file{way_out}",
         )
     return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)
 
@@ -151,10 +146,6 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
     Args:
         start: the folder to begin in.
         trusted: a path that this user has named, accepted whoever may write it.
-
-    Raises:
-        ConfigError: the file found belongs neither to this user nor to root, or all may write it;
-            its `env` could make this user's processes load another user's code.
     """
     home = os.path.realpath(_home())
     try:
@@ -185,7 +176,7 @@ def _refuse_distrusted(path: str) -> None:
         return
     what, fix = "", ""
     for one in dict.fromkeys((os.path.realpath(path), *_folders_above(path))):
-        if not what and os.path.exists(one) and _is_open_to_all(os.stat(one)):
+        if not what and _is_open_to_all(one):
             what, fix = f"all users may write {one}", chmod_fix("o-w", one)
     for owner in {os.lstat(path).st_uid, os.stat(path).st_uid if os.path.exists(path) else 0}:
         if owner not in (os.getuid(), 0):
@@ -205,9 +196,10 @@ def _folders_above(path: str) -> Iterator[str]:
             yield one
 
 
-def _is_open_to_all(status: os.stat_result) -> bool:
-    is_sticky_folder = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-    return bool(status.st_mode & stat.S_IWOTH and not is_sticky_folder)
+def _is_open_to_all(path: str) -> bool:
+    mode = os.stat(path).st_mode if os.path.exists(path) else 0
+    is_sticky_folder = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
+    return bool(mode & stat.S_IWOTH and not is_sticky_folder)
 
 
 def chmod_fix(change: str, path: str) -> str:
@@ -291,11 +283,7 @@ def shown(path: str) -> str:
 
 
 def is_there(path: str) -> bool:
-    """Return whether `path` exists, also as a broken link.
-
-    Raises:
-        ConfigError: the folder cannot be searched, so that an existing profile would be ignored.
-    """
+    """Return whether `path` exists, also as a broken link; raise where that cannot be known."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -318,16 +306,13 @@ def text_at(path: str) -> str:
 def read_text(
     path: str, kind: str = "profile", *, where: str = "", may_be_pipe: bool = False
 ) -> str:
-    """Return the text of a file.
+    """Return the text of a file of at most MAX_BYTES.
 
     Args:
         path: of the file.
         kind: what the file is, for messages.
         where: what named it, for messages; by default its path.
         may_be_pipe: accept a pipe or terminal, and read it to its end.
-
-    Raises:
-        ConfigError: unreadable, not a regular file, larger than MAX_BYTES, or not UTF-8.
     """
     where = where or shown(path)
     waits = 0 if may_be_pipe else getattr(os, "O_NONBLOCK", 0)

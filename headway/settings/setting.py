@@ -163,13 +163,7 @@ def _text(raw: Raw) -> str:
 
 
 class Choice:
-    """Parses one of `words`, ignoring case.
-
-    Args:
-        words: the valid values.
-        same: aliases, and the one of `words` that each stands for.
-        or_auto: the setting also accepts AUTO.
-    """
+    """Parses one of `words` or of their aliases (`same`), ignoring case."""
 
     def __init__(
         self, *words: str, same: Mapping[str, str] | None = None, or_auto: bool = False
@@ -218,11 +212,8 @@ class Count:
 
 
 class Machines(int):
-    """A number of machines, or a range of them: as a number it is the most that there can be.
-
-    Args:
-        most: with which the run is complete.
-        least: with which it can begin and go on.
+    """A number of machines, or a range of them: as a number it is the most, with which the run is
+    complete; with the `least` it can begin and go on.
     """
 
     least: int
@@ -361,11 +352,7 @@ def read_line(raw: Raw) -> str:
 
 
 class SetTwice(ValueError):
-    """A map gives a name more than one value.
-
-    Args:
-        names: those that it gives.
-    """
+    """A map gives these names more than one value."""
 
     def __init__(self, names: Sequence[str]) -> None:
         verb = "is" if len(names) == 1 else "are"
