@@ -42,18 +42,15 @@ def main(argv: Sequence[str]) -> int:
         from headway.commands.config.ask import ask
 
         return ask(argv, APPENDIX, SUBCOMMANDS)
-    module, _, function = _subcommand(argv[0]).rpartition(".")
-    exit_code: int = getattr(import_module(f"headway.commands.{module}"), function)(argv[1:])
+    word, *rest = argv
+    if word not in SUBCOMMANDS:
+        close = did_you_mean(word, SUBCOMMANDS)
+        raise ConfigError(
+            f"unknown subcommand {word!r} of `headway config`"
+            + (f"; did you mean {close!r}?" if close else ""),
+            where="the command line",
+            fix="`headway config --help` lists them",
+        )
+    module, _, function = SUBCOMMANDS[word][0].rpartition(".")
+    exit_code: int = getattr(import_module(f"headway.commands.{module}"), function)(rest)
     return exit_code
-
-
-def _subcommand(word: str) -> str:
-    if word in SUBCOMMANDS:
-        return SUBCOMMANDS[word][0]
-    close = did_you_mean(word, SUBCOMMANDS)
-    raise ConfigError(
-        f"unknown subcommand {word!r} of `headway config`"
-        + (f"; did you mean {close!r}?" if close else ""),
-        where="the command line",
-        fix="`headway config --help` lists them",
-    )

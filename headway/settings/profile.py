@@ -129,21 +129,15 @@ class _Reader:
             yield self._text("a key", key), key, value
 
     def _check_version(self, node: Any) -> None:
-        """Refuse a newer version; one is N, or N/WRITER with the Headway that wrote it."""
         raw = self._text("version", node)
-        number, _, writer = raw.partition("/")
-        is_number = number.isdecimal() and number.isascii() and int(number[:9]) > 0
-        if is_number and int(number[:9]) <= VERSION:
+        is_number = raw.isdecimal() and raw.isascii() and int(raw[:9]) > 0
+        if is_number and int(raw[:9]) <= VERSION:
             return
-        by = f", written by Headway {writer}" if is_number and writer else ""
-        needed = f"'headway>={writer}'" if by else "-U headway"
-        raise self._error(
-            f"version is {raw!r}{by}, but Headway {__version__} reads version {VERSION}",
-            node,
-            f"update to a Headway that reads version {number}: `pip install {needed}`"
-            if is_number
-            else f"write `version: {VERSION}`",
-        )
+        fix = f"write `version: {VERSION}`"
+        if is_number:
+            fix = f"update to a Headway that reads version {raw}: `pip install -U headway`"
+        what = f"version is {raw!r}, but Headway {__version__} reads version {VERSION}"
+        raise self._error(what, node, fix)
 
     def _value(self, name: str, node: Any) -> Raw:
         if node.id == "sequence":
