@@ -10,7 +10,7 @@ from typing import NamedTuple
 from headway.commands.flags import Parsed
 from headway.errors import ConfigError, did_you_mean
 from headway.launcher.planning.program import RUNTIMES, Program
-from headway.settings.profile_trust import chmod_fix
+from headway.settings.profile_files import chmod_fix
 
 _WHERE = "the command line"
 _HEAD_BYTES = 512

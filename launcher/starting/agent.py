@@ -43,7 +43,7 @@ from headway.launcher.starting.leftover_processes import describe, wait_for_left
 from headway.launcher.starting.ranks import NoLogs, RankProcesses
 from headway.launcher.starting.restarts import MAX_DELAY_S, Restarts
 from headway.launcher.starting.starter import ServerEnded, Starter
-from headway.machine.cgroups import count_memory_kills
+from headway.machine.source import count_memory_kills
 from headway.settings.table import YES, Settings
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import pytest
 from headway.commands import program
 from headway.errors import ConfigError
 from headway.settings import profile_edit
-from headway.settings.profile_files import group_may_not_set_env
-from headway.settings.profile_trust import chmod_fix
+from headway.settings.profile_files import chmod_fix, group_may_not_set_env
 from tests.architecture.tree import product_files
 
 CHANGE_NOTHING = {

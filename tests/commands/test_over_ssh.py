@@ -112,12 +112,8 @@ def test_a_hostfile_of_many_hosts_is_read_in_one_pass(monkeypatch: pytest.Monkey
     assert comparisons < 10_000
 
 
-def test_a_hostfile_may_come_from_a_pipe_that_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "_PIPE_WITHIN_S", 0.1)
+def test_a_hostfile_may_come_from_a_pipe() -> None:
     reading, writing = os.pipe()
-    os.write(writing, b"a\nb\n")
-    with pytest.raises(ConfigError, match="has not ended"):
-        read_hostfile(f"/dev/fd/{reading}", "here")
     os.write(writing, b"a\nb\n")
     os.close(writing)
     assert read_hostfile(f"/dev/fd/{reading}", "here") == (Host("a"), Host("b"))
@@ -125,12 +121,9 @@ def test_a_hostfile_may_come_from_a_pipe_that_delivers(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"),
-    [("fifo", "no host"), ("/dev/zero", "neither"), (".", "neither"), ("large", "larger")],
+    ("path", "reason"), [("/dev/zero", "larger"), (".", "is not a file"), ("missing", "No such")]
 )
-def test_a_hostfile_that_would_have_no_end_is_refused(path: str, reason: str) -> None:
-    os.mkfifo("fifo")
-    Path("large").write_bytes(b"#" * ((4 << 20) + 1))
+def test_a_hostfile_that_cannot_be_read_is_refused(path: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         read_hostfile(path, "here")
 

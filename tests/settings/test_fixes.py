@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
+from headway.commands.doctor import OK, Check, machine_problems
 from headway.contract.origin import Layer, Origin
 from headway.errors import Code, Do, Problem, Remedy, Step
 from headway.machine.apple import ask_sysctl, find_obstacle
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.machine_problems import OK, Check, machine_problems
 from headway.settings.problems import problems
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
