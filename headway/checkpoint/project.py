@@ -111,15 +111,22 @@ def _sorted(found: Iterable[Candidate]) -> list[Candidate]:
     return sorted(found, key=lambda one: (one.saved_at, one.path))
 
 
-def _look_into(folder: Path) -> Iterator[Candidate]:
-    for path in paths_in(folder):
-        if path.name.startswith(".") or not _may_be_checkpoint(path):
-            continue
+def _look_into(folder: Path) -> list[Candidate]:
+    while True:
+        folders = [one for one in paths_in(folder) if one.name[0] != "." and one.is_dir()]
+        found = [*_candidates_of(folders)]
+        if all(map(os.path.lexists, folders)):
+            return found
+        # a process that has removed one meanwhile may have saved another before
+
+
+def _candidates_of(folders: Iterable[Path]) -> Iterator[Candidate]:
+    for path in filter(_may_be_checkpoint, folders):
         try:
             manifest = read_manifest(path)
             yield Candidate(manifest.saved_at, path, manifest.launched_at)
         except CheckpointError:
-            with suppress(FileNotFoundError):  # another process has removed it meanwhile
+            with suppress(FileNotFoundError):  # it has been removed meanwhile
                 yield Candidate(path.stat().st_mtime, path)
 
 
