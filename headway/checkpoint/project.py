@@ -113,15 +113,23 @@ def _sorted(found: Iterable[Candidate]) -> list[Candidate]:
 
 def _look_into(folder: Path) -> list[Candidate]:
     while True:
-        folders = [one for one in paths_in(folder) if one.name[0] != "." and one.is_dir()]
-        found = [*_candidates_of(folders)]
-        if all(map(os.path.lexists, folders)):
+        paths = [one for one in paths_in(folder) if not one.name.startswith(".")]
+        found = [*_candidates_of(paths)]
+        if not any(map(_is_gone, paths)):
             return found
         # a process that has removed one meanwhile may have saved another before
 
 
-def _candidates_of(folders: Iterable[Path]) -> Iterator[Candidate]:
-    for path in filter(_may_be_checkpoint, folders):
+def _is_gone(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
+
+
+def _candidates_of(paths: Iterable[Path]) -> Iterator[Candidate]:
+    for path in filter(_may_be_checkpoint, paths):
         try:
             manifest = read_manifest(path)
             yield Candidate(manifest.saved_at, path, manifest.launched_at)
