@@ -24,7 +24,7 @@ from headway.contract.run import KEY_VARIABLE
 from headway.errors import HeadwayError, LaunchError, Stopped
 from headway.launcher.remote.environment import environment_there
 from headway.launcher.remote.facts import address_towards, facts_here
-from headway.launcher.remote.messages import (
+from headway.launcher.remote.orders import (
     End,
     Order,
     Question,

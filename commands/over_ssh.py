@@ -10,7 +10,7 @@ from headway.commands.flags import Parsed
 from headway.commands.remote_options import Request, refuse_everywhere, words_elsewhere
 from headway.contract.secrets import masked_command
 from headway.errors import ConfigError
-from headway.launcher.planning.program import Program, interpreter
+from headway.launcher.plan.program import Program, interpreter
 from headway.settings.hosts import Hosts, read_hostfile
 from headway.settings.setting import AUTO
 from headway.settings.table import TABLE, Settings
@@ -75,7 +75,7 @@ def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
             print(f"{host.name}: headway launch {shlex.join(shown)}")
         return 0
     from headway.launcher.remote.environment import handed_on
-    from headway.launcher.remote.messages import Order
+    from headway.launcher.remote.orders import Order
     from headway.launcher.remote.ssh import RemoteLaunch, order_with_facts, run_on_hosts
 
     order, here = order_with_facts(

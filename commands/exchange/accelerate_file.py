@@ -10,7 +10,7 @@ from headway.contract.strategies import DDP, FSDP, HSDP, SHARDED
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.devices.table import CUDA, KINDS, MPS, kind_of
 from headway.errors import ConfigError, Problem
-from headway.launcher.planning.plan import LaunchPlan
+from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.devices import ALL
 from headway.settings.setting import Raw
 from headway.settings.table import NO, TABLE, YES, Settings

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from headway._version import __version__
 from headway.errors import HeadwayError, Problem
 from headway.launcher.remote.environment import environment_there
-from headway.launcher.remote.messages import Facts, Order
+from headway.launcher.remote.orders import Facts, Order
 from headway.settings.layers import profile_layers
 
 _CONNECTION = "SSH_CONNECTION"  # sshd(8): address and port of the client, then of the server

@@ -19,10 +19,10 @@ from headway.contract.lines import encode
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
-from headway.launcher.remote import connection
-from headway.launcher.remote.connection import Connection, connect
+from headway.launcher.remote import agents as connection
+from headway.launcher.remote.agents import Connection, connect
 from headway.launcher.remote.facts import differences, facts_here
-from headway.launcher.remote.messages import (
+from headway.launcher.remote.orders import (
     End,
     Facts,
     Order,

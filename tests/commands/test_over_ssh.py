@@ -14,7 +14,7 @@ from headway.contract.lines import decode, encode, kinds_of
 from headway.errors import ConfigError
 from headway.launcher.remote.environment import environment_there, handed_on
 from headway.launcher.remote.facts import address_towards, differences, facts_here
-from headway.launcher.remote.messages import End, Facts, Order, Start
+from headway.launcher.remote.orders import End, Facts, Order, Start
 from headway.settings import hosts
 from headway.settings.hosts import Host, read_hostfile
 from tests.commands.running import run

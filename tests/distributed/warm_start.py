@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from headway.launcher.inside.preloaded import READ_AT_IMPORT
-from headway.launcher.starting import server
+from headway.launcher.processes import server
+from headway.launcher.rank.preloaded import READ_AT_IMPORT
 
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TORCH", *READ_AT_IMPORT)
 _POSSIBLE = {"env", "cwd", "stdin", "stdout", "stderr", "text", "pass_fds", "start_new_session"}
@@ -197,7 +197,7 @@ def main() -> None:
         import torch.distributed.elastic.agent.server.local_elastic_agent
         import torch.distributed.elastic.rendezvous
 
-        from headway.launcher.starting import starter
+        from headway.launcher.processes import starter
 
         assert torch
         address, settled = servers[0], json.loads(servers[1])

@@ -14,8 +14,9 @@ import pytest
 
 from headway.contract.lines import encode
 from headway.errors import LaunchError
-from headway.launcher.remote import connection, ssh
-from headway.launcher.remote.messages import End, Facts, Order
+from headway.launcher.remote import agents as connection
+from headway.launcher.remote import ssh
+from headway.launcher.remote.orders import End, Facts, Order
 from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
 from headway.settings.hosts import read_hosts
 from tests.waiting import wait_until
