@@ -244,7 +244,7 @@ def _start_fresh(job: Job, rank: Rank) -> int:
     is_ours = job.method == "exec"
     if is_ours:
         arguments = [*map(str, ours), job.kind, *command]
-        command = [*interpreter(), "-c", worker.bootstrap_code("inside.worker"), *arguments]
+        command = [*interpreter(), "-c", worker.bootstrap_code("rank.worker"), *arguments]
     try:
         with _stop_signals_blocked() if is_ours else nullcontext():
             process = subprocess.Popen(

@@ -105,7 +105,7 @@ class Starter:
         return [
             *unbuffered(self._plan.python, self._environ),
             "-c",
-            worker.bootstrap_code("starting.server"),
+            worker.bootstrap_code("processes.server"),
             str(fd),
             "program" if program.kind == "program" else settings.start_method,
             str(settings.grace_period_s),

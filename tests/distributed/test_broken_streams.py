@@ -209,7 +209,7 @@ fork, count = os.fork, 0
 def limited():  # as under `ulimit -u`, which does not bind root
     global count
     count += 1
-    if count > 1 and "starting.server" in str(sys.orig_argv):
+    if count > 1 and "processes.server" in str(sys.orig_argv):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     return fork()
 os.fork = limited

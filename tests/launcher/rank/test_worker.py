@@ -78,13 +78,14 @@ def run_as_rank(name: str) -> tuple[subprocess.CompletedProcess[str], bytes]:
     arguments = [str(channel.fileno()), str(stacks), "script", name]
     with ours, channel:
         process = subprocess.run(
-            [sys.executable, "-c", bootstrap_code("inside.worker"), *arguments],
+            [sys.executable, "-c", bootstrap_code("rank.worker"), *arguments],
             env=environment(),
             pass_fds=[channel.fileno(), stacks],
             capture_output=True,
             text=True,
             timeout=120,
         )
+        ours.settimeout(60)
         sent = ours.recv(2**20)
     os.close(reading)
     os.close(stacks)
