@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.launcher.clusters.cluster import Cluster, Environ, faulty, said_by
+from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by
 from headway.settings.profile import Entries, Entry
 
 _BATCH_RANK, _BATCH_MAIN = "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.contract.run import Ranks
-from headway.launcher.clusters.cluster import Cluster, Environ, faulty, port_from, said_by
+from headway.launcher.clusters.row import Cluster, Environ, faulty, port_from, said_by
 from headway.settings.profile import Entries, Entry
 
 if TYPE_CHECKING:

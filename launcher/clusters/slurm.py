@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn
 
 from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, KEY_VARIABLE, Ranks
 from headway.errors import ConfigError, LaunchError
-from headway.launcher.clusters.cluster import Cluster, Environ, faulty, port_from, said_by
+from headway.launcher.clusters.row import Cluster, Environ, faulty, port_from, said_by
 from headway.settings.profile import Entries, Entry
 from headway.settings.table import Settings
 

@@ -13,8 +13,8 @@ from headway.launcher.clusters.clouds import (
     SKYPILOT,
     TORCHRUN,
 )
-from headway.launcher.clusters.cluster import Cluster, Environ, said_by
 from headway.launcher.clusters.mpi import MPI
+from headway.launcher.clusters.row import Cluster, Environ, said_by
 from headway.launcher.clusters.slurm import SLURM
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import NOTHING

@@ -37,8 +37,8 @@ from headway.launcher.output.pipes import Output
 from headway.launcher.plan.grace import grace_of
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.supervision import refuse_missing_ranks
+from headway.launcher.processes.failure_record import place_of, record_here
 from headway.launcher.processes.leftover_processes import describe, wait_for_left_processes
-from headway.launcher.processes.log_folder import place_of, record_here
 from headway.launcher.processes.ranks import NoLogs, RankProcesses
 from headway.launcher.processes.restarts import MAX_DELAY_S, Restarts
 from headway.launcher.processes.starter import ServerEnded, Starter

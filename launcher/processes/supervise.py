@@ -26,13 +26,13 @@ from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.unused import unused
 from headway.launcher.processes.agent import Agent
-from headway.launcher.processes.log_folder import (
-    create_log_folder,
+from headway.launcher.processes.failure_record import (
     place_of,
     record_elsewhere,
     record_here,
     write_record,
 )
+from headway.launcher.processes.log_folder import create_log_folder
 from headway.launcher.processes.starter import ServerEnded, Starter
 from headway.launcher.rank.debugging import leave_prompt, lent_terminal
 from headway.settings.table import RAW

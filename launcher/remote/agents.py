@@ -16,9 +16,9 @@ from typing import TextIO, TypeVar
 from headway.contract.forking import die_with_parent
 from headway.contract.lines import decode, kinds_of
 from headway.errors import LaunchError, MachineError
-from headway.launcher.remote.orders import End, Facts, Route
+from headway.launcher.remote.orders import End, Found, Route
 
-Answer = TypeVar("Answer", Facts, Route)
+Answer = TypeVar("Answer", Found, Route)
 
 _OPTIONS = {
     "BatchMode": "yes",  # no prompts: nobody could tell which host asks

@@ -15,19 +15,13 @@ class Order(NamedTuple):
 
     mark: str  # at the beginning of the agent's lines
     folder: str  # the working directory
-    script: str | None  # a file, to be compared
-    profile: str | None  # the value of --profile
+    script: str | None  # a file, which has to be there
     variables: Mapping[str, str]  # the environment of the launch
 
 
-class Facts(NamedTuple):
-    """What must be the same on all hosts, and how a host is reached; the answer to an order."""
+class Found(NamedTuple):
+    """Whether a launch can begin on a host, and how that is reached; the answer to an order."""
 
-    headway: str
-    python: str
-    torch: str
-    script: str  # a digest; empty where there is no file
-    profile: Mapping[str, str]  # a digest for each setting
     fault: str = ""  # why nothing can run there
     address: str = ""  # at which ssh has reached the host
     port: int = 0  # a free one

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.launcher.clusters.cluster import port_from
+from headway.launcher.clusters.row import port_from
 from headway.launcher.clusters.slurm import read_nodelist
 from headway.launcher.machines.messages import new_greeting
 from tests.clusters.slurm import NODES, SPARE, Job, Slurm, launch, wait_for

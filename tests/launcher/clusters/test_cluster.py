@@ -14,7 +14,8 @@ from headway.commands.main import main
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError
 from headway.launcher.clusters import cluster, table
-from headway.launcher.clusters.cluster import Cluster, cluster_layer
+from headway.launcher.clusters.cluster import cluster_layer
+from headway.launcher.clusters.row import Cluster
 from headway.launcher.clusters.table import CLUSTERS
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.launcher.processes.log_folder import write_record
+from headway.launcher.processes.failure_record import write_record
 
 
 def test_a_disk_that_is_full_leaves_the_failure_json_before_it_and_no_part_of_a_new_one(

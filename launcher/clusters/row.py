@@ -1,0 +1,57 @@
+"""What a kind of cluster is: how it is recognised, and where it says what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from headway.contract.origin import Layer, Origin
+from headway.contract.run import Ranks
+from headway.errors import Code, Problem
+from headway.settings.profile import Entries, Entry
+
+Environ = Mapping[str, str]
+_FIRST_PORT, _NUM_PORTS = 20000, 12000
+
+
+class Cluster(NamedTuple):
+    """One kind of cluster.
+
+    Args:
+        name: the value of the setting `cluster` that means it.
+        is_here: tells from the environment whether this process was started by such a cluster.
+        variables: by the name of the setting, the variable that holds its value as it is.
+        derive: returns the settings whose value no variable holds as it is; an entry whose value
+            cannot be used says so in its faults.
+        task: returns this process's place where the cluster has started each rank, not one
+            process on each machine.
+        hides: other clusters, whose variables mean something else beside this one's.
+    """
+
+    name: str
+    is_here: Callable[[Environ], bool]
+    variables: Mapping[str, str]
+    derive: Callable[[Environ], Entries]
+    task: Callable[[Environ], Ranks | None] = lambda _: None
+    hides: tuple[str, ...] = ()
+
+
+def said_by(variable: str, reason: str = "") -> Origin:
+    """Return the origin of a value that a cluster's variable holds, or that is read from it."""
+    return Origin(Layer.CLUSTER, variable=variable, reason=reason)
+
+
+def faulty(name: str, text: str, variable: str, what: str, fix: str) -> Entry:
+    """Return the entry of the setting `name` for a variable whose value cannot be used."""
+    problem = Problem(what, variable, fix, code=Code.BAD_VALUE, names=(name,))
+    return Entry(text, said_by(variable), faults=(problem,))
+
+
+def port_from(text: str) -> str:
+    """Return a port that all processes find which know the same text, such as a job's number.
+
+    It is below the ports that the system gives out.
+    """
+    import zlib
+
+    return str(_FIRST_PORT + zlib.crc32(text.encode()) % _NUM_PORTS)
