@@ -75,6 +75,15 @@ def test_a_mechanism_exists_once(mechanism: str) -> None:
     assert 0 < len(found) <= most, found
 
 
+def test_no_two_files_of_the_launcher_have_one_name() -> None:
+    names = [
+        module.rsplit(".", 1)[-1] for module in FILES if module.startswith("headway.launcher.")
+    ]
+    packages = {module.split(".")[2] for module in FILES if module.startswith("headway.launcher.")}
+    again = {name for name in names if names.count(name) > 1} - packages
+    assert not again
+
+
 def test_every_kind_of_device_is_one_file_and_one_row_of_the_table() -> None:
     for name, kind in KINDS.items():
         assert kind.name == name
