@@ -14,7 +14,7 @@ from typing import Any
 from headway.contract.origin import Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES
-from headway.contract.strategies import DDP, FSDP, HSDP, read_wrap
+from headway.contract.strategies import STRATEGIES, read_wrap
 from headway.machine.devices import ALL, DeviceSpec
 from headway.settings.hosts import Hosts, read_hosts
 from headway.settings.setting import (
@@ -91,7 +91,7 @@ class Settings:
         Count(1), 1, "micro-batches for each optimizer step", metavar="N"
     )
     strategy = Setting(
-        Choice(DDP, FSDP, HSDP, or_auto=True),
+        Choice(*STRATEGIES, or_auto=True),
         AUTO,
         "how ranks share a model: a copy each (ddp), a part of each parameter (fsdp), or parts on "
         "shard_size ranks, and copies of those (hsdp); auto is ddp",

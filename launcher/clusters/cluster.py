@@ -1,6 +1,6 @@
 """What a cluster's variables say of a machine's place in the run.
 
-The row of `rows.py` that fits the environment gives one layer of settings, weaker than all that a
+The row of `table.py` that fits the environment gives one layer of settings, weaker than all that a
 person sets: it answers only for settings that are left to `auto`. No torch, nothing is started.
 """
 

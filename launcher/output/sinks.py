@@ -54,11 +54,6 @@ class Sink:
         return self._size >= MAX_QUEUED
 
     @property
-    def num_waiting(self) -> int:
-        """How many bytes have not been accepted yet."""
-        return self._size
-
-    @property
     def stuck_since(self) -> float | None:
         """When the stream last accepted a byte, on the monotonic clock; None: nothing waits."""
         with self._changed:

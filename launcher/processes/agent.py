@@ -54,8 +54,6 @@ _torch_log = logging.getLogger("torch.distributed.elastic")
 _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
-# unless the user has set another
-
 
 class Agent(LocalElasticAgent):
     """torch's agent with Headway's rank processes.
