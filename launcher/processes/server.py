@@ -79,7 +79,7 @@ def main() -> None:
     _answer(server, Serving(os.getpid()))
     adopt_orphans()  # a fork clears it
     if method == "fork":
-        warm_up()
+        _warm_up()
     signals.outlive(signal.SIGTERM)  # until here it ends this process at once, amid an import too
     rank = _Server(server, job).serve()
     if rank is None:
@@ -90,10 +90,8 @@ def main() -> None:
     worker.run_program(kind, name, args, blocked=worker.STOP_SIGNALS)
 
 
-def warm_up() -> None:
-    """Import torch, if it is not there yet, and exempt its objects from garbage collection."""
-    if preloaded.is_there():
-        return
+def _warm_up() -> None:
+    """Import torch, and exempt its objects from garbage collection."""
     with preloaded.recorded_filters():
         import torch.distributed
 

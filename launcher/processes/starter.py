@@ -31,9 +31,6 @@ from headway.launcher.rank.process_cleanup import end_descendants, end_processes
 if TYPE_CHECKING:
     from psutil import Process
 
-start_process = subprocess.Popen
-"""Starts the fork server; tests have one that has imported torch."""
-
 _CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
 _TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
 
@@ -77,7 +74,7 @@ class Starter:
         # until the new process has handlers
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, worker.USER_SIGNALS)
         try:
-            self._guardian = start_process(  # which forks the server
+            self._guardian = subprocess.Popen(  # which forks the server
                 self._command(theirs.fileno()),
                 env=self._environ,
                 stdin=subprocess.DEVNULL,

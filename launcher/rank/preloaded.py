@@ -54,11 +54,6 @@ def recorded_filters() -> Iterator[None]:
     warnings.filters[:] = before  # type: ignore[index]
 
 
-def is_there() -> bool:
-    """Return whether an import of torch has been recorded in this process."""
-    return "torch" in _filters
-
-
 def hand_out_torch() -> None:
     """Remove torch and numpy from `sys.modules` until the script imports them."""
     imports = [name for name in _filters if name != "torch"]
