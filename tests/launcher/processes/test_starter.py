@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,33 @@ launcher.recv(9)
             starter.start({}, ())
     finally:
         starter.close()
+
+
+def test_a_server_has_the_standard_streams_of_a_launcher_that_opened_them_for_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code = f"""
+import os
+found = [(one.st_dev, one.st_ino) for one in (os.fstat(1), os.fstat(2))]
+with open({str(tmp_path / "found")!r}, "w") as file:
+    file.write(repr(found))
+"""
+    monkeypatch.setattr(worker, "bootstrap_code", lambda _: code)
+    machine = load("laptop_cpu")
+    settings = resolve([], machine, {})
+    plan = build_plan(settings, machine, Program("a.py"), python=[sys.executable], environ={})
+    before = [os.get_inheritable(fd) for fd in (1, 2)]
+    for fd in (1, 2):  # as the null device, in the place of a stream that was closed
+        os.set_inheritable(fd, False)
+    try:
+        starter = starting.Starter(plan, os.environ)
+    finally:
+        for fd, is_inherited in zip((1, 2), before, strict=True):
+            os.set_inheritable(fd, is_inherited)
+    try:
+        with pytest.raises(starting.ServerEnded):
+            starter.start({}, ())
+    finally:
+        starter.close()
+    expected = [(one.st_dev, one.st_ino) for one in (os.fstat(1), os.fstat(2))]
+    assert (tmp_path / "found").read_text() == repr(expected)
