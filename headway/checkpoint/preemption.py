@@ -139,10 +139,11 @@ class Preemption:
         """Save when it is due; save and leave the script when the job has to stop.
 
         Call it on every rank at the end of the loop's body, in each iteration: where nothing is due
-        it costs next to nothing, and between the micro-batches of a step it does nothing. A
-        job has to stop after SIGTERM, SIGUSR1 or Ctrl-C to one of the ranks or to the launcher, and
-        at its `--time-limit`. Then all ranks leave after the same step, by SystemExit with code 75
-        ("saved, run me again"); after Ctrl-C with 130. Signals are noted from the first call on.
+        it costs next to nothing, and between the micro-batches of a step it does nothing. A job has
+        to stop after SIGTERM, SIGUSR1, SIGHUP (the terminal is closed) or Ctrl-C to one of the
+        ranks or to the launcher, and at its `--time-limit`. Then all ranks leave after the same
+        step, by SystemExit with code 75 ("saved, run me again"); after Ctrl-C with 130. Signals are
+        noted from the first call on.
 
         A checkpoint is `checkpoints/step_00000100` in the project folder. The newest
         `total_limit` of this kind stay, or 2 if the project's configuration has no limit.

@@ -31,11 +31,12 @@ class Request(IntEnum):
     NONE = 0
     TIME_LIMIT = 1
     SIGUSR1 = 2
-    SIGTERM = 3
-    SIGINT = 4
+    SIGHUP = 3  # the terminal is closed
+    SIGTERM = 4
+    SIGINT = 5
 
     def __str__(self) -> str:
-        return {1: "the time limit", 4: "Ctrl-C"}.get(self, self.name)
+        return {1: "the time limit", 5: "Ctrl-C"}.get(self, self.name)
 
     @property
     def exit_code(self) -> int:
@@ -67,7 +68,7 @@ class StopSignals:
 
     def trap(self) -> None:
         """Begin to note them; in the main thread only, as Python has it."""
-        for one in (Request.SIGTERM, Request.SIGINT, Request.SIGUSR1):
+        for one in (Request.SIGTERM, Request.SIGINT, Request.SIGHUP, Request.SIGUSR1):
             number = signal.Signals[one.name]
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN:
