@@ -209,15 +209,13 @@ class _Fit:
 
         Loaders that tell their own state are set by Lightning.
         """
-        state, device, loops = (
-            self._loaded,
-            self._trainer.strategy.root_device,
-            self._trainer.fit_loop,
-        )
+        state, loops = self._loaded, self._trainer.fit_loop
+        device = self._trainer.strategy.root_device
         fetcher, loaders = loops._data_fetcher, loops._combined_loader.flattened
         if not all(hasattr(loader, "load_state_dict") for loader in loaders):
             for loader in loaders:
-                for sampler in (getattr(loader, "sampler", None), _inner_sampler(loader)):
+                samplers: tuple[Any, ...] = getattr(loader, "sampler", None), _inner_sampler(loader)
+                for sampler in samplers:
                     if hasattr(sampler, "set_epoch"):
                         sampler.set_epoch(loops.epoch_progress.current.processed)
             self._pass = state["pass" if state["batches"] else "now"]
@@ -257,7 +255,7 @@ class _Fit:
         if 0 < trainer.max_steps <= trainer.global_step:
             return True
         is_last_epoch = 0 < (trainer.max_epochs or -1) <= trainer.current_epoch + 1
-        return is_last_epoch and trainer.is_last_batch
+        return bool(is_last_epoch and trainer.is_last_batch)
 
     def _keep(self) -> None:
         """Save once before or amid a validation, which may take longer than there is time."""

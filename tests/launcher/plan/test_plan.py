@@ -467,7 +467,7 @@ TRAINER = Program("train.py", imports="transformers", libraries=("transformers",
 def test_accelerates_own_runtime_is_told_to_shard_as_the_settings_say(
     wrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {"strategy": "fsdp", "wrap": wrap, "activation_checkpointing": "yes"}
+    asked: Any = {"strategy": "fsdp", "wrap": wrap, "activation_checkpointing": "yes"}
     told = set_by(plan(SERVER, program=TRAINER, num_processes="8", cpu_offload="yes", **asked))
     assert plan(SERVER, program=TRAINER, num_processes="8", **asked).notes == ()
     plugins = pytest.importorskip("accelerate.utils")
@@ -487,14 +487,14 @@ def test_accelerates_own_runtime_is_told_to_shard_as_the_settings_say(
 
 def test_copies_of_shards_are_told_in_accelerates_first_version() -> None:
     machines = {"num_machines": "2", "machine_rank": "0", "main_address": "a"}
-    asked = {**machines, "num_processes": "8", "strategy": "hsdp"}
+    asked: Any = {**machines, "num_processes": "8", "strategy": "hsdp"}
     told = set_by(plan(SERVER, program=TRAINER, **asked))
     assert (told["FSDP_VERSION"], told["FSDP_SHARDING_STRATEGY"]) == ("1", "HYBRID_SHARD")
 
 
 def test_a_script_without_sharding_finds_no_variable_of_it() -> None:
-    for asked in ({}, {"strategy": "ddp"}):
-        told = set_by(plan(SERVER, program=TRAINER, num_processes="8", **asked))
+    for strategy in ("auto", "ddp"):
+        told = set_by(plan(SERVER, program=TRAINER, num_processes="8", strategy=strategy))
         assert not [name for name in told if "FSDP" in name]
     assert "ACCELERATE_USE_FSDP" not in set_by(plan(num_processes="2", strategy="fsdp"))
 
@@ -508,7 +508,7 @@ def test_a_script_without_sharding_finds_no_variable_of_it() -> None:
     ],
 )
 def test_what_accelerates_own_runtime_cannot_do_is_refused_before_its_script_starts(
-    machine: Machine, asked: dict[str, str]
+    machine: Machine, asked: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match=r"train\.py trains with transformers, without Headway"):
         plan(machine, program=TRAINER, num_processes="8", **asked)
