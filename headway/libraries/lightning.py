@@ -43,7 +43,9 @@ def join(module: ModuleType) -> None:
     trainer_class: Any = module.Trainer
     fit, signature = trainer_class.fit, inspect.signature(trainer_class.fit)
     package = module.__name__.removesuffix(".trainer.trainer")
-    make_callback = _callback_class(importlib.import_module(f"{package}.callbacks").Checkpoint)
+    # Lightning calls callbacks of this class last
+    last: Any = importlib.import_module(f"{package}.callbacks").Checkpoint
+    callback_class = type("HeadwayCheckpoint", (_Fit, last), {})
 
     @wraps(fit)
     def joined_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +55,7 @@ def join(module: ModuleType) -> None:
         if run is None or not is_joined or self.fast_dev_run or "://" in self.default_root_dir:
             return fit(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
-        with _joined(self, run, make_callback, bound.arguments.get("ckpt_path")) as checkpoint:
+        with _joined(self, run, callback_class, bound.arguments.get("ckpt_path")) as checkpoint:
             bound.arguments["ckpt_path"] = checkpoint
             return fit(*bound.args, **bound.kwargs)
 
@@ -61,18 +63,17 @@ def join(module: ModuleType) -> None:
 
 
 @contextmanager
-def _joined(trainer: Any, run: RunContract, make_callback: Any, given: Any) -> Iterator[Any]:
+def _joined(trainer: Any, run: RunContract, callback_class: Any, given: Any) -> Iterator[Any]:
     """Join a training, and return what it goes on from, as `Trainer.fit` takes it."""
     start = select_start(run, Path(trainer.default_root_dir), given, _checkpoints(trainer))
-    fit = _Fit(trainer, start, Stopping(run, trainer.strategy.root_device))
-    callback = make_callback(fit)
+    callback = callback_class(trainer, start, Stopping(run, trainer.strategy.root_device))
     trainer.callbacks.append(callback)
     try:
         yield start.path
     finally:
         if callback in trainer.callbacks:
             trainer.callbacks.remove(callback)
-        fit.stopping.release()
+        callback.stopping.release()
 
 
 def _checkpoints(trainer: Any) -> Checkpoints:
@@ -94,7 +95,7 @@ def _checkpoints(trainer: Any) -> Checkpoints:
 
 
 class _Fit:
-    """One training of Lightning's.
+    """One training of Lightning's, and the hooks of its callback.
 
     Args:
         trainer: Lightning's.
@@ -115,10 +116,10 @@ class _Fit:
 
     # ------------------------------------------------------------------ hooks of the callback
 
-    def on_fit_start(self) -> None:
+    def on_fit_start(self, *_: Any) -> None:
         self._note_pass()
 
-    def on_train_start(self) -> None:
+    def on_train_start(self, *_: Any) -> None:
         trainer = self._trainer
         self._require_same_start()
         tell_start("Lightning's Trainer", self._start)
@@ -131,14 +132,13 @@ class _Fit:
         self.stopping.begin()
         report(self._step, self._total(), None)
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self, *_: Any) -> None:
         loops = self._trainer.fit_loop
         is_going_on = loops.restarting or getattr(loops, "is_resuming", False)
         if self._trainer.current_epoch > 0 and not is_going_on:  # else the pass has begun before
             self._note_pass()
 
-    def on_train_batch_end(self, outputs: Any) -> None:
-        trainer = self._trainer
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
         self._read_loss(outputs)
         report(trainer.global_step, self._total(), self._loss)
         has_stepped, self._step = trainer.global_step != self._step, trainer.global_step
@@ -148,20 +148,20 @@ class _Fit:
             elif not trainer.is_last_batch:
                 self._leave()
 
-    def on_validation_batch_end(self) -> None:
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         if self._is_amid_training() and self.stopping.is_asked():
             self._keep()
 
-    def on_validation_end(self) -> None:
+    def on_validation_end(self, *_: Any) -> None:
         is_asked = self._is_amid_training() and bool(self.stopping.request)
         if is_asked and not (self._trainer.is_last_batch or self._is_over()):
             self._leave()
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self, *_: Any) -> None:
         if self.stopping.request and not self._is_over():
             self._leave()
 
-    def state(self) -> Any:
+    def state_dict(self) -> Any:
         """Return where each rank is in its data, and its random numbers; every rank calls this."""
         loops = self._trainer.fit_loop
         epoch = loops.epoch_progress.current
@@ -177,7 +177,7 @@ class _Fit:
             dist.all_gather_object(states, mine)
         return {"ranks": states}
 
-    def load_state(self, state: Any) -> None:
+    def load_state_dict(self, state: Any) -> None:
         rank, states = rank_and_size()[0], state["ranks"]
         if len(states) == rank_and_size()[1]:  # else the ranks share the data otherwise
             own = torch.load(io.BytesIO(states[rank]), weights_only=True)
@@ -290,40 +290,3 @@ class _Fit:
 
 def _inner_sampler(loader: Any) -> Any:
     return getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-
-
-def _callback_class(base: Any) -> Any:
-    """Return the class of our callback: Lightning calls those of its class for checkpoints last."""
-
-    class HeadwayCheckpoint(base):  # type: ignore[misc]
-        def __init__(self, fit: _Fit) -> None:
-            self._fit = fit
-
-        def on_fit_start(self, *_: Any) -> None:
-            self._fit.on_fit_start()
-
-        def on_train_start(self, *_: Any) -> None:
-            self._fit.on_train_start()
-
-        def on_train_epoch_start(self, *_: Any) -> None:
-            self._fit.on_train_epoch_start()
-
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
-            self._fit.on_train_batch_end(outputs)
-
-        def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-            self._fit.on_validation_batch_end()
-
-        def on_validation_end(self, *_: Any) -> None:
-            self._fit.on_validation_end()
-
-        def on_train_epoch_end(self, *_: Any) -> None:
-            self._fit.on_train_epoch_end()
-
-        def state_dict(self) -> Any:
-            return self._fit.state()
-
-        def load_state_dict(self, state_dict: Any) -> None:
-            self._fit.load_state(state_dict)
-
-    return HeadwayCheckpoint
