@@ -158,6 +158,12 @@ def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoR
     # Python ignores them, which exec would pass on
     signals.put_back(dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_DFL))
     command = plan.program.command(plan.python)
+    if plan.not_joined is None:
+        from headway.launcher.rank.worker import bootstrap_code
+
+        program = plan.program
+        code = bootstrap_code("rank.worker", "main_alone")
+        command = [*plan.python, "-c", code, program.kind, program.name, *program.args]
     try:
         os.execve(command[0], command, environment)
     except OSError as error:

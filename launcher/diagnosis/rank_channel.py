@@ -257,7 +257,8 @@ class RankChannel:
 
 def _movement(answer: Answer) -> object:
     """Return what differs from answer to answer of a rank that makes progress."""
-    return answer.groups, answer.progress, answer.num_modules
+    progress = answer.progress  # whose loss may be nan, which differs from itself
+    return answer.groups, progress.step, progress.phase, answer.num_modules
 
 
 def _before_crash(group: Group) -> Group:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.secrets import masked, masked_command
+from headway.launcher.plan.libraries import HOOKS
 from headway.launcher.plan.plan import LOOPBACK, LaunchPlan
 from headway.launcher.plan.summary import counted, place_of, printable, summary
 from headway.settings.setting import Value
@@ -28,6 +29,7 @@ def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
         ("processes", ranks, ""),
         ("how", *_how(plan)),
         ("port", *_port(plan)),
+        ("joins", *_joined(plan)),
     ]
     if plan.gpus:
         start.append(("gpus", ", ".join(map(str, plan.gpus)), settings.devices.reading()))
@@ -81,6 +83,13 @@ def _how(plan: LaunchPlan) -> tuple[str, str]:
     if plan.supervised is None:
         return "exec", "the script replaces the launcher"
     return "torch's elastic agent", plan.supervised
+
+
+def _joined(plan: LaunchPlan) -> tuple[str, str]:
+    if plan.not_joined is not None:
+        return "no library", plan.not_joined
+    names = ", ".join(dict.fromkeys(hook.name for hook in HOOKS))
+    return names, "once the script imports it"
 
 
 def _port(plan: LaunchPlan) -> tuple[str, str]:

@@ -6,6 +6,8 @@ from headway.contract.origin import Layer
 from headway.contract.strategies import HSDP, SHARDED
 from headway.devices.table import kind_of
 from headway.errors import described
+from headway.launcher.plan.accelerate import keeps_accelerate
+from headway.launcher.plan.libraries import why_not_joined
 from headway.launcher.plan.program import Program
 from headway.launcher.plan.unused import listed, sharing_asked
 from headway.launcher.plan.variables import counts_fastest_first
@@ -24,6 +26,7 @@ def notes(
     return [
         *_without_effect(settings, program, supervised),
         *_of_another_runtime(settings, program),
+        *_of_unjoined_libraries(settings, program, supervised, in_process),
         *(_about_gpus(settings, machine) if kind_of(settings.device).is_numbered else []),
         *_unused_gpus(settings, machine),
         *_of_debugging(settings, program, supervised),
@@ -84,7 +87,7 @@ def _without_effect(settings: Settings, program: Program, supervised: str | None
 def _of_another_runtime(settings: Settings, program: Program) -> list[str]:
     """Name what only Headway's Accelerator obeys, before a script that seems to make none."""
     names = sharing_asked(settings)
-    if not names or not program.imports:
+    if not names or not program.imports or keeps_accelerate(program):
         return []
     values = listed(f"{name} {settings.values[name].value}" for name in names)
     hold = "holds" if len(names) == 1 else "hold"
@@ -92,6 +95,20 @@ def _of_another_runtime(settings: Settings, program: Program) -> list[str]:
         f"{values} {hold} for models that headway.Accelerator prepares; {program.name} trains with"
         f" {program.imports}, without Headway, unless a module that it imports makes an Accelerator"
         f" ({settings.where(*names)})"
+    ]
+
+
+def _of_unjoined_libraries(
+    settings: Settings, program: Program, supervised: str | None, in_process: bool
+) -> list[str]:
+    """Say how a library is joined that only a module of the script imports, if it is wanted."""
+    wanted = [name for name in ("resume", "time_limit") if settings.values[name].value is not None]
+    why = why_not_joined(settings, program, supervised, in_process)
+    if not (wanted and why and program.imports):
+        return []
+    return [
+        f"{listed(wanted)}: no Trainer of a library is joined in {program.name}: {why}"
+        f" ({settings.where(*wanted)})"
     ]
 
 

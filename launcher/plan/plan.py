@@ -11,6 +11,8 @@ from typing import NamedTuple
 from headway.contract.run import Ranks
 from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, MachineError, Problem
+from headway.launcher.plan.accelerate import accelerate_problems
+from headway.launcher.plan.libraries import why_not_joined
 from headway.launcher.plan.notes import notes
 from headway.launcher.plan.program import Program
 from headway.launcher.plan.supervision import (
@@ -40,6 +42,7 @@ class LaunchPlan(NamedTuple):
     notes: tuple[str, ...]
     task: Ranks | None = None  # this process's place, where its scheduler starts each rank
     estimated_bytes: int | None = None  # what tensors were estimated to take on each rank
+    not_joined: str | None = None  # why no training library is
 
     @property
     def is_one_machine(self) -> bool:
@@ -99,6 +102,7 @@ def build_plan(
         *program_problems(
             settings, program, python, supervise=supervise, in_process=in_process, task=task
         ),
+        *accelerate_problems(settings, program),
         *settings_problems(settings, machine),
     ]
     if task is not None:
@@ -131,4 +135,5 @@ def build_plan(
         notes=tuple(notes(settings, machine, program, supervised, in_process)),
         task=task,
         estimated_bytes=estimated_bytes,
+        not_joined=why_not_joined(settings, program, supervised, in_process),
     )

@@ -8,6 +8,7 @@ from headway.contract.records import Uses
 from headway.contract.run import ACCELERATE
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.contract.strategies import SHARDED
+from headway.launcher.plan.accelerate import fsdp_variables
 from headway.settings.table import TABLE, Settings
 
 _FOR_ANY_RUNTIME = tuple(name for name in ACCELERATE if name != "device")
@@ -29,7 +30,9 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
     has_reader = any(uses.readers for uses in known)
     parts = []
     if not any(uses.accelerator for uses in known):
-        parts += _without_accelerator(settings, has_reader)
+        has_accelerate = any("accelerate" in uses.readers for uses in known)
+        is_sharded = has_accelerate and bool(fsdp_variables(settings))
+        parts += _without_accelerator(settings, has_reader, is_sharded)
     if not any(uses.resuming for uses in known):
         parts += _not_asked_for(settings, "resume", "neither accelerator.resume() nor")
     if not any(uses.stopping for uses in known):
@@ -40,10 +43,7 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
 
 
 def sharing_asked(settings: Settings) -> list[str]:
-    """Return the settings that ask for more than a copy of the model on each rank.
-
-    Only Headway's Accelerator obeys them.
-    """
+    """Return the settings that ask for more than a copy of the model on each rank."""
     is_alone = settings.num_processes * settings.num_machines == 1
     is_sharded = settings.strategy in SHARDED and not is_alone
     asked = [name for name in SHARING if not _is_default(settings, name)]
@@ -52,11 +52,11 @@ def sharing_asked(settings: Settings) -> list[str]:
     return asked
 
 
-def _without_accelerator(settings: Settings, has_reader: bool) -> list[str]:
+def _without_accelerator(settings: Settings, has_reader: bool, is_sharded: bool) -> list[str]:
     names = [
         name for name in (() if has_reader else _FOR_ANY_RUNTIME) if not _is_default(settings, name)
     ]
-    names += sharing_asked(settings)
+    names += [] if is_sharded else sharing_asked(settings)
     if not names:
         return []
     values = listed(f"{name} {settings.values[name].value}" for name in names)
@@ -77,8 +77,8 @@ def _not_asked_for(settings: Settings, name: str, neither: str) -> list[str]:
     if _is_default(settings, name):
         return []
     return [
-        f"{name} was not used: the script calls {neither} accelerator.checkpoint()"
-        f" ({settings.where(name)})"
+        f"{name} was not used: the script calls {neither} accelerator.checkpoint(), and no Trainer"
+        f" of a library was joined ({settings.where(name)})"
     ]
 
 

@@ -16,6 +16,7 @@ from headway.contract.run import (
     encode,
 )
 from headway.devices.table import CUDA, kind_of
+from headway.launcher.plan.accelerate import fsdp_variables
 from headway.launcher.plan.supervision import is_world_of_one
 from headway.machine.facts import Machine
 from headway.settings.resolve import threads_given_by
@@ -58,6 +59,10 @@ def variables_of(
         # Accelerate lets it override the script's own argument
         steps = _from(settings, "gradient_accumulation_steps")
         changes["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = steps
+    changes |= {
+        name: _from(settings, setting, text)
+        for name, (text, setting) in fsdp_variables(settings).items()
+    }
     threads = threads_given_by(settings.env) or threads_given_by(environ)
     if threads is None or settings.origin("threads_per_process").layer is not Layer.DETECTED:
         changes["OMP_NUM_THREADS"] = _from(settings, "threads_per_process")

@@ -27,7 +27,7 @@ from headway.contract.run import read_ranks, read_run
 from headway.errors import ConfigError, HeadwayError
 from headway.launcher.diagnosis.reasons import is_of_communication
 from headway.launcher.plan.program import RUNTIMES
-from headway.launcher.rank import rank_monitor
+from headway.launcher.rank import library_hooks, rank_monitor
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """Blocked while a rank's process is started, so that none is lost or runs the parent's handler."""
@@ -44,18 +44,18 @@ _LAUNCHER = os.path.join(_PACKAGE, "launcher") + os.sep
 _BOOTSTRAP = """\
 import sys
 if sys.path[:1] == [""]: del sys.path[0]
-from headway.launcher.{module} import main
-main()
+from headway.launcher.{module} import {function}
+{function}()
 """
 
 
-def bootstrap_code(module: str) -> str:
-    """Return the code that `python -c` runs to call `main` of a module of the launcher.
+def bootstrap_code(module: str, function: str = "main") -> str:
+    """Return the code that `python -c` runs to call a function of a module of the launcher.
 
     With -c, Python puts the working directory first on sys.path, where a user's file could shadow
     any module.
     """
-    return _BOOTSTRAP.format(module=module)
+    return _BOOTSTRAP.format(module=module, function=function)
 
 
 def main() -> None:
@@ -66,6 +66,13 @@ def main() -> None:
     atexit.register(finish_process)
     rank_monitor.start(int(channel), int(stacks))
     run_program(kind, name, args, blocked=STOP_SIGNALS)
+
+
+def main_alone() -> None:
+    """Run the program in this process, which has replaced the launcher."""
+    kind, name, *args = sys.argv[1:]
+    atexit.register(finish_process)
+    run_program(kind, name, args)
 
 
 def run_program(
@@ -90,6 +97,8 @@ def run_program(
         ranks = read_ranks()
         if ranks is not None and ranks.rank != run.debug_rank:
             skip_prompts()
+    if run is not None and run.library_hooks:
+        library_hooks.install()
     sys.argv = [name, *args]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})

@@ -39,6 +39,7 @@ RUNTIME = (
     "checkpointer",
     "accelerator",
     "compat",
+    "libraries",
     "estimate.child",
 )
 TORCH = {
