@@ -120,6 +120,7 @@ OWN = {
     "tokens": (_two_tensors, None),
     "buffers?": [_own_buffers],
     "gradients?": [(_tensor, None)],
+    "optimizers?": [dict],
 }
 """Of what a rank has of its own."""
 

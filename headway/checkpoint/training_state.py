@@ -386,7 +386,10 @@ _SHARED: tuple[type[_Part], ...] = (
 
 
 class OwnOfRank:
-    """What each rank has of its own: generators, tokens, buffers, and gradients of an open step."""
+    """What each rank has of its own: generators, tokens, buffers, gradients of an open step, ...
+
+    After `LocalSGD` also what the optimizers of ranks other than 0 remember.
+    """
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -403,6 +406,8 @@ class OwnOfRank:
         if own_buffers:
             spread = map(training.strategy.spreads_buffers, training.models)
             own["buffers"] = [*zip(own_buffers, spread, strict=True)]
+        if training.has_own_optimizers and not training.world.is_main:
+            own["optimizers"] = [one.state_dict() for one in training.optimizers]
         if training.accumulation.is_open and not is_alone():
             own["gradients"] = [_own_part(one.grad) for one in _parameters(training)]
         return own
@@ -416,6 +421,9 @@ class OwnOfRank:
                 raise checkpoint.misfit(
                     "the gradients are those of other models, or of another strategy"
                 )
+        optimizers = self._training.optimizers
+        states = (checkpoint.own or {}).get("optimizers", optimizers)
+        checkpoint.require_equal("number of optimizers", len(states), len(optimizers))
         for model, (buffers, _) in zip(models, self._buffers(checkpoint), strict=True):
             shapes = [_shape(getattr(*one)) for one in saved_buffers(model)]
             if buffers and not _have_shapes(buffers, shapes):
@@ -426,6 +434,9 @@ class OwnOfRank:
         yield "what each rank has of its own"
         training, own = self._training, checkpoint.own or {}
         training.token_mean.pending = own.get("tokens")
+        for optimizer, state in zip(training.optimizers, own.get("optimizers", ()), strict=False):
+            optimizer.load_state_dict(state)
+            training.has_own_optimizers = True
         parameters = _parameters(training)
         gradients = own.get("gradients", [None] * len(parameters))
         for parameter, gradient in zip(parameters, gradients, strict=True):
