@@ -25,7 +25,7 @@ from headway.checkpoint.saving import State, agree
 from headway.checkpoint.values import encode
 from headway.contract.notes import say
 from headway.data.loader import PreparedDataLoader
-from headway.data.position import SavedRng
+from headway.data.position import Resumption
 from headway.distributed.collectives import broadcast_object_list, gather_object
 from headway.distributed.rng import generator_states
 from headway.distributed.world import is_alone, rank_and_size
@@ -447,13 +447,13 @@ class OwnOfRank:
                 if saved is not None:
                     getattr(*one).copy_(saved)
             training.strategy.set_spreads_buffers(prepared, are_spread)
-        generators = SavedRng(own.get("generators"), training.world.device)
+        resumption = Resumption(own.get("generators"), training.world.device)
         loaders, positions = training.loaders, checkpoint.positions or ()
         if positions and not training.skips_itself:
             positions = over_where_left(loaders, positions, is_told=training.world.is_main)
         for loader, position in zip(loaders, positions, strict=False):
-            loader.seek(position, generators, only_skipped=training.skips_itself)
-        generators.restore()
+            loader.seek(position, resumption, only_skipped=training.skips_itself)
+        resumption.generators.restore()
 
     def _buffers(
         self, checkpoint: Checkpoint
