@@ -209,7 +209,7 @@ class Channel:
     """
 
     __slots__ = (
-        *("fd", "identity", "last_sent_at", "num_steps", "phase", "step", "total", "loss"),
+        *("fd", "identity", "last_sent_at", "num_trained", "phase", "step", "total", "loss"),
         *("has_joined_group", "has_made_accelerator", "has_resumed", "obeys_stops", "will_save"),
     )
 
@@ -218,7 +218,7 @@ class Channel:
         self.identity: tuple[int, int] | None = None  # of the file that `fd` was opened for
         self.last_sent_at = 0.0  # when the last heartbeat was sent, on the monotonic clock
         self.step, self.phase, self.total, self.loss = Progress()
-        self.num_steps = 0  # that this process has made; of all optimizers, never set back
+        self.num_trained = 0  # backward passes and optimizer steps of this process; never set back
         self.has_joined_group = False
         self.has_made_accelerator = False
         self.has_resumed = False
