@@ -35,8 +35,11 @@ class Saved(NamedTuple):
 
 def is_of_library(path: Path) -> bool:
     """Return whether a path is a checkpoint of a library, or a folder that has some."""
-    has_record = (path / RECORD).exists()
-    return has_record or bool(trainer_checkpoints(path) or lightning_checkpoints(path))
+    try:
+        has_record = (path / RECORD).exists()
+        return has_record or bool(trainer_checkpoints(path) or lightning_checkpoints(path))
+    except OSError:  # of another user, say
+        return False
 
 
 def trainer_checkpoints(folder: Path) -> list[Saved]:
