@@ -22,6 +22,7 @@ VARIABLE = "HEADWAY_PROFILE"
 PROJECT_FILE = "headway.yaml"
 DEFAULT_NAME = "default"
 MAX_BYTES = 2**20
+PIPE_BEGINS_WITHIN_S = 15.0
 
 
 class ProfileChoice(NamedTuple):
@@ -282,6 +283,22 @@ def shown(path: str) -> str:
     return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
 
 
+def _wait_for_writer(pipe: int) -> None:
+    """Wait until there is something in a pipe, or its writers have closed it.
+
+    Raises:
+        OSError: nothing comes, as of a named pipe that nobody writes to.
+    """
+    import errno
+    import select
+
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    if not waiting.poll(PIPE_BEGINS_WITHIN_S * 1000):
+        what = f"nobody has written into the pipe within {PIPE_BEGINS_WITHIN_S:.0f} s"
+        raise OSError(errno.ETIMEDOUT, what)
+
+
 def is_there(path: str) -> bool:
     """Return whether `path` exists, also as a broken link; raise where that cannot be known."""
     try:
@@ -312,17 +329,19 @@ def read_text(
         path: of the file.
         kind: what the file is, for messages.
         where: what named it, for messages; by default its path.
-        may_be_pipe: accept a pipe or terminal, and read it to its end.
+        may_be_pipe: accept a terminal, or a pipe that begins within PIPE_BEGINS_WITHIN_S.
     """
     where = where or shown(path)
-    waits = 0 if may_be_pipe else getattr(os, "O_NONBLOCK", 0)
     try:
-        handle = os.open(path, os.O_RDONLY | waits)
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         mode = os.fstat(handle).st_mode
         if stat.S_ISDIR(mode) or not (may_be_pipe or stat.S_ISREG(mode)):
             os.close(handle)
             raise ConfigError(f"the {kind} is not a file", where=where, fix="pass a regular file")
         with open(handle, "rb") as file:
+            if stat.S_ISFIFO(mode):
+                _wait_for_writer(handle)
+            os.set_blocking(handle, True)
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
