@@ -233,7 +233,9 @@ class Accelerator:
             tracking,
             connected.handlers,
         )
-        self.state = share(connected.world, training.precision.name, connected.dynamo)
+        self.state = share(
+            connected.world, training.precision.name, connected.dynamo, connected.fsdp_plugin
+        )
         self.gradient_state = share_accumulation(training.accumulation)
         tell(connected, strategy)
 
@@ -767,10 +769,9 @@ class Accelerator:
         "parts.process.device", "The device of this rank's model and batches."
     )
 
-    @property
-    def distributed_type(self) -> DistributedType:
-        """How the ranks work together."""
-        return DistributedType.FSDP if self.is_fsdp2 else self.parts.process.distributed_type
+    distributed_type = Attribute[DistributedType](
+        "state.distributed_type", "How the ranks work together."
+    )
 
     num_processes = Attribute[int](
         "parts.process.num_processes",

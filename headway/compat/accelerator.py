@@ -107,6 +107,11 @@ class Accelerator(native.Accelerator):
     """
 
     part_types = native.PartTypes(_Preparer, _Steps, _accepted)
+    _models = native.Attribute[Any]("parts.training.models", "As libraries look at them.")
+    _optimizers = native.Attribute[Any]("parts.training.optimizers", "The same.")
+    _schedulers = native.Attribute[Any]("parts.training.schedulers", "The same.")
+    _dataloaders = native.Attribute[Any]("parts.training.loaders", "The same.")
+    _custom_objects = native.Attribute[Any]("parts.training.registered", "The same.")
     step = 0
     """The micro-batches since training began, or since a loader ended."""
 

@@ -48,6 +48,13 @@ HOMES: dict[str, dict[str, str]] = {
     "memory_utils": _BATCH_SIZE,
     "utils": {
         **_BATCH_SIZE,
+        **{
+            name: f"headway.compat.utils.fsdp_utils.{name}"
+            for name in (
+                *("load_fsdp_model", "load_fsdp_optimizer"),
+                *("save_fsdp_model", "save_fsdp_optimizer"),
+            )
+        },
         "DistributedOperationException": "headway.distributed.collectives.DifferentTensors",
     },
 }

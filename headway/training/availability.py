@@ -164,20 +164,23 @@ def is_weights_only_available() -> bool:
     return True
 
 
-def _package(package: str, *distributions: str) -> Callable[[], bool]:
+def _package(package: str, *distributions: str) -> Callable[..., bool]:
     """Return the function that says whether `package` is installed, by one of `distributions`."""
 
-    def is_installed() -> bool:
+    def is_installed(min_version: str | None = None) -> bool:
         # a folder of that name, such as the `wandb` that wandb writes into, has no distribution
-        return find_spec(package) is not None and any(map(_has_version, distributions or [package]))
+        found = [one for one in distributions or [package] if _has_version(one, min_version)]
+        return bool(found) and find_spec(package) is not None
 
-    is_installed.__doc__ = f"Return whether the package `{package}` is installed."
+    is_installed.__doc__ = (
+        f"Return whether the package `{package}` is installed, in at least `min_version`."
+    )
     return is_installed
 
 
-def _has_version(distribution: str) -> bool:
+def _has_version(distribution: str, at_least: str | None) -> bool:
     try:
-        return bool(version(distribution))
+        return TorchVersion(version(distribution)) >= (at_least or "0")
     except PackageNotFoundError:
         return False
 

@@ -90,6 +90,10 @@ def run_program(
         ranks = read_ranks()
         if ranks is not None and ranks.rank != run.debug_rank:
             skip_prompts()
+    if run is not None and run.replace_accelerate:
+        from headway.compat.replacing import replace_accelerate
+
+        replace_accelerate()
     sys.argv = [name, *args]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})

@@ -63,6 +63,7 @@ TWO_VALUES = {  # for each setting, two different values that are possible
     "wrap": ("Block", "1000"),
     "activation_checkpointing": ("yes", "no"),
     "cpu_offload": ("yes", "no"),
+    "replace_accelerate": ("yes", "no"),
 }
 
 
