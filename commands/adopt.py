@@ -32,7 +32,7 @@ class _Report(NamedTuple):
     @property
     def alone(self) -> list[AloneCall]:
         """The calls that not all ranks make."""
-        return [*calls_alone(self.script.tree)] if self.script.imports else []
+        return calls_alone(self.script.tree) if self.script.imports else []
 
     @property
     def has_all(self) -> bool:

@@ -181,15 +181,13 @@ def _prune(folder: Path, keep: int, *, with_leftovers: bool) -> int:
     gone = prune(folder, keep)
     for path in leftovers_in(folder):
         if with_leftovers:
-            remove(path)
-            gone.append(path)
+            gone[path] = remove(path)
         else:
             print(f"{shown(str(path))} is left of a save; --leftovers")
-    stayed = [path for path in gone if os.path.lexists(path)]
     for path in gone:
-        if path not in stayed:
+        if gone[path]:
             print(f"removed {shown(str(path))}")
-    if stayed:
+    if stayed := [path for path, is_gone in gone.items() if not is_gone]:
         raise CheckpointError(
             f"{len(stayed)} folders could not be removed, such as {stayed[0].name}",
             where=str(folder),

@@ -14,8 +14,8 @@ from io import StringIO
 from typing import Any, NamedTuple
 
 from headway.commands.checkpoint import ACTIONS
-from headway.commands.config_subcommands import SUBCOMMANDS
-from headway.commands.config_subcommands import main as config
+from headway.commands.config import SUBCOMMANDS
+from headway.commands.config import main as config
 from headway.commands.flags import HelpShown, Parser
 from headway.commands.main import COMMANDS
 from headway.errors import ConfigError
@@ -84,8 +84,7 @@ def all_flags() -> ArgumentParser:
     root.add_argument("--version", action="store_true", help="print the version")
     commands = root.add_subparsers()
     for name, text in COMMANDS.items():
-        module = "config_subcommands" if name == "config" else name
-        run = import_module(f"headway.commands.{module}").main
+        run = import_module(f"headway.commands.{name}").main
         command = commands.add_parser(name, help=text)
         _fill(command, name, _parser_of(run), completers)
         if name == "config":

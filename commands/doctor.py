@@ -1,4 +1,7 @@
-"""`headway doctor`: check this machine; each problem has a fix."""
+"""`headway doctor`: check this machine; each problem has a fix.
+
+`machine_problems` judges a snapshot of any machine; other checks need this machine itself.
+"""
 
 from __future__ import annotations
 
@@ -11,34 +14,72 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
 
 from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
 from headway.devices.table import kind_of
-from headway.errors import Do, HeadwayError, Problem, Remedy, advice, run
+from headway.errors import HeadwayError, Remedy, advice, described, run
 from headway.launcher.clusters.cluster import cluster_layer
-from headway.machine.apple import how_to_update_torch
-from headway.machine.facts import Machine
+from headway.machine.apple import OLDEST_CORRECT_TORCH, how_to_update_torch
+from headway.machine.facts import Host, Machine
+from headway.machine.gpus import how_to_free, how_to_use_gpus, of_machine
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
 from headway.settings.layers import launch_layers, profile_layers
-from headway.settings.machine_problems import (
-    ERROR,
-    OK,
-    SKIPPED,
-    TEMPORARY_FIX,
-    WARNING,
-    Check,
-    machine_problems,
-)
 from headway.settings.problems import problems
-from headway.settings.resolve import resolve
+from headway.settings.resolve import resolve, threads_given_by
 from headway.settings.table import Settings
+
+
+class Severity(str, Enum):
+    """The status of a check; the values are part of `headway doctor --json`."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+    SKIPPED = "skipped"
+
+
+OK, WARNING, ERROR, SKIPPED = Severity
+
+
+class Check(NamedTuple):
+    """The result of one check; each of the remedies by itself solves the problem it found."""
+
+    check: str
+    status: Severity
+    what: str
+    remedies: Sequence[Remedy] = ()
+
+    @property
+    def fix(self) -> str:
+        """The remedies in words; empty if there is no problem."""
+        return described(self.remedies)
+
 
 LIVE = ("torch runs", "profile", "hostname", "port", "disk")
 TORCH_TIMEOUT_S = 120
 LEAST_FREE_BYTES = {WARNING: 5 * 2**30, ERROR: 2**28}
 CONNECT_TIMEOUT_S = 3.0
+
+MIN_SHM_BYTES = 2**30  # data loader workers pass batches through it; Docker's default is 64 MiB
+MIN_OPEN_FILES = 4096  # workers and the tensors that they share need descriptors
+MIN_PROCESSES = 1024
+TEMPORARY_FIX = "`export TMPDIR=FOLDER`, with one that you may write to"
+
+SLOW_VARIABLES = {
+    "CUDA_LAUNCH_BLOCKING": "kernel launches are synchronous",
+    "NCCL_P2P_DISABLE": "GPUs communicate through host memory",
+    "NCCL_SHM_DISABLE": "ranks on this machine communicate over the network",
+    "NCCL_IB_DISABLE": "InfiniBand is not used",
+}
+RENAMED_VARIABLES = {
+    "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
+    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+}
+LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 ASK_TORCH = """\
 import json, sys, torch
@@ -63,25 +104,189 @@ def main(argv: Sequence[str]) -> int:
     parser.machine_flag()
     parsed = parser.parse_flags(argv)
     machine, _ = machine_from_flags(parsed, os.environ, full=True)
+    checks = machine_problems(machine)
+    pip = "pip"
     if parsed.machine is None:
-        live = list(_live_checks(machine))
+        checks += _live_checks(machine)
+        pip = f"{shlex.quote(sys.executable)} -m pip"  # whichever is first on the PATH
     else:
-        live = [Check(name, SKIPPED, "not possible for a recorded machine") for name in LIVE]
-    found = [*machine_problems(machine), *live]
-    if parsed.machine is None:
-        found = with_own_pip(found, torch_outside(_torch_folder()))
-    checks = [one._replace(what=without_home(one.what, os.environ)) for one in found]
+        checks += [Check(name, SKIPPED, "not possible for a recorded machine") for name in LIVE]
+    found = [
+        {
+            "check": one.check,
+            "status": one.status.value,
+            "what": without_home(one.what, os.environ),
+            "fix": one.fix.replace("`pip ", f"`{pip} "),
+        }
+        for one in checks
+    ]
     if parsed.json:
-        data = {"machine": as_data(machine), "checks": [check.as_data() for check in checks]}
-        print(json.dumps(data, indent=2))
+        print(json.dumps({"machine": as_data(machine), "checks": found}, indent=2))
     else:
-        rows = [(one.status.value, one.check, _with_fix(one)) for one in checks]
+        rows = [
+            (one["status"], one["check"], one["what"] + f"\nfix: {one['fix']}" * bool(one["fix"]))
+            for one in found
+        ]
         print_table(("", "check", "finding"), rows)
     return int(any(check.status is ERROR for check in checks))
 
 
-def _with_fix(check: Check) -> str:
-    return f"{check.what}\nfix: {check.fix}" if check.fix else check.what
+def machine_problems(machine: Machine) -> list[Check]:
+    """Return the results of all checks, including those that passed."""
+    checks = [*_torch(machine), *_device(machine), *_gpus(machine)]
+    if machine.host is not None:
+        checks += [
+            _cores(machine, machine.host),
+            *_shared_memory(machine.host),
+            *_limits(machine.host),
+            *_variables(machine.host),
+        ]
+    return checks
+
+
+def _torch(machine: Machine) -> Iterator[Check]:
+    torch = machine.torch
+    if torch is None:
+        yield Check("torch", ERROR, machine.torch_reason, [run("pip install torch")])
+    elif machine.mps and not torch.is_at_least(*OLDEST_CORRECT_TORCH):
+        # without MPS, _device has the fix
+        oldest = ".".join(map(str, OLDEST_CORRECT_TORCH))
+        what = f"torch {torch.version}: MPS gives wrong results with versions before {oldest}"
+        yield Check("torch", WARNING, what, [how_to_update_torch(machine.macos)])
+    else:
+        builds = {"CUDA": torch.cuda, "ROCm": torch.hip, "XPU": torch.xpu}
+        build = next((f"{name} {text}" for name, text in builds.items() if text), "")
+        yield Check("torch", OK, f"torch {torch.version}" + (f", built for {build}" * bool(build)))
+
+
+def _device(machine: Machine) -> Iterator[Check]:
+    device, reason = machine.best_device()
+    if machine.gpus and not machine.visible_gpus:
+        status = WARNING if machine.torch_obstacle is None else ERROR
+        yield Check("device", status, machine.why_no_gpu, how_to_use_gpus(machine))
+    elif machine.mask_fault is not None:
+        fixes = [run("unset CUDA_VISIBLE_DEVICES"), advice("correct CUDA_VISIBLE_DEVICES")]
+        yield Check("device", WARNING, f"{machine.mask_fault}: {machine.describe_gpus()}", fixes)
+    elif machine.system == "Darwin" and not machine.mps:
+        is_broken = bool(machine.mps_fix) and not machine.mps_is_disabled
+        status = ERROR if is_broken else WARNING
+        fix = advice(machine.mps_fix or "none needed: training runs on the CPU")
+        yield Check("device", status, f"MPS is not available: {machine.mps_reason}", [fix])
+    elif machine.driver_is_silent:
+        yield Check("device", ERROR, machine.gpus_reason, how_to_use_gpus(machine))
+    else:
+        yield Check("device", OK, f"{device}: {reason}")
+
+
+def _gpus(machine: Machine) -> Iterator[Check]:
+    visible = {gpu.slice_of or gpu.uuid for gpu in machine.visible_gpus}
+    is_hidden = machine.torch_obstacle is None and machine.mask is not None
+    for index, gpu in enumerate(machine.gpus):
+        if is_hidden and gpu.uuid not in visible:  # not used by training on this machine
+            continue
+        # by UUID: indices of --devices are relative to CUDA_VISIBLE_DEVICES, nvidia-smi's are not
+        without = advice(f"`--devices {','.join('^' + part.uuid for part in gpu.parts())}`")
+        name = f"GPU {index} ({gpu.name})"
+        if gpu.ecc_errors:
+            what = f"{name} has {gpu.ecc_errors} uncorrected ECC memory errors"
+            replace = advice(f"if they recur, replace the GPU, and until then pass {without[0]}")
+            yield Check(
+                "ECC", ERROR, what, [of_machine(f"nvidia-smi -i {index} --gpu-reset"), replace]
+            )
+        if gpu.obstacle is not None:
+            remedies = [*(how_to_free(gpu) if gpu.is_disabled else []), without]
+            yield Check("compute mode", WARNING, f"{name}: {gpu.obstacle}", remedies)
+    if machine.gpus and not any(gpu.ecc_errors or gpu.obstacle for gpu in machine.gpus):
+        yield Check("GPUs", OK, f"{len(machine.gpus)}, driver {machine.driver or 'unknown'}")
+
+
+def _cores(machine: Machine, host: Host) -> Check:
+    text = host.variables.get("OMP_NUM_THREADS")
+    threads = threads_given_by(host.variables)
+    export = run(f"export OMP_NUM_THREADS={machine.cores}")
+    remedies = [export, run("unset OMP_NUM_THREADS")]
+    what = ""
+    if text is not None and threads is None:
+        what = f"OMP_NUM_THREADS={text!r} is not a number of threads, and is ignored"
+    elif threads is not None and threads > machine.cores:
+        what = (
+            f"OMP_NUM_THREADS={text}, more than the {machine.cores_reason}: the CPU is "
+            "oversubscribed"
+        )
+    elif host.cpu_quota is not None and host.cpu_quota < host.affinity and threads is None:
+        what = f"{machine.cores_reason}, but torch by default starts {host.affinity} threads"
+        remedies = [advice("nothing under `headway launch`, which respects the quota"), export]
+    if what:
+        return Check("threads", WARNING, what, remedies)
+    return Check("threads", OK, machine.cores_reason)
+
+
+def _shared_memory(host: Host) -> Iterator[Check]:
+    if host.shm_bytes is None:
+        return
+    if host.shm_bytes >= MIN_SHM_BYTES:
+        yield Check("/dev/shm", OK, f"{host.shm_bytes / 2**30:.1f} GiB")
+        return
+    what = f"{host.shm_bytes // 2**20} MiB, too small for the batches of data loader workers"
+    mount = advice("in Kubernetes mount an emptyDir of medium Memory at /dev/shm")
+    yield Check("/dev/shm", WARNING, what, [run("docker run --shm-size=8g"), mount])
+
+
+def _limits(host: Host) -> Iterator[Check]:
+    low = []
+    for name, limit, least, flag in (
+        ("open files", host.open_files, MIN_OPEN_FILES, "-n 65536"),
+        ("processes", host.processes, MIN_PROCESSES, "-u 65536"),
+    ):
+        if limit is not None and 0 <= limit < least:
+            low.append((f"{limit} {name}", f"ulimit {flag}"))
+    if host.infiniband and host.locked_bytes is not None and host.locked_bytes >= 0:
+        low.append((f"{host.locked_bytes // 1024} KiB of locked memory", "ulimit -l unlimited"))
+    for what, command in low:
+        yield Check("limits", WARNING, f"the limit is only {what}", [run(command)])
+    if not low:
+        yield Check("limits", OK, "open files, processes, locked memory")
+
+
+def _variables(host: Host) -> Iterator[Check]:
+    variables, found = host.variables, []
+    stale = [name for name in LAUNCH_VARIABLES if name in variables]
+    if stale:
+        what = (
+            f"{', '.join(stale)}: left over from another launch; plain python would wait for its "
+            "ranks"
+        )
+        found.append((WARNING, what, f"unset {' '.join(stale)}"))
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if _names_no_interface(name, host):
+            what = (
+                f"{name}={variables[name]}: no such network interface; there are "
+                f"{', '.join(host.interfaces)}"
+            )
+            found.append((ERROR, what, f"unset {name}"))
+    for name, effect in SLOW_VARIABLES.items():
+        if variables.get(name, "0") not in ("", "0"):
+            found.append((WARNING, f"{name}={variables[name]}: {effect}", f"unset {name}"))
+    for old, new in RENAMED_VARIABLES.items():
+        if old in variables:
+            command = f"export {new}={shlex.quote(variables[old])}; unset {old}"
+            found.append((WARNING, f"{old} is no longer read by torch", command))
+    for status, what, command in found:
+        yield Check("variables", status, what, [run(command)])
+    if not found:
+        yield Check("variables", OK, f"{len(variables)} that affect training")
+
+
+def _names_no_interface(variable: str, host: Host) -> bool:
+    """Return whether there is none; NCCL takes prefixes, "=" exact names, "^" exclusions."""
+    text = host.variables.get(variable, "")
+    if not text or text.startswith("^") or not host.interfaces:
+        return False
+    is_exact = variable.startswith("GLOO") or text.startswith("=")
+    names = text.removeprefix("=").split(",")
+    return not any(
+        one in names or (not is_exact and one.startswith(tuple(names))) for one in host.interfaces
+    )
 
 
 def _live_checks(machine: Machine) -> Iterator[Check]:
@@ -90,65 +295,19 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
     try:
         layers = launch_layers(profile_layers(), os.environ)
         settings = resolve(layers, machine, cluster=cluster_layer(os.environ, layers))
+        found, more = problems(settings, machine), [advice("`headway launch --fit`")]
     except HeadwayError as error:
         settings = resolve([], machine)
-        for problem in error.problems:
-            yield Check("profile", ERROR, f"{problem.what} ({problem.where})", _remedies(problem))
-    else:
-        yield from _check_profile(settings, machine)
+        found, more = [*error.problems], []
+    for problem in found:
+        # in words: they say where each setting was set
+        remedies = [advice(problem.fix), *more]
+        yield Check("profile", ERROR, f"{problem.what} ({problem.where})", remedies)
+    if not found:
+        yield Check("profile", OK, "profiles and HEADWAY_* variables are valid on this machine")
     yield _check_hostname()
     yield _check_port(settings)
     yield from _check_disk()
-
-
-def _torch_folder() -> str:
-    """Return the folder of the torch that scripts import, without importing it; empty if none."""
-    from importlib.util import find_spec
-
-    spec = find_spec("torch")
-    return next(iter(spec.submodule_search_locations or ()), "") if spec else ""
-
-
-def torch_outside(folder: str) -> Remedy | None:
-    """Return how to leave out the torch in `folder` if it is another environment's, or None.
-
-    pip installs into this environment, which such a torch comes before.
-    """
-    import site
-
-    def is_below(parent: str) -> bool:
-        return bool(parent) and os.path.realpath(folder).startswith(
-            os.path.join(os.path.realpath(parent), "")
-        )
-
-    if not folder or is_below(sys.prefix):
-        return None
-    if any(map(is_below, os.environ.get("PYTHONPATH", "").split(os.pathsep))):
-        return run("unset PYTHONPATH")
-    if is_below(site.getusersitepackages()):
-        return run("export PYTHONNOUSERSITE=1")
-    return None
-
-
-def with_own_pip(checks: Sequence[Check], leave_out: Remedy | None) -> list[Check]:
-    """Return the checks with every `pip` that of this Python, whichever is first on the PATH.
-
-    Args:
-        checks: of this machine.
-        leave_out: what to do first, where another environment's torch is the one in use.
-    """
-    python = shlex.quote(sys.executable)
-
-    def own(remedy: Remedy) -> Remedy:
-        if not any(step.do is Do.RUN and step.what.startswith("pip ") for step in remedy):
-            return remedy
-        steps = [
-            step._replace(what=f"{python} -m {step.what}") if step.what.startswith("pip ") else step
-            for step in remedy
-        ]
-        return (*(leave_out or ()), *steps)
-
-    return [one._replace(remedies=[own(remedy) for remedy in one.remedies]) for one in checks]
 
 
 def _ask_torch(machine: Machine) -> Check:
@@ -168,51 +327,47 @@ def _ask_torch(machine: Machine) -> Check:
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         what = f"importing torch takes more than {TORCH_TIMEOUT_S} s"
-        fix = advice("check whether the disk is slow or overloaded")
-        return Check(LIVE[0], ERROR, what, [fix])
+        remedies = [advice("check whether the disk is slow or overloaded")]
     except OSError as error:
         what = f"cannot start another Python: {error.strerror}"
-        return Check(LIVE[0], ERROR, what, [run("ulimit -n 65536; ulimit -u 65536")])
+        remedies = [run("ulimit -n 65536; ulimit -u 65536")]
     except (IndexError, ValueError):
         message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         what = f"cannot import torch: {message}"
-        return Check(LIVE[0], ERROR, what, [run("pip install --force-reinstall torch")])
-    visible = machine.visible_gpus
+        remedies = [run("pip install --force-reinstall torch")]
+    else:
+        what, remedies = _compared(answer, machine)
+        if not what:
+            version = answer["version"]
+            return Check(LIVE[0], OK, f"torch {version} was imported by {sys.executable}")
+    return Check(LIVE[0], ERROR, what, remedies)
+
+
+def _compared(answer: Any, machine: Machine) -> tuple[str, list[Remedy]]:
+    """Return what torch does not find on this machine, and what may help; empty for nothing."""
+    visible, gpus = machine.visible_gpus, answer["gpus"]
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
-    gpus = answer["gpus"]
     if "error" in gpus:
         what = f"torch sees {gpus['count']} GPUs, but the first fails: {gpus['error']}"
         tool = kind_of(machine.gpu_kind).tool
-        fix = advice(f"run `{tool}` to see its processes and compute mode")
-        return Check(LIVE[0], ERROR, what, [fix])
+        return what, [advice(f"run `{tool}` to see its processes and compute mode")]
     if gpus["count"] < expected:
         what = f"torch sees {gpus['count']} of {expected} GPUs"
-        return Check(LIVE[0], ERROR, what, [advice("reboot"), advice("reinstall the driver")])
+        return what, [advice("reboot"), advice("reinstall the driver")]
     if machine.mps and not answer["mps"]:
         built = "" if answer["mps_built"] else ": it is built without MPS"
-        what = f"torch cannot use MPS on this Mac{built}"
-        return Check(LIVE[0], ERROR, what, [how_to_update_torch(machine.macos)])
-    return Check(LIVE[0], OK, f"torch {answer['version']} was imported by {sys.executable}")
-
-
-def _check_profile(settings: Settings, machine: Machine) -> Iterator[Check]:
-    found = problems(settings, machine)
-    for problem in found:
-        fit = advice("`headway launch --fit`")
-        what = f"{problem.what} ({problem.where})"
-        yield Check("profile", ERROR, what, [*_remedies(problem), fit])
-    if not found:
-        yield Check("profile", OK, "profiles and HEADWAY_* variables are valid on this machine")
-
-
-def _remedies(problem: Problem) -> Sequence[Remedy]:
-    return [advice(problem.fix)]  # it says where each setting was set
+        return f"torch cannot use MPS on this Mac{built}", [how_to_update_torch(machine.macos)]
+    return "", []
 
 
 def _check_hostname() -> Check:
     """Check that the hostname resolves to an address of this machine, as gloo listens on it."""
     name = socket.gethostname()
-    fix = [advice(f"add `127.0.0.1 {name}` to /etc/hosts; not needed for launches on one machine")]
+    fix = [
+        advice(
+            f"have `127.0.0.1 {name}` added to /etc/hosts; not needed for launches on one machine"
+        )
+    ]
     try:
         address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -220,7 +375,7 @@ def _check_hostname() -> Check:
         return Check("hostname", WARNING, what, fix)
     except UnicodeError:  # DNS allows 63 characters between dots, Linux 64; torch resolves the name
         what = f"hostname {name!r} is too long for DNS: torch cannot start several ranks"
-        shorter = advice("set one of at most 63 characters with `sudo hostname NAME`")
+        shorter = advice("have this machine named by at most 63 characters")
         return Check("hostname", ERROR, what, [shorter])
     try:
         with socket.socket(address[0], socket.SOCK_STREAM) as probe:

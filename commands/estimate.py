@@ -1,29 +1,40 @@
-"""`headway estimate script.py [args]`: how much memory each rank will take, before it is run."""
+"""`headway estimate script.py [args]`: how much memory each rank will take, before it is run.
+
+`headway launch --fit-memory` takes from it the cheapest way to train that fits.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 from headway.commands.flags import Parsed, Parser
 from headway.commands.program import program_from
+from headway.contract.memory_use import size
+from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import ACCELERATE
+from headway.contract.strategies import AUTO, HSDP
 from headway.errors import ConfigError, UsageError, did_you_mean
-from headway.estimate.attempt import Attempt, Outcome
-from headway.estimate.devices import Devices, devices_of, parse_devices
-from headway.estimate.planner import BatchSizes, Planner, Row, rows_for
+from headway.estimate.attempt import Attempt
+from headway.estimate.devices import ESTIMATED, Devices, devices_of, parse_devices
+from headway.estimate.planner import BatchSizes, Judged, Planner, Row, rows_for
 from headway.estimate.report import Report, as_data, failure, show
 from headway.launcher.planning.program import Program, interpreter
 from headway.launcher.reporting.waiting import waiting_for
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
+from headway.settings.profile import Entries, Entry
+from headway.settings.table import Settings
 
-COUNTED = ("mixed_precision", "gradient_accumulation_steps")
+_COUNTED = ("mixed_precision", "gradient_accumulation_steps")
 """The settings of a launch that count for memory, beside those of the strategies."""
 
+_WAITED_FOR = "the script's first two optimizer steps, without memory"
 _TIME_LIMIT_S = 300.0
 _MOST_SECONDS = 1e9  # timers of every system can be set to as much
 
@@ -46,60 +57,28 @@ def main(argv: Sequence[str]) -> int:
     parsed.no_python = False
     program = program_from(parsed, rest)
     devices = _devices(parsed)
-    batches = None if parsed.batch_size is None else parse_batch_sizes(parsed.batch_size)
-    attempt = attempt_at(program, devices)._replace(time_limit_s=_time_limit(parsed.time_limit))
+    batches = None if parsed.batch_size is None else _batch_sizes(parsed.batch_size)
+    attempt = _attempt_at(program, devices)._replace(time_limit_s=_time_limit(parsed.time_limit))
     rows = _rows(parsed.strategy, devices)
-    given = {name: getattr(parsed, name) for name in COUNTED}
-    with (
-        waiting_for("the script's first two optimizer steps, without memory"),
-        Planner(interpreter(), {**os.environ, **variables_for(given)}) as planner,
-    ):
+    given = {name: getattr(parsed, name) for name in _COUNTED}
+    environ = {**os.environ, **_variables_for(given)}
+    with waiting_for(_WAITED_FOR), Planner(interpreter(), environ) as planner:
         found = [planner.judge(row, attempt, devices, batches) for row in rows]
-    if not found[0].outcome.rung:
-        said = failure(one.outcome for one in found)
+    first = found[0].outcome
+    if not first.rung:
         raise UsageError(
-            f"the script could not be followed: {found[0].outcome.failed_at}",
-            where=f"{program.name}; its last lines:\n{said}" if said else program.name,
+            f"the script could not be followed: {first.failed_at}",
+            where=_with_last_lines(program, found),
             fix="let the script make an optimizer step, with these arguments and devices, without"
             " what failed there",
         )
-    require_use_of_gpu([one.outcome for one in found], devices, program)
+    _require_use_of_gpu(found, devices, program)
     report = Report(attempt, devices, [one for one in found if one.outcome.rung], batches)
     if parsed.json:
         print(json.dumps(as_data(report), indent=2))
     else:
         show(report)
     return int(all(one.fits is None for one in report.rows))
-
-
-def require_use_of_gpu(outcomes: Sequence[Outcome], devices: Devices, program: Program) -> None:
-    """Refuse to say that a script fits into a GPU on which it puts nothing.
-
-    Raises:
-        UsageError: the script was followed, and left all that it trains on the CPU.
-    """
-    followed = [one for one in outcomes if one.rung]
-    if devices.kind != "cpu" and followed and not any(one.peak_bytes for one in followed):
-        raise UsageError(
-            f"{program.name} leaves its model on the CPU: it takes no memory of a GPU",
-            where=program.name,
-            fix="let the script move its model, by model.to('cuda') or accelerator.prepare(model); "
-            "or pass --devices cpu for the memory that it takes there",
-        )
-
-
-def attempt_at(program: Program, devices: Devices) -> Attempt:
-    """Return an attempt at a program on these devices."""
-    return Attempt(
-        program=program.name,
-        args=program.args,
-        is_module=program.kind == "module",
-        device=devices.kind,
-        device_name=devices.name,
-        device_bytes=devices.memory_bytes,
-        world_size=devices.world_size,
-        local_world_size=devices.per_machine,
-    )
 
 
 def make_parser() -> Parser:
@@ -122,17 +101,9 @@ def make_parser() -> Parser:
         metavar="FLAG=SIZES",
         help="the script's own flag for its batch size, and sizes to try: --bs=8,16,32",
     )
-    parser.flag(
-        "--mixed-precision",
-        metavar="NAME",
-        choices=list(PRECISIONS),
-        help="as for headway launch; for scripts with an Accelerator",
-    )
-    parser.flag(
-        "--gradient-accumulation-steps",
-        metavar="N",
-        help="as for headway launch; for scripts with an Accelerator",
-    )
+    of_launch = "as for headway launch; for scripts with an Accelerator"
+    parser.flag("--mixed-precision", metavar="NAME", choices=list(PRECISIONS), help=of_launch)
+    parser.flag("--gradient-accumulation-steps", metavar="N", help=of_launch)
     parser.flag(
         "--time-limit",
         metavar="SECONDS",
@@ -143,12 +114,19 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse_batch_sizes(text: str) -> BatchSizes:
-    """Return the flag and sizes in `--bs=8,16,32`.
+def _devices(parsed: Parsed) -> Devices:
+    if parsed.devices is not None and parsed.machine is not None:
+        raise ConfigError(
+            "--devices and --machine both say what the script is to be trained on",
+            where="the command line",
+            fix="pass one of them",
+        )
+    here = parsed.machine is None
+    machine = detect_machine(full=True) if here else load_machine(parsed.machine)
+    return devices_of(machine) if parsed.devices is None else parse_devices(parsed.devices, machine)
 
-    Raises:
-        ConfigError: it has another form.
-    """
+
+def _batch_sizes(text: str) -> BatchSizes:
     flag, _, listed = text.rpartition("=")
     sizes = listed.split(",")
     if not flag or not all(one.isdecimal() and int(one) for one in sizes):
@@ -160,48 +138,161 @@ def parse_batch_sizes(text: str) -> BatchSizes:
     return BatchSizes(flag, tuple(sorted(map(int, sizes))))
 
 
-def _devices(parsed: Parsed) -> Devices:
-    if parsed.devices is not None and parsed.machine is not None:
-        raise ConfigError(
-            "--devices and --machine both say what the script is to be trained on",
-            where="the command line",
-            fix="pass one of them",
-        )
-    machine: Machine = (
-        detect_machine(full=True) if parsed.machine is None else load_machine(parsed.machine)
-    )
-    return devices_of(machine) if parsed.devices is None else parse_devices(parsed.devices, machine)
-
-
 def _rows(name: str | None, devices: Devices) -> tuple[Row, ...]:
-    rows = rows_for(devices.world_size, devices.kind)
-    chosen = tuple(row for row in rows if name in (None, row.name))
-    if name is not None and not chosen:
-        names = [row.name for row in rows]
-        close = did_you_mean(name, names)
+    rows = {row.name: row for row in rows_for(devices.world_size, devices.kind)}
+    if name is None:
+        return tuple(rows.values())
+    if name not in rows:
+        close = did_you_mean(name, rows)
         raise ConfigError(
-            f"strategy is {name!r}, not one of {', '.join(names)} for {devices.world_size} rank(s)",
+            f"strategy is {name!r}, not one of {', '.join(rows)} for {devices.world_size} rank(s)",
             where="--strategy",
             fix=f"did you mean {close!r}?" if close else "leave it out to see all",
         )
-    return chosen
+    return (rows[name],)
 
 
 def _time_limit(text: str | None) -> float:
-    try:
+    with suppress(ValueError):
         seconds = _TIME_LIMIT_S if text is None else float(text)
-        if 0 < seconds <= _MOST_SECONDS:
-            return seconds
-    except ValueError:
-        pass
+        if seconds > 0:
+            return min(seconds, _MOST_SECONDS)
     raise ConfigError(
-        f"time limit is {text!r}, not a number of seconds up to {_MOST_SECONDS:g}",
+        f"time limit is {text!r}, not a number of seconds",
         where="--time-limit",
         fix="pass such as --time-limit 60",
     )
 
 
-def variables_for(settings: Mapping[str, object]) -> dict[str, str]:
+# ------------------------------------------------------------------ for both commands
+
+
+def _attempt_at(program: Program, devices: Devices) -> Attempt:
+    return Attempt(
+        program=program.name,
+        args=program.args,
+        is_module=program.kind == "module",
+        device=devices.kind,
+        device_name=devices.name,
+        device_bytes=devices.memory_bytes,
+        world_size=devices.world_size,
+        local_world_size=devices.per_machine,
+    )
+
+
+def _variables_for(settings: Mapping[str, object]) -> dict[str, str]:
     """Return the variables by which an Accelerator gets these settings; those of None are none."""
-    given = {ACCELERATE[name]: value for name, value in settings.items() if value is not None}
-    return {name: str(value) for name, value in given.items()}
+    return {ACCELERATE[name]: str(value) for name, value in settings.items() if value is not None}
+
+
+def _require_use_of_gpu(found: Sequence[Judged], devices: Devices, program: Program) -> None:
+    """Refuse to say that a script fits into a GPU on which it puts nothing."""
+    followed = [one.outcome for one in found if one.outcome.rung]
+    if devices.kind != "cpu" and followed and not any(one.peak_bytes for one in followed):
+        raise UsageError(
+            f"{program.name} leaves its model on the CPU: it takes no memory of a GPU",
+            where=program.name,
+            fix="let the script move its model, by model.to('cuda') or accelerator.prepare(model); "
+            "or pass --devices cpu for the memory that it takes there",
+        )
+
+
+def _with_last_lines(program: Program, found: Sequence[Judged]) -> str:
+    said = failure(one.outcome for one in found)
+    return f"{program.name}; its last lines:\n{said}" if said else program.name
+
+
+# ------------------------------------------------------------------ headway launch --fit-memory
+
+_FLAG = "--fit-memory"
+
+
+class Fitted(NamedTuple):
+    """The cheapest strategy that fits."""
+
+    entries: Entries  # its settings, as a layer
+    estimated_bytes: int  # the peak of tensors on each rank, without a margin
+    note: str
+
+
+def fit_memory(
+    settings: Settings,
+    machine: Machine,
+    program: Program,
+    *,
+    python: Sequence[str],
+    environ: Mapping[str, str],
+) -> Fitted:
+    """Return the cheapest strategy that fits; what the user has set of its settings is kept.
+
+    Raises:
+        ConfigError: the program, its device or its strategy is one that cannot be estimated.
+        UsageError: the script could not be followed, or no strategy is known to fit.
+    """
+    devices = _devices_of_launch(settings, machine, program)
+    chosen = {
+        name: settings.values[name].value
+        for name in ("strategy", "activation_checkpointing", "cpu_offload")
+        if settings.origin(name).is_user_set and settings.values[name].value != AUTO
+    }
+    attempt = _attempt_at(program, devices)._replace(wrap=settings.wrap)
+    said = [name for name in _COUNTED if settings.origin(name).layer is not Layer.DEFAULT]
+    variables = _variables_for({name: settings.values[name].value for name in said})
+    found: list[Judged] = []
+    with waiting_for(_WAITED_FOR), Planner(python, {**environ, **variables}) as planner:
+        for row in rows_for(devices.world_size, devices.kind):
+            if any(row.settings.get(name, "no") != value for name, value in chosen.items()):
+                continue
+            found.append(best := planner.judge(row, attempt, devices, None))
+            _require_use_of_gpu([best], devices, program)
+            if best.fits:
+                break
+        else:
+            raise _nothing_fits(found, devices, program)
+    origin = Origin(Layer.FLAG, flag=_FLAG)
+    given = {
+        name: Entry(value, origin)
+        for name, value in best.row.settings.items()
+        if name not in chosen
+    }
+    note = (
+        f"{_FLAG}: {best.row.name} takes {size(best.needed_bytes)} of "
+        f"{size(devices.bytes_per_rank)} on each rank, with a margin"
+    )
+    return Fitted(given, best.outcome.peak_bytes, note)
+
+
+def _devices_of_launch(settings: Settings, machine: Machine, program: Program) -> Devices:
+    obstacle = ""
+    if program.kind == "program":
+        obstacle = f"{program.name} is not a Python script"
+    elif settings.strategy == HSDP:
+        obstacle = f"strategy is {HSDP!r}"
+    elif settings.device not in ESTIMATED:
+        obstacle = f"device is {settings.device!r}"
+    if obstacle:
+        raise ConfigError(
+            f"{obstacle}, whose memory is not estimated",
+            where=f"flag {_FLAG}",
+            fix=f"leave {_FLAG} out",
+        )
+    gpus = machine.gpus_of(settings.device)
+    found = devices_of(machine, [gpus[index] for index in settings.devices.select(gpus).indices])
+    return found._replace(per_machine=settings.num_processes, machines=settings.num_machines)
+
+
+def _nothing_fits(found: Sequence[Judged], devices: Devices, program: Program) -> UsageError:
+    followed = [one for one in found if one.fits is not None]
+    if followed:
+        needed = ", ".join(f"{one.row.name} {size(one.needed_bytes)}" for one in followed)
+        return UsageError(
+            f"no strategy fits {size(devices.bytes_per_rank)} on each rank: {needed}",
+            where=f"flag {_FLAG}",
+            fix="take smaller batches, or more devices",
+        )
+    failed_at = next((one.outcome.failed_at for one in found), "the settings leave no strategy")
+    return UsageError(
+        f"the memory of the script could not be estimated: {failed_at}",
+        where=_with_last_lines(program, found),
+        fix=f"leave {_FLAG} out, or see what `headway estimate` says",
+    )

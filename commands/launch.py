@@ -201,7 +201,7 @@ def _fit(launch: _Launch) -> None:
         launch.resolve()
     settings = launch.settings
     if launch.parsed.fit_memory and not _problems(launch):
-        from headway.commands.fit_memory import fit_memory
+        from headway.commands.estimate import fit_memory
 
         environ = launch.environ
         seen = detect_machine(environ, full=True) if launch.is_here else launch.machine

@@ -159,6 +159,5 @@ def _dispatch(words: list[str]) -> int:
         )
     if name != "launch":  # its script may inherit the stream
         escape_unencodable()
-    module = "config_subcommands" if name == "config" else name
-    exit_code: int = import_module(f"headway.commands.{module}").main(words[1:])
+    exit_code: int = import_module(f"headway.commands.{name}").main(words[1:])
     return exit_code

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +18,10 @@ from typing import NoReturn
 
 from headway.commands.main import described
 from headway.contract import signals
+from headway.contract.forking import die_with_parent, reap, wake_on_child_end
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.run import KEY_VARIABLE
-from headway.errors import HeadwayError, Stopped
-from headway.launcher.inside.process_cleanup import die_with_parent, reap, wake_on_child_end
+from headway.errors import HeadwayError, LaunchError, Stopped
 from headway.launcher.remote.environment import environment_there
 from headway.launcher.remote.facts import address_towards, facts_here
 from headway.launcher.remote.messages import (
@@ -113,6 +114,7 @@ def _run(start: Start, variables: Mapping[str, str], lines: _Lines) -> End:
     os.close(writing)
     reports: list[bytes] = []
     kill_at: float | None = None
+    is_killed = False
     watched = [lines.fd, woken, reading]
     while True:
         ready = lines.select(watched, kill_at)
@@ -124,10 +126,11 @@ def _run(start: Start, variables: Mapping[str, str], lines: _Lines) -> End:
                 watched.remove(reading)
         for pid, status in reap() if woken in ready else ():
             if pid == child:
-                return End(_exit_code(status), _rest_of(reading, reports))
+                report = _rest_of(reading, reports) or _what_has_killed(status, is_ours=is_killed)
+                return End(_exit_code(status), report)
         if not ready:
             os.kill(child, signal.SIGKILL)
-            kill_at = None
+            kill_at, is_killed = None, True
         if lines.fd in ready:
             stops = [decode(kinds_of(Signal), line).number for line in lines.arrived()]
             if lines.has_ended:
@@ -145,6 +148,19 @@ def _rest_of(reading: int, reports: list[bytes]) -> str:
         while data := os.read(reading, _CHUNK_BYTES):
             reports.append(data)
     return b"".join(reports).decode(errors="replace")
+
+
+def _what_has_killed(status: int, *, is_ours: bool) -> str:
+    """Return the report for a launcher that a signal has ended, which left none; else empty."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return ""
+    host = socket.gethostname()
+    what = f"the launcher on {host} was ended by signal {-code} ({signal.strsignal(-code)})"
+    fix = "see what has ended it there: a person, or the kernel's OOM killer (`dmesg` says so)"
+    if is_ours:
+        what, fix = f"the launcher on {host} did not stop in time, and was killed", "see its output"
+    return described(LaunchError(what, where=f"host {host}", fix=fix))
 
 
 def _exit_code(status: int) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from headway.commands.flags import Parsed
 from headway.errors import ConfigError, did_you_mean
 from headway.launcher.planning.program import RUNTIMES, Program
-from headway.settings.profile_trust import chmod_fix
+from headway.settings.profile_files import chmod_fix
 
 _WHERE = "the command line"
 _HEAD_BYTES = 512
@@ -204,9 +204,9 @@ def _permission_fix(file: str) -> str:
             break
     if path.stat().st_uid != os.geteuid():
         return f"ask the owner of {path} for permission to read it"
-    if not (path.is_file() or path.is_dir()):
-        return "name a file"
-    return f"`chmod u+r{'' if path.is_file() else 'x'} {_quoted(str(path))}`"
+    if path.is_dir():
+        return f"{path} is your folder: allow yourself to enter it, or name another script"
+    return chmod_fix("u+r", str(path)) or "name a file"
 
 
 def _quoted(path: str) -> str:

@@ -17,14 +17,10 @@ def escape_unencodable() -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows to standard output.
+    """Print rows, whose cells may have several lines, to standard output.
 
     On a terminal they have a head, wrap at its width, and a status in the first column has its
     colour; elsewhere there are neither head nor colours, and no cell is wrapped or cut.
-
-    Args:
-        head: the columns' names.
-        rows: the cells, which may have several lines.
     """
     from rich.box import SIMPLE
     from rich.console import Console

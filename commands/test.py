@@ -9,12 +9,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+from headway.commands.doctor import TEMPORARY_FIX
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.errors import MachineError
 from headway.launcher.planning.program import interpreter
 from headway.launcher.reporting.waiting import waiting_for
-from headway.settings.machine_problems import TEMPORARY_FIX
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ from typing import Protocol
 from headway.config_wizard.questions import (
     BACK,
     CANCEL,
+    FINISH,
     NO,
     NONE,
     UNCONFIRMED,
@@ -21,7 +22,6 @@ from headway.config_wizard.questions import (
     next_question,
     problems_so_far,
 )
-from headway.config_wizard.texts import FINISH
 from headway.errors import ConfigError, Problem
 from headway.settings.table import TABLE
 
@@ -45,12 +45,6 @@ class Prompter(Protocol):
             KeyboardInterrupt: the user wants to stop.
         """
 
-    def interrupt(self) -> None:
-        """Let the question that is being asked raise KeyboardInterrupt, or raise it here.
-
-        For signal handlers: it must not come out of code that cannot be left anywhere.
-        """
-
 
 class Defaults:
     """A prompter that does not ask: every answer is the default."""
@@ -62,21 +56,13 @@ class Defaults:
         self.say(f"  {question.name}: {question.shown(question.default)}")
         return question.default
 
-    def interrupt(self) -> None:
-        raise KeyboardInterrupt
-
 
 def interview(
     facts: Facts, prompter: Prompter, summary: Callable[[Answers], str]
 ) -> dict[str, str]:
-    """Return the answers to all questions, FINISH the last of them.
+    """Return the answers to all questions, FINISH the last of them; above it, show their summary.
 
     Where the input ends first, the other questions get their default, but FINISH is UNCONFIRMED.
-
-    Args:
-        facts: what the questions depend on.
-        prompter: asks the questions.
-        summary: of the answers, shown above the last question.
 
     Raises:
         ConfigError: a given answer is invalid, or an answer is and the input has ended.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from headway.config_wizard.interview import BACK_KEY, HELP_KEY
@@ -14,7 +13,6 @@ from headway.config_wizard.questions import Question
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from prompt_toolkit.application import Application
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from questionary import Question as Shown
     from questionary.prompts.common import InquirerControl
@@ -45,16 +43,9 @@ class PlainPrompter:
             raise EOFError
         return line
 
-    def interrupt(self) -> None:
-        raise KeyboardInterrupt
-
 
 class TerminalPrompter:
     """Shows menus (arrow keys, letters or numbers) and text fields."""
-
-    def __init__(self) -> None:
-        self._asking: Application[Any] | None = None
-        self._is_interrupted = False
 
     def say(self, text: str) -> None:
         print(text)
@@ -70,41 +61,13 @@ class TerminalPrompter:
             # not all terminals report the cursor position, and waiting for it can lose a key
             shown.application.output.enable_cpr = False
         try:
-            reply = self._reply(shown)
+            reply: str = shown.application.run()
         except EOFError:  # Ctrl-D
             raise KeyboardInterrupt from None
         if reply not in (HELP_KEY, BACK_KEY):
             questionary.print(f"{question.text} ", "bold", end="")
             questionary.print(question.shown(reply or question.default), _ANSWERED)
         return reply
-
-    def _reply(self, shown: Shown) -> str:
-        """Ask, and raise KeyboardInterrupt if `interrupt` was called meanwhile.
-
-        prompt_toolkit starts coroutines, and an exception from a signal handler between two of its
-        lines would leave one that nothing awaits. Its event loop ends the question instead.
-        """
-        self._asking = shown.application
-        self._asking.pre_run_callables.append(self._exit_if_interrupted)
-        try:
-            reply: str = self._asking.run(handle_sigint=False)  # its own would raise anywhere
-        finally:
-            self._asking = None
-        if self._is_interrupted:
-            raise KeyboardInterrupt
-        return reply
-
-    def interrupt(self) -> None:
-        self._is_interrupted = True
-        if self._asking is None:
-            raise KeyboardInterrupt
-        if self._asking.loop is not None:  # else it looks before it shows the question
-            with suppress(RuntimeError):  # the loop has just been closed
-                self._asking.loop.call_soon_threadsafe(self._exit_if_interrupted)
-
-    def _exit_if_interrupted(self) -> None:
-        if self._is_interrupted and self._asking is not None and not self._asking.is_done:
-            self._asking.exit(exception=KeyboardInterrupt())
 
     def _menu(self, question: Question) -> Shown:
         import questionary
@@ -125,7 +88,7 @@ class TerminalPrompter:
             default=question.default,
             instruction="(Enter accepts, ? explains, < goes back)",
             qmark="",
-            pointer=_pointer(),
+            pointer=_POINTER,
             style=questionary.Style([("question", "bold"), ("highlighted", _ANSWERED)]),
             use_jk_keys=False,
             use_emacs_keys=False,
@@ -163,15 +126,6 @@ def _wrapped_reason(width: int, reason: str) -> str:
     margin = " " * (len(f" {_POINTER} ") + width + 2)
     columns = max(8, (os.get_terminal_size().columns or 80) - len(margin) - 1)
     return "  " + f"\n{margin}".join(textwrap.wrap(reason, columns))
-
-
-def _pointer() -> str:
-    """Return the pointer at a choice, `>` if the terminal's encoding has no `❯`."""
-    try:
-        _POINTER.encode(sys.stdout.encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return ">"
-    return _POINTER
 
 
 def _allow_typing(menu: InquirerControl, values: Sequence[str], keys: KeyBindings) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from headway.config_wizard.texts import FINISH, MORE, PLACE, TEXTS
 from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.secrets import masked_value
@@ -22,6 +21,36 @@ from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from headway.settings.setting import AUTO, Raw, Shape, as_words
 from headway.settings.table import TABLE, Settings
+
+PLACE, MORE, FINISH = "place", "more", "finish"
+"""The questions that are not settings: which profile to write, ask more?, what to do with it."""
+
+TEXTS = {
+    "device": "Where should scripts run?",
+    "num_processes": "How many processes on this machine?",
+    "mixed_precision": "Which precision?",
+    "partition": "Which partition for jobs of --submit slurm?",
+    "time": "How long may a job take? (2h, 1d12h)",
+    "hostfile": "Run on the machines of a hostfile, over ssh?",
+    PLACE: "Where to keep the profile?",
+    MORE: "More settings?",
+    "devices": "Which GPUs?",
+    "gradient_accumulation_steps": "How many micro-batches for each optimizer step?",
+    "threads_per_process": "How many CPU threads for each process?",
+    "max_restarts": "How many restarts after a failure?",
+    "log_dir": "A folder for log files?",
+    "env": "Extra environment variables? (A=1 B=2)",
+    "num_machines": "How many machines in a run?",
+    "strategy": "How should ranks share a model?",
+    "shard_size": "How many ranks for one copy of the model?",
+    "activation_checkpointing": "Compute activations again in the backward pass?",
+    "wrap": "Which modules are gathered at a time?",
+    "cpu_offload": "Keep parameters on the CPU?",
+    "main_address": "The name or IP address of machine 0?",
+    "machine_rank": "Which of them is this one, from 0?",
+    "main_port": "Which port on machine 0?",
+    FINISH: "What now?",
+}
 
 USER, PROJECT = "user", "project"
 LAYER_OF = {USER: Layer.USER_PROFILE, PROJECT: Layer.PROJECT_PROFILE}
@@ -94,7 +123,7 @@ class Facts(NamedTuple):
 
     machine: Machine
     profiles: Mapping[str, Mapping[str, Raw]]  # the current settings, by place
-    paths: Mapping[str, str]  # by place, to be shown
+    paths: Mapping[str, str]  # of profiles that may be written, to be shown, by place
     given: Mapping[str, Raw]  # answers from the command line or a file; not asked for
     problems: Callable[[Mapping[str, Raw]], Sequence[Problem]]  # of a launch with these settings
     redetect: bool = False  # do not take device, processes and precision from the profiles
@@ -127,10 +156,10 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
         yield from ("partition", "time")
     elif facts.hostfiles and not any("hosts" in values for values in facts.profiles.values()):
         yield "hostfile"
-    if len(facts.profiles) > 1:
+    if len(facts.paths) > 1:
         yield PLACE
     yield MORE
-    asks_more = (answers.get(MORE) or facts.given.get(MORE)) == YES
+    asks_more = answers.get(MORE) == YES
     if asks_more:
         if kind_of(device).is_numbered:
             yield "devices"
@@ -279,9 +308,9 @@ def _previous(name: str, facts: Facts, answers: Answers) -> Raw | None:
         return facts.removed[name]
     if facts.redetect and name in _ALWAYS:
         return None
-    place = answers.get(PLACE) or facts.given.get(PLACE)
-    project = {} if place == USER else facts.profiles.get(PROJECT, {})
-    earlier = {**facts.profiles[USER], **project}.get(name)
+    places = [place_of(facts, answers)] if PLACE in answers or len(facts.paths) == 1 else []
+    project = {} if USER in places else facts.profiles.get(PROJECT, {})
+    earlier = {**facts.profiles.get(USER, {}), **project}.get(name)
     given = {key: raw for key, raw in facts.given.items() if key.startswith(f"{name}.")}
     if not given:
         return earlier
@@ -331,10 +360,7 @@ def _current_profile(facts: Facts, answers: Answers) -> Mapping[str, Raw]:
 
 def place_of(facts: Facts, answers: Answers) -> str:
     """Return which profile is to be written: USER or PROJECT."""
-    if len(facts.profiles) == 1:
-        return next(iter(facts.profiles))
-    place = answers.get(PLACE) or facts.given.get(PLACE)
-    return str(place or _default(PLACE, facts, answers, _choices(PLACE, facts, answers))[0])
+    return answers.get(PLACE) or next(iter(facts.paths))
 
 
 def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
@@ -345,7 +371,7 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
     sets another value.
     """
     values = dict(_current_profile(facts, answers))
-    weaker = facts.profiles[USER] if place_of(facts, answers) == PROJECT else {}
+    weaker = facts.profiles.get(USER, {}) if place_of(facts, answers) == PROJECT else {}
     own = {*values, *_ALWAYS}
     keys = {*own, *weaker}
     for name, raw in {**facts.given, **answers}.items():

@@ -21,6 +21,7 @@ from headway.data.active_loader import gather_for_metrics
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import skip_first_batches
 from headway.distributed import collectives
+from headway.distributed.meeting import meet_to_end
 from headway.distributed.process import Function, Process
 from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, leave_world
@@ -847,13 +848,16 @@ class Accelerator:
 
         Signals do what they did before; a checkpoint that is being written is waited for; trackers
         are finished, as they are when the script ends without this call; the process group ends.
+        Other ranks are waited for, until they call this or have left the script.
 
         Raises:
+            UsageError: another rank trains on; nothing is ended.
             CheckpointError: the checkpoint could not be saved; all else is ended.
 
         Examples:
             >>> accelerator.end_training()
         """
+        meet_to_end("end_training()")
         self.parts.preemption.release()
         try:
             self.parts.checkpoints.close()

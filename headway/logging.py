@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.contract.run import read_log_level
 from headway.distributed.meeting import barrier
-from headway.distributed.world import group_device, rank_and_size, rank_and_size_before_joining
+from headway.distributed.world import group_device, rank_and_size, rank_and_size_without_group
 from headway.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class MultiProcessAdapter(_Adapter):
         in_order = kwargs.pop("in_order", False)
         if not in_order and not self.isEnabledFor(level):
             return
-        rank, size = rank_and_size_before_joining()
+        rank, size = rank_and_size_without_group()
         if rank > 0 and main_process_only and not in_order:
             return
         msg, kwargs = self.process(msg, kwargs)  # type: ignore[assignment]

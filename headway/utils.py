@@ -75,7 +75,7 @@ from headway.precision.fp32_outputs import (
     convert_outputs_to_fp32,
     convert_to_fp32,
 )
-from headway.settings.basic_config import write_basic_config
+from headway.settings.profile_edit import write_basic_config
 from headway.trackers.choice import LoggerType
 from headway.training.availability import (
     compare_versions,

@@ -1,3 +1,56 @@
-"""`headway config` and the subcommands that show and change profiles. Only `exchange` and the
-dispatcher import from here.
+"""`headway config` and its subcommands, which show, change, check and convert profiles.
+
+`main` imports the one that is asked for; from outside, only `exchange` imports its files.
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from headway.errors import ConfigError, did_you_mean
+
+SUBCOMMANDS = {  # name: the function that runs it, its help
+    "show": ("config.show.show", "print every setting and its value; --origin: and its source"),
+    "path": ("config.show.path", "print the path of your profile"),
+    "list": ("config.show.list_profiles", "list your profiles, and the one in use"),
+    "schema": ("config.show.schema", "print the JSON schema of profiles, for editors"),
+    "validate": ("config.check.validate", "check profiles, for CI: exit code 1 if one is invalid"),
+    "set": ("config.edit.set_keys", "KEY=VALUE ...: change only these"),
+    "unset": ("config.edit.unset_keys", "KEY ...: remove these, so that they are detected"),
+    "edit": ("config.edit.edit", "open the profile in $EDITOR, and check it"),
+    "export": (
+        "exchange.export_settings.export",
+        "--format torchrun|env|sh|accelerate|k8s: print the settings for another tool",
+    ),
+    "import": (
+        "exchange.import_settings.import_file",
+        "FILE or torchrun ...: read another tool's settings",
+    ),
+    "use": ("config.edit.use", "NAME: select the profile to use from now on"),
+}
+
+APPENDIX = f"""
+subcommands (each has its own --help):
+{chr(10).join(f"  {name:<10}{text}" for name, (_, text) in SUBCOMMANDS.items())}
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `headway config` with these words and return the exit code."""
+    if not argv or argv[0].startswith("-"):
+        from headway.commands.config.ask import ask
+
+        return ask(argv, APPENDIX, SUBCOMMANDS)
+    word, *rest = argv
+    if word not in SUBCOMMANDS:
+        close = did_you_mean(word, SUBCOMMANDS)
+        raise ConfigError(
+            f"unknown subcommand {word!r} of `headway config`"
+            + (f"; did you mean {close!r}?" if close else ""),
+            where="the command line",
+            fix="`headway config --help` lists them",
+        )
+    module, _, function = SUBCOMMANDS[word][0].rpartition(".")
+    exit_code: int = getattr(import_module(f"headway.commands.{module}"), function)(rest)
+    return exit_code

@@ -9,24 +9,61 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from difflib import ndiff
 from functools import partial
 from typing import NoReturn
 
-from headway.commands.config.check import SCRIPT
-from headway.commands.config.edit import apply
-from headway.commands.config.facts import facts_of, paths_of
-from headway.commands.config.summary import changed, introduction, summary
-from headway.commands.flags import Parsed, Parser
+from headway.commands.config.check import (
+    SCRIPT,
+    assignments,
+    checked_values,
+    launch_problems,
+    plan_for,
+    with_idle_gpus,
+)
+from headway.commands.config.edit import apply, flat, new_profile, set_all
+from headway.commands.flags import Parsed, Parser, machine_from_flags
+from headway.commands.over_ssh import hosts_of
 from headway.config_wizard.interview import Defaults, Prompter, interview
-from headway.config_wizard.questions import CANCEL, TEST, UNCONFIRMED, place_of, profile_after
-from headway.config_wizard.texts import FINISH
-from headway.contract import signals
+from headway.config_wizard.questions import (
+    CANCEL,
+    FINISH,
+    LAYER_OF,
+    PROJECT,
+    TEST,
+    UNCONFIRMED,
+    USER,
+    Answers,
+    Choice,
+    Facts,
+    place_of,
+    profile_after,
+)
 from headway.contract.notes import say
-from headway.errors import STOP_SIGNALS, ConfigError
-from headway.settings.profile_files import shown, text_at
-from headway.settings.profile_masking import masked_profile
+from headway.contract.origin import Layer, Origin
+from headway.errors import ConfigError, HeadwayError, Problem
+from headway.machine.facts import Machine
+from headway.settings.hosts import read_hostfile
+from headway.settings.layers import environment_layer
+from headway.settings.profile import Entries, Entry, parse_profile, read_profile
+from headway.settings.profile_edit import masked_profile, unset_value
+from headway.settings.profile_files import (
+    PROJECT_FILE,
+    choose_profile,
+    find_project_profile,
+    is_there,
+    read_text,
+    shown,
+    text_at,
+)
+from headway.settings.resolve import parse_layers
+from headway.settings.setting import Raw
+from headway.settings.table import TABLE
+
+HOSTFILES = ("hostfile", "hosts.txt", "/job/hostfile")  # the last one is DeepSpeed's
+_ANSWERED = Origin(Layer.ANSWERS, reason="your answers")
 
 
 def make_parser(appendix: str = "") -> Parser:
@@ -47,13 +84,12 @@ def make_parser(appendix: str = "") -> Parser:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="set this, and do not ask for it (repeatable); place=project works too",
+        help="set this, and do not ask for it (repeatable)",
     )
     parser.flag(
         "--answers",
         metavar="FILE",
-        help="do not ask: read the answers from FILE, in the format of a profile; `place: user` or "
-        "`place: project` in it chooses which profile to write",
+        help="do not ask: take the settings in FILE, a profile, and else what --yes does",
     )
     parser.flag("--dry-run", help="print what would be written, and write nothing")
     parser.secrets_flag()
@@ -69,26 +105,15 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
     if words:
         _reject_words(parser, parsed, words, subcommands)
     unattended = parsed.yes or parsed.answers is not None
-    paths = paths_of(parsed.profile)
+    paths = paths_of(parsed.profile, unattended)
     facts = facts_of(parsed, paths, unattended)
     prompter: Prompter = Defaults(lambda _: None) if unattended else _prompter()
     prompter.say(introduction(facts))
     try:
-        with _stop_signals_as_interrupts(prompter) as seen:
-            answers = interview(
-                facts, prompter, partial(summary, facts, paths, parsed.show_secrets)
-            )
-            if seen:  # the exception was raised in a __del__ or a weakref callback, and lost
-                raise KeyboardInterrupt
-    except (KeyboardInterrupt, OSError) as stop:
-        if isinstance(stop, OSError) and not seen:  # a closed terminal cannot be restored
-            raise
-        try:
-            print("\nnothing was written", file=sys.stderr)
-            sys.stdout.flush()
-        except OSError:  # the terminal is closed; the exit code is still right
-            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-        return 128 + (seen[0] if seen else signal.SIGINT)
+        answers = interview(facts, prompter, partial(summary, facts, paths, parsed.show_secrets))
+    except KeyboardInterrupt:
+        print("\nnothing was written", file=sys.stderr)
+        return 128 + signal.SIGINT
     if answers[FINISH] == UNCONFIRMED:
         raise ConfigError(
             "the input ended before the last question was answered; nothing was written",
@@ -105,12 +130,8 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
         text = changed(text_at(path), path, facts, answers)
         print(text if parsed.show_secrets else masked_profile(text), end="")
         return 0
-    apply(
-        path,
-        lambda text: changed(text, path, facts, answers),
-        facts.machine,
-        requested=profile_after(facts, answers),
-    )
+    requested = profile_after(facts, answers)
+    apply(path, lambda text: changed(text, path, facts, answers), facts.machine, requested)
     return _print_next(parsed, and_test=answers[FINISH] == TEST)
 
 
@@ -128,47 +149,22 @@ def _reject_words(
     )
 
 
-@contextmanager
-def _stop_signals_as_interrupts(prompter: Prompter) -> Iterator[list[int]]:
-    """Interrupt the prompter on SIGINT, SIGTERM and SIGHUP (a closed terminal); yield what came.
-
-    A signal that is ignored (as SIGHUP under nohup) stays ignored.
-    """
-    seen: list[int] = []
-
-    def stop(number: int, _: object) -> None:
-        seen.append(number)
-        if len(seen) == 1:
-            prompter.interrupt()
-
-    numbers = [one for one in STOP_SIGNALS if signals.is_usual(signal.getsignal(one))]
-    before = signals.trap(stop, *numbers)
-    try:
-        yield seen
-    finally:
-        signals.put_back(dict.fromkeys(before, signal.SIG_IGN) if seen else before)
-
-
 def _print_next(parsed: Parsed, and_test: bool) -> int:
     """Print the next command to type, after `headway test` if asked for; return the exit code."""
+    flags = {"--profile": parsed.profile, "--machine": parsed.machine}
+    same = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
     if and_test:
         from headway.commands.test import main as test
 
-        exit_code = test(_same_flags(parsed))
+        exit_code = test(same)
         if exit_code:
             return exit_code
-    words = [*_same_flags(parsed), *(["--dry-run"] if parsed.machine is not None else [])]
+    words = [*same, *(["--dry-run"] if parsed.machine is not None else [])]
     print(f"next: {shlex.join(['headway', 'launch', *words, SCRIPT])}")
     if parsed.machine is None and shutil.which("kubectl"):
         export = shlex.join(["headway", "config", "export", *words, "--format", "k8s"])
         print(f"on Kubernetes: {export} --image IMAGE --name train > train.yaml")
     return 0
-
-
-def _same_flags(parsed: Parsed) -> list[str]:
-    """Return the flags that name the same profile and machine for another command."""
-    flags = {"--profile": parsed.profile, "--machine": parsed.machine}
-    return [word for name, value in flags.items() if value is not None for word in (name, value)]
 
 
 def _prompter() -> Prompter:
@@ -177,3 +173,168 @@ def _prompter() -> Prompter:
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown") and os.name != "nt"
     return TerminalPrompter() if is_terminal and not dumb else PlainPrompter()
+
+
+# what the questions depend on
+
+
+def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
+    """Return the profiles that can be written, by place, the likelier one first.
+
+    Only one if --profile names it, or if no question is asked, not even for the place.
+    """
+    user = choose_profile(profile).path
+    project = find_project_profile(trusted=user)
+    if project is not None and os.path.realpath(project) == os.path.realpath(user):
+        return {PROJECT: user}
+    if profile is not None or unattended:
+        is_project = os.path.basename(user) == PROJECT_FILE
+        return {PROJECT if is_project else USER: user}
+    if project is not None:
+        return {PROJECT: project, USER: user}
+    with suppress(FileNotFoundError):  # the working directory has been removed
+        return {USER: user, PROJECT: os.path.abspath(PROJECT_FILE)}
+    return {USER: user}
+
+
+def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Facts:
+    """Return what the questions depend on; raise for what is wrong before any of them."""
+    machine = with_idle_gpus(machine_from_flags(parsed, os.environ)[0])
+    if parsed.machine is None:
+        parse_layers([environment_layer()])  # raises before any question is asked
+    given: dict[str, Entry] = {}
+    if parsed.answers is not None:
+        text = read_text(parsed.answers, "answers file", may_be_pipe=True)
+        given = parse_profile(text, parsed.answers, Layer.ANSWERS)
+        values = checked_values(given)
+        given = {name: entry._replace(raw=values[name]) for name, entry in given.items()}
+    by_flag = Origin(Layer.ASSIGNMENT, flag="--set")
+    given |= {n: Entry(raw, by_flag) for n, raw in assignments(parsed.set, by_flag).items()}
+    read = {USER: choose_profile().path, **paths}  # a project's profile says more than the user's
+    layers = {
+        place: read_profile(path, LAYER_OF[place]) if is_there(path) else {}
+        for place, path in read.items()
+    }
+    for layer in layers.values():
+        parse_layers([layer])
+    profiles = {
+        place: {key: entry.raw for key, entry in layer.items()} for place, layer in layers.items()
+    }
+    sources = [*layers.values(), given]
+    is_asked_here = not unattended and parsed.machine is None
+    return Facts(
+        machine=machine,
+        profiles=profiles,
+        paths={place: shown(path) for place, path in paths.items()},
+        given={name: entry.raw for name, entry in given.items()},
+        problems=lambda values: problems_of(values, machine, sources),
+        redetect=unattended,
+        can_test=parsed.machine is None,
+        partitions=_partitions() if is_asked_here else (),
+        hostfiles=_hostfiles() if is_asked_here else (),
+    )
+
+
+def _partitions() -> tuple[Choice, ...]:
+    """Return where jobs can be submitted to from here."""
+    from headway.launcher.remote.slurm_jobs import partitions
+
+    return tuple(
+        Choice(one.name, f"{one.nodes} machine{'s' * (one.nodes != 1)}, time {one.time_limit}")
+        for one in partitions()
+    )
+
+
+def _hostfiles() -> tuple[Choice, ...]:
+    """Return the lists of hosts where tools that use one look for it."""
+    found = []
+    for name in HOSTFILES:
+        # what is none; a working directory that has been removed
+        with suppress(ConfigError, FileNotFoundError):
+            path = os.path.abspath(name)
+            # a profile can hold its path; and no pipe, for which somebody would have to be waited
+            if path.isprintable() and os.path.isfile(path):
+                hosts = read_hostfile(path, path)
+                found.append(Choice(path, f"{len(hosts)} host{'s' * (len(hosts) != 1)}"))
+    return tuple(found)
+
+
+def problems_of(
+    values: Mapping[str, Raw], machine: Machine, sources: Sequence[Entries] = ()
+) -> Sequence[Problem]:
+    """Return the problems of a launch with `values`; a value found in `sources` has its origin."""
+    known = {
+        (name, str(entry.raw)): Origin(Layer.ANSWERS, reason=str(entry.origin))
+        for layer in sources
+        for name, entry in layer.items()
+    }
+    # in one layer, as they will be in one file
+    layer = {n: Entry(raw, known.get((n, str(raw)), _ANSWERED)) for n, raw in values.items()}
+    return launch_problems([layer], machine)
+
+
+# what is printed around them, and written
+
+
+def introduction(facts: Facts) -> str:
+    """Return what was found on the machine, and what the keys do."""
+    machine = facts.machine
+    device, why = machine.best_device()
+    cores = machine.cores_reason
+    found = f"{cores}; {why}" if device == "cpu" else f"{why}, {cores}"
+    is_first = not any(facts.profiles.values())
+    enter = "what suits this machine best" if is_first else "your earlier answer"
+    return f"Found here: {found}.\nEnter accepts {enter}, ? explains, < goes back."
+
+
+def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers: Answers) -> str:
+    """Return the profile as a diff to the file, and the plan of a launch with it."""
+    from headway.launcher.planning.summary import summary
+
+    place, values = place_of(facts, answers), profile_after(facts, answers)
+    text = text_at(paths[place])
+    after = changed(text, paths[place], facts, answers)
+    changes = [line for line in ndiff(text.splitlines(), after.splitlines()) if line[0] != "?"]
+    if not show_secrets:
+        masked = {**_masked_lines(text), **_masked_lines(after)}
+        changes = [line[:2] + masked.get(line[2:], line[2:]) for line in changes]
+    lines = [f"\n{facts.paths[place]}", *(f"  {line}".rstrip() for line in changes)]
+    layers: list[Entries] = []
+    for where, profile in {**facts.profiles, place: values}.items():
+        origin = Origin(LAYER_OF[where], facts.paths.get(where, ""))
+        layers.append({name: Entry(raw, origin) for name, raw in profile.items()})
+    try:
+        plan = plan_for(layers, facts.machine)
+        if hosts := hosts_of(plan.settings):
+            number = f"{len(hosts)} host{'s' * (len(hosts) != 1)}"
+            lines.append(f"A launch: {plan.program.name} on {number} over ssh: {hosts}\n")
+        else:
+            notes = [f"  note: {note}" for note in plan.notes]
+            lines += [f"A launch: {summary(plan)}", *notes, ""]
+    except HeadwayError as error:
+        lines += [f"A launch would be refused: {problem.what}\n" for problem in error.problems]
+    return "\n".join(lines)
+
+
+def _masked_lines(text: str) -> dict[str, str]:
+    """Return the lines of a profile with a secret in them, and what is shown instead."""
+    pairs = zip(text.splitlines(), masked_profile(text).splitlines(), strict=True)
+    return {line: masked for line, masked in pairs if line != masked}
+
+
+def changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
+    """Return the profile's text with what the answers change, and everything else unchanged."""
+    before = flat(facts.profiles[place_of(facts, answers)]) if text else {}
+    after = flat(profile_after(facts, answers))
+    text = text or new_profile(path)
+    now = flat({key: entry.raw for key, entry in parse_profile(text, path, Layer.PROFILE).items()})
+    different = {
+        k: raw
+        for k, raw in after.items()
+        if raw not in (before.get(k), now.get(k))
+        and not (k in now and k in TABLE and TABLE[k].are_equal(raw, now[k]))
+    }
+    text = set_all(text, path, different)
+    for key in before.keys() - after.keys() & now.keys():
+        text = unset_value(text, key)
+    return text

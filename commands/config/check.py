@@ -1,10 +1,9 @@
-"""The problems of a profile on any machine; `headway config validate`."""
+"""Checks of values and of whole profiles; `headway config validate`."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,14 +14,15 @@ from headway.launcher.planning.plan import LaunchPlan, build_plan
 from headway.launcher.planning.program import Program
 from headway.machine.detection import detect_machine
 from headway.machine.facts import GpuUse, Machine
-from headway.settings.layers import read_found
+from headway.settings.layers import Reader, profiles_in_use
 from headway.settings.problems import profile_problems
-from headway.settings.profile import Entries, Entry, parse_layer, read_layer
-from headway.settings.profile_files import choose_profile, find_project_profile, is_there, shown
-from headway.settings.resolve import NOTHING, try_resolve
+from headway.settings.profile import Entries, Entry, read_profile
+from headway.settings.profile_files import choose_profile, shown
+from headway.settings.resolve import NOTHING, parse_layers, try_resolve
+from headway.settings.setting import Raw
+from headway.settings.table import TABLE
 
 SCRIPT = "your_script.py"
-Reader = Callable[[str, Layer], Entries]  # of a file that was named, or found
 
 
 def validate(argv: Sequence[str]) -> int:
@@ -36,36 +36,27 @@ def validate(argv: Sequence[str]) -> int:
     parser.profile_flag()
     parsed, files = parser.parse_words(argv)
     machine = detect_machine()
-    readers = dict.fromkeys(files, read_layer) if files else _files_in_use(parsed.profile)
-    valid = [_is_valid({path: read}, machine) for path, read in readers.items()]
-    if not files and len(readers) > 1 and all(valid):  # a launch reads them together
-        valid.append(_is_valid(readers, machine))
-    return 0 if all(valid) else 1
-
-
-def _files_in_use(profile: str | None) -> dict[str, Reader]:
-    chosen = choose_profile(profile)
-    if chosen.chosen_by:
-        chosen.must_exist()
-    project = find_project_profile(trusted=chosen.path)
-    readers: dict[str, Reader] = {chosen.path: read_layer} if is_there(chosen.path) else {}
-    if project and os.path.realpath(project) not in map(os.path.realpath, readers):
-        readers[project] = read_found
+    readers: dict[str, Reader] = dict.fromkeys(files, read_profile)
+    if not files:
+        readers = {one.path: one.read for one in profiles_in_use(profile=parsed.profile)}
     if not readers:
         raise ConfigError(
             "no profile to check",
-            where=f"{shown(chosen.path)}, and no headway.yaml from here upward",
+            where=f"{shown(choose_profile(parsed.profile).path)}, and no headway.yaml from here "
+            "upward",
             fix="`headway config` writes one; or pass a file",
         )
-    return readers
+    valid = [is_valid({path: read}, machine) for path, read in readers.items()]
+    if not files and len(readers) > 1 and all(valid):  # a launch reads them together
+        valid.append(is_valid(readers, machine))
+    return 0 if all(valid) else 1
 
 
-def _is_valid(readers: Mapping[str, Reader], machine: Machine) -> bool:
-    """Print the problems of these profiles together, or that there are none."""
+def is_valid(readers: Mapping[str, Reader], machine: Machine) -> bool:
+    """Print the problems that these profiles together have anywhere, or that there are none."""
     try:
-        found = profile_problems(
-            [read(path, Layer.PROFILE) for path, read in readers.items()], machine
-        )
+        layers = [read(path, Layer.PROFILE) for path, read in readers.items()]
+        found = profile_problems(layers, machine)
     except HeadwayError as error:
         found = error.problems
     for problem in found:
@@ -75,50 +66,17 @@ def _is_valid(readers: Mapping[str, Reader], machine: Machine) -> bool:
     return not found
 
 
-def checked(
-    text: str, path: str, machine: Machine, origins: Mapping[str, Origin] = MappingProxyType({})
-) -> Mapping[str, Entry]:
-    """Return the entries of a profile's text.
-
-    Args:
-        text: of the profile.
-        path: of its file, for messages.
-        machine: supplies the values that are detected.
-        origins: of values that are not from this file.
-
-    Raises:
-        ConfigError: all problems that it has on every machine.
-    """
-    entries = parse_layer(text, path, Layer.PROFILE)
-    for name in origins.keys() & entries.keys():
-        entries[name] = entries[name]._replace(origin=origins[name])
-    if found := profile_problems([entries], machine):
-        raise ConfigError.of(found)
-    return entries
-
-
 def plan_for(
     layers: Sequence[Entries],
     machine: Machine,
     environ: Mapping[str, str] = MappingProxyType({}),
     cluster: Entries = NOTHING,
 ) -> LaunchPlan:
-    """Return the plan of a launch with only these layers.
-
-    Raises:
-        ConfigError: they contradict each other.
-        MachineError: `machine` cannot run it.
-    """
+    """Return the plan of a launch with only these layers; raise what makes it impossible."""
     machine = with_idle_gpus(machine)
     settings, unread = try_resolve(layers, machine, environ, cluster)
-    return build_plan(
-        settings,
-        machine,
-        Program(SCRIPT),
-        python=["python"],
-        environ=environ,
-        problems=unread,
-    )
+    program, python = Program(SCRIPT), ["python"]
+    return build_plan(settings, machine, program, python=python, environ=environ, problems=unread)
 
 
 def launch_problems(
@@ -143,3 +101,77 @@ def with_idle_gpus(machine: Machine) -> Machine:
         for gpu in machine.gpus
     )
     return machine._replace(gpus=tuple(gpus))
+
+
+def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
+    """Return the values that words such as `num_processes=2` set, by key.
+
+    Raises:
+        ConfigError: all words without "=", unknown keys and invalid values at once.
+    """
+    where = str(origin)
+    problems = []
+    values: dict[str, Raw] = {}
+    for word in _joined(words):
+        key, equals, raw = word.partition("=")
+        if any("\ud800" <= char <= "\udfff" for char in word):  # undecodable bytes
+            problems.append(Problem(f"{word!r} is not UTF-8", where, "write it as text"))
+        elif not equals:
+            name, space, value = word.partition(" ")
+            fix = f"write {name}={value if space else 'VALUE'}"
+            problems.append(Problem(f"{word!r} is not KEY=VALUE", where, fix))
+        elif key in values:
+            problems.append(Problem(f"{key} is set twice", where, "keep one of the two"))
+        if equals:
+            values[key] = raw
+    if "env" in values:
+        problems += [
+            Problem(f"{key} is set twice: env sets all variables", where, "keep one of the two")
+            for key in values
+            if key.startswith("env.")
+        ]
+    return checked_values({key: Entry(raw, origin) for key, raw in values.items()}, problems)
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Return the words, with a key and the value typed after it as one word for the message."""
+    joined: list[str] = []
+    for word in words:
+        is_value = joined and "=" not in word + joined[-1] and " " not in joined[-1]
+        if is_value and joined[-1].partition(".")[0] in TABLE:
+            joined[-1] += f" {word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def checked_values(
+    entries: Mapping[str, Entry], problems: Sequence[Problem] = ()
+) -> dict[str, Raw]:
+    """Return the values of `entries` by key, a setting or `env.NAME`, as a profile holds them.
+
+    Raises:
+        ConfigError: `problems`, unknown keys and invalid values, all at once.
+    """
+    try:
+        parse_layers(layers_of(entries))
+    except ConfigError as error:
+        problems = [*problems, *error.problems]
+    if problems:
+        raise ConfigError.of(problems)
+    return {
+        key: TABLE[key].canonical(entry.raw) if key in TABLE else entry.raw
+        for key, entry in entries.items()
+    }
+
+
+def layers_of(entries: Mapping[str, Entry]) -> list[Entries]:
+    """Return a layer for each of `entries`; `env.NAME` is one variable."""
+    layers: list[Entries] = []
+    for key, entry in entries.items():
+        name, _, item = key.partition(".")
+        is_variable = name == "env" and item
+        layers.append(
+            {name: entry._replace(raw={item: str(entry.raw)})} if is_variable else {key: entry}
+        )
+    return layers

@@ -1,15 +1,16 @@
-"""`headway config set | unset | use`: change a profile, and nothing else in its file."""
+"""`headway config set | unset | edit | use`: change a profile, and nothing else in its file."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 
-from headway.commands.config.assignments import assignments
-from headway.commands.config.check import checked, launch_problems
-from headway.commands.config.schema import with_header, write_schema
+from headway.commands.config.check import assignments, is_valid, launch_problems
+from headway.commands.config.show import schema_text
 from headway.commands.flags import Parser
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
@@ -18,8 +19,17 @@ from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer, overridden
+from headway.settings.problems import profile_problems
 from headway.settings.profile import Entries, Entry, parse_profile, read_profile
-from headway.settings.profile_edit import change_profile, is_blank, set_value, unset_value, written
+from headway.settings.profile_edit import (
+    BLANK,
+    change_profile,
+    is_blank,
+    masked_profile,
+    set_value,
+    unset_value,
+    written,
+)
 from headway.settings.profile_files import (
     DEFAULT_NAME,
     choose_profile,
@@ -28,49 +38,56 @@ from headway.settings.profile_files import (
     is_there,
     selection_path,
     shown,
+    text_at,
+    user_folder,
 )
-from headway.settings.profile_masking import masked_profile
 from headway.settings.resolve import parse_layers
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE, Settings
 
+_SCHEMA = "schema.json"
+
 
 def set_keys(argv: Sequence[str]) -> int:
     """Set keys of a profile; comments and all other lines are kept."""
+    # rich is too slow for --help
+    rows = "".join(f"  {row.name:<29}{row.help}\n" for row in TABLE.values())
     parser = Parser(
         "config set",
         "Set these keys in your profile; comments and all other lines are kept. "
         "env.NAME=VALUE sets one variable.",
         usage="headway config set [--profile NAME] KEY=VALUE ...",
-        appendix=_all_settings(),
+        appendix=f"\nkeys:\n{rows}",
     )
     parser.profile_flag()
     parsed, words = parser.parse_words(argv)
     if not words:
         parser.error("KEY=VALUE is required")
-    values = assignments(words, "the command line")
+    origin = Origin(Layer.ASSIGNMENT, reason="the command line")
+    values = assignments(words, origin)
     path = choose_profile(parsed.profile).path
-    apply(
-        path,
-        lambda text: set_all(with_header(text, path), values),
-        detect_machine(),
-        requested=[key.partition(".")[0] for key in values],
-        origin=Origin(Layer.ASSIGNMENT, reason="the command line"),
-    )
+    names = [key.partition(".")[0] for key in values]
+    apply(path, lambda text: set_all(text, path, values), detect_machine(), names, origin)
     return 0
 
 
-def _all_settings() -> str:
-    """Return the settings for --help, which is too quick for rich's import."""
-    lines = (f"  {row.name:<29}{row.help}\n" for row in TABLE.values())
-    return f"\nkeys:\n{''.join(lines)}"
-
-
-def set_all(text: str, values: Mapping[str, Raw]) -> str:
-    """Return the profile `text` with all these keys set; new ones in the table's order."""
+def set_all(text: str, path: str, values: Mapping[str, Raw]) -> str:
+    """Return the text of the profile at `path` with all these keys set, in the table's order."""
+    if not text.strip():
+        text = new_profile(path)
+    elif is_blank(text):
+        text = f"{text.rstrip()}\n{BLANK}"
     order = list(TABLE)
     keys = sorted(values, key=lambda key: order.index(key.partition(".")[0]))
     return reduce(lambda edited, key: set_value(edited, key, values[key]), keys, text)
+
+
+def new_profile(path: str) -> str:
+    """Return the text of an empty profile at `path`; its comment tells editors the schema."""
+    folder = user_folder()
+    beside = os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
+    file = _SCHEMA if beside else os.path.join(folder, _SCHEMA)  # editors do not expand ~
+    return f"# yaml-language-server: $schema={file}\n{BLANK}"
 
 
 def unset_keys(argv: Sequence[str]) -> int:
@@ -93,15 +110,12 @@ def unset_keys(argv: Sequence[str]) -> int:
 def _without(text: str, keys: Sequence[str]) -> str:
     """Return the profile `text` without these keys; raise once for all that cannot be removed."""
     problems = []
-    present = flat(_raws(parse_profile(text, "the profile", Layer.PROFILE)))
-    known = [key for key in present if key != "version"]
+    present = list(flat(_raws(parse_profile(text, "the profile", Layer.PROFILE))))
     for key in keys:
         try:
-            if key == "version":
-                raise KeyError(key)
             text = unset_value(text, key)
         except KeyError:
-            problems.append(_cannot_unset(key, known))
+            problems.append(_cannot_unset(key, present))
     if problems:
         raise ConfigError.of(problems)
     return text
@@ -126,8 +140,6 @@ def apply(
     path: str,
     change: Callable[[str], str],
     machine: Machine,
-    *,
-    replaces_all: bool = False,
     requested: Collection[str] = (),
     origin: Origin | None = None,
 ) -> None:
@@ -137,75 +149,64 @@ def apply(
         path: the profile; it may be missing.
         change: takes the current text, empty if there is none, and returns the new one.
         machine: this one; a profile that it cannot run is written, with a note.
-        replaces_all: `change` ignores the current text, which may be invalid.
         requested: keys to report on, whether or not they change.
-        origin: of the requested values, for messages.
-
-    Raises:
-        ConfigError: the new profile is invalid, or cannot be written.
+        origin: of their values, for messages.
     """
-    before: dict[str, Entry] = {}
     layer, weaker, stronger = _place_of(path)
+    before: dict[str, Entry] = {}
     old = ""
 
     def valid(text: str) -> str:
         nonlocal old
         old = text
-        with suppress(*([ConfigError] if replaces_all else [])):
-            before.update({} if is_blank(text) else parse_profile(text, path, Layer.PROFILE))
+        before.update({} if is_blank(text) else parse_profile(text, path, Layer.PROFILE))
         edited = change(text)
-        origins = dict.fromkeys(requested, origin) if origin else {}
-        try:
-            checked(edited, path, machine, origins)
-        except ConfigError as error:
-            raise ConfigError.of(_placed(error.problems, text, path, machine)) from None
+        entries = parse_profile(edited, path, Layer.PROFILE)
+        for name, entry in entries.items():
+            if _raw(before, name) == entry.raw:
+                entries[name] = before[name]  # with the line where it stands now
+            elif origin is not None and name in requested:
+                entries[name] = entry._replace(origin=origin)
+        if found := profile_problems([entries], machine):
+            raise ConfigError.of(found)
         return edited
 
     new = change_profile(path, valid, is_private=_holds_secret)
     after = parse_profile(new, path, layer)
     if not old:
-        write_schema()
+        with suppress(ConfigError):  # only editors need it
+            schema = os.path.join(user_folder(), _SCHEMA)
+            change_profile(schema, lambda _: schema_text())
     print(f"{'unchanged:' if new == old else 'wrote'} {shown(path)}")
-    for line in differences(before, after):
+    for line in _differences(before, after):
         print(f"  {line}")
     if _holds_secret(new) and not _holds_secret(old):
         print("only you can read it now: it holds a secret")
-    after.pop("version", None)
     reported = {k: e for k, e in after.items() if k in requested or _raw(before, k) != e.raw}
-    layers = [*weaker, after, *stronger]
     # notes, not errors: the profile may be for another machine
-    not_here = [problem.what for problem in launch_problems(layers, machine)]
-    gone = flat(_raws(before)).keys() - flat(_raws(after)).keys() - {"version"}
-    elsewhere = _set_elsewhere(sorted(gone), [*weaker, *stronger])
-    for note in [*overridden([reported, *stronger]), *elsewhere, *not_here]:
+    not_here = launch_problems([*weaker, after, *stronger], machine)
+    gone = flat(_raws(before)).keys() - flat(_raws(after)).keys()
+    for note in [
+        *overridden([reported, *stronger]),
+        *_set_elsewhere(sorted(gone), [*weaker, *stronger]),
+        *(problem.what for problem in not_here),
+    ]:
         say(f"note: {note}")
 
 
 def _holds_secret(text: str) -> bool:
     try:
         return masked_profile(text) != text
-    except ConfigError:  # an invalid profile, which is replaced as a whole
+    except ConfigError:  # it is no profile
         return False
 
 
-def _placed(
-    problems: Sequence[Problem], text: str, path: str, machine: Machine
-) -> Sequence[Problem]:
-    """Return the problems of an edited profile; for those that `text` has too, with their line."""
-    try:
-        checked(text, path, machine)
-    except ConfigError as error:
-        there = error.problems
-        return [next(filter(one.is_same_as, there), one) for one in problems]
-    return problems
-
-
-def differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:
+def _differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:
     """Return one line for each key that was added, changed or removed."""
     lines = []
     for key in {**before, **after}:
         old, new = _raw(before, key), _raw(after, key)
-        if old != new and key != "version":
+        if old != new:
             now = "removed" if new is None else _shown(key, new)
             lines.append(f"{key}: {now}" + ("" if old is None else f"  (was {_shown(key, old)})"))
     return lines
@@ -250,11 +251,7 @@ def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
 
 
 def _place_of(path: str) -> tuple[Layer, list[Entries], list[Entries]]:
-    """Return the layer of the profile at `path` in a launch here, the weaker and the stronger ones.
-
-    Raises:
-        ConfigError: one of them is invalid.
-    """
+    """Return the layer of this profile in a launch here, the weaker and the stronger ones."""
     project = find_project_profile(trusted=path)
     environment = environment_layer()
     parse_layers([environment])
@@ -267,6 +264,44 @@ def _place_of(path: str) -> tuple[Layer, list[Entries], list[Entries]]:
     is_other = is_there(user) and os.path.realpath(user) != os.path.realpath(path)
     weaker: list[Entries] = [read_profile(user, Layer.USER_PROFILE)] if is_other else []
     return Layer.PROJECT_PROFILE, weaker, [environment]
+
+
+def edit(argv: Sequence[str]) -> int:
+    """Open the profile in the user's editor, and check it afterwards; return 1 if it is invalid."""
+    parser = Parser("config edit", "Open your profile in $VISUAL or $EDITOR, and check it.")
+    parser.profile_flag()
+    path = choose_profile(parser.parse_flags(argv).profile).path
+    before = text_at(path)
+    rows = (f"# {name}: {row.example}  # {row.help}\n" for name, row in TABLE.items())
+    proposed = before or new_profile(path) + "".join(rows)
+    if not before:
+        change_profile(path, lambda _: proposed)
+    try:
+        _open_editor(path)
+    finally:
+        text = text_at(path)
+        if not before and text == proposed:
+            os.unlink(path)
+    if text == proposed:
+        print(f"unchanged: {'' if before else 'there is still no '}{shown(path)}")
+        return 0
+    if _holds_secret(text) and not _holds_secret(before):
+        os.chmod(path, 0o600)
+        print("only you can read it now: it holds a secret")
+    return 0 if is_valid({path: read_profile}, detect_machine()) else 1
+
+
+def _open_editor(path: str) -> None:
+    named = [os.environ.get(name, "").strip() for name in ("VISUAL", "EDITOR")]
+    editor = next(filter(None, named), "vi")
+    try:
+        subprocess.run([*shlex.split(editor), path], check=True)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        raise ConfigError(
+            f"the editor {editor!r} cannot be used: {error}",
+            where="environment VISUAL, EDITOR",
+            fix="`export EDITOR=nano`, or change single keys: `headway config set KEY=VALUE`",
+        ) from None
 
 
 def use(argv: Sequence[str]) -> int:
@@ -285,14 +320,13 @@ def use(argv: Sequence[str]) -> int:
         _remove(selection)
     else:
         chosen.must_exist()
-        read_profile(chosen.path, Layer.USER_PROFILE)
+        parse_layers([read_profile(chosen.path, Layer.USER_PROFILE)])
         name = chosen.path if is_path(chosen.name) else chosen.name
         change_profile(selection, lambda _: f"{name}\n")
     print(f"selected: {shown(chosen.path)}")
     now = choose_profile()
     if now.path != chosen.path:
-        note = f"{now.chosen_by} selects {now.name!r} here instead"
-        say(f"note: {note}")
+        say(f"note: {now.chosen_by} selects {now.name!r} here instead")
     return 0
 
 
@@ -305,5 +339,5 @@ def _remove(selection: str) -> None:
         raise ConfigError(
             f"the selection cannot be removed: {error.strerror}",
             where=shown(selection),
-            fix="remove it by hand, or fix the permissions of its folder",
+            fix="it is a file of yours, in a folder that you may write to: see what stands there",
         ) from None

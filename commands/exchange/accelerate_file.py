@@ -1,34 +1,33 @@
-"""Accelerate's configuration file, to and from our settings. Pure."""
+"""Accelerate's configuration file, to and from our settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from headway.commands.exchange.accelerate_fsdp import KEY, sharding_of, take_sharding
-from headway.commands.exchange.imported import MULTI_MACHINE, ON_ONE_MACHINE, Imported
-from headway.contract.strategies import DDP
+from headway.commands.exchange import MULTI_MACHINE, ON_ONE_MACHINE, Imported
+from headway.contract.strategies import DDP, FSDP, HSDP, SHARDED
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.devices.table import CUDA, KINDS, MPS, kind_of
 from headway.errors import ConfigError, Problem
 from headway.launcher.planning.plan import LaunchPlan
 from headway.machine.devices import ALL
 from headway.settings.setting import Raw
-from headway.settings.table import TABLE
+from headway.settings.table import NO, TABLE, YES, Settings
 
+FSDP_CONFIG = "fsdp_config"
 _DEVICES = {"MPS": MPS.name, **{kind.distributed_type: name for name, kind in KINDS.items()}}
-_SUPPORTED_TYPES = ("NO", *_DEVICES)
 _SHARDED_TYPES = {  # on GPUs too, but no DDP; each with the key of its own settings
-    "FSDP": "fsdp_config",
+    "FSDP": FSDP_CONFIG,
     "DEEPSPEED": "deepspeed_config",
     "MEGATRON_LM": "megatron_lm_config",
 }
+_TYPES = ("NO", *_DEVICES, *_SHARDED_TYPES)
 _OTHER_DEVICE_TYPES = (  # on devices that Headway does not support
     *("XLA", "TPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_HPU"),
     *("MULTI_SDAA", "MULTI_NEURON"),
 )
-
-
+_STEPS = "gradient_accumulation_steps"
 _NAMES = {  # their keys, and the setting that each becomes
     "num_processes": "num_processes",
     "num_machines": "num_machines",
@@ -36,21 +35,45 @@ _NAMES = {  # their keys, and the setting that each becomes
     "main_process_ip": "main_address",
     "main_process_port": "main_port",
     "gpu_ids": "devices",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    _STEPS: _STEPS,
 }
-_SINGLE_VALUES = ("compute_environment", "distributed_type", "use_cpu", "mixed_precision", "fp16")
+_SINGLE = ("compute_environment", "distributed_type", "use_cpu", "mixed_precision", "fp16", *_NAMES)
+_MAPS = ("deepspeed_config", FSDP_CONFIG)
+
+_STRATEGIES = {
+    **dict.fromkeys(("true", "full_shard", "1"), FSDP),
+    **dict.fromkeys(("no_shard", "3"), DDP),
+    **dict.fromkeys(("hybrid_shard", "4"), HSDP),
+}
+_SAME_HERE = {  # keys of fsdp_config, and the values that say what is so in any case
+    "fsdp_version": ("1", "2"),
+    "fsdp_state_dict_type": ("sharded_state_dict", "full_state_dict"),
+    "fsdp_cpu_ram_efficient_loading": ("true", "false"),
+    "fsdp_use_orig_params": ("true", "false"),
+    "fsdp_sync_module_states": ("true",),
+    "fsdp_forward_prefetch": ("false",),
+    "fsdp_backward_prefetch": ("backward_pre", "no_prefetch"),
+}
+_SWITCHES = {
+    "fsdp_offload_params": "cpu_offload",
+    "fsdp_activation_checkpointing": "activation_checkpointing",
+}
+_WRAPS = {  # a policy, and the key of what it wraps
+    "transformer_based_wrap": "fsdp_transformer_layer_cls_to_wrap",
+    "size_based_wrap": "fsdp_min_num_params",
+    "no_wrap": "",
+}
+_NULLS = ("", "~", "null")
+_TRUE, _FALSE = ("true", "yes", "on", "y"), ("false", "no", "off", "n")
+
+Left = dict[str, Any]
+"""The keys of a file that are not taken over yet, with texts, lists and maps as values."""
 
 
 def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
     """Return the settings that an Accelerate configuration stands for.
 
-    Args:
-        config: the file's map, with every scalar as text; a missing value is `null`.
-        where: the file, for messages.
-
-    Raises:
-        ConfigError: it is not an Accelerate configuration, is for SageMaker, or its processes
-            cannot be divided among its machines.
+    `config` has every scalar as text, a missing value as `null`; `where` is the file, for messages.
     """
     if "compute_environment" not in config and "distributed_type" not in config:
         raise ConfigError(
@@ -60,57 +83,43 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
             fix="pass a file that `accelerate config` wrote, or a `torchrun ...` command line",
         )
     _refuse_wrong_kinds(config, where)
-    config = _without_nulls(config)
-    rest = {key: text for key, text in config.items() if isinstance(text, str)}
-    nested: dict[str, Any] = {
-        key: value for key, value in config.items() if not isinstance(value, str)
-    }
-    if rest.pop("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+    left = _without_nulls(config)
+    environment = left.pop("compute_environment", "LOCAL_MACHINE")
+    if environment != "LOCAL_MACHINE":
         raise ConfigError(
-            f"compute_environment is {config['compute_environment']!r}, "
-            "but only LOCAL_MACHINE is supported",
+            f"compute_environment is {environment!r}, but only LOCAL_MACHINE is supported",
             where=where,
             fix="import a file with `compute_environment: LOCAL_MACHINE`",
         )
     values: dict[str, Raw] = {}
     not_imported: list[str] = []
-    reset: tuple[str, ...] = ("mixed_precision",)
-    kind = rest.get("distributed_type", "NO")
-    if kind not in (*_SUPPORTED_TYPES, *_SHARDED_TYPES, *_OTHER_DEVICE_TYPES):
-        known = ", ".join((*_SUPPORTED_TYPES, *_SHARDED_TYPES))
-        raise _invalid("distributed_type", kind, f"one of {known}", where)
-    if kind in (*_SUPPORTED_TYPES, *_SHARDED_TYPES):
-        if isinstance(nested.get("gpu_ids"), list):
-            rest["gpu_ids"] = ",".join(nested.pop("gpu_ids"))
-        _take_device(rest, values, where)
-        not_imported = _take_processes(rest, values, where)
+    reset = ["mixed_precision"]
+    kind = left.get("distributed_type", "NO")
+    if kind not in (*_TYPES, *_OTHER_DEVICE_TYPES):
+        raise _invalid("distributed_type", kind, f"one of {', '.join(_TYPES)}", where)
+    if kind in _TYPES:
+        _take_device(kind, left, values, where)
+        not_imported = _take_processes(left, values, where)
         # a missing gpu_ids means all GPUs, and so on
-        reset = (*reset, "device", "devices", "num_processes", *MULTI_MACHINE)
-    _take_precision(rest, values, where)
-    if "gradient_accumulation_steps" in rest:
-        values["gradient_accumulation_steps"] = rest.pop("gradient_accumulation_steps")
-    deepspeed = nested.get("deepspeed_config")
-    if isinstance(deepspeed, dict) and _is_number(deepspeed.get("gradient_accumulation_steps")):
-        deepspeed = dict(deepspeed)
-        values["gradient_accumulation_steps"] = deepspeed.pop("gradient_accumulation_steps")
-        nested["deepspeed_config"] = deepspeed
+        reset += ["device", "devices", "num_processes", *MULTI_MACHINE]
+    _take_precision(left, values, where)
+    if _STEPS in left:
+        values[_STEPS] = left.pop(_STEPS)
+    deepspeed = left.get("deepspeed_config", {})
+    if _is_number(deepspeed.get(_STEPS)):
+        values[_STEPS] = deepspeed.pop(_STEPS)
     names = {ours: theirs for theirs, ours in _NAMES.items() if ours in values}
     if kind == "FSDP":
-        rest.pop("distributed_type", None)
-        sharding = nested.get(KEY)
-        nested[KEY] = take_sharding(sharding if isinstance(sharding, dict) else {}, values)
-        nested = {key: value for key, value in nested.items() if value}
-        reset = (*reset, *SHARING)
-    left = {**rest, **nested}
-    lost = {key: left.pop(key) for key in _training_keys(kind, left) if key in left}
+        del left["distributed_type"]
+        _take_sharding(left.get(FSDP_CONFIG, {}), values)
+        reset += SHARING
+    # without these, training would be a different one
+    of_training = ["distributed_type", _SHARDED_TYPES.get(kind, "")]
+    if "mixed_precision" in left:
+        of_training += ["mixed_precision", "fp8_config"]
+    lost = {key: left.pop(key) for key in of_training if key in left}
     not_imported += _lines(left)
-    return Imported(values, not_imported, reset, names, lost=list(_lines(lost)))
-
-
-def _training_keys(kind: str, left: Mapping[str, Any]) -> Sequence[str]:
-    """Return the keys of those in `left` without which training would be a different one."""
-    precision = ["mixed_precision", "fp8_config"] if "mixed_precision" in left else []
-    return ["distributed_type", *precision, *filter(None, [_SHARDED_TYPES.get(kind)])]
+    return Imported(values, not_imported, tuple(reset), names, lost=list(_lines(lost)))
 
 
 def _refuse_wrong_kinds(config: Mapping[str, Any], where: str) -> None:
@@ -119,13 +128,12 @@ def _refuse_wrong_kinds(config: Mapping[str, Any], where: str) -> None:
     for key, value in config.items():
         is_list, is_map = isinstance(value, list), isinstance(value, dict)
         kind = "a list" if is_list else "a map" if is_map else "a single value"
-        is_gpus = key == "gpu_ids" and is_list and all(isinstance(v, str) for v in value)
-        if key in (*_SINGLE_VALUES, *_NAMES) and (is_list or is_map) and not is_gpus:
+        expected = "a single value" if key in _SINGLE else "a map" if key in _MAPS else kind
+        is_gpus = key == "gpu_ids" and is_list and all(isinstance(gpu, str) for gpu in value)
+        if kind != expected and not is_gpus and not _is_null(value):
             problems.append(
-                Problem(f"{key} is {kind}, but it must be a single value", where, _fix(key))
+                Problem(f"{key} is {kind}, but it must be {expected}", where, _fix(key))
             )
-        if key == "deepspeed_config" and not is_map and not _is_null(value):
-            problems.append(Problem(f"{key} is {kind}, but it must be a map", where, _fix(key)))
     if problems:
         raise ConfigError.of(problems)
 
@@ -134,23 +142,11 @@ def _fix(key: str) -> str:
     return f"correct {key} in that file"
 
 
-def _take_precision(rest: dict[str, str], values: dict[str, Raw], where: str) -> None:
-    """Move the precision from `rest` to `values`; old files have `fp16: true` for it."""
-    if "fp16" in rest and "mixed_precision" not in rest:
-        rest["mixed_precision"] = "fp16" if _is_true("fp16", rest.pop("fp16"), where) else "no"
-    precision = rest.get("mixed_precision", "").lower()
-    if precision in TABLE["mixed_precision"].choices:
-        values["mixed_precision"] = precision
-        del rest["mixed_precision"]
-    elif precision not in ("", "fp8"):
-        raise _invalid("mixed_precision", precision, "no, fp16, bf16 or fp8", where)
+def _invalid(key: str, text: str, expected: str, where: str) -> ConfigError:
+    return ConfigError(f"{key} is {text!r}, but it must be {expected}", where=where, fix=_fix(key))
 
 
-_NULLS = ("", "~", "null")
-_TRUE, _FALSE = ("true", "yes", "on", "y"), ("false", "no", "off", "n")
-
-
-def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(config: Mapping[str, Any]) -> Left:
     """Return the map without the keys that have no value."""
     found = {k: _without_nulls(v) if isinstance(v, dict) else v for k, v in config.items()}
     return {key: value for key, value in found.items() if value and not _is_null(value)}
@@ -160,34 +156,8 @@ def _is_null(value: object) -> bool:
     return isinstance(value, str) and value.strip().lower() in _NULLS
 
 
-def _invalid(key: str, text: str, expected: str, where: str) -> ConfigError:
-    return ConfigError(f"{key} is {text!r}, but it must be {expected}", where=where, fix=_fix(key))
-
-
 def _is_number(text: object) -> bool:
     return isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10
-
-
-def _take_device(rest: dict[str, str], values: dict[str, Raw], where: str) -> None:
-    """Move the device from `rest` to `values`; how ranks share a model stays there."""
-    kind = rest.get("distributed_type", "NO")
-    if kind in _SUPPORTED_TYPES:
-        rest.pop("distributed_type", None)
-    on_cpu = _is_true("use_cpu", rest.pop("use_cpu", "false"), where) or kind == "MULTI_CPU"
-    gpus = rest.get("gpu_ids", "all")
-    if on_cpu:
-        values["device"] = "cpu"
-    elif kind in _DEVICES:
-        values["device"] = _DEVICES[kind]
-    elif kind in _SHARDED_TYPES or gpus != "all":
-        values["device"] = CUDA.name
-    if kind == "NO" and not on_cpu and rest.get("num_machines", "1") == "1":
-        rest.setdefault("num_processes", "1")
-    if gpus == "all":
-        rest.pop("gpu_ids", None)
-    elif not on_cpu:
-        indices = [index.strip() for index in rest.pop("gpu_ids").split(",") if index.strip()]
-        values["devices"] = indices
 
 
 def _is_true(key: str, text: str, where: str) -> bool:
@@ -196,13 +166,34 @@ def _is_true(key: str, text: str, where: str) -> bool:
     return text.lower() in _TRUE
 
 
-def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) -> list[str]:
+def _take_device(kind: str, left: Left, values: dict[str, Raw], where: str) -> None:
+    """Move the device from `left` to `values`; how ranks share a model stays there."""
+    if kind not in _SHARDED_TYPES:
+        left.pop("distributed_type", None)
+    on_cpu = _is_true("use_cpu", left.pop("use_cpu", "false"), where) or kind == "MULTI_CPU"
+    gpus = left.get("gpu_ids", "all")
+    if on_cpu:
+        values["device"] = "cpu"
+    elif kind in _DEVICES:
+        values["device"] = _DEVICES[kind]
+    elif kind in _SHARDED_TYPES or gpus != "all":
+        values["device"] = CUDA.name
+    if kind == "NO" and not on_cpu and left.get("num_machines", "1") == "1":
+        left.setdefault("num_processes", "1")
+    if gpus == "all":
+        left.pop("gpu_ids", None)
+    elif not on_cpu:
+        del left["gpu_ids"]
+        indices = gpus if isinstance(gpus, list) else gpus.split(",")
+        values["devices"] = [index.strip() for index in indices if index.strip()]
+
+
+def _take_processes(left: Left, values: dict[str, Raw], where: str) -> list[str]:
     """Divide Accelerate's total of processes by the machines, and move the address of machine 0.
 
     Returns what has no counterpart on one machine.
     """
-    machines = rest.pop("num_machines", "1")
-    total = rest.pop("num_processes", None)
+    machines, total = left.pop("num_machines", "1"), left.pop("num_processes", None)
     for key, text in (("num_machines", machines), ("num_processes", total)):
         if text is not None and not (_is_number(text) and int(text) > 0):
             raise _invalid(key, text, "a whole number, 1 or more", where)
@@ -216,7 +207,7 @@ def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) ->
             )
         values["num_processes"] = str(each)
     if int(machines) > 1:
-        if "main_process_ip" not in rest:
+        if "main_process_ip" not in left:
             raise ConfigError(
                 f"num_machines is {machines}, but main_process_ip is not set",
                 where=where,
@@ -224,21 +215,59 @@ def _take_processes(rest: dict[str, str], values: dict[str, Raw], where: str) ->
             )
         values["num_machines"] = machines
         for key in ("machine_rank", "main_process_ip", "main_process_port"):
-            if key in rest:
-                values[_NAMES[key]] = rest.pop(key)
+            if key in left:
+                values[_NAMES[key]] = left.pop(key)
         return []
-    if rest.get("machine_rank") == "0":
-        rest.pop("machine_rank")
+    if left.get("machine_rank") == "0":
+        del left["machine_rank"]
     return [
-        f"{key}: {rest.pop(key)} ({ON_ONE_MACHINE[_NAMES[key]]})"
+        f"{key}: {left.pop(key)} ({ON_ONE_MACHINE[_NAMES[key]]})"
         for key in ("main_process_ip", "main_process_port")
-        if key in rest
+        if key in left
     ]
 
 
-def _lines(rest: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in rest.items():
-        if isinstance(value, Mapping) and value:
+def _take_precision(left: Left, values: dict[str, Raw], where: str) -> None:
+    """Move the precision from `left` to `values`; old files have `fp16: true` for it."""
+    if "fp16" in left and "mixed_precision" not in left:
+        left["mixed_precision"] = "fp16" if _is_true("fp16", left.pop("fp16"), where) else "no"
+    precision = left.get("mixed_precision", "").lower()
+    if precision in TABLE["mixed_precision"].choices:
+        values["mixed_precision"] = precision
+        del left["mixed_precision"]
+    elif precision not in ("", "fp8"):
+        raise _invalid("mixed_precision", precision, "no, fp16, bf16 or fp8", where)
+
+
+def _take_sharding(left: Left, values: dict[str, Raw]) -> None:
+    """Move what `fsdp_config` says to `values`.
+
+    The keys that are left change how training is computed or which memory it needs.
+    """
+    words = {key: text.lower() for key, text in left.items() if isinstance(text, str)}
+    values["strategy"] = FSDP
+    for key in ("fsdp_sharding_strategy", "fsdp_reshard_after_forward"):
+        if words.get(key) in _STRATEGIES:
+            values["strategy"] = _STRATEGIES[words[key]]
+            del left[key]
+    for key, name in _SWITCHES.items():
+        if words.get(key) in ("true", "false"):
+            values[name] = YES if words[key] == "true" else NO
+            del left[key]
+    policy = words.get("fsdp_auto_wrap_policy", "no_wrap")
+    wrap = left.get(_WRAPS.get(policy, ""), "auto")
+    if policy in _WRAPS and TABLE["wrap"].reads(wrap):
+        values["wrap"] = wrap
+        for key in (_WRAPS[policy], "fsdp_auto_wrap_policy"):
+            left.pop(key, None)
+    for key, same in _SAME_HERE.items():
+        if words.get(key) in same:
+            del left[key]
+
+
+def _lines(left: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in left.items():
+        if isinstance(value, Mapping):
             yield from _lines(value, f"{prefix}{key}.")
         else:
             shown = " ".join(map(str, value)) if isinstance(value, list) else value
@@ -263,9 +292,9 @@ def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
         "same_network": True,
         "debug": False,
     }
-    if processes > 1 and (sharding := sharding_of(settings)):
+    if processes > 1 and (sharding := _sharding_of(settings)):
         config["distributed_type"] = "FSDP"
-        config[KEY] = sharding
+        config[FSDP_CONFIG] = sharding
     if kind.is_numbered:
         mask = plan.environment.get(kind.mask)
         config["gpu_ids"] = "all" if mask is None else mask.value
@@ -278,7 +307,7 @@ def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
 def not_in_accelerate(plan: LaunchPlan, names: Sequence[str]) -> Iterator[str]:
     """Yield those of the settings `names` that an Accelerate configuration cannot express."""
     config = to_accelerate(plan)
-    is_sharded = KEY in config
+    is_sharded = FSDP_CONFIG in config
     has_gpus = config.get("gpu_ids", "all") != "all"
     held = {
         "device": config["use_cpu"] or config["distributed_type"] != "NO" or has_gpus,
@@ -291,3 +320,25 @@ def not_in_accelerate(plan: LaunchPlan, names: Sequence[str]) -> Iterator[str]:
         "strategy": is_sharded or plan.settings.strategy == DDP,
     }
     yield from (name for name in names if not held.get(name))
+
+
+def _sharding_of(settings: Settings) -> dict[str, object]:
+    """Return the `fsdp_config` that shards as these settings do; empty where they do not."""
+    if settings.strategy not in SHARDED:
+        return {}
+    wrap = settings.wrap
+    config: dict[str, object] = {
+        "fsdp_version": 2 if settings.strategy == FSDP else 1,
+        "fsdp_reshard_after_forward": True if settings.strategy == FSDP else "HYBRID_SHARD",
+        "fsdp_offload_params": settings.cpu_offload == YES,
+        "fsdp_activation_checkpointing": settings.activation_checkpointing == YES,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"
+        if wrap.isdecimal()
+        else "TRANSFORMER_BASED_WRAP",
+    }
+    if wrap.isdecimal():
+        config["fsdp_min_num_params"] = int(wrap)
+    elif wrap != "auto":
+        config["fsdp_transformer_layer_cls_to_wrap"] = wrap
+    return config

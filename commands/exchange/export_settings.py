@@ -17,7 +17,7 @@ from headway.commands.exchange.kubernetes_export import (
     why_not_image,
     why_not_name,
 )
-from headway.commands.exchange.torchrun_export import not_in_torchrun, to_torchrun
+from headway.commands.exchange.torchrun import not_in_torchrun, to_torchrun
 from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.contract.notes import say
 from headway.contract.run import KEY_VARIABLE

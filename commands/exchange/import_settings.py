@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import re
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from headway.commands.config.assignments import checked_values, layers_of
-from headway.commands.config.check import SCRIPT, checked
+from headway.commands.config.check import SCRIPT, checked_values, layers_of
 from headway.commands.config.edit import apply, set_all
-from headway.commands.config.schema import new_profile
+from headway.commands.exchange import Imported
 from headway.commands.exchange.accelerate_file import from_accelerate
-from headway.commands.exchange.imported import Imported
-from headway.commands.exchange.text_maps import read_map
-from headway.commands.exchange.torchrun_line import WHERE, from_torchrun, is_torchrun
+from headway.commands.exchange.torchrun import WHERE, from_torchrun, is_torchrun
 from headway.commands.flags import Parser
-from headway.contract.origin import Layer
+from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems
-from headway.settings.profile import Entries, Entry, parse_profile
-from headway.settings.profile_edit import unset_value
+from headway.settings.profile import Entries, Entry, compose, parse_profile
+from headway.settings.profile_edit import masked_profile, unset_value
 from headway.settings.profile_files import choose_profile, read_text, shown, text_at
-from headway.settings.profile_masking import masked_profile
-from headway.settings.setting import Raw
 from headway.settings.table import TABLE
-
-_RUNS_TORCHRUN = re.compile(r"^[^#:\n]*(torchrun|torch\.distributed\.(run|launch))\b", re.MULTILINE)
-"""A line of a script; in an Accelerate file, the word follows a `#` or a `:`."""
 
 _FIX = "`headway config import FILE`, or `headway config import torchrun ...`"
 
@@ -53,11 +46,14 @@ def import_file(argv: Sequence[str]) -> int:
     parser.profile_flag()
     own, words = parser.split(argv)
     parsed = parser.parse_args(own)
-    if not is_torchrun(words):  # else the flags are torchrun's
+    if len(words) == 1 and " " in words[0] and not os.path.lexists(words[0]):
+        words = shlex.split(words[0])  # a command line in quotes
+    elif not is_torchrun(words):  # else the flags are torchrun's
         parsed, words = parser.parse_words(argv)
     machine = detect_machine()
     imported, where = _read(words, machine)
-    values = _checked(imported, where)
+    entries = _checked(imported, where)
+    values, layers = checked_values(entries), layers_of(entries)
     path = choose_profile(parsed.profile).path
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
     if imported.lost and not parsed.lossy:
@@ -68,16 +64,15 @@ def import_file(argv: Sequence[str]) -> int:
         for name in imported.reset:
             if name in before and name not in values:
                 text = unset_value(text, name)
-        kept = parse_profile(text, path, Layer.PROFILE) if text else {}
-        kept.pop("version", None)
-        problems = _problems(kept, layers_of(values, where), machine, profile)
-        if problems:
+                del before[name]
+        if problems := _problems(before, layers, machine, profile):
             raise ConfigError.of(problems)
-        return set_all(text or new_profile(path), values)
+        return set_all(text, path, values)
 
     if parsed.dry_run:
         text = merged(text_at(path))
-        checked(text, path, machine)
+        if found := profile_problems([parse_profile(text, path, Layer.PROFILE)], machine):
+            raise ConfigError.of(found)
         print(text if parsed.show_secrets else masked_profile(text), end="")
     else:
         apply(path, merged, machine)
@@ -93,56 +88,52 @@ def import_file(argv: Sequence[str]) -> int:
 def _would_lose(lost: Sequence[str], where: str, words: Sequence[str]) -> ConfigError:
     """Return the error for settings without which a model may not fit, or train differently."""
     command = shlex.join(["headway", "config", "import", "--lossy", *words])
-    return ConfigError.of(
-        [
-            Problem(
-                "training would be different: Headway has DDP and FSDP, in fp32, fp16 or bf16, "
-                "and would lose",
-                where,
-                f"`{command}` imports the rest",
-                details="\n".join(lost),
-            )
-        ]
+    problem = Problem(
+        "training would be different: Headway has DDP and FSDP, in fp32, fp16 or bf16, and would "
+        "lose",
+        where,
+        f"`{command}` imports the rest",
+        details="\n".join(lost),
     )
+    return ConfigError.of([problem])
 
 
 def _read(words: Sequence[str], machine: Machine) -> tuple[Imported, str]:
     """Return what the words of the command line import, and from where."""
     if is_torchrun(words):
         return from_torchrun(words, machine), WHERE
-    if not words:
+    if len(words) != 1:
+        what = f"{shlex.join(words)!r} is" if words else "nothing is given, which is"
         raise ConfigError(
-            "a file or a torchrun command line is required", where="the command line", fix=_FIX
-        )
-    if len(words) > 1:
-        raise ConfigError(
-            f"{shlex.join(words)!r} is neither one file nor a torchrun command line",
+            f"{what} neither one file nor a torchrun command line",
             where="the command line",
             fix=_FIX,
         )
-    if is_torchrun(words[0].split()):
-        raise ConfigError(
-            "the torchrun command line is quoted as one word",
-            where="the command line",
-            fix=f"remove the quotes: `headway config import {words[0]}`",
-        )
     where = shown(words[0])
     text = read_text(words[0], "configuration", may_be_pipe=True)
-    if text.startswith("#!") or _RUNS_TORCHRUN.search(text):
-        raise ConfigError(
-            "this is a shell script; commands in scripts are not imported",
-            where=where,
-            fix="pass the torchrun command itself: `headway config import torchrun ...`",
-        )
-    return from_accelerate(read_map(text, where), where), where
+    # JSON is YAML, too
+    config = _texts_at(compose(text, Origin(Layer.IMPORTED, where)), where)
+    return from_accelerate(config if isinstance(config, dict) else {}, where), where
 
 
-def _checked(imported: Imported, where: str) -> dict[str, Raw]:
-    """Return the values as a profile holds them.
+def _texts_at(node: Any, where: str) -> Any:
+    """Return the data of a YAML node, with every scalar as its text."""
+    if node is None or node.id == "scalar":
+        return node and node.value
+    if node.id == "sequence":
+        return [_texts_at(item, where) for item in node.value]
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        if key.id != "scalar" or key.value in found:
+            what = f"duplicate key {key.value!r}" if key.id == "scalar" else "a key is no text"
+            at = f"{where}, line {key.start_mark.line + 1}"
+            raise ConfigError(what, where=at, fix="correct it in that file")
+        found[key.value] = _texts_at(value, where)
+    return found
 
-    Raises:
-        ConfigError: invalid values, all at once, by their names in the other tool.
-    """
+
+def _checked(imported: Imported, where: str) -> dict[str, Entry]:
+    """Return the entries of a profile; invalid values are named as in the other tool."""
     problems = []
     for name, theirs in imported.their_names.items():
         raw = imported.values[name]
@@ -153,7 +144,8 @@ def _checked(imported: Imported, where: str) -> dict[str, Raw]:
             problems.append(Problem(what, where, f"correct {theirs} there"))
     if problems:
         raise ConfigError.of(problems)
-    return checked_values(imported.values, where)
+    origin = Origin(Layer.IMPORTED, reason=where)
+    return {key: Entry(raw, origin) for key, raw in imported.values.items()}
 
 
 def _problems(

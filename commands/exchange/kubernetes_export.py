@@ -21,25 +21,23 @@ _STOP_MARGIN_S = 30  # after the grace period, until the pod is killed
 _OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 _NOT_THERE = (*OF_HOSTS, *OF_JOBS)
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-_NAME_CHARS = re.compile(r"[-a-z0-9]{1,52}")  # a host name, with an index after it
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # a host name, with an index after it
 
 Manifest = Mapping[str, Any]
 
 
 def why_not_name(name: str) -> str:
     """Return why the objects of a manifest cannot have this name; empty if they can."""
-    if not _NAME_CHARS.fullmatch(name):
-        return "must be at most 52 of a-z, 0-9 and -"
-    if not name[0].isalpha():
-        return "must begin with a letter"
-    return "must not end with -" if name.endswith("-") else ""
+    if _NAME.fullmatch(name):
+        return ""
+    return "must be at most 52 of a-z, 0-9 and -, begin with a letter, and not end with -"
 
 
 def why_not_image(image: str) -> str:
     """Return why a container cannot have this image; empty if it looks like one."""
-    if not image or image != "".join(image.split()) or not image.isprintable():
-        return "must be one word, without spaces and control characters"
-    return "" if image[0].isalnum() else "must begin with a letter or a digit"
+    if image[:1].isalnum() and image.isprintable() and " " not in image:
+        return ""
+    return "must be one word that begins with a letter or a digit"
 
 
 def to_kubernetes(
@@ -96,7 +94,8 @@ def to_kubernetes(
 
 def secrets_of(settings: Settings) -> list[str]:
     """Return the variables that the pods get from a Secret, which the manifest only names."""
-    hidden = [name for name in _sent(settings) if _is_secret(name, settings.env[name])]
+    env = settings.env
+    hidden = [name for name in _sent(settings) if masked(name, env[name]) != env[name]]
     return hidden if settings.num_machines == 1 else [KEY_VARIABLE, *hidden]
 
 
@@ -150,10 +149,6 @@ def _variables(settings: Settings, texts: Mapping[str, str], name: str) -> Itera
 
 def _sent(settings: Settings) -> list[str]:
     return [name for name in settings.env if _VARIABLE.fullmatch(name)]
-
-
-def _is_secret(name: str, value: str) -> bool:
-    return masked(name, value) != value
 
 
 def _literal(text: str) -> str:

@@ -11,6 +11,7 @@ from headway.commands.plotting.charts import Chart
 from headway.errors import ConfigError
 
 _WIDTH, _HEIGHT = 6.0, 3.6  # inches, of one chart
+_MOST = 1e300
 _FEW = 50  # points; a curve of so few shows each
 
 
@@ -47,8 +48,8 @@ def save_picture(charts: Sequence[Chart], title: str, path: Path) -> None:
 
 def _draw(axes: Any, chart: Chart) -> None:
     for curve in chart.curves:
-        # a value that is not finite is a gap
-        values = [value if math.isfinite(value) else math.nan for value in curve.values]
+        # a value that is not finite is a gap, as is one of which matplotlib has no multiples
+        values = [value if abs(value) < _MOST else math.nan for value in curve.values]
         marker = "o" if len(values) <= _FEW else ""
         label = curve.label.lstrip("_") or "run"  # matplotlib hides names that begin with "_"
         axes.plot(curve.steps, values, label=label, marker=marker, markersize=3, linewidth=1.2)

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from headway.checkpoint.folders import begin, require_space
+from headway.checkpoint.layout import SHARED, require_layout
 from headway.checkpoint.loading import load_checkpoint
 from headway.checkpoint.manifest import describe_files, files_below, write_json
 from headway.checkpoint.saving import (
@@ -52,7 +53,9 @@ def weights_in(folder: Path, number: int | None = None) -> Weights:
     Raises:
         CheckpointError: it is damaged, or has no such model, or several to choose from.
     """
-    models = load_checkpoint(folder).shared["models"]
+    shared = load_checkpoint(folder).shared
+    require_layout(shared, SHARED, folder)
+    models = shared["models"]
     if (number is None and len(models) != 1) or (number or 0) >= len(models):
         raise CheckpointError(
             f"the checkpoint has {len(models)} models",
@@ -198,7 +201,9 @@ class _Reading:
         if not os.path.lexists(path):
             return None
         if not path.is_file():
-            raise self._unreadable(path, "it is not a file")
+            raise CheckpointError(
+                "this is not a file", where=str(path), fix="pass a folder as Accelerate writes it"
+            )
         try:
             with torch.serialization.safe_globals(_numpy_globals()):
                 content = (

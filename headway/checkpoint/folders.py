@@ -9,6 +9,7 @@ removed.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import sys
@@ -18,7 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.checkpoint.manifest import Manifest, files_below, read_manifest, unlisted_files, verify
+from headway.checkpoint.manifest import (
+    NAME,
+    Manifest,
+    files_below,
+    read_manifest,
+    unlisted_files,
+    verify,
+)
 from headway.contract.records import shown
 from headway.errors import CheckpointError
 
@@ -27,6 +35,7 @@ FOLDER = "checkpoints"
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # also for another name: on btrfs, say
 
 
 class Checkpoint(NamedTuple):
@@ -89,17 +98,28 @@ def commit(pending: Path, target: Path) -> None:
     try:
         _flush_folders(pending)
         _let_others_read(pending)
-        if not os.path.lexists(target):
-            os.rename(pending, target)
-            _settle(target, lambda: os.rename(target, pending))
-        else:
-            _replace(target, pending)
+        was_there = os.path.lexists(target)
+        try:
+            _give_name(pending, target)
+        except OSError:
+            if os.path.lexists(target) == was_there:
+                raise
+            _give_name(pending, target)  # another run has removed or saved it at this moment
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint was written, but cannot take its place: {error.strerror}",
             where=str(target),
             fix="save to another folder",
         ) from None
+
+
+def _give_name(pending: Path, target: Path) -> None:
+    """Let `pending` be `target`, in place of what may be there."""
+    if not os.path.lexists(target):
+        os.rename(pending, target)
+        _settle(target, lambda: os.rename(target, pending))
+    else:
+        _replace(target, pending)
 
 
 def _let_others_read(pending: Path) -> None:
@@ -222,20 +242,30 @@ def recover(target: Path) -> None:
         ) from None
 
 
-def remove(path: Path, name_of: Path | None = None) -> None:
+def remove(path: Path, name_of: Path | None = None) -> bool:
     """Remove a checkpoint, so that no part of it can be taken for a whole one.
 
     Args:
         path: its folder.
         name_of: the checkpoint that it belonged to, if its own name is not that.
+
+    Returns:
+        Whether nothing of it is left.
     """
     trash = _beside(name_of or path, "trash")
     with suppress(OSError):  # another process was faster, or may not
-        os.rename(path, trash)
+        try:
+            os.rename(path, trash)
+        except OSError as error:
+            if error.errno not in _NO_ROOM or path.is_symlink():
+                raise
+            (path / NAME).unlink(missing_ok=True)  # what is left of it is no checkpoint
+            trash = path
         if trash.is_symlink() or not trash.is_dir():
             trash.unlink()
         else:
             shutil.rmtree(trash, ignore_errors=True)
+    return not (os.path.lexists(path) or os.path.lexists(trash))
 
 
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
@@ -284,15 +314,16 @@ def next_time(folder: Path) -> float:
     return max(time.time(), max(found, default=0.0) + 1e-3)
 
 
-def prune(folder: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` checkpoints (at least one), and return their paths.
+def prune(folder: Path, keep: int) -> dict[Path, bool]:
+    """Remove all but the newest `keep` checkpoints (at least one).
 
     A link is no checkpoint: it neither counts nor goes.
+
+    Returns:
+        For each path whether nothing is left.
     """
     old = own_checkpoints_in(folder)[: -max(keep, 1)]
-    for one in old:
-        remove(one.path)
-    return [one.path for one in old]
+    return {one.path: remove(one.path) for one in old}
 
 
 def leftovers_in(folder: Path) -> list[Path]:

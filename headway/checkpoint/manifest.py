@@ -29,6 +29,7 @@ it, by `launched_at`.
 
 _LONGEST = 64 * 2**20  # bytes of a manifest; a million files
 _BLOCK = 2**20
+_LOOKS = 5  # at a checkpoint that another process replaces while it is read
 _PART = re.compile(r"values_rank\d+\.json")
 _LATEST = 253402300800.0  # the year 10000, in seconds since the epoch
 _OPENING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -274,21 +275,39 @@ def _require_plain_paths(files: Iterable[File]) -> None:
 def verify(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint whose files are all there, and unchanged.
 
+    If another process replaces the checkpoint meanwhile, the new one is looked at.
+
     Raises:
         CheckpointError: one is missing, damaged, a link, no file at all, or closed to this user.
+            Or the checkpoint was replaced again and again.
     """
-    manifest = read_manifest(folder)
+    for _ in range(_LOOKS):
+        manifest = read_manifest(folder)
+        fault = _fault_in(folder, manifest)
+        if fault is None:
+            return manifest
+        if read_manifest(folder) == manifest:
+            raise fault
+    raise CheckpointError(
+        f"the checkpoint was replaced while it was read, {_LOOKS} times",
+        where=shown(str(folder)),
+        fix="let no other run save to the same folder meanwhile",
+    )
+
+
+def _fault_in(folder: Path, manifest: Manifest) -> CheckpointError | None:
+    """Return what is wrong with the first of a checkpoint's files that is not as it was saved."""
     for file in manifest.files:
         path = folder / file.path
         try:
             problem = _problem_with(folder, file)
         except PermissionError as error:
-            raise _closed(path, error) from None
+            return _closed(path, error)
         except OSError as error:
             problem = error.strerror or str(error)
         if problem:
-            raise _damaged(path, problem)
-    return manifest
+            return _damaged(path, problem)
+    return None
 
 
 def _problem_with(folder: Path, file: File) -> str:

@@ -111,15 +111,30 @@ def _sorted(found: Iterable[Candidate]) -> list[Candidate]:
     return sorted(found, key=lambda one: (one.saved_at, one.path))
 
 
-def _look_into(folder: Path) -> Iterator[Candidate]:
-    for path in paths_in(folder):
-        if path.name.startswith(".") or not _may_be_checkpoint(path):
-            continue
+def _look_into(folder: Path) -> list[Candidate]:
+    while True:
+        paths = [one for one in paths_in(folder) if not one.name.startswith(".")]
+        found = [*_candidates_of(paths)]
+        if not any(map(_is_gone, paths)):
+            return found
+        # a process that has removed one meanwhile may have saved another before
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
+
+
+def _candidates_of(paths: Iterable[Path]) -> Iterator[Candidate]:
+    for path in filter(_may_be_checkpoint, paths):
         try:
             manifest = read_manifest(path)
             yield Candidate(manifest.saved_at, path, manifest.launched_at)
         except CheckpointError:
-            with suppress(FileNotFoundError):  # another process has removed it meanwhile
+            with suppress(FileNotFoundError):  # it has been removed meanwhile
                 yield Candidate(path.stat().st_mtime, path)
 
 

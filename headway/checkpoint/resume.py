@@ -29,9 +29,10 @@ def select_checkpoint(
     Raises:
         CheckpointError: what was asked for is not there.
     """
-    wanted, found = settings.run.resume, candidates(project)
+    wanted, there = settings.run.resume, candidates(project)
+    found = there
     if wanted is not None and wanted != LATEST:
-        found = _saved_before_restart(settings, found)
+        found = _saved_before_restart(settings, there)
         if not found:
             path = resolve_checkpoint(Path(wanted).expanduser())
             read_manifest(path)
@@ -48,6 +49,8 @@ def select_checkpoint(
     if not fall_back:
         return str(found[-1].path), []
     whole, faults = newest_whole(found)
+    if whole is None and candidates(project) != there:  # another run has removed these
+        return select_checkpoint(settings, project, fall_back)
     if whole is None:
         raise CheckpointError(
             f"none of the {len(found)} checkpoints is whole: "

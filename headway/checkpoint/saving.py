@@ -37,7 +37,7 @@ from headway.checkpoint.manifest import (
 )
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
-from headway.distributed.world import num_ranks_in_group, rank_and_size
+from headway.distributed.world import num_ranks, rank_and_size
 from headway.errors import CheckpointError, HeadwayError
 
 T = TypeVar("T")
@@ -167,9 +167,7 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
 
         files = [file for own in _gather(agree(write, group), group) for file in own]
         saved_at = on_rank_0(
-            lambda: commit_files(
-                pending, prepared.target, prepared.progress, files, num_ranks_in_group()
-            ),
+            lambda: commit_files(pending, prepared.target, prepared.progress, files, num_ranks()),
             group,
         )
     on_rank_0(lambda: prepared.then(saved_at), group)

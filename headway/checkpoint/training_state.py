@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, empty
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from headway.checkpoint.layout import OPTIMIZER, OWN, SHARED, fits, require_layout
 from headway.checkpoint.loading import Like, Loaded
 from headway.checkpoint.saving import State, agree
 from headway.checkpoint.values import encode
@@ -82,6 +83,12 @@ class Checkpoint:
         self.lacks_other_ranks = is_same_size and loaded.manifest.num_parts < self.saved_by
         self.own = loaded.own if is_same_size else None
         self.strict, self.allow_pickle = strict, allow_pickle
+
+    def require_layout(self) -> None:
+        """Raise CheckpointError unless all is made as a save makes it."""
+        require_layout(self.shared, SHARED, self.folder)
+        if self.own is not None:
+            require_layout(self.own, OWN, self.folder)
 
     @property
     def positions(self) -> Any:
@@ -180,6 +187,8 @@ class Optimizers(_Part):
     ) -> None:
         """Refuse other groups of parameters, other parameters in them, and other settings."""
         states = saved["state"], live.state_dict()
+        if fits(states[1], OPTIMIZER):
+            require_layout(states[0], OPTIMIZER, checkpoint.folder, f"the state of {name}")
         groups, live_groups = (one.get("param_groups", ()) for one in states)
         sizes = ([len(group["params"]) for group in each] for each in (groups, live_groups))
         checkpoint.require_equal(f"sizes of the parameter groups of {name}", *sizes)
@@ -221,8 +230,10 @@ class Schedulers(_Part):
         for number, (saved, one) in enumerate(zip(all_saved, live, strict=True)):
             name = f"scheduler {number}"
             checkpoint.require_kind(name, saved, one.scheduler)
+            states = saved["state"], one.scheduler.state_dict()
+            if fits(states[1], dict):
+                require_layout(states[0], dict, checkpoint.folder, f"the state of {name}")
             if "kind" not in saved:
-                states = saved["state"], one.scheduler.state_dict()
                 checkpoint.require_settings(name, saved, *states, live=one.scheduler)
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
@@ -276,10 +287,12 @@ class LossScale(_Part):
         return {"name": precision.name, "state": precision.state_dict()}
 
     def check(self, checkpoint: Checkpoint) -> None:
-        if (saved := checkpoint.shared[self.name]["name"]) is not None:
-            fix = f"pass --mixed-precision {saved}, or Accelerator(mixed_precision={saved!r})"
-            live = self._training.precision.name
-            checkpoint.require_equal("mixed_precision", saved, live, fix=fix)
+        saved, live = checkpoint.shared[self.name], self._training.precision
+        if (name := saved["name"]) is not None:
+            fix = f"pass --mixed-precision {name}, or Accelerator(mixed_precision={name!r})"
+            checkpoint.require_equal("mixed_precision", name, live.name, fix=fix)
+            parts = (sorted(one) for one in (saved["state"] or {}, live.state_dict()))
+            checkpoint.require_equal("parts of the loss scale", *parts)
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
         saved = checkpoint.shared[self.name]
@@ -302,7 +315,7 @@ class OpenStep(_Part):
         saved_step = checkpoint.shared[self.name]
         if not saved_step["micro_batches"]:
             return
-        steps, live_steps = saved_step["steps"], self._training.accumulation.steps
+        steps, live_steps = saved_step.get("steps"), self._training.accumulation.steps
         for what, saved, live, fix in (
             ("by {} ranks", checkpoint.saved_by, rank_and_size()[1], "--num-processes {}"),
             (
@@ -335,12 +348,13 @@ class Positions(_Part):
         return [one.position() for one in self._training.loaders]
 
     def check(self, checkpoint: Checkpoint) -> None:
-        saved, live = checkpoint.shared[self.name], self._training.loaders
-        if saved is not None:  # known, as it was not imported
-            checkpoint.require_equal("number of loaders", len(saved), len(live))
-        if self._training.skips_itself or checkpoint.positions is None:
+        saved, live = checkpoint.positions, self._training.loaders
+        if saved is None:  # it was imported
             return
-        for loader, position in zip(live, checkpoint.positions, strict=True):
+        checkpoint.require_equal("number of loaders", len(saved), len(live))
+        if self._training.skips_itself:
+            return
+        for loader, position in zip(live, saved, strict=True):
             loader.require_position(position, str(checkpoint.folder))
             self._check_global_batch(checkpoint, position, loader)
 
@@ -348,8 +362,8 @@ class Positions(_Part):
         self, checkpoint: Checkpoint, position: dict[str, Any], loader: PreparedDataLoader
     ) -> None:
         """Require as many samples in an optimizer step, where either run says how many."""
-        promised = checkpoint.shared["global_batch_size"], self._training.global_batch_size
-        saved = position["total"] * checkpoint.shared["accumulation"]["steps"]
+        promised = checkpoint.shared.get("global_batch_size"), self._training.global_batch_size
+        saved = position["total"] * checkpoint.shared["accumulation"].get("steps", 1)
         live = loader.total_batch_size * self._training.accumulation.steps
         if promised != (None, None) and position["pass"] is not None and saved != live:
             raise CheckpointError(
@@ -471,6 +485,7 @@ class Restoring:
         Raises:
             CheckpointError: they do not fit.
         """
+        self._checkpoint.require_layout()
         for part in self._parts:
             part.check(self._checkpoint)
 
@@ -485,7 +500,7 @@ class Restoring:
         for number, (model, weights) in enumerate(zip(models, saved, strict=True)):
             live = model.state_dict()
             if self._checkpoint.strict and live.keys() != weights.keys():
-                name = sorted(live.keys() ^ weights.keys())[0]
+                name = min(live.keys() ^ weights.keys(), key=str)
                 place = "the checkpoint" if name in weights else "this run"
                 raise self._checkpoint.misfit(f"of model {number}, only {place} has {name!r}")
             for name in live.keys() & weights.keys():

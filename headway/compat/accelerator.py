@@ -14,7 +14,7 @@ from headway.compat.forwarding import forward
 from headway.compat.scheduler import AcceleratedScheduler
 from headway.contract.notes import say
 from headway.data.sharding import is_plain
-from headway.distributed.world import rank_and_size_before_joining
+from headway.distributed.world import rank_and_size_without_group
 from headway.errors import UsageError
 from headway.training.preparer import Preparer
 from headway.training.steps import Steps, Tensors
@@ -84,7 +84,7 @@ def _accepted(given: Any) -> Any:
             )
     if given.split_batches:
         given.split_batches = False
-        if rank_and_size_before_joining()[0] == 0:
+        if rank_and_size_without_group()[0] == 0:
             say(
                 "note: split_batches=True has no effect, as in Accelerate; pass"
                 " dataloader_config=DataLoaderConfiguration(split_batches=True) to split batches"

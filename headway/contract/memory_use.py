@@ -24,12 +24,7 @@ def read_memory_use() -> MemoryUse | None:
 
 
 def describe_memory_use(estimated_bytes: int, by_rank: Mapping[int, MemoryUse]) -> str:
-    """Return the line that compares an estimate with what ranks have taken, the highest of them.
-
-    Args:
-        estimated_bytes: what tensors were to take on each rank.
-        by_rank: what each rank has taken; not empty.
-    """
+    """Return the line that compares an estimate for each rank with what the highest has taken."""
     highest = max(by_rank, key=lambda rank: by_rank[rank])
     use = by_rank[highest]
     of = f" (highest of {len(by_rank)} ranks: rank {highest})" if len(by_rank) > 1 else ""

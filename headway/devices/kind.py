@@ -54,53 +54,31 @@ class GpuFacts(Protocol):
 
 
 class DeviceKind:
-    """A kind of device; the CPU's values, and what to override for others.
+    """A kind of device; the CPU's values, and what to override for others."""
 
-    Attributes:
-        name: torch's name, as in `torch.device(name)`.
-        label: in messages.
-        maker: who makes such GPUs, in messages.
-        is_numbered: a machine may have several, each for one rank; `devices` selects them.
-        most_ranks: how many ranks can train on it together; None is any number.
-        distributed_type: Accelerate's name for several ranks on it.
-        backend: of process groups, for tensors that are on it.
-        lacking: the precisions that no such device has.
-        recommended: the precision that `headway config` recommends, where the device has it.
-        has_fp64: whether every such device computes in float64.
-        can_pin: whether memory can be pinned for copies to it.
-        copies_ahead: whether batches are copied to it by a stream of their own.
-        mask: the variable that lists the visible ones.
-        mask_is_ordered: whether it also gives their order; otherwise it is a set of indices.
-        empty_mask: the value that hides all; None where none is known.
-        variables: what a launch sets, with its reason, unless the environment has this or `mask`.
-        debug_variables: what lets ranks wait for one that is in a debugger.
-        interfaces: variables that name the network interface, and what they put before its name.
-        resource: Kubernetes' name for one.
-        tool: of the maker, which shows what uses them.
-        wheels: of torch, below https://download.pytorch.org/whl; empty where PyPI has them.
-    """
-
-    name = "cpu"
-    label = "CPU"
-    maker = ""
-    is_numbered = False
-    most_ranks: int | None = None
-    distributed_type = "MULTI_CPU"
-    backend = "gloo"
-    lacking: tuple[str, ...] = ()
-    recommended = "no"
-    has_fp64 = True
-    can_pin = True
-    copies_ahead = False
-    mask = ""
-    mask_is_ordered = True
-    empty_mask: str | None = None
+    name = "cpu"  # torch's, as in `torch.device(name)`
+    label = "CPU"  # in messages
+    maker = ""  # of such GPUs, in messages
+    is_numbered = False  # a machine may have several, each for one rank; `devices` selects them
+    most_ranks: int | None = None  # that can train on it together; None is any number
+    distributed_type = "MULTI_CPU"  # Accelerate's name for several ranks on it
+    backend = "gloo"  # of process groups, for tensors that are on it
+    lacking: tuple[str, ...] = ()  # the precisions that no such device has
+    recommended = "no"  # by `headway config`: the precision, where the device has it
+    has_fp64 = True  # every such device computes in float64
+    can_pin = True  # memory can be pinned for copies to it
+    copies_ahead = False  # batches are copied to it by a stream of their own
+    mask = ""  # the variable that lists the visible ones
+    mask_is_ordered = True  # it also gives their order; otherwise it is a set of indices
+    empty_mask: str | None = None  # the value that hides all; None where none is known
     variables: Mapping[str, tuple[str, str]] = {}
-    debug_variables: Mapping[str, str] = {}
+    """What a launch sets, with its reason, unless the environment has this or `mask`."""
+    debug_variables: Mapping[str, str] = {}  # that let ranks wait for one in a debugger
     interfaces: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": ""}
-    resource = ""
-    tool = ""
-    wheels = ""
+    """Variables that name the network interface, and what they put before its name."""
+    resource = ""  # Kubernetes' name for one
+    tool = ""  # of the maker, which shows what uses them
+    wheels = ""  # of torch, below https://download.pytorch.org/whl; empty where PyPI has them
 
     # of a machine, without torch
 
@@ -155,11 +133,7 @@ class DeviceKind:
     def lack_of(
         self, device: torch.device, precision: str, look: Callable[[], Facts]
     ) -> Lack | None:
-        """Return why `device` does not have a precision.
-
-        Args:
-            look: detects this machine.
-        """
+        """Return why `device` does not have a precision; `look` detects this machine."""
         return None
 
 

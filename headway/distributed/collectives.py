@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from headway.distributed.meeting import barrier, meet
+from headway.distributed.meeting import barrier, meet, run_ahead
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import group_device, message_device, rank_and_size
 from headway.errors import UsageError
@@ -372,7 +372,7 @@ def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None
     if size == 1:
         return
     tensors = [one for one in leaves(data) if isinstance(one, torch.Tensor)]
-    if any(one.is_cuda for one in tensors) and dist.get_debug_level() == dist.DebugLevel.OFF:
+    if run_ahead(tensors):
         return
     own = ", ".join(_described(one, but_dimension) for one in tensors) or "no tensor"
     everyones = meet(f"{operation}(...)", own)

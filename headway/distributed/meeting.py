@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -32,6 +32,7 @@ from headway.distributed.world import (
     default_store,
     group_timeout,
     rank_and_size,
+    rank_and_size_without_group,
 )
 from headway.errors import UsageError
 
@@ -59,6 +60,7 @@ class Where(NamedTuple):
     place: str = ""  # the line of the script
     waits_in: tuple[tuple[str, int], ...] = ()  # group and number of collectives of torch's
     has_left: bool = False
+    times_alone: int = 0  # how often it has gone on alone since that meeting
 
     def __str__(self) -> str:
         at = f" at {self.place}" if self.place else ""
@@ -67,6 +69,10 @@ class Where(NamedTuple):
         if self.call:
             return f"is in {self.call}{at}"
         return f"is in a collective of torch's, as a backward pass is,{at}"
+
+    def goes_alone(self, main: Where) -> bool:
+        """Return whether it need not come to a meeting: rank 0 goes alone, or has for this call."""
+        return self.may_go_alone and (main.may_go_alone or main.times_alone > self.times_alone)
 
 
 def meet(call: str, detail: str = "") -> list[str] | None:
@@ -92,9 +98,32 @@ def meet(call: str, detail: str = "") -> list[str] | None:
     return [one.detail for one in everyone] if everyone else None
 
 
+def run_ahead(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether ranks run ahead of the GPUs of these tensors, and a meeting holds them up.
+
+    Not while torch's own checks are on (TORCH_DISTRIBUTED_DEBUG=INFO): these do so, too.
+    """
+    are_on_gpus = any(kind_of(one.device.type).is_numbered for one in tensors)
+    return are_on_gpus and dist.get_debug_level() == dist.DebugLevel.OFF
+
+
+def meet_to_end(call: str) -> None:
+    """Wait until every rank has called this, or has left; not while an exception is under way.
+
+    Raises:
+        UsageError: a rank is in another call, or in a collective of torch's.
+    """
+    meetings = _meetings()
+    if meetings is not None and sys.exc_info()[0] is None:
+        with suppress(dist.DistStoreError):  # a rank works alone for longer than ranks wait
+            meetings.hold(call, may_leave=True)
+
+
 @contextmanager
 def by_all_or_rank_0(call: str) -> Iterator[bool]:
     """Wait until every rank has called this; where some cannot come, rank 0 goes on alone.
+
+    So it does once the process group has ended.
 
     Returns:
         The context, which gives True on the ranks that take part.
@@ -103,7 +132,9 @@ def by_all_or_rank_0(call: str) -> Iterator[bool]:
         UsageError: rank 0 is among those that cannot come.
     """
     meetings = _meetings()
-    if meetings is None or meetings.hold(call, may_go_alone=True) is None:
+    if meetings is None:
+        yield rank_and_size_without_group()[0] == 0
+    elif meetings.hold(call, may_go_alone=True) is None:
         yield True
     else:
         try:
@@ -215,43 +246,53 @@ class _Meetings:
         atexit.register(self._leave)
 
     def hold(
-        self, call: str, detail: str = "", *, may_go_alone: bool = False
+        self, call: str, detail: str = "", *, may_go_alone: bool = False, may_leave: bool = False
     ) -> list[Where] | None:
         """Come to the next meeting.
+
+        Args:
+            may_go_alone: where some ranks cannot come, rank 0 goes on alone.
+            may_leave: ranks that have left are not missed.
 
         Returns:
             None if all ranks have called the same. Else where they are, if it is not an error.
         """
         while True:
             before = self.now
-            self.now = Where(before.number + 1, call, detail, may_go_alone)
+            self.now = before._replace(
+                number=before.number + 1, call=call, detail=detail, may_go_alone=may_go_alone
+            )
             try:
                 found = self._come(self.now)
-            except dist.DistNetworkError:  # the process that has the store
+            except dist.DistNetworkError:
+                if dist.is_torchelastic_launched():  # a launcher had the store, and will be named
+                    raise
                 left = [Where(has_left=True)] * self._size
                 found = False, [*left[: self._rank], self.now, *left[self._rank + 1 :]]
             if found is None:
                 self.now = Where(before.number + 1)
                 return None
             have_come, everyone = found
-            main_goes_alone = everyone[0].may_go_alone or (self.is_main and may_go_alone)
-            if not have_come:
-                self.now = before
-            if may_go_alone and main_goes_alone:
-                self.now = self.now._replace(call=call, may_go_alone=True)
+            mine, main = everyone[self._rank], everyone[0]
+            self.now = Where(before.number + 1) if have_come else before
+            if mine.goes_alone(main):
+                times = self.now.times_alone + (not have_come)
+                self.now = self.now._replace(call=call, may_go_alone=True, times_alone=times)
                 return everyone
             self.go_on()
             if have_come and len({one.call for one in everyone}) == 1:
                 return everyone
-            others = {one.call for one in everyone if not one.may_go_alone}
-            if not (have_come and main_goes_alone and len(others) == 1):
+            if may_leave and all(everyone[one].has_left for one in self._elsewhere(mine, everyone)):
+                return everyone
+            others = {one.call for one in everyone if not one.goes_alone(main)}
+            if not have_come or len(others) > 1:
                 raise self._error(call, everyone)
-            # rank 0 goes alone, and comes to the next meeting later
+            # those that go alone come to the next meeting later
 
     def go_on(self) -> None:
         """Be in no call, and let no other rank read on that this one is in the one that it left."""
         with self._telling, suppress(RuntimeError):  # the store has ended
-            self.now = self._told = Where(self.now.number)
+            self.now = self._told = Where(self.now.number, times_alone=self.now.times_alone)
             self.store.set(f"where/{self._rank}", json.dumps(self.now))
 
     def _come(self, mine: Where) -> tuple[bool, list[Where]] | None:
@@ -289,6 +330,8 @@ class _Meetings:
             if now - looked_at > _LOOK_EVERY_S * max(1, self._size / _RANKS_AT_A_LOOK):
                 everyone = self._everyone(mine)
                 before, suspects = suspects, self._elsewhere(mine, everyone)
+                if mine.may_go_alone and not everyone[0].may_go_alone:
+                    suspects = [one for one in suspects if one == 0]  # it decides for all
                 if suspects and suspects == before:
                     return outcome, everyone
                 looked_at = time.monotonic()
@@ -391,7 +434,8 @@ class _Meetings:
         self._thread.join()
         own_threads.discard(self._thread.ident or 0)
         with suppress(RuntimeError):
-            left = Where(self.now.number, place=place_in_script(), has_left=True)
+            here = Where(self.now.number, times_alone=self.now.times_alone)
+            left = here._replace(place=place_in_script(), has_left=True)
             self.store.set(f"where/{self._rank}", json.dumps(left))
 
 

@@ -193,3 +193,20 @@ def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
         sys.modules["numpy"].random.set_state(states["numpy"])
     if device.type in states:  # pragma: needs a GPU
         kind_of(device.type).set_rng_state(states[device.type], device)
+
+
+def are_generator_states(states: Any) -> bool:
+    """Return whether `set_generator_states` would take these; no generator changes.
+
+    numpy takes any position in its 624 numbers, and reads other memory where it is none of these.
+    """
+    try:
+        torch.Generator().set_state(states["torch"])
+        if "python" in states:
+            random.Random().setstate(states["python"])
+        if "numpy" in states and "numpy" in sys.modules:
+            sys.modules["numpy"].random.RandomState().set_state(states["numpy"])
+            return bool(0 <= states["numpy"][2] <= len(states["numpy"][1]))
+    except Exception:  # noqa: BLE001  whatever they say to what is no state
+        return False
+    return True

@@ -227,17 +227,17 @@ def rank_and_size() -> tuple[int, int]:
     return 0, 1
 
 
-def num_ranks_in_group() -> int:
-    """Return the number of ranks in the group, also while one of them is `alone`; 1 without."""
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def rank_and_size_before_joining() -> tuple[int, int]:
-    """Return the rank and number of ranks, also before there is a group: from the variables."""
+def rank_and_size_without_group() -> tuple[int, int]:
+    """Return the rank and number of ranks, also before and after there is a group: as started."""
     if dist.is_initialized():
         return rank_and_size()
     ranks = read_ranks() or Ranks()
     return ranks.rank, ranks.world_size
+
+
+def num_ranks() -> int:
+    """Return the number of ranks, also while one of them is `alone`, and without a group."""
+    return dist.get_world_size() if dist.is_initialized() else rank_and_size_without_group()[1]
 
 
 def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:

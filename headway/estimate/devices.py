@@ -38,20 +38,12 @@ _FORM = re.compile(
 
 
 class Devices(NamedTuple):
-    """Equal devices on one machine or more.
+    """Equal devices on one machine or more."""
 
-    Args:
-        kind: `cuda` or `cpu`.
-        name: as it is printed, and for a GPU what `torch.cuda.get_device_name()` gives.
-        memory_bytes: of each; for CPUs of each machine.
-        per_machine: how many each machine has: as many ranks.
-        machines: how many there are.
-    """
-
-    kind: str
-    name: str
-    memory_bytes: int
-    per_machine: int = 1
+    kind: str  # one of ESTIMATED
+    name: str  # as it is printed, and for a GPU what `torch.cuda.get_device_name()` gives
+    memory_bytes: int  # of each; for CPUs of each machine
+    per_machine: int = 1  # as many ranks
     machines: int = 1
 
     @property
@@ -71,10 +63,6 @@ class Devices(NamedTuple):
 
 def parse_devices(text: str, this_machine: Machine) -> Devices:
     """Return the devices that `--devices` means: 8xH100-80GB, 2x8xA100-40GB, RTX4090, 4xcpu.
-
-    Args:
-        text: the value of the flag.
-        this_machine: whose memory counts for `cpu` where none is given.
 
     Raises:
         ConfigError: it has another form, or the memory of the device is not known.
@@ -102,9 +90,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
 def devices_of(machine: Machine, selected: Sequence[Gpu] | None = None) -> Devices:
     """Return the devices of a machine: its CUDA GPUs, the smallest memory of them, or its CPU.
 
-    Args:
-        machine: with these devices.
-        selected: the GPUs that count, if not all that are visible; none stands for the CPU.
+    `selected` are the GPUs that count, if not all that are visible; none stands for the CPU.
     """
     gpus = machine.gpus_of(ESTIMATED[0]) if selected is None else selected
     if gpus:
@@ -114,13 +100,13 @@ def devices_of(machine: Machine, selected: Sequence[Gpu] | None = None) -> Devic
 
 
 def _bytes(text: str) -> int:
-    number, unit = re.fullmatch(r"([\d.]+)([a-zA-Z]+)", text).groups()  # type: ignore[union-attr]
-    return int(float(number) * _UNITS[unit.upper()])
+    number = text.rstrip("GBgbiI")
+    return int(float(number) * _UNITS[text[len(number) :].upper()])
 
 
 def _host_bytes(machine: Machine) -> int:
     host = machine.host
-    limits = [] if host is None else [host.memory_bytes, host.memory_limit_bytes]
+    limits = (host.memory_bytes, host.memory_limit_bytes) if host else ()
     known = [one for one in limits if one]
     if not known:
         raise ConfigError(

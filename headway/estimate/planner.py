@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
-from headway.contract.lines import encode
+from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.strategies import DDP, FSDP
 from headway.errors import LaunchError
-from headway.estimate.attempt import (
-    FAKE,
-    REAL,
-    Attempt,
-    Outcome,
-    decode_outcome,
-    scratch_prefix,
-)
+from headway.estimate.attempt import FAKE, REAL, Attempt, Outcome
 from headway.estimate.devices import Devices
 from headway.settings.table import YES
 
@@ -35,16 +25,9 @@ _PART_OF_MEMORY = 0.7  # of what is free here, for real steps
 
 
 class Row(NamedTuple):
-    """One way to train a script's model.
+    """One way to train a script's model; see `Attempt`."""
 
-    Args:
-        name: as it is printed, and for `--strategy`.
-        sharded: parameters, gradients and optimizer are shared out among the ranks.
-        checkpointed: activations of repeated blocks are recomputed.
-        offloaded: what is shared out lies in the memory of the CPU.
-    """
-
-    name: str
+    name: str  # as it is printed, and for `--strategy`
     sharded: bool = False
     checkpointed: bool = False
     offloaded: bool = False
@@ -52,12 +35,12 @@ class Row(NamedTuple):
     @property
     def settings(self) -> dict[str, str]:
         """The settings of a launch with which a prepared model is trained so."""
-        given = {
-            "strategy": FSDP if self.sharded else DDP,
-            "activation_checkpointing": YES if self.checkpointed else None,
-            "cpu_offload": YES if self.offloaded else None,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        given = {"strategy": FSDP if self.sharded else DDP}
+        if self.checkpointed:
+            given["activation_checkpointing"] = YES
+        if self.offloaded:
+            given["cpu_offload"] = YES
+        return given
 
 
 ROWS = (
@@ -69,8 +52,6 @@ ROWS = (
 )
 """The strategies, cheapest first. For one rank, `ddp` is plain training."""
 
-UNTESTED = "has not been tried on a GPU"  # of a row with offloading
-
 
 def rows_for(world_size: int, kind: str) -> tuple[Row, ...]:
     """Return the rows that make sense for so many ranks on devices of this kind, cheapest first."""
@@ -79,11 +60,6 @@ def rows_for(world_size: int, kind: str) -> tuple[Row, ...]:
         for row in ROWS
         if (world_size > 1 or not row.sharded) and (kind == "cuda" or not row.offloaded)
     )
-
-
-def with_margin(peak_bytes: int, kind: str) -> int:
-    """Return a peak with what torch does not count, for a device of this kind."""
-    return peak_bytes + int(MARGIN_SHARE * peak_bytes) + MARGIN_BYTES[kind]
 
 
 class BatchSizes(NamedTuple):
@@ -98,7 +74,7 @@ class BatchSizes(NamedTuple):
         words = iter(args)
         for word in words:
             if word == self.flag:
-                next(words, None)
+                next(words, None)  # its value
             elif not word.startswith(f"{self.flag}="):
                 kept.append(word)
         if self.flag.startswith("-"):
@@ -107,28 +83,18 @@ class BatchSizes(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What was found about one strategy.
-
-    Attributes:
-        row: the strategy.
-        outcome: for the script's own arguments.
-        needed_bytes: the peak with its margin.
-        fits: whether a device has as much; None where activations were not counted, and the rest
-            fits.
-        largest_batch: of the sizes that were asked for, the largest that fits; None if none does.
-    """
+    """What was found about one strategy."""
 
     row: Row
-    outcome: Outcome
-    needed_bytes: int
-    fits: bool | None
-    largest_batch: int | None = None
+    outcome: Outcome  # for the script's own arguments
+    needed_bytes: int  # the peak with its margin
+    fits: bool | None  # None where activations were not counted, and the rest fits
+    largest_batch: int | None = None  # that fits, of the sizes that were asked for
 
 
 _SERVER = """
 import sys
-sys.path[:] = [one for one in sys.path if one]
-sys.path += [one for one in sys.argv[1:] if one not in sys.path]
+sys.path[:] = [*filter(None, sys.path), sys.argv[1]]
 from headway.estimate.child.server import main
 main()
 """
@@ -138,9 +104,7 @@ main()
 class Planner:
     """Makes attempts in a child that has imported torch. A context.
 
-    Args:
-        python: the interpreter, with its flags.
-        environ: the script's environment.
+    `python` is the interpreter with its flags, and `environ` the environment of the script.
     """
 
     def __init__(self, python: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -158,14 +122,9 @@ class Planner:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with suppress(BrokenPipeError):  # of what a server that has ended did not read
-            self._server.__exit__(kind, error, trace)  # closes its standard input, which ends it
+    def __exit__(self, *_: object) -> None:
+        with suppress(BrokenPipeError), self._server:  # of what it did not read, if it has ended
+            pass  # its standard input is closed, which ends it
 
     def judge(
         self, row: Row, attempt: Attempt, devices: Devices, batches: BatchSizes | None
@@ -181,10 +140,12 @@ class Planner:
 
     def climb_down(self, attempt: Attempt) -> Outcome:
         """Return the outcome of the best rung that the script can be followed on."""
+        import psutil
+
         fake = self._attempt(attempt)
         if fake.rung == FAKE or fake.is_late:
             return fake
-        limit = int(_PART_OF_MEMORY * _free_bytes())
+        limit = int(_PART_OF_MEMORY * psutil.virtual_memory().available)
         if fake.peak_bytes >= limit:  # of the states, or 0 where not even they are known
             return fake
         real = self._attempt(attempt._replace(rung=REAL, memory_limit_bytes=limit))
@@ -194,24 +155,23 @@ class Planner:
 
     def _largest(self, attempt: Attempt, devices: Devices, batches: BatchSizes) -> int | None:
         """Return the largest size that fits, by halving: more samples never take less memory."""
-        low, high = 0, len(batches.sizes)  # sizes below `low` fit, those from `high` on do not
-        while low < high:
-            middle = (low + high) // 2
-            args = batches.put_into(attempt.args, batches.sizes[middle])
-            if judged(self.climb_down(attempt._replace(args=args)), devices)[1]:
-                low = middle + 1
-            else:
-                high = middle
-        return batches.sizes[low - 1] if low else None
+
+        def is_too_large(size: int) -> bool:
+            args = batches.put_into(attempt.args, size)
+            return not judged(self.climb_down(attempt._replace(args=args)), devices)[1]
+
+        fitting = bisect_left(batches.sizes, True, key=is_too_large)
+        return batches.sizes[fitting - 1] if fitting else None
 
     def _attempt(self, attempt: Attempt) -> Outcome:
         if self._late_at:  # another strategy or batch size would be late as well
             return Outcome(failed_at=self._late_at, is_late=True)
-        outcome = self._answer(attempt)
+        outcome = self.follow(attempt)
         self._late_at = outcome.failed_at if outcome.is_late else ""
         return outcome
 
-    def _answer(self, attempt: Attempt) -> Outcome:
+    def follow(self, attempt: Attempt) -> Outcome:
+        """Return what one attempt found."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with suppress(BrokenPipeError):
@@ -219,35 +179,23 @@ class Planner:
             self._server.stdin.flush()
         line = self._server.stdout.readline()
         if not line:
-            code = self._server.wait()
-            _remove_scratch(self._server.pid)
             raise LaunchError(
-                f"the process that follows the script ended with exit code {code}",
+                f"the process that follows the script ended with exit code {self._server.wait()}",
                 where=attempt.program,
                 fix="see its own message above; report it if it is a traceback of headway's",
             )
-        return decode_outcome(line)
+        outcome: Outcome = decode(kinds_of(Outcome), line)
+        return outcome
 
 
 def judged(outcome: Outcome, devices: Devices) -> tuple[int, bool | None]:
     """Return the bytes that are needed with the margin, and whether a device has them."""
-    needed = with_margin(outcome.peak_bytes, devices.kind)
+    peak = outcome.peak_bytes
+    needed = peak + int(MARGIN_SHARE * peak) + MARGIN_BYTES[devices.kind]
     if outcome.rung not in (FAKE, REAL):
         is_too_large = bool(outcome.rung) and needed > devices.bytes_per_rank
         return needed, False if is_too_large else None
     return needed, needed <= devices.bytes_per_rank
-
-
-def _remove_scratch(server: int) -> None:
-    """Remove what a server has left that was killed."""
-    for one in Path(tempfile.gettempdir()).glob(f"{scratch_prefix(server)}*"):
-        shutil.rmtree(one, ignore_errors=True)
-
-
-def _free_bytes() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
 
 
 CONFINED = {

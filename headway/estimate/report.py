@@ -11,7 +11,7 @@ from headway.contract.memory_use import size
 from headway.contract.strategies import DDP
 from headway.estimate.attempt import CATEGORIES, FAKE, REAL, STATES, Attempt, Outcome
 from headway.estimate.devices import Devices
-from headway.estimate.planner import MARGIN_BYTES, MARGIN_SHARE, UNTESTED, BatchSizes, Judged, Row
+from headway.estimate.planner import MARGIN_BYTES, MARGIN_SHARE, BatchSizes, Judged
 from headway.settings.table import YES
 
 if TYPE_CHECKING:
@@ -21,28 +21,22 @@ CHECKED = "checked against CPU runs only"
 _LONGEST_LINE = 300  # characters of a script's output
 
 _COLOURS = dict(zip(CATEGORIES, ("blue", "magenta", "yellow", "green", "cyan"), strict=True))
-_LETTERS = dict(zip(CATEGORIES, "pgoab", strict=True))  # of the bar, where there are no colours
+_LETTERS = dict(zip(CATEGORIES, "pgoab", strict=True))
 _RUNGS = {
     FAKE: "the script's own steps, on fake tensors",
     REAL: "the script's own steps, for real on this CPU: tensors of the host are counted, too",
     STATES: "the states alone: activations not counted",
 }
+_VERDICTS = {None: "unknown", True: "fits", False: "does not fit"}
 
 
 class Report(NamedTuple):
-    """All that was found.
+    """All that was found."""
 
-    Args:
-        attempt: the script and its arguments.
-        devices: what it is to be trained on.
-        rows: by strategy, cheapest first.
-        batches: the batch sizes that were tried.
-    """
-
-    attempt: Attempt
-    devices: Devices
-    rows: Sequence[Judged]
-    batches: BatchSizes | None = None
+    attempt: Attempt  # the script and its arguments
+    devices: Devices  # what it is to be trained on
+    rows: Sequence[Judged]  # by strategy, cheapest first
+    batches: BatchSizes | None = None  # that were tried
 
     @property
     def chosen(self) -> Judged | None:
@@ -59,18 +53,12 @@ class Report(NamedTuple):
             words += ["--num-machines", str(devices.machines)]
         if devices.per_machine > 1:
             words += ["--num-processes", str(devices.per_machine)]
-        words += _flags(judged.row)
+        for name, value in judged.row.settings.items():
+            if value != DDP:  # what a launch does by itself
+                words.append(f"--{name.replace('_', '-')}")
+                words += [value] * (value != YES)
         words += ["-m"] * attempt.is_module
         return shlex.join([*words, attempt.program, *attempt.args])
-
-
-def _flags(row: Row) -> list[str]:
-    words = []
-    for name, value in row.settings.items():
-        if value != DDP:  # what a launch does by itself
-            words.append(f"--{name.replace('_', '-')}")
-            words += [value] * (value != YES)
-    return words
 
 
 def as_data(report: Report) -> dict[str, Any]:
@@ -78,13 +66,7 @@ def as_data(report: Report) -> dict[str, Any]:
     devices = report.devices
     return {
         "program": report.attempt.program,
-        "devices": {
-            "kind": devices.kind,
-            "name": devices.name,
-            "memory_bytes": devices.memory_bytes,
-            "machines": devices.machines,
-            "per_machine": devices.per_machine,
-        },
+        "devices": devices._asdict(),
         "margin": {"bytes": MARGIN_BYTES[devices.kind], "share_of_peak": MARGIN_SHARE},
         "checked": CHECKED,
         "strategies": [_row_data(report, one) for one in report.rows],
@@ -93,6 +75,7 @@ def as_data(report: Report) -> dict[str, Any]:
 
 def _row_data(report: Report, judged: Judged) -> dict[str, Any]:
     outcome = judged.outcome
+    rank = {"peak_bytes": outcome.peak_bytes, "parts": outcome.categories}
     data = {
         "strategy": judged.row.name,
         "rung": outcome.rung,
@@ -104,14 +87,7 @@ def _row_data(report: Report, judged: Judged) -> dict[str, Any]:
         "failed_at": outcome.failed_at,
         "launch": report.launch_line(judged),
         "is_tested": not judged.row.offloaded,
-        "ranks": [
-            {
-                "rank": rank,
-                "peak_bytes": outcome.peak_bytes,
-                "parts": outcome.categories,
-            }
-            for rank in range(report.devices.world_size)
-        ],
+        "ranks": [{"rank": number, **rank} for number in range(report.devices.world_size)],
     }
     if report.batches is not None:
         data["largest_batch"] = judged.largest_batch
@@ -122,8 +98,7 @@ def show(report: Report) -> None:
     """Print the report to standard output; with colours on a terminal."""
     from rich.console import Console
 
-    is_terminal = sys.stdout.isatty()
-    console = Console(highlight=False, width=None if is_terminal else 100)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
     first = report.rows[0]
     program = shlex.join([report.attempt.program, *report.attempt.args])
     _say(console, f"{program} on {report.devices}, {first.row.name}")
@@ -131,7 +106,10 @@ def show(report: Report) -> None:
     if first.outcome.failed_at:
         _say(console, f"failed at:   {first.outcome.failed_at}")
     _show_peak(console, report.devices, first)
-    _show_modules(console, first.outcome)
+    _say(console, "\nthe modules that take most:")
+    for part in first.outcome.modules:
+        parts = ", ".join(f"{name} {size(count)}" for name, count in part.bytes.items() if count)
+        _say(console, f"  {size(sum(part.bytes.values())):>12}  {part.module}: {parts}")
     _show_rows(console, report)
     _show_launch(console, report)
     for note in dict.fromkeys(note for one in report.rows for note in one.outcome.notes):
@@ -147,43 +125,24 @@ def _show_peak(console: Console, devices: Devices, judged: Judged) -> None:
     from rich.text import Text
 
     outcome = judged.outcome
-    console.print()
     what = "states" if outcome.rung == STATES else "peak"
     share = f"{size(MARGIN_BYTES[devices.kind])} + {MARGIN_SHARE:.0%}"
     _say(
         console,
-        f"{what} of each rank {size(outcome.peak_bytes)}; with a margin of {share} "
-        f"{size(judged.needed_bytes)} of {size(devices.bytes_per_rank)}: {_verdict(judged.fits)}",
+        f"\n{what} of each rank {size(outcome.peak_bytes)}; with a margin of {share} "
+        f"{size(judged.needed_bytes)} of {size(devices.bytes_per_rank)}: {_VERDICTS[judged.fits]}",
     )
     width = max(20, min(console.width, 100) - 2)
-    bar = Text("[")
     whole = max(sum(outcome.categories.values()), 1)
-    used = cells = 0
+    bar, key = Text("["), Text()
+    used = 0
     for name in CATEGORIES:
         used += outcome.categories[name]
         end = round(width * used / whole)
-        letter = "█" if _has_colours(console) else _LETTERS[name]
-        bar.append(letter * (end - cells), _COLOURS[name])
-        cells = end
-    bar.append("]")
-    console.print(bar, soft_wrap=True)
-    for name in CATEGORIES:
-        key = "█" if _has_colours(console) else _LETTERS[name]
-        line = Text("  ").append(key, _COLOURS[name])
-        line.append(f" {name:<13}{size(outcome.categories[name]):>12}")
-        console.print(line)
-
-
-def _has_colours(console: Console) -> bool:
-    return console.color_system is not None and not console.no_color
-
-
-def _show_modules(console: Console, outcome: Outcome) -> None:
-    console.print()
-    _say(console, "the modules that take most:")
-    for part in outcome.modules:
-        parts = ", ".join(f"{name} {size(count)}" for name, count in part.bytes.items() if count)
-        _say(console, f"  {size(sum(part.bytes.values())):>12}  {part.module}: {parts}")
+        bar.append(_LETTERS[name] * (end + 1 - len(bar)), _COLOURS[name])
+        key.append("\n  ").append(_LETTERS[name], _COLOURS[name])
+        key.append(f" {name:<13}{size(outcome.categories[name]):>12}")
+    console.print(bar.append("]").append(key), soft_wrap=True)
 
 
 def _show_rows(console: Console, report: Report) -> None:
@@ -197,19 +156,15 @@ def _show_rows(console: Console, report: Report) -> None:
         table.add_column(head, justify="left" if head == "strategy" else "right")
     for one in report.rows:
         peak = size(one.outcome.peak_bytes) + ("" if one.outcome.rung == FAKE else " *")
-        cells = [one.row.name, peak, size(one.needed_bytes), _verdict(one.fits)]
+        cells = [one.row.name, peak, size(one.needed_bytes), _VERDICTS[one.fits]]
         if report.batches is not None:
-            cells.append("none" if one.largest_batch is None else str(one.largest_batch))
+            cells.append(str(one.largest_batch or "none"))
         table.add_row(*cells)
     console.print()
     console.print(table)
-    for name, rung in sorted({(one.row.name, one.outcome.rung) for one in report.rows}):
-        if rung != FAKE:
-            _say(console, f"* {name}: {_RUNGS[rung]}")
-
-
-def _verdict(fits: bool | None) -> str:
-    return "unknown" if fits is None else "fits" if fits else "does not fit"
+    for one in report.rows:
+        if one.outcome.rung != FAKE:
+            _say(console, f"* {one.row.name}: {_RUNGS[one.outcome.rung]}")
 
 
 def _show_launch(console: Console, report: Report) -> None:
@@ -223,7 +178,7 @@ def _show_launch(console: Console, report: Report) -> None:
             _say(console, "it needs a script whose model goes through accelerator.prepare()")
     for one in report.rows:
         if one.row.offloaded:
-            _say(console, f"note: {one.row.name} {UNTESTED}")
+            _say(console, f"note: {one.row.name} has not been tried on a GPU")
 
 
 def failure(outcomes: Iterable[Outcome]) -> str:

@@ -10,9 +10,8 @@ import os
 from collections.abc import Mapping
 
 from headway.devices.table import CUDA, KINDS
-from headway.machine.cgroups import cpu_quota
 from headway.machine.facts import Gpu, Machine, Torch
-from headway.machine.source import Source
+from headway.machine.source import Source, cpu_quota
 
 
 def detect_machine(
@@ -21,13 +20,9 @@ def detect_machine(
     """Return a snapshot of this machine.
 
     Args:
-        environ: read for CUDA_VISIBLE_DEVICES and its like, DISABLE_MPS and the variables of
-            schedulers.
+        environ: read for the masks of GPUs, DISABLE_MPS and the variables of schedulers.
         source: a recording to read instead of this system.
         full: also detect what planning does not need: `host`, and the use of each GPU.
-
-    Raises:
-        ConfigError: DISABLE_MPS is not a boolean.
     """
     source = source or Source()
     machine = Machine(

@@ -279,11 +279,7 @@ class Machine(NamedTuple):
 
 
 def is_on(environ: Mapping[str, str], name: str) -> bool:
-    """Return a boolean variable; "0", "false", "no", "off" and "" are false, as is an unset one.
-
-    Raises:
-        ConfigError: the value is not a boolean.
-    """
+    """Return a boolean variable; "0", "false", "no", "off" and "" are false, as is an unset one."""
     word = environ.get(name, "").strip().lower()
     if word in YES:
         return True

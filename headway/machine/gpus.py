@@ -1,4 +1,4 @@
-"""Detects GPUs: by NVML, else by nvidia-smi; AMD's by the kernel's topology files.
+"""GPUs: detected by NVML, else by nvidia-smi, AMD's by the kernel; and how to make them usable.
 
 nvidia-ml-py (`headway[nvidia]`) takes milliseconds and nvidia-smi tenths of a second, for the same
 facts. nvidia-smi comes with every driver, so the package is optional.
@@ -10,14 +10,40 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headway.machine.driver_messages import SMI_IS_EXCLUSIVE, SMI_MIG_IS_ON, SMI_SLICE, SMI_UUID
-from headway.machine.facts import DEFAULT, EXCLUSIVE, PROHIBITED, Gpu, GpuUse, Machine, MigSlice
+from headway.devices.kind import numbers
+from headway.devices.table import kind_of
+from headway.errors import Remedy, advice, run
+from headway.machine.facts import (
+    DEFAULT,
+    EXCLUSIVE,
+    OLDEST_DRIVER,
+    PROHIBITED,
+    Gpu,
+    GpuUse,
+    Machine,
+    MigSlice,
+)
 from headway.machine.source import Source
 
 NVIDIA = "proc/driver/nvidia/version"
 KFD = "sys/class/kfd/kfd/topology/nodes"
+WHEELS = "https://download.pytorch.org/whl"
 _NVML_MODES = {0: DEFAULT, 1: EXCLUSIVE, 2: PROHIBITED, 3: EXCLUSIVE}  # NVML_COMPUTEMODE_*
 _UNCORRECTED, _VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
+
+# texts of nvidia-smi, which may change with a new version of it
+_SMI_MIG_IS_ON = "Enabled"
+"""--query-gpu=mig.mode.current. Source: its manual page, driver 525 and later."""
+
+_SMI_IS_EXCLUSIVE = "exclusive"
+"""Prefix of --query-gpu=compute_mode, in lower case: Exclusive_Process, and before driver 418
+Exclusive_Thread. Source: its manual page."""
+
+_SMI_UUID = r"UUID: (\S+)\)"
+_SMI_SLICE = r"\s+MIG (\S*?(\d+)gb\S*)"
+"""A line of nvidia-smi -L, for a GPU and for a slice below it; the profile's name and its GB.
+
+Source: NVIDIA, Multi-Instance GPU User Guide, for driver 525 and later."""
 
 
 def with_gpus(
@@ -29,6 +55,58 @@ def with_gpus(
     nvml = source.nvml()
     found = None if nvml is None else _Nvml(nvml, source, full).ask()
     return machine._replace(**(found or _NvidiaSmi(source, full).ask()))
+
+
+def how_to_use_gpus(machine: Machine, device: str = "") -> list[Remedy]:
+    """Return how to make GPUs usable, those of a kind if one is named; empty if nothing helps."""
+    if device not in ("", machine.gpu_kind):
+        install = "pip install --force-reinstall torch --index-url"
+        is_listed = device in machine.listed_kinds
+        return [run(f"{install} {WHEELS}/{kind_of(device).wheels}")] if is_listed else []
+    if machine.torch_obstacle is not None:
+        return _matching_torch(machine)
+    if machine.visible_gpus:
+        return how_to_free(machine.visible_gpus[0])
+    if machine.gpus:
+        return [run(f"unset {kind_of(machine.gpu_kind).mask}")]
+    if machine.driver_is_silent:
+        return [
+            advice(
+                "run `nvidia-smi` to see why; reboot after a driver update; start a container with "
+                "--gpus all"
+            )
+        ]
+    return []
+
+
+def how_to_free(gpu: Gpu) -> list[Remedy]:
+    """Return how to make one GPU usable."""
+    name = gpu.slice_of or gpu.uuid
+    if gpu.compute_mode in (PROHIBITED, EXCLUSIVE):
+        return [of_machine(f"nvidia-smi -i {name} -c DEFAULT"), advice("use another GPU")]
+    if gpu.is_mig:
+        return [of_machine(f"nvidia-smi -i {name} -mig 0"), advice("make slices of it")]
+    return [advice("use another GPU")]
+
+
+def of_machine(command: str) -> Remedy:
+    """Return the remedy of a command that changes a device, which others may use as well."""
+    return advice(f"ask who runs this machine for {command}")
+
+
+def _matching_torch(machine: Machine) -> list[Remedy]:
+    """Return how to make the installed torch and the driver match."""
+    if machine.is_rocm:
+        return [advice("install torch's ROCm build: https://pytorch.org/get-started/locally")]
+    driver = numbers(machine.driver or "0")
+    major = max((cuda for cuda, oldest in OLDEST_DRIVER.items() if oldest <= driver), default=None)
+    if major is None:
+        return [advice("update the NVIDIA driver")]
+    index = {11: "cu118", 12: "cu126", 13: "cu130"}[major]
+    install = run(f"pip install --force-reinstall torch --index-url {WHEELS}/{index}")
+    if machine.torch is not None and machine.torch.cuda is not None:
+        return [advice("update the NVIDIA driver"), install]
+    return [install]
 
 
 class _Nvml:
@@ -140,8 +218,8 @@ class _NvidiaSmi:
     def _gpu(self, answer: Mapping[str, str]) -> Gpu:
         major, _, minor = answer["compute_cap"].partition(".")
         word = answer["compute_mode"].lower()
-        mode = EXCLUSIVE if word.startswith(SMI_IS_EXCLUSIVE) else word
-        is_mig = answer["mig.mode.current"] == SMI_MIG_IS_ON
+        mode = EXCLUSIVE if word.startswith(_SMI_IS_EXCLUSIVE) else word
+        is_mig = answer["mig.mode.current"] == _SMI_MIG_IS_ON
         uuid = answer["uuid"]
         gpu = Gpu(
             name=answer["name"],
@@ -176,8 +254,8 @@ class _NvidiaSmi:
         slices = []
         owner = ""
         for line in self._source.output_of(["nvidia-smi", "-L"]).splitlines():
-            found = re.search(SMI_UUID, line)
-            profile = re.match(SMI_SLICE, line)
+            found = re.search(_SMI_UUID, line)
+            profile = re.match(_SMI_SLICE, line)
             if found and not profile:
                 owner = found[1]
             elif found and profile and owner == uuid:

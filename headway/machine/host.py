@@ -11,9 +11,8 @@ from typing import Any
 
 from headway.contract.secrets import is_secret, masked
 from headway.machine.apple import ask_sysctl
-from headway.machine.cgroups import cpu_quota, memory_limit
 from headway.machine.facts import Host, Machine
-from headway.machine.source import Source
+from headway.machine.source import Source, cpu_quota, memory_limit
 
 TRAINING_VARIABLES = re.compile(
     "(CUDA|NVIDIA|NCCL|GLOO|OMP|MKL|KMP|OPENBLAS|TORCH|PYTORCH|HIP|ROCR|HSA|ACCELERATE|HEADWAY"

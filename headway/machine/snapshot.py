@@ -36,48 +36,43 @@ def as_data(machine: Machine) -> dict[str, Any]:
 
 
 def load_machine(path: str) -> Machine:
-    """Return the machine in a file written by `headway env --json` or `headway doctor --json`.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not a valid snapshot.
-    """
+    """Return the machine that `headway env --json` or `headway doctor --json` wrote to a file."""
+    key = ""
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(MAX_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise _broken(path, f"cannot be read: {reason}") from None
-    place = ""
-    try:
-        data = parse(text)
-        if isinstance(data, dict) and "machine" in data:  # written by `headway doctor --json`
-            data, place = data["machine"], "machine"
-        if not isinstance(data, dict) or "version" not in data:
-            raise Misfit(place, "is not an object with a version")
-        version = data.pop("version")
-        if type(version) is not int or version != VERSION:
-            at = _join(place, "version")
-            raise Misfit(at, f"is {version!r}, but this Headway reads version {VERSION}")
-        machine = read(Machine, data, place=place, limits=_limits)
-        _reject_duplicate_uuids(machine, place)
+            return _read(parse(file.read(MAX_BYTES)))
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
     except Misfit as invalid:
-        reason = f"{invalid.place or 'it'} {invalid.reason}"
-        raise _broken(path, f"is not a valid machine snapshot: {reason}", invalid.place) from None
+        key = invalid.place
+        reason = f"is not a valid machine snapshot: {key or 'it'} {invalid.reason}"
     except (ValueError, RecursionError) as error:
-        raise _broken(path, f"is not a valid machine snapshot: {error}") from None
-    return machine
-
-
-def _broken(path: str, reason: str, place: str = "") -> ConfigError:
-    return ConfigError(
+        reason = f"is not a valid machine snapshot: {error}"
+    raise ConfigError(
         f"{path!r} {reason}",
-        where=f"flag --machine, {path}" + (f", key {place}" if place else ""),
+        where=f"flag --machine, {path}" + f", key {key}" * bool(key),
         fix="create one with `headway env --json > machine.json` on that machine",
     )
 
 
-def _join(place: str, name: str) -> str:
-    return f"{place}.{name}" if place else name
+def _read(data: Any) -> Machine:
+    if isinstance(data, dict) and "machine" in data:  # written by `headway doctor --json`
+        data = data["machine"]
+    if not isinstance(data, dict) or "version" not in data:
+        raise Misfit("", "is not an object with a version")
+    version = data.pop("version")
+    if type(version) is not int or version != VERSION:
+        raise Misfit("version", f"is {version!r}, but this Headway reads version {VERSION}")
+    machine = read(Machine, data, limits=_limits)
+    first: dict[str, str] = {}
+    for index, gpu in enumerate(machine.gpus):
+        at = f"gpus[{index}]"
+        uuids = {f"{at}.slices[{number}]": part.uuid for number, part in enumerate(gpu.slices)}
+        for owner, uuid in {at: gpu.uuid, **uuids}.items():
+            if uuid in first:
+                raise Misfit(f"{owner}.uuid", f"is {uuid!r}, a duplicate of {first[uuid]}")
+            first[uuid] = owner
+    return machine
 
 
 def _limits(field: str, data: Any) -> str:
@@ -91,16 +86,3 @@ def _limits(field: str, data: Any) -> str:
         if data > LARGEST:
             return f"is {data}, which is too large"
     return ""
-
-
-def _reject_duplicate_uuids(machine: Machine, place: str) -> None:
-    """Raise Misfit if two GPUs have the same UUID."""
-    first: dict[str, str] = {}
-    for index, gpu in enumerate(machine.gpus):
-        at = _join(place, f"gpus[{index}]")
-        uuids = {at: gpu.uuid}
-        uuids |= {f"{at}.slices[{number}]": part.uuid for number, part in enumerate(gpu.slices)}
-        for owner, uuid in uuids.items():
-            if uuid in first:
-                raise Misfit(f"{owner}.uuid", f"is {uuid!r}, a duplicate of {first[uuid]}")
-            first[uuid] = owner

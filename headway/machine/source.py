@@ -1,19 +1,18 @@
-"""System access for the probes: files, drivers, tools. Tests replace it by recordings."""
+"""System access for the probes: files, drivers, tools, and the limits of this process's cgroup.
+
+Sources on cgroups, v1 and v2: the kernel's cgroup-v2.rst, sched-bwc.rst and cgroup-v1/memory.rst.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
 class Source:
-    """Access to this machine; recordings override these methods, and the probes stay the same.
-
-    Args:
-        root: the folder that contains /proc, /sys and /etc.
-    """
+    """Access to this machine below a root folder; recordings in tests override the methods."""
 
     platform = sys.platform
 
@@ -63,11 +62,7 @@ class Source:
         return Source("/").read(os.path.join(spec.submodule_search_locations[0], "version.py"))
 
     def output_of(self, command: Sequence[str]) -> str:
-        """Return the standard output of a tool.
-
-        Raises:
-            OSError: the tool is not installed, fails, or takes longer than 30 s.
-        """
+        """Return what a tool prints; OSError if it is not installed, fails, or takes over 30 s."""
         import subprocess
 
         try:
@@ -92,3 +87,58 @@ class Source:
             return resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
         except (ImportError, AttributeError):
             return None
+
+
+def cpu_quota(source: Source) -> float | None:
+    """Return the smallest CPU quota, in cores, of this process's cgroup and its ancestors."""
+    quotas = []
+    for version, folder in _folders(source, "cpu"):
+        if version == 2:
+            limit, _, period = source.read(f"{folder}/cpu.max").strip().partition(" ")
+        else:
+            limit = source.read(f"{folder}/cpu.cfs_quota_us").strip()
+            period = source.read(f"{folder}/cpu.cfs_period_us").strip()
+        if limit.isdecimal() and period.isdecimal():
+            quotas.append(int(limit) / int(period))
+    return min(quotas, default=None)
+
+
+def memory_limit(source: Source) -> int | None:
+    """Return the smallest memory limit, in bytes, of this process's cgroup and its ancestors."""
+    limits = []
+    for version, folder in _folders(source, "memory"):
+        name = "memory.max" if version == 2 else "memory.limit_in_bytes"
+        limit = source.read(f"{folder}/{name}").strip()
+        if limit.isdecimal() and int(limit) < 2**60:  # v1 writes "no limit" as a huge number
+            limits.append(int(limit))
+    return min(limits, default=None)
+
+
+def count_memory_kills(root: str = "/") -> int:
+    """Return how many processes of this process's cgroup the kernel's OOM killer has killed."""
+    source = Source(root)
+    counts = [0]
+    for version, folder in _folders(source, "memory"):
+        name = "memory.events" if version == 2 else "memory.oom_control"
+        words = source.read(f"{folder}/{name}").split()
+        if "oom_kill" in words[:-1]:
+            counts.append(int(words[words.index("oom_kill") + 1]))
+    return max(counts)
+
+
+def _folders(source: Source, controller: str) -> Iterator[tuple[int, str]]:
+    """Yield (cgroup version, folder) for this process's cgroups and their ancestors.
+
+    In a container only the mount point exists.
+    """
+    for line in source.read("proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            version, mount = 2, "sys/fs/cgroup"
+        elif controller in controllers.split(","):
+            version, mount = 1, f"sys/fs/cgroup/{controller}"
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for end in range(len(parts), -1, -1):
+            yield version, "/".join([mount, *parts[:end]])

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headway.errors import ConfigError
+from headway.settings.profile_files import read_text
 from headway.settings.setting import Count, Raw
 
 _HOST = r"(\[(?P<bracketed>[^\s\[\]]+)\]|(?P<name>[^\s:\[\],]+))(:(?P<count>[^:\s]+))?$"
 _SLOTS = "slots"
 _NONE = "none"
-_MOST_MIB = 4  # of a hostfile
-_PIPE_WITHIN_S = 15.0  # for the command of <(...) to write it
 
 
 class Host(NamedTuple):
-    """A host of a run.
-
-    Args:
-        name: as ssh understands it: an alias, user@host, an address.
-        num_processes: on it; None: what is right for it.
-    """
+    """A host as ssh understands it, and how many processes are on it; None: what is right."""
 
     name: str
     num_processes: int | None = None
@@ -80,67 +71,20 @@ def _read_host(word: str) -> Host:
 
 
 def read_hostfile(path: str, where: str) -> Hosts:
-    """Return the hosts in a file: `a`, `a:2`, or `a slots=2` as MPI and DeepSpeed write it.
+    """Return the hosts in a file or pipe: `a`, `a:2`, or `a slots=2` as MPI and DeepSpeed write it.
 
-    Args:
-        path: of the file.
-        where: what named it, for messages.
-
-    Raises:
-        ConfigError: it cannot be read, or is no such file.
+    `where` says what named it, for messages.
     """
-    fix = "write one host on each line: a, a:2, or a slots=2"
+    lines = read_text(path, "hostfile", where=where, may_be_pipe=True).splitlines()
     try:
-        text = _read_bytes(path).decode("utf-8-sig")  # Windows' editors begin files with a mark
-        lines = [line.partition("#")[0].split() for line in text.splitlines()]
-        return _distinct([_read_line(words) for words in lines if words])
-    except OSError as error:
-        what = f"hostfile {path!r} cannot be read: {error.strerror}"
-        fix = "check the path"
-    except UnicodeDecodeError:
-        what = f"hostfile {path!r} is not a text file"
+        named = [line.partition("#")[0].split() for line in lines]
+        return _distinct([_read_line(words) for words in named if words])
     except ValueError as error:
-        what = f"hostfile is {path!r}, {error}"
-    raise ConfigError(what, where=where, fix=fix)
-
-
-def _read_bytes(path: str) -> bytes:
-    """Return what is in a file, or comes from a pipe such as that of the shell's <(...).
-
-    Nobody is waited for without end: a named pipe that no process writes to is an empty file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is neither, or too large, or the pipe's writer does not write.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        mode = os.fstat(fd).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-            raise ValueError("which is neither a file nor a pipe")
-        return _read_to_its_end(fd)
-    finally:
-        os.close(fd)
-
-
-def _read_to_its_end(fd: int) -> bytes:
-    import select
-
-    read = bytearray()
-    deadline = time.monotonic() + _PIPE_WITHIN_S
-    while len(read) <= _MOST_MIB << 20:
-        try:
-            data = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([fd], [], [], left)[0]:
-                what = f"a pipe that has not ended within {_PIPE_WITHIN_S:.0f} s"
-                raise ValueError(what) from None
-            continue
-        if not data:
-            return bytes(read)
-        read += data
-    raise ValueError(f"which is larger than {_MOST_MIB} MiB")
+        raise ConfigError(
+            f"hostfile is {path!r}, {error}",
+            where=where,
+            fix="write one host on each line: a, a:2, or a slots=2",
+        ) from None
 
 
 def _read_line(words: Sequence[str]) -> Host:

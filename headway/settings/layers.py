@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE, LOG_LEVELS
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import ConfigError, Problem
-from headway.settings.profile import Entries, Entry, read_layer
+from headway.settings.profile import Entries, Entry, read_profile
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.profile_files import (
     choose_profile,
     find_project_profile,
     group_may_not_set_env,
     is_there,
+    owner_name,
+    writing_group,
 )
-from headway.settings.profile_trust import owner_name, writing_group
 from headway.settings.setting import VARIABLE_PREFIX
 from headway.settings.table import TABLE
 
@@ -25,33 +27,50 @@ from headway.settings.table import TABLE
 _NOT_SETTINGS = (RUN_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE, PROFILE_VARIABLE, *LOG_LEVELS)
 
 
-def profile_layers(
+Reader = Callable[[str, Layer], Entries]
+
+
+class ProfileInUse(NamedTuple):
+    """A profile that a launch reads."""
+
+    path: str
+    layer: Layer
+    read: Reader  # `read_profile`, or `read_found` for one that nobody has named
+
+
+def profiles_in_use(
     environ: Mapping[str, str] = os.environ, folder: str = ".", profile: str | None = None
-) -> list[Entries]:
-    """Return the layers of the user's and the project's profile, in this order, if they exist.
+) -> list[ProfileInUse]:
+    """Return the user's and the project's profile, in this order, if they exist.
 
     Args:
         environ: read for HEADWAY_PROFILE and XDG_CONFIG_HOME.
         folder: where the search for the project's `headway.yaml` starts.
         profile: the value of --profile: the user's profile, by name or path.
-
-    Raises:
-        ConfigError: a profile is invalid (all problems at once), or the named one does not
-            exist.
     """
     user = choose_profile(profile, environ)
     if user.chosen_by:
         user.must_exist()
     project = find_project_profile(folder, trusted=user.path)
-    is_project = project and os.path.realpath(user.path) == os.path.realpath(project)
-    files = [(user.path, Layer.USER_PROFILE)] if is_there(user.path) and not is_project else []
-    files += [(project, Layer.PROJECT_PROFILE)] if project is not None else []
+    if project is not None and os.path.realpath(user.path) == os.path.realpath(project):
+        return [ProfileInUse(project, Layer.PROJECT_PROFILE, read_profile)]
+    found = []
+    if is_there(user.path):
+        found.append(ProfileInUse(user.path, Layer.USER_PROFILE, read_profile))
+    if project is not None:
+        found.append(ProfileInUse(project, Layer.PROJECT_PROFILE, read_found))
+    return found
+
+
+def profile_layers(
+    environ: Mapping[str, str] = os.environ, folder: str = ".", profile: str | None = None
+) -> list[Entries]:
+    """Return the layers of `profiles_in_use`; raise all that is wrong with their text at once."""
     layers: list[Entries] = []
     problems: list[Problem] = []
-    for path, layer in files:
+    for one in profiles_in_use(environ, folder, profile):
         try:
-            is_found = path == project and not is_project  # the user has not named it
-            layers.append(read_found(path, layer) if is_found else read_layer(path, layer))
+            layers.append(one.read(one.path, one.layer))
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -62,13 +81,10 @@ def profile_layers(
 def read_found(path: str, layer: Layer) -> Entries:
     """Return the entries of a profile that nobody has named, but that lies in a folder above.
 
-    Where a group may write the file, their origins name its owner.
-
-    Raises:
-        ConfigError: the profile is invalid, or a group may write it and it contains `env`, which
-            can load code.
+    Where a group may write the file, their origins name its owner, and `env`, which can load code,
+    is refused.
     """
-    entries = read_layer(path, layer)
+    entries = read_profile(path, layer)
     group = writing_group(path)
     if not group:
         return entries

@@ -1,25 +1,25 @@
 """Checks of the settings against each other and against a machine, as a list of problems.
 
-`resolve` reports values that cannot be parsed; `machine_problems` checks a machine alone.
+`resolve` reports values that cannot be parsed; `headway doctor` checks a machine alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
+from headway.contract.strategies import FSDP, HSDP
 from headway.devices.table import KINDS, kind_of
-from headway.errors import Code, Problem
-from headway.machine.devices import ALL
-from headway.machine.facts import Machine
+from headway.errors import Code, Do, Problem, Remedy, Step, advice, described
+from headway.machine.devices import ALL, Selection
+from headway.machine.facts import Gpu, Machine
 from headway.settings.profile import Entries, Entry
-from headway.settings.remedies import change, on_cpu, on_one_machine, removal
 from headway.settings.resolve import try_resolve
 from headway.settings.setting import AUTO
-from headway.settings.strategy_problems import strategy_problems
-from headway.settings.table import Settings
+from headway.settings.table import NO, TABLE, YES, Settings
 
 SETTING_OF = {
     "ACCELERATE_USE_CPU": "device",
@@ -34,36 +34,27 @@ SETTING_OF = {
 def problems(settings: Settings, machine: Machine | None = None) -> list[Problem]:
     """Return the problems that make a launch with these settings impossible.
 
-    Args:
-        settings: resolved.
-        machine: the machine to launch on; None: check only what is independent of the machine.
+    Without a machine, only those that are independent of it.
     """
     found = [
         *_of_devices(settings, machine),
         *_of_machines(settings),
         *_of_variables(settings),
-        *strategy_problems(settings, machine),
+        *_of_sharding(settings, machine),
     ]
     # if num_processes is detected, another machine may have more ranks
-    if machine is not None or settings.origin("num_processes").layer is not Layer.DETECTED:
+    if machine is not None or not _is_detected(settings, "num_processes"):
         found += _of_ranks(settings)
-    is_detected = settings.origin("device").layer is Layer.DETECTED
-    if kind_of(settings.device).most_ranks == 1 and (machine is not None or not is_detected):
-        several = _several_on_one(settings)
-        found += [problem._replace(is_of_machine=is_detected) for problem in several]
+    found += _of_only_one(settings, machine)
     if machine is not None:
-        from headway.settings.device_problems import device_problems
-
-        found += device_problems(settings, machine)
+        found += [one._replace(is_of_machine=True) for one in _here(settings, machine)]
     return found
 
 
 def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Problem]:
-    """Return the problems that these profiles together have on every machine.
+    """Return the problems that profiles, the strongest last, together have on every machine.
 
-    Args:
-        layers: from the weakest to the strongest.
-        machine: supplies the values that are detected.
+    This one supplies the values that are detected.
     """
     devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
     if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # GPUs allow the most
@@ -73,46 +64,48 @@ def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Pr
     return [*unread, *problems(settings)]
 
 
-def _of_devices(settings: Settings, machine: Machine | None) -> list[Problem]:
-    found = []
+def _is_detected(settings: Settings, name: str) -> bool:
+    return settings.origin(name).layer is Layer.DETECTED
+
+
+def _of_devices(settings: Settings, machine: Machine | None) -> Iterator[Problem]:
     device, processes = settings.device, settings.num_processes
     kind = kind_of(device)
-    is_detected = settings.origin("device").layer is Layer.DETECTED
     if settings.mixed_precision in kind.lacking:
-        found += settings.problem(
+        yield from _problem(
+            settings,
             Code.FP16_ON_CPU,
             f"mixed_precision is {settings.mixed_precision!r}, but the CPU supports only bf16",
             [(change("mixed_precision", "bf16"),)],
-            "mixed_precision",
-            "device",
+            ["mixed_precision", "device"],
         )
-    has_others = not is_detected and not kind.is_numbered and _may_have(settings, machine)
     is_only_one = kind.most_ranks == 1 and settings.devices.first == 1
     selects_gpus = settings.devices != ALL and not is_only_one
     is_meant = not settings.is_overridden("devices", "device")
     if not kind.is_numbered and selects_gpus and is_meant:
-        found += settings.problem(
+        remedies: list[Remedy] = [
+            (removal("devices", "and set num_processes for several CPU ranks"),)
+        ]
+        if not _is_detected(settings, "device") and _may_have(settings, machine):
+            remedies.append((change("device", "auto"),))
+        yield from _problem(
+            settings,
             Code.DEVICES_WITHOUT_CUDA,
             f"devices is {str(settings.devices)!r}, which selects GPUs, but device is {device!r}",
-            [
-                (removal("devices", "and set num_processes for several CPU ranks"),),
-                *([(change("device", "auto"),)] if has_others else []),
-            ],
-            "devices",
-            "device",
+            remedies,
+            ["devices", "device"],
         )
     size = settings.devices.size
     both = kind.is_numbered and settings.are_user_set("devices", "num_processes")
     if both and size not in (None, processes):
-        found += settings.problem(
+        yield from _problem(
+            settings,
             Code.DEVICES_OR_PROCESSES,
             f"devices selects {size} GPU{'s' * (size != 1)} ({settings.devices.reading()}), "
             f"but num_processes is {processes}",
             [(removal("num_processes"),), (change("num_processes", size),)],
-            "devices",
-            "num_processes",
+            ["devices", "num_processes"],
         )
-    return found
 
 
 def _may_have(settings: Settings, machine: Machine | None) -> bool:
@@ -124,102 +117,143 @@ def _may_have(settings: Settings, machine: Machine | None) -> bool:
     return bool(selection.indices) and not selection.problems and not has_slices
 
 
-def _several_on_one(settings: Settings) -> list[Problem]:
+def _of_only_one(settings: Settings, machine: Machine | None) -> Iterator[Problem]:
+    """Yield the problem of several ranks on a kind of device that is for one."""
+    kind, is_detected = kind_of(settings.device), _is_detected(settings, "device")
+    if kind.most_ranks != 1 or (machine is None and is_detected):
+        return
     one = (change("num_processes", 1),) if settings.num_processes > 1 else ()
     if settings.num_machines > 1:
-        one = (*one, *on_one_machine(settings))
-    if settings.num_processes * settings.num_machines == 1:
-        return []
-    return settings.problem(
+        one = (*one, *_on_one_machine(settings))
+    if not one:
+        return
+    for problem in _problem(
+        settings,
         Code.SEVERAL_ON_MPS,
         f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
-        f"but {kind_of(settings.device).label} supports only one process",
-        [one, on_cpu(settings)],
-        "num_processes",
-        "num_machines",
-        "device",
-    )
+        f"but {kind.label} supports only one process",
+        [one, _on_cpu(settings)],
+        ["num_processes", "num_machines", "device"],
+    ):
+        yield problem._replace(is_of_machine=is_detected)
 
 
-def _of_machines(settings: Settings) -> list[Problem]:
-    found = []
+def _of_machines(settings: Settings) -> Iterator[Problem]:
     machines, rank = settings.num_machines, settings.machine_rank
     if rank is not None and rank >= machines:
-        found += settings.problem(
+        there = f"the ranks are 0 to {machines - 1}"
+        remedies: list[Remedy] = [
+            (change("machine_rank", machines - 1, "which are counted from 0"),),
+            (change("num_machines", rank + 1),),
+        ]
+        if machines == 1:
+            there = "the only rank is 0"
+            remedies = [(removal("machine_rank", "or set num_machines to the number of machines"),)]
+        yield from _problem(
+            settings,
             Code.MACHINE_RANK,
-            f"machine_rank is {rank}, but num_machines is {machines}"
-            + (f": the ranks are 0 to {machines - 1}" if machines > 1 else ": the only rank is 0"),
-            [
-                (change("machine_rank", machines - 1, "which are counted from 0"),),
-                (change("num_machines", rank + 1),),
-            ]
-            if machines > 1
-            else [(removal("machine_rank", "or set num_machines to the number of machines"),)],
-            "machine_rank",
-            "num_machines",
+            f"machine_rank is {rank}, but num_machines is {machines}: {there}",
+            remedies,
+            ["machine_rank", "num_machines"],
         )
     if machines > 1 and settings.main_address is None:
-        found += settings.problem(
+        yield from _problem(
+            settings,
             Code.NO_MAIN_ADDRESS,
             f"num_machines is {machines}, but main_address is not set",
             [
                 (change("main_address", "HOST", "the host name or IP address of machine 0"),),
-                on_one_machine(settings),
+                _on_one_machine(settings),
             ],
-            "num_machines",
-            "main_address",
+            ["num_machines", "main_address"],
         )
-    return found
 
 
-def _of_variables(settings: Settings) -> list[Problem]:
-    found = []
+def _of_variables(settings: Settings) -> Iterator[Problem]:
     for name in settings.env:
         if name in RANK_VARIABLES or name == RUN_VARIABLE:
-            found += settings.problem(
+            yield from _problem(
+                settings,
                 Code.VARIABLE_OF_LAUNCHER,
                 f"env sets {name}, which the launcher sets for each process",
                 [(removal(f"env.{name}"),)],
-                f"env.{name}",
+                [f"env.{name}"],
             )
         if name in SETTING_OF:
-            found += settings.problem(
+            yield from _problem(
+                settings,
                 Code.VARIABLE_OF_SETTING,
                 f"env sets {name}, which Headway derives from the setting {SETTING_OF[name]}",
                 [(removal(f"env.{name}", f"and set {SETTING_OF[name]} instead"),)],
-                f"env.{name}",
-                SETTING_OF[name],
+                [f"env.{name}", SETTING_OF[name]],
             )
     if "OMP_NUM_THREADS" in settings.env and settings.are_user_set("threads_per_process"):
-        found += settings.problem(
+        yield from _problem(
+            settings,
             Code.THREADS_TWICE,
             f"threads_per_process is {settings.threads_per_process}, but env sets "
             f"OMP_NUM_THREADS={settings.env['OMP_NUM_THREADS']}",
             [(removal("threads_per_process"),), (removal("env.OMP_NUM_THREADS"),)],
-            "threads_per_process",
-            "env.OMP_NUM_THREADS",
+            ["threads_per_process", "env.OMP_NUM_THREADS"],
         )
-    return found
+
+
+def _of_sharding(settings: Settings, machine: Machine | None) -> Iterator[Problem]:
+    is_detected = _is_detected(settings, "device")
+    on_cpu = settings.cpu_offload == YES and not kind_of(settings.device).is_numbered
+    if on_cpu and not (machine is None and is_detected):  # another machine may have a GPU
+        for problem in _problem(
+            settings,
+            Code.OFFLOAD_WITHOUT_GPU,
+            "cpu_offload moves parameters from a GPU to the CPU, but device is "
+            f"{settings.device!r}",
+            [(change("cpu_offload", NO),)],
+            ["cpu_offload", "device"],
+        ):
+            yield problem._replace(is_of_machine=is_detected)
+    world_size, size = settings.num_processes * settings.num_machines, settings.shard_size
+    is_known = machine is not None or not _is_detected(settings, "num_processes")
+    if settings.strategy != HSDP or world_size == 1 or not is_known:
+        return
+    sizes = [one for one in range(2, world_size + 1) if world_size % one == 0]
+    if size is None and 1 in (settings.num_machines, settings.num_processes):
+        each = "one machine" if settings.num_machines == 1 else "one process on each machine"
+        yield from _problem(
+            settings,
+            Code.NO_SHARD_SIZE,
+            f"strategy is 'hsdp' on {each}, and shard_size is not set",
+            [(change("strategy", FSDP),), (change("shard_size", sizes[0]),)],
+            ["strategy", "shard_size"],
+        )
+    if size is not None and world_size % size:
+        fitting = max((one for one in sizes if one <= size), default=sizes[0])
+        yield from _problem(
+            settings,
+            Code.SHARD_SIZE,
+            f"shard_size is {size}, which does not divide the {world_size} ranks",
+            [(change("shard_size", fitting),), (change("strategy", FSDP),)],
+            ["shard_size", "strategy", "num_processes"],
+        )
 
 
 def _of_ranks(settings: Settings) -> list[Problem]:
     """Return the problems of the ranks to show and the rank to debug."""
-    if settings.num_machines > 1:
-        if settings.debug_rank is None:
-            return []
-        return settings.problem(
-            Code.DEBUG_ON_MACHINES,
-            f"debug_rank is {settings.debug_rank}, but num_machines is "
-            f"{settings.num_machines}: the ranks of other machines would not wait for it",
-            [(removal("debug_rank"),), on_one_machine(settings)],
-            "debug_rank",
-            "num_machines",
-        )
     processes, debug_rank = settings.num_processes, settings.debug_rank
-    found = missing_ranks(settings, processes)
-    if debug_rank is not None and debug_rank >= processes:
-        found += _missing_rank(settings, "debug_rank", debug_rank, processes)
-    return found
+    if settings.num_machines == 1:
+        found = missing_ranks(settings, processes)
+        if debug_rank is not None and debug_rank >= processes:
+            found += _missing_rank(settings, "debug_rank", debug_rank, processes)
+        return found
+    if debug_rank is None:
+        return []
+    return _problem(
+        settings,
+        Code.DEBUG_ON_MACHINES,
+        f"debug_rank is {debug_rank}, but num_machines is "
+        f"{settings.num_machines}: the ranks of other machines would not wait for it",
+        [(removal("debug_rank"),), _on_one_machine(settings)],
+        ["debug_rank", "num_machines"],
+    )
 
 
 def missing_ranks(settings: Settings, world_size: int) -> list[Problem]:
@@ -231,13 +265,215 @@ def missing_ranks(settings: Settings, world_size: int) -> list[Problem]:
 def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> list[Problem]:
     is_free = settings.device == "cpu" and settings.num_machines == 1  # else GPUs limit them
     there = f"ranks are 0 to {world_size - 1}" if world_size > 1 else "the only rank is 0"
-    return settings.problem(
+    more: list[Remedy] = [(change("num_processes", rank + 1),)] if is_free else []
+    return _problem(
+        settings,
         Code.MISSING_RANK,
         f"{name} contains rank {rank}, but {there}",
-        [
-            (removal(name),),
-            *([(change("num_processes", rank + 1),)] if is_free else []),
-        ],
-        name,
-        "num_processes",
+        [(removal(name),), *more],
+        [name, "num_processes"],
     )
+
+
+# what this machine cannot do, though another could
+
+
+def _here(settings: Settings, machine: Machine) -> list[Problem]:
+    kind = kind_of(settings.device)
+    if kind.is_numbered:
+        return _on_gpus(settings, machine)
+    reason = machine.why_not(settings.device)
+    if reason is None:
+        return _of_precision(settings, machine, ())
+    return _problem(
+        settings,
+        Code.NO_MPS,
+        f"device is {settings.device!r}, but {kind.label} is not available: {reason}",
+        [*([advice(machine.mps_fix)] if machine.mps_fix else []), _on_cpu(settings)],
+        ["device"],
+    )
+
+
+def _on_gpus(settings: Settings, machine: Machine) -> list[Problem]:
+    visible, count = machine.gpus_of(settings.device), settings.num_processes
+    if not visible:
+        from headway.machine.gpus import how_to_use_gpus
+
+        asked = f"device is {settings.device!r}" + (f" for {count} processes" * (count > 1))
+        return _problem(
+            settings,
+            Code.NO_GPU,
+            f"{asked}, but no GPU is visible: {machine.why_not(settings.device)}",
+            [*how_to_use_gpus(machine, settings.device), _on_cpu(settings)],
+            ["device", "num_processes"] if count > 1 else ["device"],
+        )
+    selection = settings.devices.select(visible)
+    if selection.problems:
+        exists = ", ".join(f"{index} {gpu.name}" for index, gpu in enumerate(visible))
+        return _problem(
+            settings,
+            Code.NO_SUCH_GPU,
+            f"devices is {str(settings.devices)!r} ({settings.devices.reading()}), but "
+            f"{'; '.join(selection.problems)}; {_shown(machine)}: {exists}",
+            _other_devices(settings, visible),
+            ["devices"],
+        )
+    if not selection.indices:
+        return _no_usable_gpu(settings, machine, selection)
+    return [
+        *_too_many_processes(settings, machine, selection),
+        *_of_precision(settings, machine, [visible[index] for index in selection.indices[:count]]),
+    ]
+
+
+def _no_usable_gpu(settings: Settings, machine: Machine, selection: Selection) -> list[Problem]:
+    from headway.machine.gpus import how_to_use_gpus
+
+    left = f"devices is {settings.devices}" if settings.devices.without else ""
+    why = "; ".join(filter(None, (left, *selection.passed_over)))
+    return _problem(
+        settings,
+        Code.NO_USABLE_GPU,
+        f"device is {settings.device!r}, but no GPU can be used: {why}; {_shown(machine)}",
+        [*([(removal("devices"),)] if left else how_to_use_gpus(machine)), _on_cpu(settings)],
+        ["device", "devices"] if left else ["device"],
+    )
+
+
+def _other_devices(settings: Settings, visible: Sequence[Gpu]) -> list[Remedy]:
+    """Return the GPUs to request instead, or how to make the requested ones usable."""
+    devices = settings.devices
+    found = devices._replace(without=()).select(visible).indices
+    blocked = [visible[index] for index in found if visible[index].obstacle]
+    remedies: list[Remedy] = []
+    if devices.may_become_idle(visible):
+        remedies.append(advice("wait for them with --wait"))
+    elif devices.named is not None and blocked:
+        from headway.machine.gpus import how_to_free
+
+        remedies += how_to_free(blocked[0])
+    if all(gpu.obstacle for gpu in visible):
+        return [*remedies, _on_cpu(settings)]
+    steps = [change("devices", "all", "or name GPUs that exist")]
+    if settings.origin("num_processes").is_user_set:
+        steps.append(removal("num_processes"))
+    return [*remedies, tuple(steps)]
+
+
+def _shown(machine: Machine) -> str:
+    fault = f" ({machine.mask_fault})" if machine.mask_fault else ""
+    return f"visible on this machine: {machine.describe_gpus()}{fault}"
+
+
+def _too_many_processes(
+    settings: Settings, machine: Machine, selection: Selection
+) -> list[Problem]:
+    processes, selected = settings.num_processes, len(selection.indices)
+    visible, devices = machine.visible_gpus, settings.devices
+    has_slices = any(visible[index].slice_of for index in selection.indices)
+    if has_slices and max(processes, devices.size or 0) > 1:
+        names = ["num_processes", "devices"] if processes > 1 else ["devices", "num_processes"]
+        asked = f"num_processes is {processes}" if processes > 1 else f"devices is '{devices}'"
+        one = change("num_processes", 1, "and launch once for each slice")
+        return _problem(
+            settings,
+            Code.SEVERAL_MIG_SLICES,
+            f"{asked}, but CUDA shows each process only one MIG slice, and NCCL cannot link slices",
+            [(change("devices", 1), one), advice("use GPUs without MIG")],
+            names,
+        )
+    if processes <= selected:
+        return []
+    reason = _shown(machine)
+    if selection.passed_over:
+        why = "; ".join(selection.passed_over)
+        reason = f"only {selected} of {len(visible)} GPUs can be used ({why})"
+    elif selected < len(visible):
+        reason = f"devices {devices} selects {selected} of {len(visible)} GPUs"
+    return _problem(
+        settings,
+        Code.TOO_FEW_GPUS,
+        f"num_processes is {processes}, but {reason}",
+        [(change("num_processes", selected),), _on_cpu(settings)],
+        ["num_processes", "device"],
+    )
+
+
+def _of_precision(settings: Settings, machine: Machine, selected: Sequence[Gpu]) -> list[Problem]:
+    lack = kind_of(settings.device).lack(settings.mixed_precision, machine, selected)
+    if lack is None:
+        return []
+    more = [advice(lack.advice)] if lack.advice else []
+    return _problem(
+        settings,
+        Code.NO_BF16 if selected else Code.NO_PRECISION_ON_MPS,
+        f"mixed_precision is {settings.mixed_precision!r}, but {lack.reason}",
+        [(change("mixed_precision", lack.instead),), *more],
+        ["mixed_precision"],
+    )
+
+
+def _problem(
+    settings: Settings, code: Code, what: str, remedies: Sequence[Remedy], names: Sequence[str]
+) -> list[Problem]:
+    """Return a problem of the settings `names`, the first of which is the one to change.
+
+    Empty if one of them is invalid: that is reported already, and may be the cause.
+    """
+    concerned = [name.partition(".")[0] for name in names]
+    if any(name in settings.unread for name in concerned):
+        return []
+    fix = described(remedies, partial(_how_to, settings))
+    where = settings.where(*concerned)
+    return [Problem(what, where, fix, code=code, names=tuple(names), remedies=tuple(remedies))]
+
+
+def _how_to(settings: Settings, step: Step) -> str:
+    """Return how to take a step where the setting was set."""
+    name, _, variable = step.what.partition(".")
+    if name not in TABLE:
+        return str(step)
+    row, layer = TABLE[name], settings.origin(name).layer
+    is_profile = layer in (Layer.PROFILE, Layer.USER_PROFILE, Layer.PROJECT_PROFILE)
+    if step.do is Do.SET and layer is Layer.ENVIRONMENT:
+        text = f"`export {row.variable}={step.value}`"
+    elif step.do is Do.SET and not (is_profile or layer is Layer.ANSWERS):
+        text = f"pass {row.flag} {step.value}"
+    elif variable:
+        held = {Layer.ENVIRONMENT: row.variable, Layer.FLAG: row.flag}.get(layer, f"`{name}`")
+        text = f"remove {variable} from {held}"
+    elif step.do is Do.REMOVE and layer is Layer.ENVIRONMENT:
+        text = f"`unset {row.variable}`"
+    elif step.do is Do.REMOVE and layer is Layer.FLAG:
+        text = f"leave {settings.origin(name).flag or row.flag} out"
+    else:
+        return str(step)
+    return f"{text}, {step.note}" if step.note else text
+
+
+# the steps of remedies
+
+
+def change(name: str, value: object, note: str = "") -> Step:
+    """Return the step that sets a setting."""
+    return Step(Do.SET, name, str(value), note)
+
+
+def removal(name: str, note: str = "") -> Step:
+    """Return the step that removes a setting, or one variable: env.NAME."""
+    return Step(Do.REMOVE, name, note=note)
+
+
+def _on_cpu(settings: Settings) -> Remedy:
+    """Return the steps to the CPU, with what does not suit it taken back."""
+    steps = [change("device", "cpu")]
+    if settings.origin("devices").is_user_set:
+        steps.append(removal("devices"))
+    if settings.mixed_precision == "fp16":
+        steps.append(change("mixed_precision", "bf16"))
+    return tuple(steps)
+
+
+def _on_one_machine(settings: Settings) -> Remedy:
+    has_rank = settings.origin("machine_rank").is_user_set and bool(settings.machine_rank)
+    return (change("num_machines", 1), *([removal("machine_rank")] if has_rank else []))

@@ -1,7 +1,7 @@
 """Edits profiles: changes one key in the text, and replaces the file atomically.
 
-A key is changed at the position that the parser reported, so that comments and formatting are kept;
-the result is parsed again before it is written.
+Comments and formatting are kept: only the text of one value is replaced, or whole lines are added
+or removed. The result is parsed again, and refused where anything else has changed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
 
-from headway.contract.origin import Layer
-from headway.contract.secrets import masked_value
-from headway.errors import ConfigError
-from headway.settings.profile import VERSION, Mark, parse_profile, yaml_loader
-from headway.settings.profile_files import MAX_BYTES, read_text, shown
-from headway.settings.profile_trust import chmod_fix
+from headway.contract.notes import say
+from headway.contract.origin import Layer, Origin
+from headway.contract.precisions import PRECISIONS
+from headway.contract.secrets import MASK, masked, masked_value
+from headway.errors import ConfigError, WrongValue
+from headway.settings.profile import VERSION, compose, parse_profile
+from headway.settings.profile_files import MAX_BYTES, chmod_fix, choose_profile, read_text, shown
 from headway.settings.setting import Raw
 from headway.settings.table import Settings
 
 BLANK = f"version: {VERSION}\n"
-_OWNERS_ALONE = 0o600
-_TEMPORARY = (".headway-", ".tmp")
+_PROFILE = "the profile"
+_TEMPORARY = ".headway.tmp"
 _PLAIN = re.compile(
     r"""
     0 | [1-9][0-9]{0,15}            # a number that YAML readers write back unchanged,
@@ -35,7 +38,10 @@ _PLAIN = re.compile(
     re.VERBOSE,
 )
 _TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # to other YAML readers
-_LINE_END = re.compile(r"\r?\n|\Z")
+_COMMENT = re.compile(r"(?:^|(?<=\s))#.*\S", re.MULTILINE)
+
+Pairs = Mapping[str, tuple[Any, Any]]
+"""The nodes of a map, by key: the key's and the value's."""
 
 
 def is_blank(text: str) -> bool:
@@ -45,23 +51,19 @@ def is_blank(text: str) -> bool:
 
 
 def set_value(text: str, key: str, raw: Raw) -> str:
-    """Return the profile `text` with `key` set to `raw`, and nothing else changed.
-
-    Args:
-        text: a profile that can be read; BLANK is one.
-        key: the name of a setting, or `env.NAME` for one variable.
+    """Return the profile `text` with `key`, a setting or `env.NAME`, set and all else as it was.
 
     Raises:
         ConfigError: the key cannot be changed without changing other text.
     """
-    values, marks = _read(text)
+    values, pairs = _read(text)
     name, _, item = key.partition(".")
-    inside = values.get(name)
-    if item and isinstance(inside, Mapping) and inside:
-        edited = _put(text, marks[name].items, item, raw)
-        return _checked(edited, {**values, name: {**inside, item: str(raw)}}, key)
-    value = {**_variables(inside), item: str(raw)} if item else raw
-    return _checked(_put(text, marks, name, value), {**values, name: value}, key)
+    if not item:
+        return _checked(_put(text, pairs, name, raw), {**values, name: raw}, key)
+    variables = {**_variables(values.get(name)), item: str(raw)}
+    items = _block_of(pairs, name)
+    edited = _put(text, items, item, raw) if items else _put(text, pairs, name, variables)
+    return _checked(edited, {**values, name: variables}, key)
 
 
 def unset_value(text: str, key: str) -> str:
@@ -71,24 +73,22 @@ def unset_value(text: str, key: str) -> str:
         ConfigError: the key cannot be changed without changing other text.
         KeyError: the key does not exist.
     """
-    values, marks = _read(text)
+    values, pairs = _read(text)
     name, _, item = key.partition(".")
-    inside = values[name]
     if item and name != "env":
         raise KeyError(key)
+    rest = _variables(values[name]) if item else {}
     if item:
-        rest = _variables(inside)
         del rest[item]
-        if rest and isinstance(inside, Mapping):
-            edited = _cut(text, marks[name].items, item)
-            return _checked(edited, {**values, name: rest}, key)
-        if rest:
-            return set_value(text, name, rest)
-    if not values.keys() - {name}:  # a profile must not become empty
-        text = _put(text, marks, "version", str(VERSION))
-        values, marks = _read(text)
+    if rest:
+        items = _block_of(pairs, name)
+        edited = _cut(text, items, item) if items else _put(text, pairs, name, rest)
+        return _checked(edited, {**values, name: rest}, key)
+    if not pairs.keys() - {name}:  # a profile must not become empty
+        text = _put(text, pairs, "version", str(VERSION))
+        values, pairs = _read(text)
     del values[name]
-    return _checked(_cut(text, marks, name), values, key)
+    return _checked(_cut(text, pairs, name), values, key)
 
 
 def _variables(raw: Raw | None) -> dict[str, str]:
@@ -100,84 +100,72 @@ def _variables(raw: Raw | None) -> dict[str, str]:
     except ValueError as error:
         raise ConfigError(
             f"env is {masked_value('env', raw)!r}, {error}",
-            where="the profile",
+            where=_PROFILE,
             fix="correct it first: `headway config edit`",
         ) from None
 
 
-def _read(text: str) -> tuple[dict[str, Raw], dict[str, Mark]]:
-    entries = parse_profile(text, "the profile", Layer.PROFILE)
-    marks = {name: entry.mark for name, entry in entries.items() if entry.mark is not None}
-    return {name: entry.raw for name, entry in entries.items()}, marks
+def _read(text: str) -> tuple[dict[str, Raw], Pairs]:
+    """Return what a profile says, without its version, and where each key and value stands."""
+    entries = parse_profile(text, _PROFILE, Layer.PROFILE)
+    values = {name: entry.raw for name, entry in entries.items()}
+    return values, _pairs(compose(text, Origin(Layer.PROFILE, _PROFILE)))
 
 
-def _put(text: str, marks: Mapping[str, Mark], name: str, raw: Raw) -> str:
-    """Write `name: raw` into the map with keys at `marks`: over the old value, or at the end."""
-    if name in marks:
-        mark = marks[name]
-        before, old = text[: mark.value], text[mark.value : mark.end].rstrip()
-        if "\n" in text[mark.key : mark.value + len(old)]:  # write the new value beside its key
-            colon, comments = _colon_and_comments(text, mark)
-            line = text.rfind("\n", 0, mark.key) + 1
-            margin = text[line : mark.key] if text[line : mark.key].isspace() else ""
-            newline = "\r\n" if "\r\n" in text else "\n"
-            above = "".join(f"{margin}{comment}{newline}" for comment in comments)
-            before = text[:line] + above + text[line:colon] + " "
-        return before + written(raw) + text[mark.value + len(old) :]
-    entry = f"{_plain(name)}: {written(raw)}"
-    if not marks:  # an empty flow map
-        before, _, after = text.rpartition("}")
-        return f"{before}{entry}}}{after}"
-    last = max(marks.values(), key=lambda mark: mark.end)
-    if _is_flow(text, marks):
-        return text[: last.end] + f", {entry}" + text[last.end :]
-    end = _line_end(text, last).start()
-    indent = text[text.rfind("\n", 0, last.key) + 1 : last.key]
+def _pairs(node: Any) -> Pairs:
+    return {key.value: (key, value) for key, value in node.value}
+
+
+def _block_of(pairs: Pairs, name: str) -> Pairs:
+    """Return the items of a map with one on each line; empty for any other value."""
+    node = pairs[name][1] if name in pairs else None
+    return _pairs(node) if node and node.id == "mapping" and not node.flow_style else {}
+
+
+def _put(text: str, pairs: Pairs, name: str, raw: Raw) -> str:
+    """Write `name: raw` into a map: over the old value, or below the last one."""
     newline = "\r\n" if "\r\n" in text else "\n"
-    return text[:end] + newline + indent + entry + (text[end:] or newline)
+    if name in pairs:
+        key, value = pairs[name]
+        start, end = key.end_mark.index, _end(text, value)
+        if "\n" not in text[start:end]:
+            return text[: value.start_mark.index] + written(raw) + text[end:]
+        # the new value stands beside its key, comments between the old lines above it
+        line = _line_start(text, start)
+        margin = text[line : key.start_mark.index]
+        old = text[start : value.start_mark.index if value.id == "scalar" else end]
+        above = [f"{margin}{comment}{newline}" for comment in _COMMENT.findall(old)]
+        return "".join([text[:line], *above, text[line:start], ": ", written(raw), text[end:]])
+    first = min((key.start_mark.index for key, _ in pairs.values()), default=0)
+    margin = text[_line_start(text, first) : first]
+    end = _line_end(text, max((_end(text, value) for _, value in pairs.values()), default=0))
+    before = text[:end] if text[:end].endswith("\n") else text[:end] + newline
+    return f"{before}{margin}{_plain(name)}: {written(raw)}{newline}{text[end:]}"
 
 
-def _colon_and_comments(text: str, mark: Mark) -> tuple[int, list[str]]:
-    """Return the end of the colon after a key, and the comments from there to the value's end."""
-    import yaml
-
-    at, colon = mark.key, 0
-    comments: list[str] = []
-    for token in yaml.scan(
-        text, Loader=yaml_loader()
-    ):  # the reader's own loader, which accepts tabs
-        start, end = token.start_mark.index, token.end_mark.index
-        if mark.key <= start < mark.end:
-            comments += re.findall(r"#[^\r\n]*", text[at:start]) if colon else []
-            if not colon and isinstance(token, yaml.ValueToken):
-                colon = end
-            at = end
-    return colon, [comment.rstrip() for comment in comments]
+def _cut(text: str, pairs: Pairs, name: str) -> str:
+    """Remove the lines of `name`, which is not the only key."""
+    key, value = pairs[name]
+    start = _line_start(text, key.start_mark.index)
+    return text[:start] + text[_line_end(text, _end(text, value)) :]
 
 
-def _cut(text: str, marks: Mapping[str, Mark], name: str) -> str:
-    """Remove `name` from the map with keys at `marks`; it is not the only key."""
-    mark = marks[name]
-    if _is_flow(text, marks):
-        following = [other.key for other in marks.values() if other.key > mark.key]
-        if following:
-            return text[: mark.key] + text[min(following) :]
-        before = max(other.end for other in marks.values() if other.key < mark.key)
-        return text[:before] + text[mark.end :]
-    return text[: text.rfind("\n", 0, mark.key) + 1] + text[_line_end(text, mark).end() :]
+def _end(text: str, node: Any) -> int:
+    """Return where a value ends; the parser has the end of a block at what follows it."""
+    start: int = node.start_mark.index
+    if node.id != "scalar" and not node.flow_style:
+        last = node.value[-1]
+        return _end(text, last[1] if node.id == "mapping" else last)
+    return start + len(text[start : node.end_mark.index].rstrip())
 
 
-def _is_flow(text: str, marks: Mapping[str, Mark]) -> bool:
-    first = min(mark.key for mark in marks.values())
-    return text[:first].rstrip().endswith("{")
+def _line_start(text: str, at: int) -> int:
+    return text.rfind("\n", 0, at) + 1
 
 
-def _line_end(text: str, mark: Mark) -> re.Match[str]:
-    """Find the end of the line on which the value at `mark` ends."""
-    last = mark.value + len(text[mark.value : mark.end].rstrip())
-    found = _LINE_END.search(text, last)
-    assert found is not None
-    return found
+def _line_end(text: str, at: int) -> int:
+    """Return where the line after the one at `at` begins."""
+    return text.find("\n", at) + 1 or len(text)
 
 
 def written(raw: Raw) -> str:
@@ -209,6 +197,28 @@ def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
     return edited
 
 
+def masked_profile(text: str) -> str:
+    """Return a profile's `text` with the secrets in its `env` masked, line by line."""
+    if is_blank(text):
+        return text
+    parse_profile(text, _PROFILE, Layer.PROFILE)
+    root = compose(text, Origin(Layer.PROFILE, _PROFILE))
+    secrets = [one for key, env in root.value if key.value == "env" for one in _secrets(env)]
+    for node in reversed(secrets):
+        start, end = node.start_mark.index, _end(text, node)
+        breaks = "\n" * text.count("\n", start, end)
+        text = f'{text[:start]}"{MASK}"{breaks}{text[end:]}'
+    return text
+
+
+def _secrets(env: Any) -> list[Any]:
+    """Return the nodes that hold a secret: a variable's value, or words as a whole."""
+    if env.id == "mapping":
+        return [value for key, value in env.value if masked(key.value, value.value) != value.value]
+    words = env.value if env.id == "scalar" else [item.value for item in env.value]
+    return [env] if masked_value("env", words) != words else []
+
+
 def change_profile(
     path: str, change: Callable[[str], str], is_private: Callable[[str], bool] = lambda _: False
 ) -> str:
@@ -223,15 +233,9 @@ def change_profile(
         change: gets the present text, empty if the file does not exist.
         is_private: whether a file with this text is to be its owner's alone; one that was private
             before and has other permissions was given those by its owner.
-
-    Raises:
-        ConfigError: the folder cannot be written to, or the disk is full; or `change` raised it.
     """
-    import tempfile
-
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
-    temporary = None
     try:
         os.makedirs(folder, exist_ok=True)
         with _locked(folder):
@@ -244,16 +248,7 @@ def change_profile(
                 return text
             _refuse_to_write(target, text)
             becomes_private = is_private(text) and not (exists and is_private(before))
-            mode = _OWNERS_ALONE if becomes_private else _mode_of(target if exists else None)
-            prefix, suffix = _TEMPORARY
-            handle, temporary = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=folder)
-            with open(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, mode)
-            os.replace(temporary, target)
-            temporary = None
+            _replace(target, text, becomes_private)
             return text
     except OSError as error:
         raise ConfigError(
@@ -262,10 +257,28 @@ def change_profile(
             fix=f"check that {shown(folder)} is a writable folder on a disk with free space, or "
             "set XDG_CONFIG_HOME",
         ) from None
-    finally:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
+
+
+def _replace(target: str, text: str, becomes_private: bool) -> None:
+    """Write `text` beside `target`, and rename it; called with the folder's lock held."""
+    temporary = os.path.join(os.path.dirname(target), _TEMPORARY)
+    exists = os.path.exists(target)
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)  # of a writer that was killed
+    try:
+        mode = 0o600 if exists or becomes_private else 0o666
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if exists and not becomes_private:
+            os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
+        os.replace(temporary, target)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def _refuse_to_write(target: str, text: str) -> None:
@@ -285,17 +298,6 @@ def _refuse_to_write(target: str, text: str) -> None:
         )
 
 
-def _mode_of(file: str | None) -> int:
-    """Return the permissions of a file; None: those that the user's new files get."""
-    return 0o666 & ~_umask() if file is None else stat.S_IMODE(os.stat(file).st_mode)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)  # it can only be read by setting it
-    os.umask(mask)
-    return mask
-
-
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
     """Hold the folder's lock; at the end flush the folder's entries to disk."""
@@ -307,17 +309,43 @@ def _locked(folder: str) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        _remove_temporary_files(folder)
         yield
         os.fsync(handle)
     finally:
         os.close(handle)  # releases the lock
 
 
-def _remove_temporary_files(folder: str) -> None:
-    """Remove the temporary files of writers that were killed; called with the lock held."""
-    prefix, suffix = _TEMPORARY
-    for name in os.listdir(folder):
-        if name.startswith(prefix) and name.endswith(suffix):
-            with suppress(OSError):
-                os.unlink(os.path.join(folder, name))
+def write_basic_config(
+    mixed_precision: str = "no", save_location: str | os.PathLike[str] | None = None
+) -> Path | Literal[False]:
+    """Write a profile for `headway launch` that sets the precision and leaves all else to `auto`.
+
+    Args:
+        mixed_precision: `no`, `fp16` or `bf16`.
+        save_location: the file; without it the profile that is selected.
+
+    Returns:
+        The file; False where there was one already, which stays as it is.
+
+    Raises:
+        WrongValue: there is no such precision.
+        ConfigError: the file cannot be written.
+
+    Examples:
+        >>> from headway.utils import write_basic_config
+        >>> write_basic_config("bf16", "headway.yaml").name
+        'headway.yaml'
+    """
+    if mixed_precision.lower() not in PRECISIONS:
+        raise WrongValue(
+            f"mixed_precision is {mixed_precision!r}, not one of {', '.join(PRECISIONS)}",
+            where="the script's write_basic_config(...)",
+            fix="pass mixed_precision='bf16', or another of them",
+        )
+    path = Path(choose_profile().path if save_location is None else save_location)
+    if path.exists():
+        say(f"{path} is there already, and stays as it is; `headway config` changes it")
+        return False
+    line = f"mixed_precision: {written(mixed_precision.lower())}\n"
+    change_profile(str(path), lambda _: line)
+    return path

@@ -1,16 +1,22 @@
-"""Selects and finds profiles, and reads their text; `profile.py` parses it."""
+"""Selects and finds profiles, and reads their text; `profile.py` parses it.
+
+A profile that was found, and not named, is trusted only if nobody else could have written it: its
+`env` can make this user's processes load code.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headway.errors import ConfigError, did_you_mean
-from headway.settings.profile_trust import chmod_fix, find_distrust, owner_name
+
+if TYPE_CHECKING:
+    import grp
 
 VARIABLE = "HEADWAY_PROFILE"
 PROJECT_FILE = "headway.yaml"
@@ -26,11 +32,7 @@ class ProfileChoice(NamedTuple):
     chosen_by: str  # the flag, variable or file that selects it; empty for the default
 
     def must_exist(self) -> None:
-        """Check that the selected profile exists.
-
-        Raises:
-            ConfigError: it does not exist.
-        """
+        """Raise ConfigError unless the selected profile exists."""
         if not is_there(self.path):
             folder = os.path.dirname(self.path)
             close = None if is_path(self.name) else did_you_mean(self.name, profile_names(folder))
@@ -55,29 +57,24 @@ def choose_profile(
             `headway config use`.
         environ: read for HEADWAY_PROFILE and the folder of the profiles.
         flag_origin: where `flag` comes from, for messages.
-
-    Raises:
-        ConfigError: the name is invalid.
     """
-    is_named = flag is not None or VARIABLE in environ
+    selection, way_out = selection_path(environ), ""
+    name, chosen_by = DEFAULT_NAME, ""
     if flag is not None:
         name, chosen_by = flag, flag_origin
     elif VARIABLE in environ:
         name, chosen_by = environ[VARIABLE], f"environment {VARIABLE}"
-    else:
-        selection = selection_path(environ)
-        name, chosen_by = DEFAULT_NAME, ""
-        if is_there(selection):
-            name, chosen_by = read_text(selection).strip(), shown(selection)
+        way_out = f"; or `unset {VARIABLE}`"
+    elif is_there(selection):
+        name, chosen_by = read_text(selection).strip(), shown(selection)
+        way_out = f"; `headway config use {DEFAULT_NAME}` selects the default"
     if is_path(name):
         return ProfileChoice(name, _absolute(name, chosen_by), chosen_by)
     if not _is_name(name):
         raise ConfigError(
             f"invalid profile name {name!r}",
             where=chosen_by,
-            fix="use letters, digits, '-', '_' and '.', or a path to a YAML file"
-            + (f"; or `unset {VARIABLE}`" if is_named and flag is None else "")
-            + ("" if is_named else f"; `headway config use {DEFAULT_NAME}` selects the default"),
+            fix=f"use letters, digits, '-', '_' and '.', or a path to a YAML file{way_out}",
         )
     return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)
 
@@ -119,17 +116,14 @@ def selection_path(environ: Mapping[str, str] = os.environ) -> str:
 
 def user_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Return the folder of this user's profiles, whether or not it exists."""
-    if "linux" in sys.platform:  # the same folder as platformdirs, without its import time
-        return _xdg_folder(environ, "XDG_CONFIG_HOME", ".config")
-    from platformdirs import user_config_dir
+    if "linux" not in sys.platform:
+        from platformdirs import user_config_dir
 
-    return user_config_dir("headway", appauthor=False)
-
-
-def _xdg_folder(environ: Mapping[str, str], variable: str, below_home: str) -> str:
-    folder = environ.get(variable, "")
+        return user_config_dir("headway", appauthor=False)
+    # the same folder as platformdirs, without its import time
+    folder = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(folder):  # the XDG specification says to ignore relative paths
-        folder = os.path.join(_home(), below_home)
+        folder = os.path.join(_home(), ".config")
     return os.path.join(folder, "headway")
 
 
@@ -152,10 +146,6 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
     Args:
         start: the folder to begin in.
         trusted: a path that this user has named, accepted whoever may write it.
-
-    Raises:
-        ConfigError: the file found belongs neither to this user nor to root, or all may write it;
-            its `env` could make this user's processes load another user's code.
     """
     home = os.path.realpath(_home())
     try:
@@ -176,13 +166,97 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
 
 
 def _refuse_distrusted(path: str) -> None:
-    distrust = find_distrust(path)
-    if distrust is not None:
+    """Raise ConfigError unless only this user and root could have written the file at `path`.
+
+    One of them must own it; others may write neither the file nor, unless it is sticky, a folder
+    above it, in which they could put another in its place. The same holds for the file that a link
+    points to.
+    """
+    if not hasattr(os, "getuid"):
+        return
+    what, fix = "", ""
+    for one in dict.fromkeys((os.path.realpath(path), *_folders_above(path))):
+        if not what and _is_open_to_all(one):
+            what, fix = f"all users may write {one}", chmod_fix("o-w", one)
+    for owner in {os.lstat(path).st_uid, os.stat(path).st_uid if os.path.exists(path) else 0}:
+        if owner not in (os.getuid(), 0):
+            what, fix = f"{path} is owned by user {owner}, not by you or root", ""
+    if what:
         raise ConfigError(
-            f"{distrust.what}, so {PROJECT_FILE} is not trusted",
+            f"{what}, so {PROJECT_FILE} is not trusted",
             where=f"project profile {shown(path)}",
-            fix="; or, ".join(filter(None, (distrust.fix, _naming(path)))),
+            fix="; or, ".join(filter(None, (fix, _naming(path)))),
         )
+
+
+def _folders_above(path: str) -> Iterator[str]:
+    for one in (os.path.abspath(path), os.path.realpath(path)):
+        while one != os.path.dirname(one):
+            one = os.path.dirname(one)
+            yield one
+
+
+def _is_open_to_all(path: str) -> bool:
+    mode = os.stat(path).st_mode if os.path.exists(path) else 0
+    is_sticky_folder = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
+    return bool(mode & stat.S_IWOTH and not is_sticky_folder)
+
+
+def chmod_fix(change: str, path: str) -> str:
+    """Return the command, in backticks, that changes the mode of a regular file of this user.
+
+    Empty for all else: a link may point to a device or a folder that the whole machine uses.
+    """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        return ""
+    import shlex
+
+    name = path if os.path.dirname(path) else os.path.join(".", path)  # it may begin with a dash
+    return f"`chmod {change} {shlex.quote(name)}`"
+
+
+def writing_group(path: str) -> str:
+    """Return the group that may write the file at `path`; empty for none, or a private one.
+
+    A group is private if it is the primary one of this user or root, is named as they are, and has
+    no other members, as most systems make one for each user.
+    """
+    if not hasattr(os, "getuid"):
+        return ""
+    import grp
+
+    status = os.stat(path)
+    if not status.st_mode & stat.S_IWGRP:
+        return ""
+    try:
+        group = grp.getgrgid(status.st_gid)
+    except KeyError:
+        return str(status.st_gid)
+    is_private = any(_is_private_to(uid, group) for uid in (os.getuid(), 0))
+    return "" if is_private else group.gr_name
+
+
+def _is_private_to(uid: int, group: grp.struct_group) -> bool:
+    import pwd
+
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    is_own = (user.pw_gid, user.pw_name) == (group.gr_gid, group.gr_name)
+    return is_own and not {*group.gr_mem} - {user.pw_name}
+
+
+def owner_name(path: str) -> str:
+    """Return the name of the user who owns the file at `path`."""
+    import pwd
+
+    uid = os.stat(path).st_uid
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def group_may_not_set_env(path: str, group: str) -> ConfigError:
@@ -209,11 +283,7 @@ def shown(path: str) -> str:
 
 
 def is_there(path: str) -> bool:
-    """Return whether `path` exists, also as a broken link.
-
-    Raises:
-        ConfigError: the folder cannot be searched, so that an existing profile would be ignored.
-    """
+    """Return whether `path` exists, also as a broken link; raise where that cannot be known."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -233,43 +303,38 @@ def text_at(path: str) -> str:
     return read_text(path) if is_there(path) else ""
 
 
-def read_text(path: str, kind: str = "profile", *, may_be_pipe: bool = False) -> str:
-    """Return the text of the file at `path`, a profile or another `kind` of file.
+def read_text(
+    path: str, kind: str = "profile", *, where: str = "", may_be_pipe: bool = False
+) -> str:
+    """Return the text of a file of at most MAX_BYTES.
 
     Args:
         path: of the file.
         kind: what the file is, for messages.
+        where: what named it, for messages; by default its path.
         may_be_pipe: accept a pipe or terminal, and read it to its end.
-
-    Raises:
-        ConfigError: unreadable, not a regular file, larger than MAX_BYTES, or not UTF-8.
     """
+    where = where or shown(path)
     waits = 0 if may_be_pipe else getattr(os, "O_NONBLOCK", 0)
     try:
         handle = os.open(path, os.O_RDONLY | waits)
         mode = os.fstat(handle).st_mode
         if stat.S_ISDIR(mode) or not (may_be_pipe or stat.S_ISREG(mode)):
             os.close(handle)
-            raise ConfigError(
-                f"the {kind} is not a file", where=shown(path), fix="pass a regular file"
-            )
+            raise ConfigError(f"the {kind} is not a file", where=where, fix="pass a regular file")
         with open(handle, "rb") as file:
             data = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise ConfigError(
-            "the file does not exist", where=shown(path), fix="pass a file that exists"
-        ) from None
     except OSError as error:
         raise ConfigError(
-            f"the {kind} cannot be read: {error.strerror}",
-            where=shown(path),
-            fix="pass a file that you may read",
+            f"the {kind} {path!r} cannot be read: {error.strerror}",
+            where=where,
+            fix="pass a file that exists and that you may read",
         ) from None
     if len(data) > MAX_BYTES:
         raise ConfigError(
             f"the {kind} is larger than {MAX_BYTES // 2**20} MiB, the limit",
-            where=shown(path),
-            fix="pass another file, or move this one away",
+            where=where,
+            fix="pass another file, or shorten this one",
         )
     try:
         return data.decode("utf-8-sig")
@@ -277,6 +342,6 @@ def read_text(path: str, kind: str = "profile", *, may_be_pipe: bool = False) ->
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(
             f"the {kind} is not UTF-8 text",
-            where=f"{shown(path)}, line {line}",
+            where=f"{where}, line {line}",
             fix="save the file as UTF-8",
         ) from None

@@ -98,11 +98,7 @@ def _is_auto(value: Value) -> bool:
 
 
 def parse_layers(layers: Sequence[Entries]) -> dict[str, Value]:
-    """Return the parsed value of every setting, without detection: `auto` stays `auto`.
-
-    Raises:
-        ConfigError: all unknown names and impossible values at once.
-    """
+    """Return every setting parsed, without detection; raise all that is wrong at once."""
     values, problems, _ = _read(layers)
     if problems:
         raise ConfigError.of(problems)
@@ -121,26 +117,16 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
                 problem, meant = _unknown(name, entry.origin)
                 problems.append(problem)
                 unread.add(meant)
-                continue
-            invalid = [_invalid(name, one) for one in (entry, *entry.repeats)]
-            problems += filter(None, invalid)
-            if entry.faults or any(invalid):
+            elif entry.faults:
                 unread.add(name)
             else:
-                value = Value(TABLE[name].parse(entry.raw), entry.origin)
-                values[name] = _merged(values[name], value)
+                try:
+                    value = Value(TABLE[name].parse(entry.raw), entry.origin)
+                    values[name] = _merged(values[name], value)
+                except ValueError as error:
+                    problems.append(_bad_value(TABLE[name], entry, error))
+                    unread.add(name)
     return values, problems, unread
-
-
-def _invalid(name: str, entry: Entry) -> Problem | None:
-    """Return the problem of a value that cannot be parsed; a missing one is reported already."""
-    if not entry.has_value:
-        return None
-    try:
-        TABLE[name].parse(entry.raw)
-    except ValueError as error:
-        return _bad_value(TABLE[name], entry, error)
-    return None
 
 
 def _merged(old: Value, new: Value) -> Value:
@@ -195,9 +181,8 @@ def _without_alias(device: Value, machine: Machine) -> Value:
     """Replace `gpu` by the kind of GPU of this machine; without one by cuda, rejected later."""
     if device.value != "gpu":
         return device
-    is_mac = (
-        machine.mps or machine.system == "Darwin"
-    )  # on a Mac without MPS, the error for mps gives the reason
+    # on a Mac without MPS, the error for mps gives the reason
+    is_mac = machine.mps or machine.system == "Darwin"
     name = MPS.name if is_mac and not machine.visible_gpus else machine.gpu_kind
     return Value(name, device.origin.because("gpu"))
 
@@ -209,13 +194,17 @@ def _detected(value: object, reason: str) -> Value:
     return Value(value, Origin(Layer.DETECTED, reason=reason))
 
 
+def _always(value: object, reason: str) -> Detect:
+    return lambda *_: _detected(value, reason)
+
+
 def _from_variable(value: object, name: str, text: str, source: str = "environment") -> Value:
     """Return a value detected from another program's variable."""
     reason = f"{source} {name}={text}"
     return Value(value, Origin(Layer.DETECTED, variable=name, reason=reason))
 
 
-def _detect_device(_: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
+def _device(_: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
     name = "ACCELERATE_USE_CPU"
     # inside a launch the launcher has set this variable, not the user
     if RUN_VARIABLE not in environ and is_on(environ, name):
@@ -223,7 +212,7 @@ def _detect_device(_: Settings, machine: Machine, environ: Mapping[str, str]) ->
     return _detected(*machine.best_device())
 
 
-def _detect_num_processes(settings: Settings, machine: Machine, _: Mapping[str, str]) -> Value:
+def _num_processes(settings: Settings, machine: Machine, _: Mapping[str, str]) -> Value:
     if not kind_of(settings.device).is_numbered:
         return _detected(1, f"one process on {settings.device}")
     visible = machine.gpus_of(settings.device)
@@ -234,22 +223,14 @@ def _detect_num_processes(settings: Settings, machine: Machine, _: Mapping[str, 
     return _detected(max(1, count), f"one process for each of {count} GPUs")
 
 
-def _detect_mps_fallback(settings: Settings, _: Machine, environ: Mapping[str, str]) -> Value:
+def _mps_fallback(settings: Settings, _: Machine, environ: Mapping[str, str]) -> Value:
     name = "PYTORCH_ENABLE_MPS_FALLBACK"
     if settings.device == "mps" and name in environ:
         return _from_variable("on" if is_on(environ, name) else "strict", name, environ[name])
     return _detected("on", "operators that MPS lacks run on the CPU")
 
 
-def _detect_strategy(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
-    return _detected(DDP, "every rank has the whole model")
-
-
-def _detect_wrap(_: Settings, __: Machine, ___: Mapping[str, str]) -> Value:
-    return _detected(AUTO, "the blocks that the model repeats")
-
-
-def _detect_threads(settings: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
+def _threads(settings: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
     name = "OMP_NUM_THREADS"
     for source, variables in (("env", settings.env), ("environment", environ)):
         threads = threads_given_by(variables)
@@ -267,47 +248,39 @@ def threads_given_by(variables: Mapping[str, str]) -> int | None:
     return int(first) if is_number and int(first) > 0 else None
 
 
-def _detect_num_machines(_: Settings, __: Machine, ___: Mapping[str, str]) -> Value:
-    return _detected(Machines(1), "one machine")
-
-
-def _detect_machine_rank(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
+def _machine_rank(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
     if settings.num_machines.is_range:
         return _detected(None, "given when the machines meet")
     return _detected(0, "the only machine" if settings.num_machines == 1 else "not set")
 
 
-def _detect_main_address(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
+def _main_address(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
     return _detected(None, "one machine" if settings.num_machines == 1 else "not set")
 
 
-def _detect_main_port(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
+def _main_port(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
     if settings.num_machines > 1:
         return _detected(29500, "torch's default port")
     return _detected(None, "one machine: any free port")
 
 
-def _detect_cluster(_: Settings, __: Machine, ___: Mapping[str, str]) -> Value:
-    return _detected(NO_CLUSTER, "no variables of a cluster")
-
-
-def _detect_start_method(_: Settings, machine: Machine, __: Mapping[str, str]) -> Value:
+def _start_method(_: Settings, machine: Machine, __: Mapping[str, str]) -> Value:
     if machine.system == "Linux":
         return _detected("fork", "one torch import for all ranks")
     return _detected("exec", f"forking is not safe on {machine.system}")
 
 
 _DETECT: Mapping[str, Detect] = {  # in the order in which they depend on each other
-    "device": _detect_device,
-    "num_processes": _detect_num_processes,
-    "mps_fallback": _detect_mps_fallback,
-    "strategy": _detect_strategy,
-    "wrap": _detect_wrap,
-    "threads_per_process": _detect_threads,
-    "num_machines": _detect_num_machines,
-    "machine_rank": _detect_machine_rank,
-    "main_address": _detect_main_address,
-    "main_port": _detect_main_port,
-    "cluster": _detect_cluster,
-    "start_method": _detect_start_method,
+    "device": _device,
+    "num_processes": _num_processes,
+    "mps_fallback": _mps_fallback,
+    "strategy": _always(DDP, "every rank has the whole model"),
+    "wrap": _always(AUTO, "the blocks that the model repeats"),
+    "threads_per_process": _threads,
+    "num_machines": _always(Machines(1), "one machine"),
+    "machine_rank": _machine_rank,
+    "main_address": _main_address,
+    "main_port": _main_port,
+    "cluster": _always(NO_CLUSTER, "no variables of a cluster"),
+    "start_method": _start_method,
 }

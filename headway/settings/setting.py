@@ -131,12 +131,10 @@ class Setting(Generic[T]):
         return True
 
     def canonical(self, raw: Raw) -> Raw:
-        """Return `raw` in the form that profiles are written in: stripped, and in lower case.
-
-        Raises:
-            ValueError: as `parse` does.
-        """
+        """Return a valid `raw` as profiles are written: a map, or stripped and in lower case."""
         value = self.parse(raw)
+        if isinstance(value, dict):
+            return value
         return str(value) if isinstance(value, int) or self.choices else raw
 
     def are_equal(self, raw: Raw, other: Raw) -> bool:
@@ -165,13 +163,7 @@ def _text(raw: Raw) -> str:
 
 
 class Choice:
-    """Parses one of `words`, ignoring case.
-
-    Args:
-        words: the valid values.
-        same: aliases, and the one of `words` that each stands for.
-        or_auto: the setting also accepts AUTO.
-    """
+    """Parses one of `words` or of their aliases (`same`), ignoring case."""
 
     def __init__(
         self, *words: str, same: Mapping[str, str] | None = None, or_auto: bool = False
@@ -220,11 +212,8 @@ class Count:
 
 
 class Machines(int):
-    """A number of machines, or a range of them: as a number it is the most that there can be.
-
-    Args:
-        most: with which the run is complete.
-        least: with which it can begin and go on.
+    """A number of machines, or a range of them: as a number it is the most, with which the run is
+    complete; with the `least` it can begin and go on.
     """
 
     least: int
@@ -363,11 +352,7 @@ def read_line(raw: Raw) -> str:
 
 
 class SetTwice(ValueError):
-    """A map gives a name more than one value.
-
-    Args:
-        names: those that it gives.
-    """
+    """A map gives these names more than one value."""
 
     def __init__(self, names: Sequence[str]) -> None:
         verb = "is" if len(names) == 1 else "are"

@@ -8,14 +8,13 @@ takes a fifth of the time that a whole launch may take.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from headway.contract.origin import Layer, Origin
+from headway.contract.origin import Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES
 from headway.contract.strategies import DDP, FSDP, HSDP, read_wrap
-from headway.errors import Code, Do, Problem, Remedy, Step, described
 from headway.machine.devices import ALL, DeviceSpec
 from headway.settings.hosts import Hosts, read_hosts
 from headway.settings.setting import (
@@ -341,42 +340,6 @@ class Settings:
     def is_overridden(self, name: str, by: str) -> bool:
         """Return whether `by` was set in a layer of higher precedence than `name`."""
         return self.origin(name).layer.is_weaker_than(self.origin(by).layer)
-
-    def problem(
-        self, code: Code, what: str, remedies: Sequence[Remedy], *names: str
-    ) -> list[Problem]:
-        """Return a problem of these settings, the first of which is the one to change.
-
-        Empty if one of them is invalid: that is reported already, and may be the cause.
-        """
-        settings = [name.partition(".")[0] for name in names]
-        if any(name in self.unread for name in settings):
-            return []
-        fix = described(remedies, self._how_to)
-        where = self.where(*settings)
-        return [Problem(what, where, fix, code=code, names=names, remedies=tuple(remedies))]
-
-    def _how_to(self, step: Step) -> str:
-        """Return how to take a step where the setting was set."""
-        name, _, variable = step.what.partition(".")
-        if name not in TABLE:
-            return str(step)
-        row, layer = TABLE[name], self.origin(name).layer
-        is_profile = layer in (Layer.PROFILE, Layer.USER_PROFILE, Layer.PROJECT_PROFILE)
-        if step.do is Do.SET and layer is Layer.ENVIRONMENT:
-            text = f"`export {row.variable}={step.value}`"
-        elif step.do is Do.SET and not (is_profile or layer is Layer.ANSWERS):
-            text = f"pass {row.flag} {step.value}"
-        elif variable:
-            held = {Layer.ENVIRONMENT: row.variable, Layer.FLAG: row.flag}.get(layer, f"`{name}`")
-            text = f"remove {variable} from {held}"
-        elif step.do is Do.REMOVE and layer is Layer.ENVIRONMENT:
-            text = f"`unset {row.variable}`"
-        elif step.do is Do.REMOVE and layer is Layer.FLAG:
-            text = f"leave {self.origin(name).flag or row.flag} out"
-        else:
-            return str(step)
-        return f"{text}, {step.note}" if step.note else text
 
 
 TABLE: Mapping[str, Setting[Any]] = {

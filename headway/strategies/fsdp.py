@@ -25,7 +25,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from headway.contract.notes import say
-from headway.distributed.meeting import meet, watch
+from headway.distributed.meeting import meet, run_ahead, watch
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.precision.precision import Precision
@@ -172,7 +172,7 @@ class FSDP(Strategy):
     def clip_grad_norm_(
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:
-        require_sharded(parameters, "clip_grad_norm_")
+        _meet_to_clip(parameters)
         return _whole(super().clip_grad_norm_(parameters, max_norm, norm_type))
 
     def clip_grad_value_(self, parameters: list[torch.Tensor], clip_value: float) -> None:
@@ -181,7 +181,7 @@ class FSDP(Strategy):
 
     def total_norm(self, parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
         tensors = list(parameters)
-        require_sharded(tensors, "clip_grad_norm_")
+        _meet_to_clip(tensors)
         return _whole(super().total_norm(tensors, norm_type))
 
     @contextmanager
@@ -340,6 +340,12 @@ def _refuse_copy(model: torch.nn.Module, _: Any) -> NoReturn:
         fix="copy the model before prepare(); for an average of its weights, keep"
         " [p.detach().clone() for p in model.parameters()]",
     )
+
+
+def _meet_to_clip(parameters: list[torch.Tensor]) -> None:
+    require_sharded(parameters, "clip_grad_norm_")
+    if not run_ahead(parameters):
+        meet("clip_grad_norm_(...)")
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headway.contract.records import shown
 from headway.errors import ConfigError
 
 MARK = "headway_run"
@@ -23,6 +24,7 @@ VERSION = 1
 GOES_ON = "goes_on"
 SUFFIX = ".jsonl"
 _MOST_NUMBERS = 1000  # of an array or tensor, written one by one
+_MOST_STEPS = 2**63
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -121,8 +123,8 @@ def read_run_file(path: Path) -> Run:
             goes_on = {*metrics}
         config |= one.get("config") or {}
         if "values" in one:
-            given = one.get("step")
-            step = float(given) if isinstance(given, (int, float)) else step + 1
+            given = _float(one.get("step"))
+            step = given if abs(given) < _MOST_STEPS else step + 1
             for name, value in _numbers_in(one["values"]):
                 series = metrics.setdefault(name, Series([], []))
                 if name in goes_on:
@@ -132,8 +134,8 @@ def read_run_file(path: Path) -> Run:
                 series.values.append(value)
     return Run(
         path=path,
-        project=str(head.get("project", "")),
-        began_at=float(head.get("time", 0)),
+        project=shown(str(head.get("project", ""))),
+        began_at=_float(head.get("time")),
         config=config,
         metrics=metrics,
         damaged_lines=objects.count(None),
@@ -154,7 +156,8 @@ def _check_head(path: Path, head: dict[str, Any] | None) -> None:
     raise ConfigError(
         f"{path} is not a run of the jsonl tracker"
         if version is None
-        else f"{path} has version {version} of the format, and this Headway reads {VERSION}",
+        else f"{path} has version {shown(str(version))} of the format, and this Headway reads"
+        f" {VERSION}",
         where=str(path),
         fix='name a file that `Accelerator(log_with="jsonl")` wrote'
         if version is None
@@ -167,12 +170,23 @@ def _object_in(line: bytes) -> dict[str, Any] | None:
         found = json.loads(line)
     except (ValueError, RecursionError):  # torn, or not UTF-8
         return None
-    return found if isinstance(found, dict) else None
+    is_one = isinstance(found, dict) and all(
+        isinstance(found.get(name, {}), dict) for name in ("values", "config")
+    )
+    return found if is_one else None
+
+
+def _float(value: Any) -> float:
+    """Return a number as JSON has it; NaN for anything else."""
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _numbers_in(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in values.items():
         if isinstance(value, (int, float)):
-            yield name, float(value)
+            yield shown(name), _float(value)
         elif isinstance(value, str) and value in _NOT_FINITE:
-            yield name, _NOT_FINITE[value]
+            yield shown(name), _NOT_FINITE[value]

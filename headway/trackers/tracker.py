@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from headway.distributed.world import rank_and_size_before_joining
+from headway.distributed.world import rank_and_size_without_group
 from headway.errors import UsageError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -29,7 +29,7 @@ def on_main_process(function: Method) -> Method:
     @functools.wraps(function)
     def run_here(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_for_one = getattr(self, "main_process_only", False)
-        if is_for_one and rank_and_size_before_joining()[0] != 0:
+        if is_for_one and rank_and_size_without_group()[0] != 0:
             return None
         return function(self, *args, **kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.distributed.meeting import meet, run_ahead
 from headway.errors import UsageError
 from headway.training.micro_batches import MicroBatches
 from headway.training.training import Training
@@ -64,6 +65,8 @@ class Weighing:
         training = self._training
         if training.strategy.shards:
             training.token_mean.refuse_withheld()
+            if not run_ahead([loss]):
+                meet("backward(num_tokens=...)")
         return training.token_mean.start_of_backward(
             loss,
             num_tokens,

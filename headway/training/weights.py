@@ -71,6 +71,8 @@ class Weights:
             torch.Size([1, 2])
         """
         inner = self.unwrap_model(model, keep_torch_compile=False)
+        if self._training.strategy.shards:
+            meet("whole(...)")
         with self._training.strategy.whole(inner):
             yield inner
 

@@ -136,7 +136,7 @@ def _is_told(settings: Settings, environ: Mapping[str, str], failed: Failed, unt
     member.send(failed)
     member.wait(lambda: False, min(_ANSWER_WITHIN_S, _left_s(until)))
     member.close()
-    return member.is_over and not member.is_closed_unheard
+    return member.is_over and not member.is_closed_unanswered
 
 
 def _left_s(until: float) -> float:

@@ -64,6 +64,7 @@ def listen_as_machine_0(address: str, port: int) -> socket.socket:
     try:
         return listening_socket(listening_host(address), port)
     except OSError:  # the address is that of a router to this machine, say
+        say(f"note: main_address {address} is none of this machine's; listening on all of its own")
         return listening_socket("", port)
 
 

@@ -18,6 +18,7 @@ from headway.launcher.clusters.channel.member import Member
 from headway.launcher.clusters.channel.messages import (
     Done,
     Failed,
+    Missing,
     Probe,
     Probed,
     Ready,
@@ -94,12 +95,12 @@ class MachinesRendezvous(Rendezvous):
         member = self._member or self._join()
         self._look()
         self._store, self._is_done = None, False
-        began = member.round
+        began, missing = member.round, member.missing
         store_port = None
         if self._is_machine_0:
             self._store, store_port = open_store(self._membership.address)
         member.send(Ready(self._listen_to_probe(member), store_port))
-        joined = self._wait_for_round(member, began)
+        joined = self._wait_for_round(member, began, missing)
         self.round, self.machine, self._own_address = joined.number, joined.machine, joined.address
         if self._probe is not None:
             self._probe.close()
@@ -128,10 +129,17 @@ class MachinesRendezvous(Rendezvous):
         main = self._membership.address
         return self._own_address or (main if is_literally_local(main) else LOOPBACK)
 
-    def _wait_for_round(self, member: Member, began: Round | None) -> Round:
-        """Return the round that follows `began`, once all machines are there."""
+    def _wait_for_round(
+        self, member: Member, began: Round | None, missing: Missing | None
+    ) -> Round:
+        """Return the round that follows `began`, once all machines are there.
+
+        Args:
+            member: this machine's.
+            began: the last round.
+            missing: what was missing before this machine was ready; what is told since is printed.
+        """
         tried: Probe | None = None
-        missing = member.missing
 
         def has_news() -> bool:
             return member.round is not began or member.probe is not tried

@@ -83,9 +83,10 @@ class Membership:
         return member
 
     def _reach(self, word: Callable[[], str]) -> Member:
-        """Return the member, once machine 0 is there: what only closes the connection is not it.
+        """Return the member, once machine 0 has answered: a closed connection is made again.
 
-        A tunnel or load balancer does that before machine 0 listens behind it.
+        A tunnel or load balancer closes it before machine 0 listens behind it, and machine 0 does
+        where too many strangers connect.
         """
         until = time.monotonic() + self._join_timeout_s
         notice_at = time.monotonic() + _NOTICE_AFTER_S
@@ -94,7 +95,7 @@ class Membership:
             link = connect(self.address, self.port, self._this, left_s, self._look_up)
             self._key = wait_for_run_key(self._environ)
             member = self._offer(link, word)
-            if not member.is_closed_unheard:
+            if not member.is_closed_unanswered:
                 return member
             member.close()
             if time.monotonic() > until:
@@ -117,7 +118,7 @@ class Membership:
         notice_at = time.monotonic() + _NOTICE_AFTER_S
         until = time.monotonic() + min(self._join_timeout_s, _ANSWERS_WITHIN_S)
         while not member.wait(lambda: member.accepted is not None, _POLL_INTERVAL_S):
-            if member.ended_by is not None or member.is_closed_unheard:
+            if member.ended_by is not None or member.is_closed_unanswered:
                 return member
             if member.is_over:
                 raise self.not_taken_in()

@@ -38,7 +38,7 @@ def _unused_gpus(settings: Settings, machine: Machine) -> list[str]:
     is_best = origin.layer is Layer.DETECTED and not origin.variable
     if not machine.gpus or device != "cpu" or not is_best:
         return []
-    from headway.machine.fixes import how_to_use_gpus
+    from headway.machine.gpus import how_to_use_gpus
 
     gpus = f"{len(machine.gpus)} GPU" + "s" * (len(machine.gpus) > 1)
     return [f"{gpus} not used: {reason}; fix: {described(how_to_use_gpus(machine))}"]

@@ -9,16 +9,21 @@ from typing import NamedTuple
 from headway._version import __version__
 
 _BODY = """\
+# an array's last job has the number of the whole array
+job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+job=${{job:-$SLURM_JOB_ID}}
 # until when ranks may save; older releases of SLURM do not say it, and some jobs have no end
-end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e)
+end=$(squeue --noheader --jobs "$job" --format %e)
 export SLURM_JOB_END_TIME="${{SLURM_JOB_END_TIME:-$(date --date "$end" +%s 2>/dev/null)}}"
 trap : TERM  # the step of the job gets its own: it saves, and ends with exit code 75
 {command}
 code=$?
-job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
-job=${{job:-$SLURM_JOB_ID}}
+again=$code
+if [ "$code" -eq 143 ]; then  # preempted before there was anything to save, it has to start anew
+    case $(squeue --noheader --jobs "$job" --Format preempttime) in [0-9]*) again=75 ;; esac
+fi
 # to be run again, unless the job is being cancelled: then it is not RUNNING any more
-if [ "$code" -eq 75 ] && [ "$(squeue --noheader --jobs "$job" --format %T)" = RUNNING ]; then
+if [ "$again" -eq 75 ] && [ "$(squeue --noheader --jobs "$job" --format %T)" = RUNNING ]; then
     scontrol requeue "$job"
 fi
 exit "$code"
@@ -40,7 +45,7 @@ class Job(NamedTuple):
 
 
 def batch_script(job: Job) -> str:
-    """Return the text of a script for sbatch, which asks for the job to be run again after 75."""
+    """Return the text of a script for sbatch, which has the job run again where it may go on."""
     lines = ["#!/bin/bash", f"# by Headway {__version__}; sbatch can submit it again"]
     lines += [f"#SBATCH {_directive(name, value)}" for name, value in job.options.items()]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]

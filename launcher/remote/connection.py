@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO, TypeVar
 
+from headway.contract.forking import die_with_parent
 from headway.contract.lines import decode, kinds_of
 from headway.errors import LaunchError, MachineError
-from headway.launcher.inside.process_cleanup import die_with_parent
 from headway.launcher.remote.messages import End, Facts, Route
 
 Answer = TypeVar("Answer", Facts, Route)
@@ -123,7 +123,8 @@ class Connection:
             f"the connection to {self.name} was lost at {time.strftime('%H:%M:%S')}: "
             + self._how_it_ended(),
             where=f"host {self.name}",
-            fix="see the messages of ssh above; the launches on the other hosts were stopped",
+            fix="see the messages of ssh above; a host that is only cut off ends its launch when "
+            "the network is back, or after some 15 minutes: wait for that before you start again",
         )
         return End(error.exit_code, f"error: {error}")
 

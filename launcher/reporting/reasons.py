@@ -12,6 +12,7 @@ from headway.launcher.reporting.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
     DEBUGGER_LEFT,
+    LOADER_WORKER_ENDED,
     LOADER_WORKER_KILLED,
     MPS,
     NO_NCCL,
@@ -19,6 +20,7 @@ from headway.launcher.reporting.torch_messages import (
     NOT_ON_MPS,
     OUT_OF_MEMORY,
     OUT_OF_MEMORY_ERROR,
+    Text,
     contains,
 )
 
@@ -108,13 +110,13 @@ REASONS = (
     ),
     Reason(
         "loader_worker_killed_for_memory",
-        lambda seen: _has_lost_loader_worker(seen) and seen.memory_kills > 0,
+        lambda seen: _has_lost_loader_worker(seen, LOADER_WORKER_ENDED) and seen.memory_kills > 0,
         _EXCEPTION + ": one of its loader workers was killed" + _MEMORY_KILLS,
         _LESS_MEMORY,
     ),
     Reason(
         "loader_worker_killed",
-        lambda seen: _has_lost_loader_worker(seen),
+        lambda seen: _has_lost_loader_worker(seen, LOADER_WORKER_KILLED),
         _EXCEPTION + ": one of its loader workers was killed",
         _USUALLY_MEMORY,
     ),
@@ -209,8 +211,9 @@ def _is_broken_pipe(seen: Evidence) -> bool:
     return seen.crash.kind == BrokenPipeError.__name__
 
 
-def _has_lost_loader_worker(seen: Evidence) -> bool:
-    return seen.crash is not None and contains(seen.crash.message, LOADER_WORKER_KILLED)
+def _has_lost_loader_worker(seen: Evidence, texts: tuple[Text, ...]) -> bool:
+    # the whole traceback: torch mostly raises another exception from the one that says why
+    return seen.crash is not None and contains(seen.crash.traceback, texts)
 
 
 def is_out_of_memory(crash: Crash) -> bool:

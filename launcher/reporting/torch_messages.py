@@ -26,6 +26,12 @@ OUT_OF_MEMORY = (
 LOADER_WORKER_KILLED = (
     Text("is killed by signal: Killed", "torch 2.13.0, libtorch_python.so (DataLoader.cpp)"),
 )
+LOADER_WORKER_ENDED = (
+    *LOADER_WORKER_KILLED,
+    Text(
+        ") exited unexpectedly", "torch 2.13.0, utils/data/dataloader.py: DataLoader worker (pid(s)"
+    ),
+)
 MPS = (Text("MPS", "torch sources, aten/src/ATen/mps"),)
 NOT_ON_MPS = (
     Text("not currently implemented for the MPS device", "torch sources, MPSFallback.mm"),

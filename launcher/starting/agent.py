@@ -18,6 +18,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from headway.contract.notes import say
 from headway.launcher.clusters.detectors import WITH_ONE_OUTPUT
@@ -42,7 +43,7 @@ from headway.launcher.starting.leftover_processes import describe, wait_for_left
 from headway.launcher.starting.ranks import NoLogs, RankProcesses
 from headway.launcher.starting.restarts import MAX_DELAY_S, Restarts
 from headway.launcher.starting.starter import ServerEnded, Starter
-from headway.machine.cgroups import count_memory_kills
+from headway.machine.source import count_memory_kills
 from headway.settings.table import YES, Settings
 
 if TYPE_CHECKING:
@@ -176,7 +177,11 @@ class Agent(LocalElasticAgent):
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch 2.11 has no timeout
         if self._ranks is not None and (self._handler.ended_by or self._handler.restart):
             self._ranks.are_victims = True
-        super()._shutdown(*args, **kwargs)
+        try:
+            super()._shutdown(*args, **kwargs)
+        except SignalException:  # in the middle: the ranks are to be stopped all the same
+            super()._shutdown(*args, **kwargs)
+            raise
 
     def _describe_failure(self) -> Failed:
         """Return how the ranks have failed here, as far as it is known, for the other machines."""

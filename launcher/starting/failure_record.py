@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headway.contract.notes import say
@@ -56,9 +57,14 @@ def record_elsewhere(failed: Failed) -> str:
 
 
 def write_record(record: str, folder: str) -> None:
-    """Write failure.json; say so where that cannot be done."""
+    """Write failure.json, in full or not at all; say so where that cannot be done."""
+    path = os.path.join(folder, "failure.json")
+    partial = f"{path}.tmp"
     try:
-        with open(os.path.join(folder, "failure.json"), "w", encoding="utf-8") as file:
+        with open(partial, "w", encoding="utf-8") as file:
             file.write(record)
+        os.replace(partial, path)
     except OSError as error:  # the report still comes to the terminal
+        with suppress(OSError):
+            os.unlink(partial)
         say(f"failure.json could not be written to {shown(folder)}: {error.strerror}")

@@ -17,14 +17,13 @@ import time
 from contextlib import suppress
 
 from headway.contract import signals
-from headway.launcher.inside.process_cleanup import (
-    KILL_MARGIN_S,
+from headway.contract.forking import (
     adopt_orphans,
-    end_descendants,
     reap,
     resume_with_parents_end,
     wake_on_child_end,
 )
+from headway.launcher.inside.process_cleanup import KILL_MARGIN_S, end_descendants
 from headway.launcher.starting.titles import set_name, set_title
 
 _MARGIN_S = KILL_MARGIN_S + 5.0  # for the server, to kill what remains after the grace period

@@ -292,7 +292,7 @@ class RankProcesses(PContext):
         ranks = named([int(self.envs[local_rank]["RANK"]) for local_rank in self._alive()])
         again = "; Ctrl-C again ends them now" if death_sig == signal.SIGINT else ""
         verb = "save and stop" if self._watch.will_save() else "stop"
-        return f"{ranks} to {verb}, up to {grace_s:g} s{again}"
+        return f"{ranks} to {verb}, up to {round(grace_s, 1):g} s{again}"
 
     @property
     def is_stopping(self) -> bool:

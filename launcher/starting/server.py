@@ -27,17 +27,17 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 from headway.contract import signals
-from headway.contract.lines import encode
-from headway.contract.records import Ended, NotStarted, Record, Serving, Started
-from headway.launcher.inside import preloaded, rank_monitor, worker
-from headway.launcher.inside.process_cleanup import (
+from headway.contract.forking import (
     adopt_orphans,
+    become_new,
     die_with_parent,
-    end_descendants,
-    has_children,
     reap,
     wake_on_child_end,
 )
+from headway.contract.lines import encode
+from headway.contract.records import Ended, NotStarted, Record, Serving, Started
+from headway.launcher.inside import preloaded, rank_monitor, worker
+from headway.launcher.inside.process_cleanup import end_descendants, has_children
 from headway.launcher.planning.program import interpreter
 from headway.launcher.starting.guardian import fork_below_guardian
 from headway.launcher.starting.pidfd import open_pidfd
@@ -192,8 +192,6 @@ class _Server:
 
     def _close(self) -> None:
         """Close in a forked child what is the server's."""
-        signal.set_wakeup_fd(-1)
-        signals.do_as_usual(signal.SIGCHLD)
         self._selector.close()
         self._launcher.close()
         for fd in (*self._wake_fds, *self._ranks.values()):
@@ -270,11 +268,7 @@ def _start_fresh(job: Job, rank: Rank) -> int:
 
 def _become_rank(server_pid: int, rank: Rank) -> None:
     """Set up the forked process like a new interpreter for this rank."""
-    die_with_parent(server_pid)
-    os.setsid()
-    for target, fd in enumerate(rank.fds[:3]):
-        os.dup2(fd, target)
-        os.close(fd)
+    become_new(server_pid, rank.fds[:3])
     os.environ.update(rank.env)
     signals.do_as_usual(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
     _reopen_streams()

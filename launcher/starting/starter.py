@@ -20,15 +20,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from headway.contract.forking import adopt_orphans
 from headway.contract.records import Ended, NotStarted, Refused, Serving, Started, decode_record
 from headway.errors import LaunchError
 from headway.launcher.inside import worker
-from headway.launcher.inside.process_cleanup import (
-    adopt_orphans,
-    end_descendants,
-    end_processes,
-    is_running,
-)
+from headway.launcher.inside.process_cleanup import end_descendants, end_processes, is_running
 from headway.launcher.planning.plan import LaunchPlan
 from headway.launcher.reporting.waiting import waiting_for
 from headway.launcher.starting.pidfd import ProcessHandle, open_pidfd

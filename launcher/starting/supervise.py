@@ -168,7 +168,8 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
     has_lost = agent.watch.will_save() and not _have_saved(agent)
     if stopped_by == signal.SIGINT:
         unsaved = ", and nothing was saved since the last checkpoint" if has_lost else ""
-        _tell(agent, f"interrupted{unsaved}{describe_killed(agent.exits)}")
+        amid = f"; before, {agent.ended_by.cause}" if agent.ended_by is not None else ""
+        _tell(agent, f"interrupted{unsaved}{amid}{describe_killed(agent.exits)}")
         return _ENDED_BY_INTERRUPT
     failure = agent.find_failure()
     ended_by = agent.ended_by or (agent.failed_amid_stop if has_lost else None)

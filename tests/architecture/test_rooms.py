@@ -41,7 +41,10 @@ RUNTIME = (
     "compat",
     "estimate.child",
 )
-TORCH = {*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"}
+TORCH = {
+    *(*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"),
+    "commands.exchange",  # in a function: torchrun's parser reads its command lines
+}
 """The rooms that may import torch."""
 
 READ_ENVIRON = {
@@ -49,8 +52,8 @@ READ_ENVIRON = {
     *("settings.layers", "settings.resolve", "contract.run", "machine.detection"),
     # profiles lie below a folder that a variable names; a subcommand hands the environment on
     *("settings.profile_files", "commands.launch", "commands.config.show", "commands.doctor"),
-    *("commands.env", "commands.exchange.export_settings", "commands.config.facts"),
-    *("commands.config.draft", "commands.config.ask"),  # EDITOR; TERM
+    *("commands.env", "commands.exchange.export_settings"),
+    *("commands.config.edit", "commands.config.ask"),  # EDITOR; TERM
     # a forked rank gets its own variables, a script in this process those of the plan
     *("launcher.starting.server", "launcher.run"),
     "commands.on_host",  # what sshd says, and what the caller hands on to the launch there

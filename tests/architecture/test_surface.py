@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 
 import headway
-from headway.commands.config_subcommands import SUBCOMMANDS
+from headway.commands.config import SUBCOMMANDS
 from headway.commands.main import COMMANDS, main
 from headway.settings.profile_files import VARIABLE
 from headway.settings.table import TABLE

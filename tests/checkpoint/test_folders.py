@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint import folders
+from headway.checkpoint import folders, manifest, project
 from headway.checkpoint.folders import (
     begin,
     checkpoints_in,
@@ -20,10 +21,11 @@ from headway.checkpoint.folders import (
     next_time,
     prune,
     recover,
+    remove,
     require_space,
 )
 from headway.checkpoint.manifest import verify
-from headway.checkpoint.project import keep_newest_steps, newest_in
+from headway.checkpoint.project import candidates, keep_newest_steps, newest_in
 from headway.errors import CheckpointError
 from tests.checkpoint.saved import save, write
 
@@ -55,7 +57,7 @@ def test_checkpoints_are_ordered_by_time_and_not_by_name_even_if_the_clock_goes_
     assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [9, 10, 11]
     assert next_time(tmp_path) > 1e9 - 9
     assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint_9", "checkpoint_10"]
-    assert prune(tmp_path, 0) == []
+    assert prune(tmp_path, 0) == {}
     assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [11]
 
 
@@ -142,6 +144,92 @@ def test_prune_leaves_links_and_what_they_lead_to_alone(tmp_path: Path) -> None:
         *("best", "step_00000003", "step_00000009", "zlatest")
     ]
     assert verify(folder / "best").step == 0
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_what_takes_the_room_is_removed_also_where_there_is_none_for_another_name(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_names(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    save(tmp_path / "a")
+    (tmp_path / "link").symlink_to("a")
+    monkeypatch.setattr(os, "rename", refuse_names)
+    assert not remove(tmp_path / "link")
+    assert verify(tmp_path / "a").step == 1
+    assert remove(tmp_path / "a")
+    assert {one.name for one in tmp_path.iterdir()} - {"home"} == {"link"}
+
+
+def test_what_cannot_be_removed_in_full_is_no_checkpoint_and_not_said_to_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        save(tmp_path / f"step_{step:08d}", step=step)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    assert prune(tmp_path, 1) == {tmp_path / "step_00000001": False}
+    assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [2]
+
+
+# ---------------------------------------------------------------------- two runs at once
+
+
+def test_a_look_while_another_run_saves_and_removes_finds_what_is_there_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = (tmp_path / "checkpoints" / f"step_0000000{step}" for step in (1, 2))
+    save(before)
+    read = manifest.read_manifest
+
+    def read_late(folder: Path) -> manifest.Manifest:
+        if folder == before:
+            save(after, step=2)
+            remove(before)
+        return read(folder)
+
+    monkeypatch.setattr(project, "read_manifest", read_late)
+    assert [one.path for one in candidates(tmp_path)] == [after]
+
+
+def test_a_checkpoint_that_another_run_replaces_while_it_is_verified_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "a")
+    look, steps = manifest._fault_in, iter([2, 3, 4, 5, 6])
+
+    def look_late(folder: Path, found: manifest.Manifest) -> CheckpointError | None:
+        for step in steps:
+            save(tmp_path / "a", step=step)
+            if step in (3, 6):
+                break
+        return look(folder, found)
+
+    monkeypatch.setattr(manifest, "_fault_in", look_late)
+    assert verify(tmp_path / "a").step == 6
+
+
+@pytest.mark.parametrize("other", ["removes", "saves"])
+def test_a_save_takes_its_place_also_where_another_run_does_the_same_at_this_moment(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "a"
+    if other == "removes":
+        save(target)
+    give_name = folders._give_name
+    has_come: list[bool] = []
+
+    def give_late(pending: Path, target: Path) -> None:
+        if not has_come:
+            has_come.append(True)
+            remove(target) if other == "removes" else save(target, step=2)
+            raise FileNotFoundError(errno.ENOENT, "what rename(2) says to a folder that has gone")
+        give_name(pending, target)
+
+    monkeypatch.setattr(folders, "_give_name", give_late)
+    save(target, step=3)
+    assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [3]
+    assert leftovers_in(tmp_path) == []
 
 
 def test_space_is_asked_for_in_advance(tmp_path: Path) -> None:

@@ -56,8 +56,9 @@ import headway.checkpoint.saving
 import headway.strategies.fsdp  # noqa: F401 - imported here once, not in every rank
 from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in
+from headway.contract.forking import adopt_orphans
 from headway.distributed.rng import generator_states
-from headway.launcher.inside.process_cleanup import adopt_orphans, end_descendants
+from headway.launcher.inside.process_cleanup import end_descendants
 from headway.precision.fp16 import Fp16
 from headway.precision.precision import PrecisionSettings
 from headway.utils import (

@@ -54,6 +54,28 @@ def test_a_job_of_two_nodes_is_run_again_once_it_has_saved_and_followed_to_its_c
     assert again.stdout == log.read_text()
 
 
+STARTS = """
+import os, time
+open("up_" + os.environ.get("SLURM_RESTART_COUNT", "0"), "w")
+time.sleep(600)  # loads, and has nothing to save yet
+"""
+
+
+@pytest.mark.long
+def test_a_job_that_is_preempted_before_it_has_anything_to_save_starts_anew(slurm: Slurm) -> None:
+    words = ["--nodes", "2", "--sbatch", "exclusive", "-q", "--cpu", script(STARTS)]
+    submitted = slurm.run(*HEADWAY, "launch", "--submit", "slurm", *words)
+    job = Job(slurm, submitted.stdout.strip())
+    log = Path(f"headway-jobs/script-{job.number}.log")
+    try:
+        assert wait_for(Path("up_0").exists), submitted.stderr
+        slurm.submit("sleep 1", "--partition=urgent", "--nodes=2", "--exclusive").wait()
+        assert wait_for(Path("up_1").exists), log.read_text()
+    finally:
+        job.cancel()
+    assert wait_for(lambda: job.states == {"CANCELLED"}), job.states
+
+
 @pytest.mark.parametrize("nodes", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_a_job_that_slurm_signals_saves_and_goes_on_but_not_once_it_is_cancelled(
     nodes: str, slurm: Slurm

@@ -1,32 +1,22 @@
-"""`headway estimate`: what it prints, and what it refuses."""
+"""`headway estimate` and `headway launch --fit-memory`: what they print, and what they refuse."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from headway.contract.lines import encode
 from headway.contract.memory_use import size
-from headway.errors import LaunchError
-from headway.estimate.attempt import (
-    CATEGORIES,
-    FAKE,
-    STATES,
-    Attempt,
-    Outcome,
-    Part,
-    decode_outcome,
-)
+from headway.errors import ConfigError, LaunchError
+from headway.estimate.attempt import FAKE, STATES, Attempt, Outcome
 from headway.estimate.devices import Devices, devices_of, parse_devices
-from headway.estimate.planner import ROWS, BatchSizes, Planner, judged, rows_for
+from headway.estimate.planner import ROWS, BatchSizes, Judged, Planner, judged, rows_for
 from headway.estimate.report import Report, as_data
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
@@ -35,7 +25,7 @@ from tests.distributed.launching import is_alive
 from tests.docs.test_screens import ROOT
 from tests.waiting import wait_until
 
-MACHINES = ROOT / "tests" / "machines"
+MACHINE = str(ROOT / "tests" / "machines" / "gpu_8_h100.json")
 TRAINING = """
 import argparse
 import torch
@@ -50,6 +40,7 @@ for _ in range(2):
     net(torch.ones(size, 1000, device=net.weight.device)).sum().backward()
     optimizer.step()
 """
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.mark.parametrize(
@@ -70,10 +61,6 @@ def test_devices_are_read(text: str, expected: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "8", "0xH100", "H1000", "A100", "8xx80GB", "cpu"])
 def test_devices_that_say_too_little_are_refused_with_what_to_write(text: str) -> None:
-    code, printed = run("estimate", "--machine", "none.json", "script.py")
-    assert (code, "error:" in printed) == (2, True)
-    from headway.errors import ConfigError
-
     with pytest.raises(ConfigError) as refused:
         parse_devices(text, Machine())  # whose own memory is not known
     assert refused.value.problems[0].fix
@@ -85,7 +72,7 @@ def test_cpu_ranks_share_the_memory_of_their_machine() -> None:
 
 
 def test_the_devices_of_a_recorded_machine_are_its_gpus() -> None:
-    found = devices_of(load_machine(str(MACHINES / "gpu_8_h100.json")))
+    found = devices_of(load_machine(MACHINE))
     assert (found.kind, found.per_machine, found.memory_bytes) == ("cuda", 8, 85_899_345_920)
 
 
@@ -118,38 +105,52 @@ def test_one_rank_has_nothing_to_shard() -> None:
     assert not any(row.offloaded for row in rows_for(2, "cpu"))
 
 
-def test_outcomes_travel_as_one_line() -> None:
-    counted = dict.fromkeys(CATEGORIES, 3)
-    outcome = Outcome(FAKE, 3, counted, (Part("net", {"parameters": 3}),), ("a",))
-    assert decode_outcome(encode(outcome).decode()) == outcome
-    assert encode(outcome._replace(failed_at="a\nb")).count(b"\n") == 1
+def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
+    rows = [
+        Judged(ROWS[0], Outcome(FAKE, 9), 9, False),
+        Judged(ROWS[1], Outcome(FAKE, 5), 5, True),
+        Judged(ROWS[2], Outcome(FAKE, 3), 3, True),
+    ]
+    devices = Devices("cuda", "GPU", 8, 4, 2)
+    report = Report(Attempt("train.py", ("--x", "a b")), devices, rows)
+    assert report.chosen is rows[1]
+    assert report.launch_line(rows[0]) == (
+        "headway launch --num-machines 2 --num-processes 4 train.py --x 'a b'"
+    )
+    assert [one["fits"] for one in as_data(report)["strategies"]] == [False, True, True]
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["--devices", "8xH100", "--machine", "x.json", "script.py"],
-        ["--devices", "H100", "--batch-size", "8,16", "script.py"],
-        ["--devices", "H100", "--batch-size", "--bs=8,x", "script.py"],
-        ["--devices", "H100", "--strategy", "ddpp", "script.py"],
-        ["--devices", "H100", "--strategy", "fsdp", "script.py"],
-        ["--devices", "H100", "--time-limit", "soon", "script.py"],
-        ["--devices", "H100", "--time-limit", "inf", "script.py"],
-        ["--devices", "H100", "--time-limit", "nan", "script.py"],
-        ["--devices", "H100", "--time-limit", "1e20", "script.py"],
-        ["--devices", "H100", "missing.py"],
-        ["--devices", "H100"],
+        ["estimate", "--machine", "none.json", "script.py"],
+        ["estimate", "--devices", "8xH100", "--machine", "x.json", "script.py"],
+        ["estimate", "--devices", "H100", "--batch-size", "8,16", "script.py"],
+        ["estimate", "--devices", "H100", "--batch-size", "--bs=8,x", "script.py"],
+        ["estimate", "--devices", "H100", "--strategy", "ddpp", "script.py"],
+        ["estimate", "--devices", "H100", "--strategy", "fsdp", "script.py"],
+        ["estimate", "--devices", "H100", "--time-limit", "soon", "script.py"],
+        ["estimate", "--devices", "H100", "--time-limit", "nan", "script.py"],
+        ["estimate", "--devices", "H100", "--time-limit", "0", "script.py"],
+        ["estimate", "--devices", "H100", "missing.py"],
+        ["estimate", "--devices", "H100"],
+        ["launch", "--machine", MACHINE, "--dry-run", "--fit-memory", "--no-python", "ls"],
+        [
+            *("launch", "--machine", MACHINE, "--dry-run", "--fit-memory"),
+            *("--strategy", "hsdp", "--shard-size", "2", "script.py"),
+        ],
     ],
 )
 def test_a_wrong_command_line_is_refused_before_anything_is_run(words: list[str]) -> None:
     Path("script.py").write_text("raise SystemExit('was run')")
-    code, printed = run("estimate", *words)
+    code, printed = run(*words)
     assert code == 2
     assert "error:" in printed
     assert "fix:" in printed
     assert "was run" not in printed
 
 
+@pytest.mark.processes
 def test_the_command_needs_no_torch_to_be_imported_or_to_print_its_help() -> None:
     code = (
         "import sys; from headway.commands.main import main\n"
@@ -160,31 +161,19 @@ def test_the_command_needs_no_torch_to_be_imported_or_to_print_its_help() -> Non
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
 
 
-test_the_command_needs_no_torch_to_be_imported_or_to_print_its_help = pytest.mark.processes(
-    test_the_command_needs_no_torch_to_be_imported_or_to_print_its_help
-)
-
-
-def estimated(*words: str) -> Any:
-    code, printed = run("estimate", *words)
-    assert code == 0, printed
-    return json.JSONDecoder().raw_decode(printed)[0]
-
-
 @pytest.mark.processes
 def test_the_report_has_the_peak_its_parts_what_fits_and_the_line_to_launch() -> None:
     pytest.importorskip("torch")
     Path("script.py").write_text(TRAINING)
-    weights = 4 * 1_001_000
-    found = estimated(
-        *("--devices", "2xGPU-2GB", "--batch-size", "--bs=8,1000,200000", "--json"),
-        *("script.py", "--bs", "4"),
-    )
+    words = ("--devices", "2xGPU-2GB", "--batch-size", "--bs=8,1000,200000", "--json")
+    code, printed = run("estimate", *words, "script.py", "--bs", "4")
+    assert code == 0, printed
+    found = json.JSONDecoder().raw_decode(printed)[0]
     first, *others = found["strategies"]
     assert [one["strategy"] for one in found["strategies"]] == [row.name for row in ROWS]
     assert (first["rung"], first["fits"], first["largest_batch"]) == (FAKE, True, 1000)
     assert [one["rank"] for one in first["ranks"]] == [0, 1]
-    assert first["ranks"][1]["parts"]["parameters"] == weights
+    assert first["ranks"][1]["parts"]["parameters"] == 4 * 1_001_000
     assert sum(first["ranks"][0]["parts"].values()) == first["ranks"][0]["peak_bytes"]
     assert first["launch"] == "headway launch --num-processes 2 script.py --bs 4"
     assert [one["launch"].removesuffix(" script.py --bs 4") for one in others] == [
@@ -200,28 +189,29 @@ def test_the_report_has_the_peak_its_parts_what_fits_and_the_line_to_launch() ->
 
 
 @pytest.mark.processes
-def test_what_is_printed_says_rung_peak_and_line_and_a_script_that_trains_nothing_is_refused() -> (
-    None
-):
+def test_what_is_printed_says_rung_peak_and_line() -> None:
     pytest.importorskip("torch")
     Path("script.py").write_text(TRAINING)
     code, printed = run("estimate", "--devices", "RTX4090", "--strategy", "ddp", "script.py")
     assert code == 0, printed
+    assert "followed by: the script's own steps, on fake tensors" in printed
     assert "headway launch script.py" in printed
     assert "checked against CPU runs only" in printed
     assert size(4 * 1_001_000) in printed
-    Path("none.py").write_text("print('nothing here')")
-    code, printed = run("estimate", "--devices", "RTX4090", "none.py")
-    assert (code, "error:" in printed) == (2, True), printed
-    assert "nothing here" in printed
+
+
+@pytest.mark.processes
+def test_a_script_that_fails_is_refused_with_its_last_lines_and_finds_its_own_modules_alone() -> (
+    None
+):
+    pytest.importorskip("torch")
     Path("random.py").write_text("open('was imported', 'w').close()\nfrom random import nothing")
     Path("scripts").mkdir()
     Path("scripts/uneven.py").write_text(
         "from headway import Accelerator\nAccelerator(global_batch_size=3)"
     )
-    code, printed = run(
-        "estimate", "--devices", "2xRTX4090", "--strategy", "ddp", "scripts/uneven.py"
-    )
+    words = ("--devices", "2xRTX4090", "--strategy", "ddp", "scripts/uneven.py")
+    code, printed = run("estimate", *words)
     assert (code, printed.count("fix:")) == (2, 2), printed
     assert not Path("was imported").exists()
 
@@ -245,29 +235,12 @@ def test_a_child_that_ends_without_an_answer_is_an_error_that_says_so(
     python.write_text(f"#!/bin/sh\n{last}\n> {closed}\nexit 7\n")
     python.chmod(0o755)
     with Planner([str(python)], os.environ) as planner:
-        while not reads and not closed.exists():  # nobody reads what is written from here on
-            time.sleep(0.01)
+        if not reads:  # nobody reads what is written from here on
+            wait_until(closed.exists)
         with pytest.raises(LaunchError) as refused:
             planner.climb_down(Attempt("script.py", ()))
     assert refused.value.problems[0].where == "script.py"
     assert "7" in refused.value.problems[0].what
-
-
-def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
-    from headway.estimate.planner import Judged
-
-    rows = [
-        Judged(ROWS[0], Outcome(FAKE, 9), 9, False),
-        Judged(ROWS[1], Outcome(FAKE, 5), 5, True),
-        Judged(ROWS[2], Outcome(FAKE, 3), 3, True),
-    ]
-    devices = Devices("cuda", "GPU", 8, 4, 2)
-    report = Report(Attempt("train.py", ("--x", "a b")), devices, rows)
-    assert report.chosen is rows[1]
-    assert report.launch_line(rows[0]) == (
-        "headway launch --num-machines 2 --num-processes 4 train.py --x 'a b'"
-    )
-    assert [one["fits"] for one in as_data(report)["strategies"]] == [False, True, True]
 
 
 @pytest.mark.processes
@@ -275,7 +248,7 @@ def test_the_time_limit_is_waited_for_once() -> None:
     pytest.importorskip("torch")
     Path("endless.py").write_text(f"{TRAINING[: TRAINING.index('for')]}while True: pass")
     attempt = Attempt("endless.py", (), time_limit_s=3, world_size=2)
-    with Planner([sys.executable], {**os.environ, "PYTHONPATH": str(ROOT)}) as planner:
+    with Planner([sys.executable], ENVIRON) as planner:
         devices = Devices("cpu", "CPU", 2**40, 2)
         first, second = (planner.judge(row, attempt, devices, None) for row in ROWS[:2])
     assert (first.outcome.rung, second.outcome.rung) == (STATES, "")
@@ -283,44 +256,28 @@ def test_the_time_limit_is_waited_for_once() -> None:
 
 
 @pytest.mark.processes
-def test_an_estimate_that_is_killed_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["the estimate", "its child"])
+def test_what_is_killed_takes_the_script_with_it(killed: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    Path("endless.py").write_text("open('begun', 'w').close()\nwhile True: pass")
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    command = [sys.executable, "-m", "headway", "estimate", "--devices", "RTX4090", "endless.py"]
-    environ = {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
-    with subprocess.Popen(command, env={**os.environ, **environ}) as process:
-        wait_until(lambda: any(temporary.rglob("begun")))
+    Path("folder").mkdir()
+    Path("random.py").write_text("open('imported', 'w').close()")  # not to be found by the child
+    Path("folder/endless.py").write_text("open('begun', 'w').close()\nwhile True: pass")
+    python = [sys.executable, *["-P"] * (sys.version_info >= (3, 11))]
+    command = [*python, "-m", "headway", "estimate", "--devices", "RTX4090", "folder/endless.py"]
+    environ = {**ENVIRON, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: any(tmp_path.glob("headway-estimate-*/**/begun")))
         started = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
+        (process if killed == "the estimate" else started[0]).kill()
+        _, said = process.communicate()
     assert len(started) == 2
     wait_until(lambda: not any(is_alive(one.pid) for one in started))
-    assert [*temporary.iterdir()] == []
-
-
-@pytest.mark.processes
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends the script on Linux alone")
-def test_a_killed_child_takes_the_script_with_it_and_is_an_error() -> None:
-    pytest.importorskip("torch")
-    Path("random.py").write_text("open('imported', 'w').close()")  # not to be found by the child
-    folder = Path("folder")
-    folder.mkdir()
-    (folder / "endless.py").write_text("print('begun', flush=True)\nwhile True: pass")
-    command = [sys.executable, "-P"] if sys.version_info >= (3, 11) else [sys.executable]
-    command += ["-m", "headway", "estimate", "--devices", "RTX4090", "folder/endless.py"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
-        estimate = psutil.Process(process.pid)
-        wait_until(lambda: len(estimate.children(recursive=True)) == 2)
-        server, script = estimate.children(recursive=True)
-        server.kill()
-        _, said = process.communicate()
-    assert "error:" in said
-    assert "Traceback" not in said
-    wait_until(lambda: not is_alive(script.pid))
-    if sys.version_info >= (3, 11):
-        assert not Path("imported").exists()
+    if killed == "the estimate":
+        assert not [*tmp_path.glob("headway-estimate-*")]
+    else:
+        assert "error:" in said
+        assert "Traceback" not in said
+    assert sys.version_info < (3, 11) or not Path("imported").exists()
 
 
 @pytest.mark.wording
@@ -332,6 +289,35 @@ def test_a_script_that_leaves_its_model_on_the_cpu_is_not_said_to_fit_a_gpu() ->
     assert code == 2
     assert "script.py leaves its model on the CPU" in printed
     assert "fits" not in printed
-    code, printed = run("estimate", "--devices", "cpu-24GB", "--strategy", "ddp", "script.py")
-    assert code == 0
-    assert "fits" in printed
+
+
+PREPARED = """
+import torch
+from headway import Accelerator
+accelerator = Accelerator()
+width = {width}
+net = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(8)])
+optimizer = torch.optim.AdamW(net.parameters())
+net, optimizer = accelerator.prepare(net, optimizer)
+for _ in range(2):
+    accelerator.backward(net(torch.ones(4, width, device=accelerator.device)).sum())
+    optimizer.step()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.wording
+def test_a_launch_takes_the_cheapest_strategy_that_fits_and_names_it() -> None:
+    pytest.importorskip("torch")
+    on = ("launch", "--machine", MACHINE, "--dry-run", "--fit-memory")
+    Path("small.py").write_text(PREPARED.format(width=100))
+    code, printed = run(*on, "small.py")
+    assert code == 0, printed
+    assert "--fit-memory: ddp takes" in printed
+    Path("large.py").write_text(PREPARED.format(width=25_000))  # 20 GB of weights
+    code, printed = run(*on, "large.py")
+    assert code == 0, printed
+    assert "--fit-memory: fsdp takes" in printed
+    assert re.search(r"strategy +fsdp +flag --fit-memory", printed), printed
+    code, printed = run(*on, "--strategy", "ddp", "large.py")
+    assert (code, "no strategy fits 80.00 GiB on each rank: ddp " in printed) == (2, True), printed

@@ -120,7 +120,7 @@ def test_ticks_are_round_numbers() -> None:
 @pytest.mark.parametrize("name", ["loss.png", "loss.svg"])
 def test_a_picture_is_written(name: str) -> None:
     pytest.importorskip("matplotlib")
-    calls = [*losses(3), {"loss": "NaN"}, {"loss": "Infinity", "$x_": 1}]
+    calls = [*losses(3), {"loss": "NaN"}, {"loss": "Infinity", "$x_": 1}, {"loss": 1e308}]
     first, second = write_run(Path("_a.jsonl"), *calls), write_run(Path("b.jsonl"), *losses(2000))
     assert run("plot", str(first), str(second), "--output", name) == (0, f"{name}\n")
     begin = Path(name).read_bytes()[:200]

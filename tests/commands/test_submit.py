@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -257,21 +258,39 @@ def test_without_slurm_that_is_said(script: str, monkeypatch: pytest.MonkeyPatch
     ("code", "state", "variables", "requeued"),
     [
         (75, "RUNNING", {}, "requeue 7\n"),
+        (143, "RUNNING", {"PREEMPTED": "2026-11-24T07:28:12"}, "requeue 7\n"),
+        (143, "COMPLETING", {"PREEMPTED": "2026-11-24T07:28:12"}, ""),
+        (143, "RUNNING", {"PREEMPTED": "N/A"}, ""),  # the script's own end, or a time limit
         (75, "RUNNING", {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}, "requeue 5_3\n"),
         (75, "COMPLETING", {}, ""),
         (1, "RUNNING", {}, ""),
         (0, "RUNNING", {}, ""),
     ],
 )
-def test_only_a_job_that_has_saved_and_is_not_cancelled_is_run_again(
+def test_only_a_job_that_has_saved_or_was_preempted_and_is_not_cancelled_is_run_again(
     code: int, state: str, variables: dict[str, str], requeued: str, fakes: Path
 ) -> None:
-    add_command(fakes, "squeue", f"echo {state}")
+    add_command(
+        fakes, "squeue", f"case $* in *preempttime) echo $PREEMPTED;; *) echo {state};; esac"
+    )
     add_command(fakes, "scontrol", 'echo "$@"')
     text = batch_script(Job({}, {}, ["sh", "-c", f"exit {code}"]))
     environ = {**os.environ, "SLURM_JOB_ID": "7", **variables}
     done = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (code, requeued)
+
+
+@pytest.mark.processes
+def test_a_job_of_an_array_knows_its_end_also_where_its_number_is_that_of_the_array(
+    fakes: Path,
+) -> None:
+    end = "2026-11-24T07:22:42"
+    add_command(fakes, "squeue", f"echo {end}; case $* in *5_3*) ;; *) echo {end};; esac")
+    text = batch_script(Job({}, {}, ["sh", "-c", "echo $SLURM_JOB_END_TIME"]))
+    array = {"SLURM_JOB_ID": "5", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
+    environ = {**os.environ, **array, "TZ": "UTC"}
+    done = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True)
+    assert done.stdout == f"{int(datetime.fromisoformat(f'{end}+00:00').timestamp())}\n"
 
 
 def shown(state: str, log: Path, code: str = "0:0", reason: str = "None") -> str:

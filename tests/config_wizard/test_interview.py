@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
 
+from headway.commands.config.ask import problems_of
 from headway.commands.config.check import with_idle_gpus
-from headway.commands.config.facts import problems_of
 from headway.config_wizard.interview import Defaults, interview
 from headway.config_wizard.questions import (
+    FINISH,
+    MORE,
     NONE,
+    PLACE,
     UNCONFIRMED,
     Choice,
     Facts,
@@ -18,7 +21,6 @@ from headway.config_wizard.questions import (
     next_question,
     profile_after,
 )
-from headway.config_wizard.texts import FINISH, MORE, PLACE
 from headway.errors import ConfigError, Problem
 from headway.machine.facts import Machine
 from headway.settings.setting import Raw
@@ -48,11 +50,8 @@ class Script:
         if reply is None:
             raise EOFError
         if reply == "Ctrl-C":
-            self.interrupt()
+            raise KeyboardInterrupt
         return reply
-
-    def interrupt(self) -> None:
-        raise KeyboardInterrupt
 
 
 class Endless(Script):

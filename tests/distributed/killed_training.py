@@ -28,7 +28,8 @@ import headway.checkpoint.loading
 import headway.checkpoint.saving  # noqa: F401 - imported here once, not in every rank
 from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in
-from headway.launcher.inside.process_cleanup import adopt_orphans, end_descendants
+from headway.contract.forking import adopt_orphans
+from headway.launcher.inside.process_cleanup import end_descendants
 from headway.utils import ProjectConfiguration
 
 EPOCHS = 3

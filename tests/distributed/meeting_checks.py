@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,7 @@ def _calls(accelerator: Accelerator) -> Calls:
     shuffled = accelerator.prepare(DataLoader(range(8), shuffle=True))  # type: ignore[arg-type]
     dispatched = dispatching.prepare(DataLoader(range(8)))  # type: ignore[arg-type]
     streamed = accelerator.prepare(DataLoader(_Stream()))
+    accelerator.save_state(FOLDER / "background", wait=False)
 
     def in_a_block() -> None:
         with accelerator.main_process_first():
@@ -69,6 +71,8 @@ def _calls(accelerator: Accelerator) -> Calls:
         "broadcast": lambda: accelerator.broadcast(one),
         "broadcast_object_list": lambda: broadcast_object_list(["one"]),
         "wait_for_everyone": accelerator.wait_for_everyone,
+        "wait_for_checkpoint": accelerator.wait_for_checkpoint,
+        "end_training": accelerator.end_training,
         "main_process_first": in_a_block,
         "check_trigger": accelerator.check_trigger,
         "prepare": lambda: accelerator.prepare(model),
@@ -81,10 +85,20 @@ def _calls(accelerator: Accelerator) -> Calls:
 
 def _calls_of_shards(accelerator: Accelerator) -> Calls:
     model = accelerator.prepare(torch.nn.Linear(4, 4))
+    accelerator.backward(model(torch.ones(1, 4)).sum())
+    losses = [model(torch.ones(1, 4)).sum() for _ in range(2)]
+
+    def read_whole() -> None:
+        with accelerator.whole(model):
+            pass
+
     return {
         "save_state of shards": lambda: accelerator.save_state(FOLDER / "shards"),
         "get_state_dict of shards": lambda: accelerator.get_state_dict(model),
         "save_model of shards": lambda: accelerator.save_model(model, FOLDER / "shards"),
+        "whole of shards": read_whole,
+        "clip_grad_norm_ of shards": lambda: accelerator.clip_grad_norm_(model.parameters(), 1.0),
+        "backward of tokens": lambda: accelerator.backward(losses.pop(), num_tokens=4),
     }
 
 
@@ -140,11 +154,13 @@ def _saved_by_some(accelerator: Accelerator) -> dict[str, Any]:
         optimizer.zero_grad()
 
     step()
-    for wait in (True, False):
-        saved = model.module.weight.tolist()
-        if RANK == 0:
-            accelerator.save_state(target, wait=wait)
-        step()
+    with redirect_stderr(io.StringIO()) as notes:
+        for wait in (True, False):
+            saved = model.module.weight.tolist()
+            if RANK == 0:
+                accelerator.save_state(target, wait=wait)
+                accelerator.save_model(model, target / "weights")
+            step()
     if RANK == 0:
         accelerator.save_state(target.with_name(f"{target.name}_later"))
     accelerator.wait_for_everyone()
@@ -154,7 +170,8 @@ def _saved_by_some(accelerator: Accelerator) -> dict[str, Any]:
         accelerator.save_state(target.with_name(f"{target.name}_some"))
     accelerator.wait_for_everyone()
     accelerator.save_state(target.with_name(f"{target.name}_all"))
-    accelerator.load_state(target)
+    with redirect_stderr(io.StringIO()) as notes_of_load:
+        accelerator.load_state(target)
     loaded = model.module.weight.tolist()
     step()
     manifests = {
@@ -164,6 +181,8 @@ def _saved_by_some(accelerator: Accelerator) -> dict[str, Any]:
     return {
         "refused": refused,
         "hooked": hooked,
+        "notes": [notes.getvalue(), notes_of_load.getvalue()],
+        "weights": [one.name for one in (target / "weights").iterdir()],
         "saved": saved,
         "loaded": loaded,
         "after": accelerator.gather(model.module.weight.detach()).tolist(),
@@ -176,19 +195,25 @@ def _saved_by_some(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def a_save_after_one_of_rank_0() -> str:
-    """What rank 2 is told that saves alone after rank 0 has, which has told nothing since."""
+    """What rank 2 is told that saves alone after rank 0 has, which tells nothing for a while."""
     if WORLD != 3:
         return ""
     accelerator = Accelerator(cpu=True)
     accelerator.wait_for_everyone()
     meetings: Any = meeting.current
+    looks = iter(range(20))
+
+    def tells_nothing_at_first(**how: bool) -> Any:
+        if next(looks, None) is not None:
+            raise RuntimeError
+        return type(meetings).collectives(meetings, **how)
 
     def until_told(*_: object) -> None:
         for _attempt in range(1000):
             if json.loads(meetings.store.get("where/0"))[:4] == [*meetings.now[:4]]:
                 break
             time.sleep(0.01)
-        meetings.collectives = _raises  # of which it tells, in a collective
+        meetings.collectives = tells_nothing_at_first
 
     accelerator.register_save_state_pre_hook(until_told)
     with _looking_often():
@@ -202,8 +227,40 @@ def a_save_after_one_of_rank_0() -> str:
     return told
 
 
-def _raises(**_: object) -> None:
-    raise RuntimeError
+def saves_of_ranks_0_and_2_of_3() -> dict[str, Any]:
+    """What each of them is told, whichever is late, where rank 1 exchanges data meanwhile."""
+    if WORLD != 3:
+        return {}
+    accelerator, found = compat.Accelerator(cpu=True), {}
+    exchanges: Calls = {
+        "torch's": lambda: dist.all_reduce(torch.ones(1)),
+        "a gather": lambda: accelerator.gather(torch.ones(1)),
+    }
+    with _looking_often():
+        for late in (0, 2):
+            for name, exchange in exchanges.items():
+                folder = FOLDER / f"late_{late}_{name}"
+                if late == RANK:
+                    time.sleep(20 * meeting._LOOK_EVERY_S)
+                save = partial(accelerator.save_state, folder)
+                told = _error_of(save) if RANK != 1 else "no error"
+                for _step in range(2):
+                    exchange()
+                found[folder.name] = [told, read_manifest(folder).num_parts]
+    return found
+
+
+def an_end_after_an_error() -> bool:
+    """Whether rank 0 waits for no other where its training ends by an error, which stays alone."""
+    accelerator = Accelerator(cpu=True)
+    with _looking_often():
+        try:
+            raise KeyError
+        except KeyError as error:
+            if RANK == 0:
+                meeting.meet_to_end("end_training()")
+            accelerator.wait_for_everyone()
+            return error.__context__ is None
 
 
 def samples_after_a_save_of_rank_0() -> dict[str, Any]:

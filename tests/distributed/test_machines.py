@@ -15,7 +15,7 @@ import pytest
 
 from tests.distributed.launching import free_port, script, start
 from tests.distributed.networks import Network, needs_namespaces, network
-from tests.waiting import wait_until
+from tests.waiting import wait_for_lines, wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -57,9 +57,9 @@ def ends(machines: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     return [(one.returncode, errors) for one, errors in zip(machines, told, strict=True)]
 
 
-def two(*words: str, name: str = "") -> list[subprocess.Popen[str]]:
+def two(*words: str, name: str = "", count: str = "2") -> list[subprocess.Popen[str]]:
     """Start two machines on the loopback device."""
-    place = on_loopback("2", *words)
+    place = on_loopback(count, *words)
     name = name or script(TRAINS)
     return [start(*place, "--machine-rank", str(rank), name) for rank in range(2)]
 
@@ -104,6 +104,42 @@ def test_the_second_ctrl_c_on_one_machine_ends_the_grace_period_on_both() -> Non
     wait_until(lambda: all(Path(f"stopping_{rank}").exists() for rank in range(2)), *machines)
     machines[1].send_signal(signal.SIGINT)
     assert [code for code, _ in ends(machines)] == [130, 130]
+
+
+def test_ctrl_c_while_ranks_stop_after_a_loss_leaves_them_their_limit_and_names_the_loss() -> None:
+    machines = two("--grace-period-s", "5", name=script(STOPS_FOR_EVER))
+    wait_until(are_up(2), *machines)
+    machines[1].kill()
+    wait_until(Path("stopping_0").exists, machines[0])
+    machines[0].send_signal(signal.SIGINT)
+    (code, errors), _ = ends(machines)
+    assert code == 130
+    assert "machine 1" in errors
+    assert "was lost: its launcher has ended" in errors
+    assert "rank 0 was killed, still stopping after 5 s" in errors
+
+
+WAITS_FOR_ALL = """
+import time
+from headway import Accelerator
+accelerator = Accelerator(cpu=True)
+accelerator.wait_for_everyone()
+open(f"up_0_{accelerator.process_index}", "w").close()
+if accelerator.is_main_process:
+    time.sleep(600)
+accelerator.wait_for_everyone()
+"""
+
+
+@pytest.mark.long
+def test_the_end_of_machine_0_is_no_fault_of_the_call_in_which_a_rank_waits() -> None:
+    machines = two(name=script(WAITS_FOR_ALL))
+    wait_until(are_up(2), *machines)
+    machines[0].kill()
+    _, (code, errors) = ends(machines)
+    assert code == 4
+    assert "machine 0 (127.0.0.1) was lost: its launcher has ended" in errors
+    assert "waits in" not in errors
 
 
 FAILS_LATE = """
@@ -164,6 +200,17 @@ def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
         out, errors = one.communicate(timeout=120)
         assert one.returncode == 0, errors
         assert "of 2" in out
+
+
+@pytest.mark.long
+def test_a_machine_that_is_left_alone_says_that_it_waits_for_another() -> None:
+    machines = two("--grace-period-s", "2", name=script(STOPS_FOR_EVER), count="2:3")
+    wait_until(are_up(2), *machines)
+    machines[1].kill()
+    machines[1].communicate()
+    wait_for_lines(machines[0], "going on with the machines", "waiting for 1 more machine")
+    machines[0].kill()
+    machines[0].communicate()
 
 
 def test_a_machine_with_another_key_is_refused_and_no_script_sees_the_key(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from headway.checkpoint.manifest import read_manifest
 from tests.distributed.launching import launch, script
 from tests.distributed.ranks import Seen
 
@@ -36,10 +38,24 @@ def test_save_state_on_rank_0_alone_saves_what_all_share_and_all_ranks_load_it(
     for rank in seen_with(world):
         seen = rank["save_state_on_some_ranks"][package]
         assert seen["loaded"] == seen["saved"]
+        assert seen["weights"] == ["model.safetensors"]
         assert len({str(one) for one in seen["after"]}) == 1
         some = 2 if world == 2 else 1  # ranks 0 and the last are all of two
         assert seen["parts"] == {"": 1, "_later": 1, "_some": some, "_all": world}
         assert seen["worlds"]
+
+
+@several_ranks
+@pytest.mark.parametrize("package", ["headway.accelerator", "headway.compat.accelerator"])
+def test_rank_0_says_once_that_it_saves_alone_and_where_and_so_when_all_load_it(
+    seen_with: Callable[[int], Seen], world: int, package: str
+) -> None:
+    first, *others = (one["save_state_on_some_ranks"][package] for one in seen_with(world))
+    saving, loading = first["notes"]
+    assert len(re.findall(r"meeting_checks\.py:\d+", saving)) == saving.count("\n") == 1
+    assert f"by_rank_0_{world}_{package}" in loading
+    assert loading.count("\n") == 1
+    assert {tuple(other["notes"]) for other in others} == {("", "")}
 
 
 @several_ranks
@@ -74,6 +90,21 @@ def test_save_state_without_rank_0_is_refused_though_rank_0_has_saved_alone_befo
     assert len({*re.findall(r"meeting_checks\.py:\d+", told)}) == 2, told
 
 
+def test_ranks_0_and_2_of_3_save_in_a_loop_whichever_is_late(
+    seen_with: Callable[[int], Seen],
+) -> None:
+    for rank in seen_with(3):
+        for case, seen in rank["saves_of_ranks_0_and_2_of_3"].items():
+            assert seen == ["no error", 1], case
+
+
+@several_ranks
+def test_a_training_that_ends_by_an_error_waits_for_no_other_rank(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    assert all(rank["an_end_after_an_error"] for rank in seen_with(world))
+
+
 @several_ranks
 def test_a_rank_that_is_only_slow_is_waited_for(
     seen_with: Callable[[int], Seen], world: int
@@ -82,24 +113,32 @@ def test_a_rank_that_is_only_slow_is_waited_for(
 
 
 LEAVING = """
-import sys, torch
+import sys, time, torch
 from headway import Accelerator
 call = sys.argv[1]
 accelerator = Accelerator(cpu=True)
 model = accelerator.prepare(torch.nn.Linear(2, 1))
-if accelerator.is_main_process:
+if accelerator.process_index != 1:
     if call == "save_state":
+        if not accelerator.is_main_process:
+            time.sleep(5)  # until rank 0 has left, too
         print("saved", accelerator.save_state("ended"))
-    else:
+        accelerator.end_training()
+        accelerator.save_state("after_end")
+    elif accelerator.is_main_process:
         accelerator.wait_for_everyone()
 """
 
 
 @pytest.mark.parametrize("call", ["save_state", "wait_for_everyone"])
-def test_rank_0_saves_alone_where_the_others_have_ended_and_waits_for_none_of_them(
+def test_ranks_0_and_2_save_and_end_where_others_have_ended_and_wait_for_none_of_them(
     call: str,
 ) -> None:
-    done = launch("-q", "--cpu", "--num-processes", "2", script(LEAVING), call)
-    assert ("saved ended" in done.stdout) == (call == "save_state"), done.stderr
+    done = launch("-q", "--cpu", "--num-processes", "3", script(LEAVING), call)
+    assert done.stdout.count("saved ended") == (2 if call == "save_state" else 0), done.stderr
     assert done.returncode == (0 if call == "save_state" else 2), done.stderr
     assert ("UsageError" in done.stderr) == (call == "wait_for_everyone")
+    for path in Path().glob("*/manifest.json"):
+        manifest = read_manifest(path.parent)
+        assert (manifest.num_parts, manifest.world_size) == (1, 3), path
+    assert len([*Path().glob("*/manifest.json")]) == (2 if call == "save_state" else 0)

@@ -12,7 +12,7 @@ import pytest
 from docs import errors, reference
 from headway.contract.origin import Layer
 from headway.errors import Code
-from headway.settings.profile import parse_layer
+from headway.settings.profile import parse_profile
 from headway.settings.table import TABLE
 from tests.distributed.launching import launch, script
 from tests.docs.test_screens import ROOT, screens
@@ -79,7 +79,7 @@ def test_blocks_are_in_languages_that_a_test_runs_or_that_only_show() -> None:
 
 def test_the_profiles_of_the_pages_are_valid() -> None:
     for page, text in blocks("yaml"):
-        entries = parse_layer(text, page, Layer.USER_PROFILE)
+        entries = parse_profile(text, page, Layer.USER_PROFILE)
         assert entries.keys() <= TABLE.keys()
         assert not [fault for entry in entries.values() for fault in entry.faults]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.estimate.following import Server
+from tests.estimate.following import Follow, follower
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def follow() -> Iterator[Follow]:
     pytest.importorskip("torch")
-    with Server() as server:
-        yield server
+    with follower() as follow:
+        yield follow

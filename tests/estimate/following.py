@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headway.contract.lines import encode
-from headway.estimate.attempt import Attempt, Outcome, decode_outcome
-from headway.estimate.planner import CONFINED
+from headway.estimate.attempt import Attempt, Outcome
+from headway.estimate.planner import Planner
 
 ROOT = Path(__file__).resolve().parents[2]
 
+Follow = Callable[..., Outcome]
+"""Returns what an attempt at a script found: its path, its arguments, and fields of Attempt."""
 
-class Server:
-    """The process that forks one for each attempt; a context."""
 
-    def __enter__(self) -> Server:
-        environ = {**os.environ, **CONFINED, "PYTHONPATH": str(ROOT)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "headway.estimate.child.server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
-        return self
+@contextmanager
+def follower() -> Iterator[Follow]:
+    """Give a function that follows scripts; afterwards no file of theirs is left."""
 
-    def __exit__(self, *_: object) -> None:
-        with self._process:
-            pass
+    def follow(script: Path | str, *args: str, **options: Any) -> Outcome:
+        return planner.follow(Attempt(str(Path(script).resolve()), args, **options))
 
-    def follow(self, script: Path, *args: str, **options: Any) -> Outcome:
-        """Return what an attempt at a script found."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        attempt = Attempt(str(script.resolve()), args, **options)
-        self._process.stdin.write(encode(attempt).decode())
-        self._process.stdin.flush()
-        return decode_outcome(self._process.stdout.readline())
+    with tempfile.TemporaryDirectory() as folder:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder}
+        with Planner([sys.executable], environ) as planner:
+            yield follow
+        assert not [*Path(folder).glob("headway-estimate-*")]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.estimate.attempt import OFFLOADED, REAL
-from tests.estimate.following import ROOT, Server
+from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES
+from tests.estimate.following import ROOT, Follow
+from tests.estimate.test_confinement import TRAINING as SMALL
 
 pytestmark = pytest.mark.processes
 
@@ -40,29 +41,32 @@ for _ in range(3):
     optimizer.zero_grad()
 """
 WEIGHTS = 4 * (LAYERS * (WIDTH * WIDTH + WIDTH) + WIDTH * 10 + 10)  # bytes in fp32
+GPU = {"device": "cuda"}
+TWO = {**GPU, "world_size": 2, "local_world_size": 2}
+FOUR = {**GPU, "world_size": 4, "local_world_size": 4}
 
 
-@pytest.fixture
-def script() -> Path:
-    path = Path("train.py")
-    path.write_text(TRAINING)
+def script(*changes: tuple[str, str], text: str = TRAINING) -> Path:
+    """Write a training with these parts of it replaced, to a file of its own."""
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = Path(f"script_{len([*Path().iterdir()])}.py")
+    path.write_text(text)
     return path
 
 
-def test_a_script_takes_as_much_on_fake_tensors_as_on_real_ones(
-    script: Path, server: Server
-) -> None:
-    fake = server.follow(script)
-    real = server.follow(script, rung="real steps")
-    assert (fake.rung, real.rung, real.steps) == ("fake tensors", "real steps", 2)
+def test_a_script_takes_as_much_on_fake_tensors_as_on_real_ones(follow: Follow) -> None:
+    fake, real = follow(script()), follow(script(), rung=REAL)
+    assert (fake.rung, real.rung, real.steps) == (FAKE, REAL, 2)
     assert fake.peak_bytes == real.peak_bytes
     assert fake.categories == real.categories
 
 
 def test_the_peak_is_the_sum_of_its_parts_and_they_are_what_they_are_called(
-    script: Path, server: Server
+    follow: Follow,
 ) -> None:
-    found = server.follow(script, device="cuda")
+    found = follow(script(), **GPU)
     assert sum(found.categories.values()) == found.peak_bytes
     assert found.categories["parameters"] == WEIGHTS
     assert found.categories["gradients"] == WEIGHTS
@@ -73,150 +77,118 @@ def test_the_peak_is_the_sum_of_its_parts_and_they_are_what_they_are_called(
     assert found.modules[0].bytes["parameters"] == WEIGHTS - 4 * (WIDTH * 10 + 10)
 
 
-def test_data_parallel_training_takes_a_copy_of_the_gradients_more(server: Server) -> None:
-    path = Path("ddp.py")
+def test_data_parallel_training_takes_a_copy_of_the_gradients_more(follow: Follow) -> None:
     wrapped = "net = nn.parallel.DistributedDataParallel(net)\noptimizer ="
     start = "import torch.distributed as dist; dist.init_process_group()\nnet = Net()"
-    path.write_text(TRAINING.replace("optimizer =", wrapped).replace("net = Net()", start))
-    several = server.follow(path, device="cuda", world_size=4, local_world_size=4)
-    alone = Path("alone.py")
-    alone.write_text(TRAINING)
-    one = server.follow(alone, device="cuda")
-    assert several.categories["gradients"] == one.categories["gradients"] + WEIGHTS
+    several = follow(script(("optimizer =", wrapped), ("net = Net()", start)), **FOUR)
+    alone = follow(script(), **GPU)
+    assert several.categories["gradients"] == alone.categories["gradients"] + WEIGHTS
     parts = {part.module: part.bytes for part in several.modules}
     assert parts["DistributedDataParallel"]["gradients"] == WEIGHTS
     assert "Net" in parts
 
 
 def test_sharded_states_are_a_fraction_and_the_units_are_the_repeated_blocks(
-    script: Path, server: Server
+    follow: Follow,
 ) -> None:
-    world = {"device": "cuda", "world_size": 4, "local_world_size": 4}
-    found = server.follow(script, sharded=True, **world)
+    found = follow(script(), sharded=True, **FOUR)
     assert sorted(found.units) == [f"blocks.{number}" for number in range(LAYERS)]
     unit = 4 * (WIDTH * WIDTH + WIDTH)
-    assert found.peak_bytes < server.follow(script, **world).peak_bytes
+    assert found.peak_bytes < follow(script(), **FOUR).peak_bytes
     for name in ("parameters", "gradients"):
         assert abs(found.categories[name] - WEIGHTS / 4) < unit, found.categories
+    recomputed = follow(script(), sharded=True, checkpointed=True, **FOUR)
+    assert recomputed.peak_bytes <= found.peak_bytes
+    assert len(set(recomputed.units)) == len(recomputed.units)
 
 
-def test_optimizer_states_from_before_the_first_step_are_sharded_as_well(server: Server) -> None:
-    path = Path("adagrad.py")
-    path.write_text(TRAINING.replace("AdamW(", "Adagrad("))
-    world = {"device": "cuda", "world_size": 2, "local_world_size": 2}
-    whole, shared = server.follow(path, **world), server.follow(path, sharded=True, **world)
-    assert shared.rung == whole.rung == "fake tensors", (shared, whole)
+def test_optimizer_states_from_before_the_first_step_are_sharded_as_well(follow: Follow) -> None:
+    path = script(("AdamW(", "Adagrad("))
+    whole, shared = follow(path, **TWO), follow(path, sharded=True, **TWO)
+    assert shared.rung == whole.rung == FAKE, (shared, whole)
     assert shared.categories["parameters"] <= 0.51 * WEIGHTS
     assert shared.peak_bytes < whole.peak_bytes
 
 
-def test_a_strategy_in_the_script_is_left_to_those_that_are_compared(server: Server) -> None:
-    said = 'strategy="fsdp", activation_checkpointing=True, cpu_offload=True'
-    own, plain = Path("own.py"), Path("plain.py")
-    for path, arguments in ((own, said), (plain, "")):
-        made = f"from headway import Accelerator\naccelerator = Accelerator({arguments})\n"
+def test_a_strategy_in_the_script_is_left_to_those_that_are_compared(follow: Follow) -> None:
+    paths = []
+    for said in ('strategy="fsdp", activation_checkpointing=True, cpu_offload=True', ""):
+        made = f"from headway import Accelerator\naccelerator = Accelerator({said})\n"
         prepared = "net, optimizer = accelerator.prepare(net, optimizer)\nfor _ in range(3):"
-        path.write_text(made + TRAINING.replace("for _ in range(3):", prepared))
-    world = {"device": "cuda", "world_size": 2, "local_world_size": 2}
+        paths.append(script(("for _ in range(3):", prepared), text=made + TRAINING))
     for sharded in (False, True):
-        found, expected = (server.follow(one, sharded=sharded, **world) for one in (own, plain))
-        assert found.rung == "fake tensors", found
+        found, expected = (follow(one, sharded=sharded, **TWO) for one in paths)
+        assert found.rung == FAKE, found
         assert found.peak_bytes == expected.peak_bytes
-        assert [*found.notes] != [*expected.notes]
+        assert found.notes
+        assert not expected.notes
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_what_is_offloaded_is_not_counted_however_few_steps_there_are(
-    steps: int, server: Server
+    steps: int, follow: Follow
 ) -> None:
-    path = Path("few.py")
-    path.write_text(TRAINING.replace("range(3)", f"range({steps})"))
-    world = {"device": "cuda", "world_size": 2, "local_world_size": 2}
-    found = server.follow(path, sharded=True, offloaded=True, **world)
+    first = f"torch.empty(2**28, device=device)\nfor _ in range({steps})"  # before it is sharded
+    path = script(("for _ in range(3)", first))
+    found = follow(path, sharded=True, offloaded=True, **TWO)
     assert found.steps == min(steps, 2)
     assert not any(found.categories[name] for name in OFFLOADED), found.categories
+    assert 0 < found.peak_bytes == sum(found.categories.values()) < 2**28  # of the shards alone
 
 
-def test_recomputed_activations_take_less(server: Server) -> None:
-    path = Path("wide.py")
-    wide = f"nn.Linear({WIDTH}, {4 * WIDTH}), nn.GELU(), nn.Linear({4 * WIDTH}, {WIDTH})"
-    block = (
-        "from torch import nn\n"
-        "class Wide(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        f"        self.layers = nn.Sequential({wide})\n"
-        "    def forward(self, x):\n"
-        "        return self.layers(x)\n"
+def test_recomputed_activations_take_less(follow: Follow) -> None:
+    block = f"""
+from torch import nn
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear({WIDTH}, {4 * WIDTH}), nn.GELU(), nn.Linear({4 * WIDTH}, {WIDTH})
+        )
+    def forward(self, x):
+        return self.layers(x)
+"""
+    path = script(
+        (f"nn.Sequential(nn.Linear({WIDTH}, {WIDTH}), nn.ReLU())", "Wide()"),
+        (f"randn({BATCH},", "randn(4096,"),
+        (f"({BATCH},)", "(4096,)"),
+        text=block + TRAINING,
     )
-    text = block + TRAINING.replace(
-        f"nn.Sequential(nn.Linear({WIDTH}, {WIDTH}), nn.ReLU())", "Wide()"
-    )
-    path.write_text(
-        text.replace(f"randn({BATCH},", "randn(4096,").replace(f"({BATCH},)", "(4096,)")
-    )
-    plain = server.follow(path)
-    assert server.follow(path, checkpointed=True).peak_bytes < plain.peak_bytes - 64 * MIB
-
-
-def test_parts_of_a_recomputed_block_are_not_sharded_by_themselves(
-    script: Path, server: Server
-) -> None:
-    world = {"world_size": 2, "local_world_size": 2, "sharded": True}
-    recomputed = server.follow(script, checkpointed=True, **world)
-    assert recomputed.peak_bytes <= server.follow(script, **world).peak_bytes
-    assert len(set(recomputed.units)) == len(recomputed.units)
+    assert follow(path, checkpointed=True).peak_bytes < follow(path).peak_bytes - 64 * MIB
 
 
 @pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "l1_loss", "soft_margin_loss"])
-def test_a_loss_that_keeps_its_temporary_is_counted_with_it(loss: str, server: Server) -> None:
-    path = Path("loss.py")
-    path.write_text(
-        "import torch\n"
-        "net = torch.nn.Linear(8, 1000)\n"
-        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
-        "for _ in range(2):\n"
-        f"    loss = torch.nn.functional.{loss}(net(torch.ones(500, 8)), torch.ones(500, 1000))\n"
-        "    loss.backward()\n"
-        "    optimizer.step()\n"
+def test_a_loss_that_keeps_its_temporary_is_counted_with_it(loss: str, follow: Follow) -> None:
+    called = f"torch.nn.functional.{loss}(net(torch.ones(500, 4)), torch.ones(500, 1000))"
+    path = script(
+        ("Linear(4, 4)", "Linear(4, 1000)"), ("net(torch.ones(2, 4)).sum()", called), text=SMALL
     )
-    fake, real = server.follow(path), server.follow(path, rung=REAL, memory_limit_bytes=2**30)
-    assert fake.peak_bytes == real.peak_bytes
+    assert follow(path).peak_bytes == follow(path, rung=REAL).peak_bytes
 
 
-def test_half_precision_and_accumulation_are_the_script_s_own(server: Server) -> None:
-    path = Path("halved.py")
-    path.write_text(
-        TRAINING.replace("Net().to(device)", "Net().to(device).bfloat16()").replace(
-            ".to(device)\n    y", ".to(device).bfloat16()\n    y"
-        )
-    )
-    found = server.follow(path, device="cuda")
-    assert found.rung == "fake tensors", found
+def test_half_precision_is_the_script_s_own(follow: Follow) -> None:
+    path = script((".to(device)", ".to(device).bfloat16()"))
+    found = follow(path, **GPU)
+    assert found.rung == FAKE, found
     assert found.categories["parameters"] == WEIGHTS // 2
 
 
-def test_a_model_far_larger_than_this_machine_is_followed(server: Server) -> None:
-    path = Path("large.py")
-    path.write_text(
-        TRAINING.replace(f"Linear({WIDTH}, {WIDTH})", f"Linear({WIDTH}, {WIDTH} * 10**6)").replace(
-            "nn.ReLU())", f"nn.ReLU(), nn.Linear({WIDTH} * 10**6, {WIDTH}))"
-        )
+def test_a_model_far_larger_than_this_machine_is_followed(follow: Follow) -> None:
+    path = script(
+        (f"Linear({WIDTH}, {WIDTH})", f"Linear({WIDTH}, {WIDTH} * 10**6)"),
+        ("nn.ReLU())", f"nn.ReLU(), nn.Linear({WIDTH} * 10**6, {WIDTH}))"),
     )
-    found = server.follow(path, device="cuda")
-    assert found.rung == "fake tensors", found
+    found = follow(path, **GPU)
+    assert found.rung == FAKE, found
     assert found.categories["parameters"] > 2**41
 
 
-def test_a_script_that_fails_has_its_states_alone_and_its_line(server: Server) -> None:
-    path = Path("fails.py")
-    path.write_text(
-        TRAINING.replace("for _ in range(3):", "for _ in range(3):\n    raise KeyError('x')")
-    )
-    found = server.follow(path, device="cuda")
-    assert found.rung == "states alone"
+def test_a_script_that_fails_has_its_states_alone_and_its_line(follow: Follow) -> None:
+    path = script(("for _ in range(3):", "for _ in range(3):\n    raise KeyError('x')"))
+    found = follow(path, **GPU)
+    assert found.rung == STATES
     line = 1 + path.read_text().splitlines().index("    raise KeyError('x')")
-    assert f"fails.py, line {line}: KeyError" in found.failed_at
+    assert f"{path}, line {line}: KeyError" in found.failed_at
     assert found.categories["parameters"] == found.categories["gradients"] == WEIGHTS
     # AdamW's two moments, and a count of steps for each parameter, which stays on the host
     assert found.categories["optimizer"] == 2 * WEIGHTS
@@ -224,40 +196,54 @@ def test_a_script_that_fails_has_its_states_alone_and_its_line(server: Server) -
     assert found.peak_bytes == sum(found.categories.values())
 
 
-def test_a_script_may_replace_its_streams_and_close_all_descriptors(server: Server) -> None:
-    path = Path("closing.py")
-    path.write_text(f"import os, sys\nos.closerange(3, 256)\nsys.stdout = None\n{TRAINING}")
-    found = server.follow(path)
-    assert (found.rung, found.steps) == ("fake tensors", 2), found
-
-
-def test_a_script_without_end_is_stopped_at_its_line(server: Server) -> None:
-    path = Path("endless.py")
-    path.write_text(TRAINING.replace("for _ in range(3):", "while True: pass\nfor _ in range(3):"))
-    found = server.follow(path, time_limit_s=5)
-    assert found.rung == "states alone"
+def test_a_script_without_end_is_stopped_at_its_line(follow: Follow) -> None:
+    path = script(("for _ in range(3):", "while True: pass\nfor _ in range(3):"))
+    found = follow(path, time_limit_s=5)
+    assert (found.rung, found.is_late) == (STATES, True)
     line = 1 + path.read_text().splitlines().index("while True: pass")
-    assert f"endless.py, line {line}" in found.failed_at
+    assert f"{path}, line {line}" in found.failed_at
 
 
-def test_real_steps_stop_at_the_memory_that_they_may_take(script: Path, server: Server) -> None:
-    found = server.follow(script, rung="real steps", memory_limit_bytes=MIB)
+def test_real_steps_stop_at_the_memory_that_they_may_take(follow: Follow) -> None:
+    found = follow(script(), rung=REAL, memory_limit_bytes=MIB)
     assert found.rung == ""
     assert "MemoryError" in found.failed_at
 
 
-def test_a_script_that_crashes_in_native_code_names_its_line(server: Server) -> None:
-    path = Path("crash.py")
-    path.write_text("import ctypes\n\nctypes.string_at(0)\n")
-    found = server.follow(path)
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("ctypes.string_at(0)", ", line 2: the process ended with signal "),
+        ("print('said', flush=True); os._exit(3)", "the process ended with exit code 3"),
+        ("open(os.environ['TMPDIR'] + '/../outcome', 'w').write('{}'); os._exit(3)", "code 3"),
+    ],
+)
+def test_a_process_that_ends_by_itself_is_said_to_have_ended(
+    call: str, expected: str, follow: Follow
+) -> None:
+    found = follow(script(text=f"import ctypes, os\n{call}\n"))
     assert found.rung == ""
-    assert "crash.py, line 3" in found.failed_at
+    assert expected in found.failed_at
+    assert "said" not in call or found.output == "said\n"
 
 
-def test_the_examples_are_followed(server: Server) -> None:
-    world = {"device": "cuda", "world_size": 2, "local_world_size": 2}
-    found = server.follow(
-        ROOT / "examples" / "char_gpt.py", "--size", "124m", "--batch-size", "8", **world
-    )
-    assert (found.rung, found.steps) == ("fake tensors", 2), found
+UNTIDY = (
+    "import os; os.closerange(0, 256)",
+    "import sys; sys.stdout = sys.stderr = None",
+    "import sys\nclass Tee:\n    def write(self, text): pass\nsys.stdout = Tee()",
+    "import sys\nclass Broken:\n    def flush(self): raise SystemExit(1)\nsys.stdout = Broken()",
+    "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'{}')\n    except OSError: pass",
+)
+
+
+def test_scripts_that_leave_their_process_in_disorder_are_followed(follow: Follow) -> None:
+    for text in UNTIDY:
+        found = follow(script(text=f"{text}\n{SMALL}"))
+        assert (found.rung, found.steps) == (FAKE, 2), (text, found)
+
+
+def test_the_examples_are_followed(follow: Follow) -> None:
+    words = ("--size", "124m", "--batch-size", "8")
+    found = follow(ROOT / "examples" / "char_gpt.py", *words, **TWO)
+    assert (found.rung, found.steps) == (FAKE, 2), found
     assert 4 * 124e6 < found.categories["parameters"] < 4 * 126e6

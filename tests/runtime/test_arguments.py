@@ -41,8 +41,7 @@ def test_argument_beats_profile_and_says_so_in_one_line() -> None:
     agreed = merge_arguments(RUN, mixed_precision="bf16")
     assert agreed.run.mixed_precision == "bf16"
     assert agreed.notes == (
-        "headway: Accelerator(mixed_precision='bf16') overrides "
-        f"mixed_precision='fp16' ({PROFILE})",
+        f"Accelerator(mixed_precision='bf16') overrides mixed_precision='fp16' ({PROFILE})",
     )
 
 

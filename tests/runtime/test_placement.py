@@ -86,9 +86,7 @@ def run(device: str, origin: Origin = PROFILE) -> RunContract:
 def test_the_scripts_device_beats_a_profile_aloud_and_may_not_contradict_a_flag() -> None:
     agreed = merge_arguments(run("cuda"), device="cpu")
     assert agreed.run.device == "cpu"
-    assert agreed.notes == (
-        f"headway: Accelerator(device='cpu') overrides device='cuda' ({PROFILE})",
-    )
+    assert agreed.notes == (f"Accelerator(device='cpu') overrides device='cuda' ({PROFILE})",)
     with pytest.raises(UsageError, match="contradicts device='cuda' from the command line"):
         merge_arguments(run("cuda", Origin(Layer.FLAG, flag="--device")), device="cpu")
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import pytest
 
+from headway.commands.doctor import OK, Check, machine_problems
 from headway.contract.origin import Layer, Origin
 from headway.errors import Code, Do, Problem, Remedy, Step
 from headway.machine.apple import ask_sysctl, find_obstacle
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.machine_problems import OK, Check, machine_problems
 from headway.settings.problems import problems
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
@@ -194,13 +193,6 @@ def shell(command: str, recording: Recording) -> Recording:
     return recording
 
 
-_OF_GPU: dict[str, dict[str, Any]] = {  # what a flag of nvidia-smi changes
-    "-c": {"mode": 0},
-    "--gpu-reset": {"ecc": 0},
-    "-mig": {"slices": None},
-}
-
-
 def _after(words: Sequence[str], recording: Recording) -> Recording:
     environ, limits = dict(recording.environ), dict(recording.limits)
     match words:
@@ -216,8 +208,6 @@ def _after(words: Sequence[str], recording: Recording) -> Recording:
             return recording._replace(limits=limits)
         case ["docker", "run", "--shm-size=8g"]:
             return recording._replace(shm=8 * 2**30)
-        case ["sudo", "nvidia-smi", "-i", which, *what]:
-            return _with_gpu(recording, which, _OF_GPU[what[0]])
         case ["pip", "install", *flags]:
             return recording._replace(torch=_installed(flags, recording.platform))
     raise AssertionError(f"a command that this test does not know: {words}")
@@ -233,16 +223,6 @@ def _installed(flags: Sequence[str], platform: str) -> str:
         return torch(version)
     index = index or "cu130"  # PyPI's own wheels
     return torch(f"{version}+{index}", cuda=f"{index[2:4]}.{index[4]}")
-
-
-def _with_gpu(recording: Recording, which: str, change: dict[str, Any]) -> Recording:
-    assert recording.nvml is not None
-    cards = []
-    for index, card in enumerate(recording.nvml.gpus):
-        if which in (str(index), card["uuid"]):
-            card = {key: one for key, one in {**card, **change}.items() if one is not None}
-        cards.append(card)
-    return recording._replace(nvml=Nvml(recording.nvml.driver, cards))
 
 
 def found(recording: Recording) -> list[Check]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,13 +13,8 @@ from headway.contract.origin import Layer
 from headway.errors import ConfigError
 from headway.machine.facts import Machine
 from headway.settings.layers import profile_layers
-from headway.settings.profile import parse_profile, read_profile
-from headway.settings.profile_files import (
-    MAX_BYTES,
-    choose_profile,
-    find_project_profile,
-    user_folder,
-)
+from headway.settings.profile import read_profile
+from headway.settings.profile_files import MAX_BYTES, choose_profile, user_folder
 from headway.settings.resolve import resolve
 from headway.settings.table import Settings
 
@@ -44,14 +38,17 @@ def test_lists_comments_quotes_and_a_byte_order_mark_are_understood() -> None:
     assert settings.num_processes == 2
 
 
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{key}: &{key} [*{last}, *{last}]\n" for last, key in pairwise("abcdefghijkl")
+)
 BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "empty": ("", "empty", None),
     "only a comment": ("# nothing\n", "empty", None),
     "a list": ("- device\n- cpu\n", "is a list", 1),
     "a lone value": ("cpu", "is a single value", 1),
-    "half a file": ("device: cpu\nenv: {A: 1,", "not YAML", 3),
-    "bad indentation": ("device: cpu\n  devices: 1\n", "not YAML", 2),
-    "an open quote": ("device: 'cpu", "not YAML", 1),
+    "half a file": ("device: cpu\nenv: {A: 1,", "read as YAML", 3),
+    "bad indentation": ("device: cpu\n  devices: 1\n", "read as YAML", 2),
+    "an open quote": ("device: 'cpu", "read as YAML", 1),
     "an unknown key": ("device: cpu\ndevcies: 2\n", "did you mean 'devices'", 2),
     "a wrong type": ("num_processes: four\n", "whole number", 1),
     "a list for a number": ("num_processes: [1, 2]\n", "list", 1),
@@ -71,22 +68,19 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "an anchor": ("device: &a cpu\n", "anchors", 1),
     "an alias": ("device: *a\n", "anchors", 1),
     "a merge key": ("<<: {device: cpu}\n", "unknown setting", 1),
-    "two documents": ("device: cpu\n---\ndevice: cpu\n", "more than one YAML document", 2),
-    "a control character": ("device: cpu\nlog_dir: a\0b\n", "not YAML", 2),
+    "two documents": ("device: cpu\n---\ndevice: cpu\n", "a single document", 2),
+    "a control character": ("device: cpu\nlog_dir: a\0b\n", "read as YAML", 2),
     "no UTF-8": (b"device: cpu\nlog_dir: \xff\n", "not UTF-8", 2),
     "a newer version": ("version: 99\nworkers: {a: {b: c}}\n", "version 99.*pip install -U", 1),
-    "a newer version with its writer": (
-        "version: 99/7.2.0\nworkers: {a: {b: c}}\n",
-        r"version is '99/7.2.0', written by Headway 7\.2\.0,.*pip install 'headway>=7\.2\.0'",
-        1,
-    ),
     "no version that there ever was": ("version: 0\n", "write `version: 1`", 1),
     "a deep bomb": ("env: " + "[" * 100_000, "too deep", 1),
+    "a billion laughs": (BOMB, "anchors", 1),
+    "an indenting tab": ("env:\n\tA: 1\n", "indented by spaces", 2),
     "too large": ("#" * (MAX_BYTES + 1), "larger than 1 MiB", None),
 }
 
 
-@pytest.mark.parametrize("version", ["1", "1/0.1.0", "2/0.4.0"])
+@pytest.mark.parametrize("version", ["1", "2"])
 def test_a_profile_of_this_format_or_an_older_one_is_read(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,9 +104,11 @@ def test_a_broken_profile_is_one_error_with_file_line_and_fix(kind: str) -> None
 @pytest.mark.wording
 def test_all_duplicates_and_missing_values_are_named_at_once_with_line_and_column() -> None:
     with pytest.raises(ConfigError) as caught:
-        read("device: cpu\ndevices:\nenv: {A: 1, A: 2}\ndevice: mps\n")
+        read("device: cpu\ndevices:\nenv: {A: 1, A: 2}\ndevice: mps\nranks: x\n")
     places = [problem.where.rpartition("yaml, ")[2] for problem in caught.value.problems]
-    assert places == ["line 2, column 9", "line 3, column 13", "line 4, column 1"]
+    assert sorted(places) == [
+        *("line 2, column 9", "line 3, column 13", "line 4, column 1", "line 5, column 1")
+    ]
 
 
 @pytest.mark.wording
@@ -133,25 +129,15 @@ def test_profiles_that_nobody_may_look_for_are_no_missing_ones(
     folder.chmod(0o700)
 
 
-def test_a_billion_laughs_are_refused_without_a_laugh() -> None:
-    bomb = "a: &a [x, x]\n" + "".join(
-        f"{key}: &{key} [*{last}, *{last}]\n" for last, key in pairwise("abcdefghijkl")
-    )
-    started = time.process_time()
-    with pytest.raises(ConfigError, match="anchors"):
-        read(bomb)
-    assert time.process_time() - started < 1
-
-
-def test_an_unreadable_profile_is_an_error_with_its_path() -> None:
-    with pytest.raises(ConfigError, match="is not a file"):
-        read_profile(str(Path.cwd()), Layer.USER_PROFILE)
-
-
-def test_a_profile_that_is_a_fifo_is_refused_at_once() -> None:
-    os.mkfifo("fifo.yaml")
-    with pytest.raises(ConfigError, match="is not a file"):
-        read_profile("fifo.yaml", Layer.USER_PROFILE)
+@pytest.mark.parametrize("kind", ["a folder", "a pipe", "nothing"])
+def test_what_is_no_file_is_refused_at_once_with_its_path(kind: str) -> None:
+    path = Path("profile.yaml")
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    with pytest.raises(ConfigError, match="No such file" if kind == "nothing" else "is not a file"):
+        read_profile(str(path), Layer.USER_PROFILE)
 
 
 def test_a_relative_xdg_folder_is_ignored_and_an_empty_home_looked_up(
@@ -165,30 +151,6 @@ def test_a_relative_xdg_folder_is_ignored_and_an_empty_home_looked_up(
     monkeypatch.setenv("HOME", "")
     assert os.path.isabs(choose_profile(None, {}).path)
     assert choose_profile(None, {}).path != "/.config/headway/default.yaml"
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root to chown")
-def test_a_project_profile_of_another_user_is_refused() -> None:
-    Path("headway.yaml").write_text("env: {LD_PRELOAD: /tmp/theirs.so}\n")
-    os.chown("headway.yaml", 12345, 12345)
-    with pytest.raises(ConfigError, match="is owned by user 12345"):
-        find_project_profile(os.getcwd())
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root to chown")
-def test_a_project_profile_of_another_user_is_obeyed_where_it_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("headway.yaml").write_text("max_restarts: 7\n")
-    os.chown("headway.yaml", 12345, 12345)
-    show = ["config", "show"]
-    assert main(show) == 2
-    assert "select it: `--profile ~/work/headway.yaml`" in capsys.readouterr().err
-    assert main(["config", "list"]) == 0
-    assert main([*show, "--profile", "headway.yaml"]) == 0
-    monkeypatch.setenv("HEADWAY_PROFILE", "~/work/headway.yaml")
-    assert main(show) == 0
-    assert capsys.readouterr().out.count("max_restarts                 7") == 2
 
 
 def test_the_flag_beats_the_variable_which_beats_the_selection() -> None:
@@ -251,11 +213,3 @@ def test_a_user_whom_the_system_does_not_know_has_no_profile(
     monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
     assert choose_profile().path == "/.config/headway/default.yaml"
     assert profile_layers({}) == []
-
-
-@pytest.mark.wording
-def test_a_tab_is_called_a_tab() -> None:
-    with pytest.raises(ConfigError, match="a tab is used for indentation") as caught:
-        parse_profile("env:\n\tA: 1\n", "p.yaml", Layer.PROFILE)
-    assert caught.value.problems[0].where == "profile p.yaml, line 2, column 1"
-    assert caught.value.problems[0].fix == "indent with spaces"

@@ -92,13 +92,13 @@ def test_unsetting_a_key_removes_its_lines_and_nothing_else(key: str, old: str, 
 @pytest.mark.parametrize(
     ("text", "key", "edited"),
     [
-        ("{device: cpu}", "max_restarts", "{device: cpu, max_restarts: 1}"),
         ("device: cpu", "max_restarts", "device: cpu\nmax_restarts: 1\n"),
         ("env: {}\n", "env.A", "env: {A: 1}\n"),
         ("env: {A: 0, B: 2}\n", "env.A", "env: {A: 1, B: 2}\n"),
         ("env: {A: 0}\n", "env.B", "env: {A: 0, B: 1}\n"),
         ("env: A=0\n", "env.B", "env: {A: 0, B: 1}\n"),
         ("'device': cpu\n", "device", "'device': 1\n"),
+        ("  device: cpu\n", "max_restarts", "  device: cpu\n  max_restarts: 1\n"),
         (BLANK, "env.A", BLANK + "env: {A: 1}\n"),
     ],
 )
@@ -111,19 +111,39 @@ def test_flow_style_and_other_spellings_can_be_changed_too(
 def test_the_last_key_leaves_the_version_and_the_last_variable_takes_env_along() -> None:
     assert unset_value("device: cpu\n", "device") == BLANK
     assert unset_value("device: cpu\nenv: {A: 1}\n", "env.A") == "device: cpu\n"
-    assert unset_value("{device: cpu, env: {A: 1, B: 2}}", "env.A") == (
-        "{device: cpu, env: {B: 2}}"
-    )
-    assert unset_value("{device: cpu, devices: 1}", "devices") == "{device: cpu}"
+    assert unset_value("env: {A: 1, B: 2}\n", "env.A") == "env: {B: 2}\n"
     assert unset_value("env: A=1 B=2\n", "env.A") == "env: {B: 2}\n"
     for key in ("max_restarts", "env.C", "env.C.D"):
         with pytest.raises(KeyError):
             unset_value("env: {A: 1}\n", key)
 
 
-def test_a_text_that_cannot_be_changed_at_one_place_is_refused() -> None:
+@pytest.mark.parametrize("text", ["? device\n: cpu\n", "{device: cpu}\n", "device: a\ndevice: b\n"])
+def test_a_text_that_cannot_be_changed_at_one_place_is_refused(text: str) -> None:
+    key = "device" if text.count("device") > 1 else "max_restarts"
     with pytest.raises(ConfigError, match="headway config edit"):
-        set_value("? device\n: cpu\n", "max_restarts", "1")
+        set_value(text, key, "1")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "devices:\n  - 0  # the A100\n  # - 1 broken fan\n  - 2  # last\nranks: 0\n",
+            '# the A100\n# - 1 broken fan\ndevices: "0,2"  # last\nranks: 0\n',
+        ),
+        (
+            "ranks: 0\ndevices:  # head\n- 0\n# in\n- 2\n",
+            'ranks: 0\n# head\n# in\ndevices: "0,2"\n',
+        ),
+        ("devices: [0, # x\n  2] # y\n", '# x\ndevices: "0,2" # y\n'),
+        ("device:\tcuda\ndevices:\n- 0\n", 'device:\tcuda\ndevices: "0,2"\n'),
+        ('devices: "0 # no\n  comment"\n', 'devices: "0,2"\n'),
+        ("devices:\r\n- 0 # x\r\n- 1\r\n", '# x\r\ndevices: "0,2"\r\n'),
+    ],
+)
+def test_the_comments_within_a_value_of_several_lines_stay(old: str, new: str) -> None:
+    assert set_value(old, "devices", "0,2") == new
 
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn"]), max_size=20)
@@ -183,10 +203,12 @@ def test_a_failing_write_leaves_the_old_profile_and_no_litter(
 
 
 @pytest.mark.usefixtures("ordinary_user")
-def test_a_folder_that_may_not_be_written_to_is_a_clear_error() -> None:
+def test_a_folder_that_cannot_be_written_to_is_a_clear_error() -> None:
     Path("locked").mkdir(mode=0o500)
-    with pytest.raises(ConfigError, match="cannot be written: Permission denied"):
-        write_profile("locked/default.yaml", {"device": "cpu"})
+    Path("file").touch()
+    for folder in ("locked", "file"):
+        with pytest.raises(ConfigError, match="cannot be written: "):
+            write_profile(f"{folder}/default.yaml", {"device": "cpu"})
 
 
 @pytest.mark.wording
@@ -206,12 +228,6 @@ def test_a_profile_that_could_not_be_read_again_is_not_written() -> None:
     with pytest.raises(ConfigError, match="would be larger than 1 MiB"):
         write_profile("default.yaml", huge)
     assert "device: cpu" in Path("default.yaml").read_text()
-
-
-def test_a_file_where_the_folder_should_be_is_a_clear_error() -> None:
-    Path("folder").touch()
-    with pytest.raises(ConfigError, match="cannot be written"):
-        write_profile("folder/default.yaml", {"device": "cpu"})
 
 
 WRITER = """
@@ -279,25 +295,3 @@ def test_two_writers_killed_at_random_lose_nothing_that_they_wrote(kills: int) -
 )
 def test_every_reader_of_yaml_finds_the_same_text(text: str) -> None:
     assert str(yaml.safe_load(set_value(BLANK, "env.A", text))["env"]["A"]) == text
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (
-            "devices:\n  - 0  # the A100\n  # - 1 broken fan\n  - 2  # last\nranks: 0\n",
-            '# the A100\n# - 1 broken fan\ndevices: "0,2"  # last\nranks: 0\n',
-        ),
-        (
-            "ranks: 0\ndevices:  # head\n- 0\n# in\n- 2\n",
-            'ranks: 0\n# head\n# in\ndevices: "0,2"\n',
-        ),
-        ("devices: [0, # x\n  2] # y\n", '# x\ndevices: "0,2" # y\n'),
-        ("{devices: [0, # x\n  2], ranks: 0}\n", '# x\n{devices: "0,2", ranks: 0}\n'),
-        ("device:\tcuda\ndevices:\n- 0\n", 'device:\tcuda\ndevices: "0,2"\n'),
-        ('devices: "0 # no\n  comment"\n', 'devices: "0,2"\n'),
-        ("devices:\r\n- 0 # x\r\n- 1\r\n", '# x\r\ndevices: "0,2"\r\n'),
-    ],
-)
-def test_the_comments_within_a_value_of_several_lines_stay(old: str, new: str) -> None:
-    assert set_value(old, "devices", "0,2") == new

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError
@@ -13,7 +16,7 @@ from headway.machine.facts import Gpu, Machine
 from headway.settings.layers import environment_layer, profile_layers
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.setting import MachineCount
+from headway.settings.setting import AUTO, MachineCount, Shape
 from headway.settings.table import TABLE, Settings
 
 CPU = Machine(cores=8, cores_reason="8 usable cores")
@@ -26,45 +29,6 @@ SERVER = Machine(
 MAC = Machine(system="Darwin", cores=8, mps=True, mps_reason="Apple silicon")
 
 LAUNCH_LAYERS = [layer for layer in Layer if Layer.DETECTED < layer <= Layer.FLAG]
-TWO_VALUES = {  # for each setting, two different values that are possible
-    "device": ("cpu", "cuda"),
-    "devices": ("1", "2"),
-    "num_processes": ("2", "3"),
-    "mixed_precision": ("no", "bf16"),
-    "mps_fallback": ("on", "strict"),
-    "gradient_accumulation_steps": ("2", "3"),
-    "threads_per_process": ("2", "3"),
-    "num_machines": ("2", "3"),
-    "machine_rank": ("0", "1"),
-    "main_address": ("a", "b"),
-    "main_port": ("1000", "2000"),
-    "cluster": ("none", "slurm"),
-    "machine_timeout_s": ("20", "30"),
-    "max_restarts": ("1", "2"),
-    "restart_delay": ("0", "2"),
-    "grace_period_s": ("1", "2"),
-    "leave_children": ("yes", "no"),
-    "hang_timeout": ("60", "90"),
-    "ranks": ("0", "0-1"),
-    "debug_rank": ("0", "1"),
-    "start_method": ("fork", "exec"),
-    "resume": ("a", "latest"),
-    "time_limit": ("3h55m", "60"),
-    "log_dir": ("a", "b"),
-    "output": ("lines", "raw"),
-    "hosts": ("a", "a,b:2"),
-    "hostfile": ("a", "b"),
-    "partition": ("a", "b"),
-    "account": ("a", "b"),
-    "time": ("2h", "1-00:00:00"),
-    "env": ("A=1", "A=2"),
-    "strategy": ("fsdp", "hsdp"),
-    "shard_size": ("2", "4"),
-    "wrap": ("Block", "1000"),
-    "activation_checkpointing": ("yes", "no"),
-    "cpu_offload": ("yes", "no"),
-    "replace_accelerate": ("yes", "no"),
-}
 
 
 def layer(name: Layer, **values: str) -> Mapping[str, Entry]:
@@ -77,37 +41,29 @@ def settled(*layers: Mapping[str, Entry], machine: Machine = CPU, **environ: str
     return resolve(list(layers), machine, environ)
 
 
-def test_the_table_of_values_names_every_setting() -> None:
-    assert TWO_VALUES.keys() == TABLE.keys()
+def two_values(name: str) -> Sequence[str]:
+    """Return two different values of a setting."""
+    row = TABLE[name]
+    if row.choices:
+        return [word for word in row.choices if word != AUTO][:2]
+    if row.shape is Shape.MAP:
+        return ["A=1", "A=2"]
+    return ["20", "30"] if row.reads("20") else ["2h", "3h"]
 
 
-@pytest.mark.parametrize("name", TABLE)
-@pytest.mark.parametrize(
-    ("weak", "strong"),
-    [
-        pair
-        for i, low in enumerate(LAUNCH_LAYERS)
-        for pair in ((low, high) for high in LAUNCH_LAYERS[i + 1 :])
-    ],
-)
-def test_the_stronger_source_wins_for_every_setting(name: str, weak: Layer, strong: Layer) -> None:
-    first, second = TWO_VALUES[name]
-    settings = settled(layer(weak, **{name: first}), layer(strong, **{name: second}))
-    assert settings.values[name].value == TABLE[name].parse(second)
-    assert settings.origin(name).layer == strong
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_every_source_beats_default_and_detection(name: str) -> None:
-    for value in TWO_VALUES[name]:
-        settings = settled(layer(Layer.USER_PROFILE, **{name: value}), machine=SERVER)
-        assert settings.values[name].value == TABLE[name].parse(value)
-
-
-def test_flag_beats_profile_and_says_so() -> None:
-    settings = settled(layer(Layer.USER_PROFILE, device="cuda"), layer(Layer.FLAG, device="cpu"))
-    assert settings.device == "cpu"
-    assert settings.origin("device") == Origin(Layer.FLAG, reason="flag device")
+@hypothesis.settings(max_examples=25)
+@given(st.sets(st.sampled_from(LAUNCH_LAYERS), min_size=1), st.data())
+def test_the_strongest_source_wins_for_every_setting(
+    sources: set[Layer], data: st.DataObject
+) -> None:
+    for name in TABLE:
+        said = {one: data.draw(st.sampled_from(two_values(name))) for one in sorted(sources)}
+        settings = settled(
+            *(layer(one, **{name: raw}) for one, raw in said.items()), machine=SERVER
+        )
+        strongest = max(sources)
+        assert settings.values[name].value == TABLE[name].parse(said[strongest])
+        assert settings.origin(name).layer is strongest
 
 
 def test_every_value_has_an_origin_in_words() -> None:

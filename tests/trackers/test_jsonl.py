@@ -108,9 +108,26 @@ def test_torn_lines_are_left_out_and_counted(tracker: JsonlTracker) -> None:
     assert run.damaged_lines == 4
 
 
+@pytest.mark.parametrize("odd", ["null", "[1]", '"a"', "true", "1" + "0" * 400])
+def test_a_line_that_no_tracker_wrote_is_left_out_and_counted(odd: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(
+        f'{{"headway_run":1,"project":"a\\u001b","time":{odd},"config":{{}}}}\n'
+        f'{{"step":{odd},"values":{{"loss":1,"acc":{odd}}}}}\n'
+        f'{{"step":1,"values":{odd}}}\n{{"config":{odd}}}\n'
+        '{"step":NaN,"values":{"\\u001b[1m":1}}\n{"step":9,"values":{"loss":2}}\n'
+    )
+    run = read_run_file(path)
+    assert run.damaged_lines == 2
+    assert run.metrics["loss"].values == [1, 2]
+    assert run.metrics["loss"].steps[1] == 9
+    assert all(math.isfinite(step) for one in run.metrics.values() for step in one.steps)
+    assert all(name.isprintable() for name in (*run.metrics, run.project))
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
-    for text in ("", "{}", "no", '{"headway_run":99}'):
+    for text in ("", "{}", "no", '{"headway_run":99}', '{"headway_run":1,"config":[1]}'):
         other.write_text(text)
         with pytest.raises(ConfigError):
             read_run_file(other)

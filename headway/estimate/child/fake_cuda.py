@@ -7,6 +7,7 @@ answered, its functions without a result of interest do nothing.
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,50 +17,20 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from headway.estimate.child.replacing import replace, replace_wherever_imported
+from headway.estimate.child.patching import nothing, replace, replace_wherever_imported
 
 FAKE_GPU = torch.device("cpu", 1)
 _CAPABILITY = (9, 0)
 _GPUS = ("cuda", "mps")
-_WITHOUT_RESULT = (  # functions of torch.cuda
-    *(
-        "set_device",
-        "synchronize",
-        "empty_cache",
-        "init",
-        "_lazy_init",
-        "ipc_collect",
-        "set_stream",
-    ),
-    *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
-    *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
-    *("reset_accumulated_memory_stats", "reset_accumulated_host_memory_stats"),
-    *("reset_peak_host_memory_stats", "set_per_process_memory_fraction", "set_sync_debug_mode"),
-    "check_error",
-)
-_NUMBERS = (
-    *("current_device", "initial_seed", "get_sync_debug_mode"),
-    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
-    *("memory_cached", "max_memory_cached", "device_memory_used"),
-    *("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"),
-)
+_OF_VALUES = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 _TRUE = (
     *("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported"),
     "can_device_access_peer",
 )
-_STATISTICS = (
-    *("memory_stats", "memory_stats_as_nested_dict"),
-    *("host_memory_stats", "host_memory_stats_as_nested_dict"),
-)
-_OF_VALUES = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 
 
 class GpuNames(TorchFunctionMode):
-    """Replaces `cuda` by another device in the arguments of torch's functions.
-
-    Args:
-        device: the one to use.
-    """
+    """Replaces `cuda` by another device in the arguments of torch's functions."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -80,14 +51,12 @@ class GpuNames(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         result = func(*args, **kwargs)
-        return result.to(self._place(args, kwargs)) if func in _OF_VALUES else result
-
-    def _place(self, args: Any, kwargs: Any) -> Any:
-        """Return the device for a tensor of given values, which torch puts on `cpu` for `cpu:1`."""
-        given = kwargs.get("device")
-        if given is None and isinstance(args[0], torch.Tensor):  # whose new_tensor() it is, or copy
-            return args[0].device
-        return given
+        if func not in _OF_VALUES:
+            return result
+        place = kwargs.get("device")  # torch puts given values on `cpu` for `cpu:1`
+        if place is None and isinstance(args[0], torch.Tensor):  # whose new_tensor() it is, or copy
+            place = args[0].device
+        return result.to(place)
 
     def replaced(self, device: Any) -> Any:
         """Return the device for one that may be a GPU, in any of the ways that it can be given."""
@@ -158,53 +127,42 @@ def replace_places_of_loaded(device: torch.device) -> None:
 
 
 def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
-    """Let torch.cuda and torch.accelerator say that there are GPUs; calls for effect do nothing.
+    """Let torch.cuda and torch.accelerator say that there are so many GPUs of this kind here.
 
-    Args:
-        name: of the GPUs.
-        memory_bytes: of each.
-        count: of this machine.
+    Calls for effect do nothing; what is not answered here is asked for as a number, or by nobody.
     """
-    properties = types.SimpleNamespace(
-        name=name,
-        total_memory=memory_bytes,
-        major=_CAPABILITY[0],
-        minor=_CAPABILITY[1],
-        multi_processor_count=132,
-    )
+    major, minor = _CAPABILITY
     answers: dict[str, Any] = {
-        **dict.fromkeys(_WITHOUT_RESULT),
-        **dict.fromkeys(_NUMBERS, 0),
         **dict.fromkeys(_TRUE, True),
-        **{function: {} for function in _STATISTICS},
         **dict.fromkeys(("memory_summary", "list_gpu_processes"), ""),
+        **dict.fromkeys(("mem_get_info", "get_memory_info"), (memory_bytes, memory_bytes)),
         "is_current_stream_capturing": False,  # asked by each optimizer where torch has CUDA
         "memory_snapshot": [],
         "get_per_process_memory_fraction": 1.0,
         "device_count": count,
-        "mem_get_info": (memory_bytes, memory_bytes),
         "get_device_name": name,
         "get_device_capability": _CAPABILITY,
-        "get_device_properties": properties,
-        "get_arch_list": [f"sm_{_CAPABILITY[0]}{_CAPABILITY[1]}"],
-    }
-    of_accelerator = {
-        "is_available": True,
-        "device_count": count,
+        "get_device_properties": types.SimpleNamespace(
+            name=name,
+            total_memory=memory_bytes,
+            major=major,
+            minor=minor,
+            multi_processor_count=132,
+        ),
+        "get_arch_list": [f"sm_{major}{minor}"],
         "current_accelerator": torch.device("cuda"),
-        "current_device_index": 0,
-        **dict.fromkeys(("set_device_index", "set_stream", "synchronize")),
     }
-    for module, functions in ((torch.cuda, answers), (torch.accelerator, of_accelerator)):
-        for function, answer in functions.items():
-            replace(module, function, _answering(answer))
-    replace(torch.cuda, "Event", _Event)
-    replace(torch.cuda, "Stream", _Stream)
-    replace(torch.cuda, "stream", lambda *_, **__: nullcontext())
-    replace(torch.cuda, "device", lambda *_, **__: nullcontext())
     for module in (torch.cuda, torch.accelerator):
-        replace(module, "current_stream", _Stream)
-    replace(torch.cuda, "default_stream", _Stream)
+        for function in module.__all__:
+            if inspect.isfunction(getattr(module, function)):
+                unasked: Any = {} if "memory_stats" in function else 0
+                replace(module, function, _answering(answers.get(function, unasked)))
+        replace(module, "current_stream", _Queue)
+    for function in ("Event", "Stream", "default_stream"):
+        replace(torch.cuda, function, _Queue)
+    for function in ("stream", "device"):
+        replace(torch.cuda, function, lambda *_, **__: nullcontext())
+    replace(torch.cuda, "_lazy_init", nothing)
     replace(torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state())
     replace(torch.cuda, "get_rng_state_all", lambda: [torch.get_rng_state()])
     replace(torch.version, "cuda", torch.version.cuda or "12.8")
@@ -214,20 +172,13 @@ def _answering(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
-class _Stream:
-    """A stream on which everything is done at once."""
+class _Queue:
+    """A stream on which everything is done at once, or an event that has happened."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.wait_stream = self.synchronize = self.wait_event = _answering(None)
-        self.record_event = _Event
+        self.wait_stream = self.wait_event = self.wait = self.record = self.synchronize = nothing
+        self.record_event = _Queue
         self.is_capturing = _answering(False)
-
-
-class _Event:
-    """An event that has happened."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.record = self.synchronize = self.wait = _answering(None)
         self.query = _answering(True)
         self.elapsed_time = _answering(1.0)
 

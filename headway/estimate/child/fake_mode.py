@@ -1,8 +1,8 @@
 """torch's FakeTensorMode, as ordinary training scripts need it: they look at values, too.
 
-A value that is known (`values.py`) is used. Otherwise a number is 1, and a condition is what it is
-while training goes well: finite, equal, not NaN. A shape that depends on unknown values is as large
-as it can be, which is noted.
+A value that is known is used: of batches, indices and lengths, on which shapes often depend.
+Otherwise a number is 1, and a condition is what it is while training goes well: finite, equal, not
+NaN. A shape that depends on unknown values is as large as it can be, which is noted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    unset_fake_temporarily,
 )
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 
-from headway.estimate.child.values import Values
-
+_MOST_ELEMENTS = 2**16  # of a value that is kept
 _aten = torch.ops.aten
 _TRUE = {_aten.all, _aten.isfinite, _aten.eq, _aten.ge, _aten.le}
 _AND = {_aten.mul, _aten.logical_and, _aten.bitwise_and}
@@ -32,14 +33,16 @@ _AS_BEFORE = {
     *(_aten.any, _aten._to_copy, _aten.clone, _aten.detach, _aten.alias, _aten.view, _aten.select),
     *(_aten.min, _aten.max, _aten.squeeze, _aten.unsqueeze, _aten.prod, _aten.expand),
 }
+_MAKERS = {
+    *(_aten.arange, _aten.randint, _aten.randperm, _aten.zeros, _aten.ones, _aten.full),
+    *(_aten.rand, _aten.randn, _aten.linspace, _aten.scalar_tensor, _aten.eye, _aten.tril_indices),
+    *(_aten.triu_indices, _aten.bernoulli, _aten.lift_fresh),
+}
+"""Operators whose results are known without any tensor; not `empty`, which has no values."""
 
 
 class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A FakeTensorMode in which a training script runs through.
-
-    Args:
-        note: is called with each shape that was bounded.
-    """
+    """A FakeTensorMode in which a training script runs through; shapes are bounded and noted."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -62,27 +65,18 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if isinstance(result, FakeTensor):
             result.constant = None  # torch's own value, of which it takes the device: never `cpu:1`
             if result.dtype is torch.bool:
-                _set_truth(result, _expected(func.overloadpacket, args))
+                vars(result)["_is_expected"] = _expected(func.overloadpacket, args)
         return result
 
     def scalar(self, tensor: torch.Tensor) -> Any:
         """Return the number in a tensor of one element, or what it is taken for."""
-        value = self.values.get(tensor)
-        if value is not None:
-            with _disable_current_modes():
-                return value.item()
-        if tensor.dtype is torch.bool:
-            return _truth(tensor)
-        return _one(tensor.dtype)
+        with _disable_current_modes():
+            return self._value(tensor).item()
 
     def array(self, tensor: torch.Tensor) -> Any:
         """Return the numpy array of a tensor's values, or of ones."""
         with _disable_current_modes():
-            value = self.values.get(tensor)
-            if value is None:
-                fill = _truth(tensor) if tensor.dtype is torch.bool else 1
-                value = torch.full(tuple(tensor.shape), fill, dtype=tensor.dtype)
-            return value.detach().numpy()
+            return self._value(tensor).detach().numpy()
 
     def faked(self, value: torch.Tensor) -> torch.Tensor:
         """Return the fake tensor of a real one, with its value."""
@@ -93,12 +87,19 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             self.values.keep(fake, value.detach())
         return fake
 
+    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
+        value = self.values.get(tensor)
+        if value is None:
+            fill = _truth(tensor) if tensor.dtype is torch.bool else 1
+            value = torch.full(tuple(tensor.shape), fill, dtype=tensor.dtype)
+        return value
+
     def _without_shape(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the results of an operator whose shapes depend on values."""
         values = self.values.compute(func, args, kwargs)
         if values is not None:
             return tree_map_only(
-                torch.Tensor, lambda one: self._on(self.faked(one), args[0].device), values
+                torch.Tensor, lambda one: self._faked_on(args[0].device, one), values
             )
         bound = _LARGEST.get(func.overloadpacket)
         if bound is None:
@@ -120,24 +121,14 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         with self:
             return x.new_empty(int(each.sum()), *x.shape[2:]), each
 
-    def _on(self, fake: Any, device: torch.device) -> torch.Tensor:
+    def _faked_on(self, device: torch.device, value: torch.Tensor) -> Any:
+        fake: Any = self.faked(value)
         fake.fake_device = device
-        found: torch.Tensor = fake
-        return found
-
-
-def _one(dtype: torch.dtype) -> complex:
-    if dtype.is_complex:
-        return complex(1)
-    return 1.0 if dtype.is_floating_point else 1
+        return fake
 
 
 def _truth(tensor: Any) -> bool:
     return bool(getattr(tensor, "_is_expected", False))
-
-
-def _set_truth(tensor: Any, is_true: bool) -> None:
-    tensor._is_expected = is_true
 
 
 def _expected(operator: Any, args: Any) -> bool:
@@ -149,7 +140,7 @@ def _expected(operator: Any, args: Any) -> bool:
         return False
     if operator in _TRUE:
         return True
-    given = [_of(one) for one in args[:2]]
+    given = [_truth(one) if isinstance(one, torch.Tensor) else bool(one) for one in args[:2]]
     if operator in _AND:
         return all(given)
     if operator in _OR:
@@ -159,29 +150,9 @@ def _expected(operator: Any, args: Any) -> bool:
     return operator in _AS_BEFORE and given[0]
 
 
-def _of(argument: Any) -> bool:
-    return _truth(argument) if isinstance(argument, torch.Tensor) else bool(argument)
-
-
-def _nonzero(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty((x.numel(), x.dim()), dtype=torch.int64)
-
-
-def _masked_select(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.numel())
-
-
 def _unique(x: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
     counts = x.new_empty(x.numel(), dtype=torch.int64)
     return x.new_empty(x.numel()), x.new_empty(x.shape, dtype=torch.int64), counts
-
-
-def _bincount(x: torch.Tensor, _: Any = None, minlength: int = 0) -> torch.Tensor:
-    return x.new_empty(max(minlength, 1), dtype=torch.int64)
-
-
-def _repeated(x: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
-    return x.new_empty(output_size or x.numel())
 
 
 def _ctc_loss(
@@ -193,11 +164,70 @@ def _ctc_loss(
 
 
 _LARGEST: dict[Any, Callable[..., Any]] = {
-    _aten.nonzero: _nonzero,
-    _aten.masked_select: _masked_select,
+    _aten.nonzero: lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.int64),
+    _aten.masked_select: lambda x, _: x.new_empty(x.numel()),
     _aten._unique2: _unique,
-    _aten.bincount: _bincount,
-    _aten.repeat_interleave: _repeated,
+    _aten.bincount: lambda x, _=None, minlength=0: x.new_empty(
+        max(minlength, 1), dtype=torch.int64
+    ),
+    _aten.repeat_interleave: lambda x, *, output_size=None: x.new_empty(output_size or x.numel()),
     _aten._ctc_loss: _ctc_loss,
 }
 """The results with the largest shapes that there can be, by operator."""
+
+
+class Values:
+    """Small real tensors beside fake ones, computed by the same operators.
+
+    A fake tensor has a value when all that it was made of has one. What is written with unknown
+    values loses its own, as do all views of it.
+    """
+
+    def __init__(self) -> None:
+        self._values: Any = WeakIdKeyDictionary()
+        self._stale: Any = WeakIdKeyDictionary()
+
+    def keep(self, fake: torch.Tensor, value: torch.Tensor) -> None:
+        """Remember the value of a fake tensor, unless it is large."""
+        if value.numel() <= _MOST_ELEMENTS and value.layout is torch.strided:
+            self._values[fake] = value
+
+    def get(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the value of a tensor, or None where it is not known."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor if tensor.numel() <= _MOST_ELEMENTS else None
+        value: torch.Tensor | None = self._values.get(tensor)
+        return None if value is None or value.untyped_storage() in self._stale else value
+
+    def follow(self, func: Any, args: Any, kwargs: Any, results: Any) -> None:
+        """Compute the values of an operator's results, where they can be known and are small."""
+        fakes = [one for one in tree_iter(results) if isinstance(one, torch.Tensor)]
+        is_small = all(one.numel() <= _MOST_ELEMENTS for one in fakes)
+        values = self.compute(func, args, kwargs) if is_small else None
+        if values is None:
+            self._forget_written(func, args, kwargs)
+            return
+        for fake, value in zip(tree_iter(results), tree_iter(values), strict=True):
+            if isinstance(fake, FakeTensor) and fake.device.type != "meta":
+                self.keep(fake, value)
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what an operator gives for the values of its arguments; None if one is unknown."""
+        tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
+        known = [self.get(one) for one in tensors]
+        if any(one is None for one in known) or not (known or func.overloadpacket in _MAKERS):
+            return None
+        replaced = {id(one): value for one, value in zip(tensors, known, strict=True)}
+        args, kwargs = tree_map_only(torch.Tensor, lambda one: replaced[id(one)], (args, kwargs))
+        args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs))
+        with unset_fake_temporarily(), torch.no_grad():
+            return func(*args, **kwargs)
+
+    def _forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            written = kwargs.get(argument.name, args[index] if index < len(args) else None)
+            for one in tree_iter(written):
+                if isinstance(one, FakeTensor) and one in self._values:
+                    self._stale[self._values[one].untyped_storage()] = True

@@ -5,29 +5,34 @@ from __future__ import annotations
 import re
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch._guards import active_fake_mode
 from torch.distributed._tools.common_utils import get_untyped_storages
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from headway.estimate.attempt import CATEGORIES, Part
+from headway.estimate.child.patching import replace
 
 ACTIVATIONS = "activations"
-MOST_PARTS = 8
-OUTSIDE = "(outside of modules)"
+_MOST_PARTS = 8
+_OUTSIDE = "(outside of modules)"
 
+_aten = torch.ops.aten
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _KEEP_THEIR_TEMPORARY = {
-    torch.ops.aten.mse_loss.default,
-    torch.ops.aten.smooth_l1_loss.default,
-    torch.ops.aten.soft_margin_loss.default,
-    torch.ops.aten.binary_cross_entropy.default,
+    *(_aten.mse_loss.default, _aten.smooth_l1_loss.default, _aten.soft_margin_loss.default),
+    _aten.binary_cross_entropy.default,
 }
 """Losses whose mean or sum lies in the storage of the losses of all elements, as torch has it."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -50,9 +55,8 @@ class Entry:
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows all tensors that operators return, by their storages.
 
-    Storages are counted only where `is_counted` says so of their tensor's device. What a storage is
-    for is often known only later (`classify`), so the changes are kept, and the peak's parts are
-    worked out at the end.
+    What a storage is for is often known only later (`classify`), so the changes are kept, and the
+    peak's parts are worked out at the end.
 
     Args:
         is_counted: whether a tensor's device is the one whose memory is asked for.
@@ -137,19 +141,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def leave_out(self, categories: Collection[str]) -> None:
         """Count storages of these categories no more, as if they lay elsewhere from the start."""
-        before = self._changes[: self._began_at]
-        self._changes = [
-            (number, change)
-            for number, change in self._changes
-            if self._all[number].category not in categories
-        ]
-        self._began_at = sum(self._all[number].category not in categories for number, _ in before)
-        self.peak_bytes = self._peak_at = current = 0
-        for at, (_, change) in enumerate(self._changes, 1):
-            current += change
-            if at >= self._began_at and current > self.peak_bytes:
-                self.peak_bytes, self._peak_at = current, at
-        self._current = current
+        changes, began_at = self._changes, self._began_at
+        self._changes, self._current = [], 0
+        self.start_anew()
+        for at, (number, change) in enumerate(changes):
+            if at == began_at:
+                self.start_anew()
+            if self._all[number].category not in categories:
+                self._change(number, change)
 
     def live(self) -> list[Entry]:
         """Return what lives now."""
@@ -176,16 +175,17 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, entry: Entry, nbytes: int) -> None:
         change = nbytes - entry.nbytes
         entry.is_counted = entry.is_counted or nbytes > 0
-        if not change:
-            return
         entry.nbytes = nbytes
-        self._changes.append((entry.number, change))
+        if change:
+            self._change(entry.number, change)
+            if change > 0 and self._limit is not None and self._current > self._limit:
+                raise MemoryError(f"more than {self._limit} bytes of tensors")
+
+    def _change(self, number: int, change: int) -> None:
+        self._changes.append((number, change))
         self._current += change
         if self._current > self.peak_bytes:
-            self.peak_bytes = self._current
-            self._peak_at = len(self._changes)
-            if self._limit is not None and self._current > self._limit:
-                raise MemoryError(f"more than {self._limit} bytes of tensors")
+            self.peak_bytes, self._peak_at = self._current, len(self._changes)
 
 
 def totals(entries: Iterable[Entry]) -> dict[str, int]:
@@ -197,23 +197,15 @@ def totals(entries: Iterable[Entry]) -> dict[str, int]:
 
 
 def largest_parts(entries: Iterable[Entry], names: dict[int, str]) -> tuple[Part, ...]:
-    """Return the modules that take most; those that differ by their numbers alone are one.
-
-    Args:
-        names: of modules, by their id.
-    """
+    """Return the modules that take most; those whose names differ by numbers alone are one."""
     found: dict[str, dict[str, int]] = {}
     for entry in entries:
         module = entry.owner and entry.owner()
-        name = OUTSIDE if module is None else names.get(id(module), type(module).__name__)
-        parts = found.setdefault(_folded(name), defaultdict(int))
-        parts[entry.category] += entry.nbytes
+        name = _OUTSIDE if module is None else names.get(id(module), type(module).__name__)
+        folded = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+        found.setdefault(folded, defaultdict(int))[entry.category] += entry.nbytes
     ordered = sorted(found.items(), key=lambda one: -sum(one[1].values()))
-    return tuple(Part(name, dict(nbytes)) for name, nbytes in ordered[:MOST_PARTS])
-
-
-def _folded(name: str) -> str:
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+    return tuple(Part(name, dict(nbytes)) for name, nbytes in ordered[:_MOST_PARTS])
 
 
 def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
@@ -224,3 +216,127 @@ def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
     if type(tensor) in _PLAIN or hasattr(tensor, "fake_mode"):
         return (tensor.untyped_storage(),) if tensor.layout is torch.strided else ()
     return get_untyped_storages(tensor)
+
+
+class Models:
+    """Follows a script's modules and optimizers, and tells the ledger what their tensors are.
+
+    Args:
+        ledger: whose entries get their categories, and the modules that made them.
+        before_first_call: is called with each model before its first forward pass.
+        after_step: is called after each optimizer step, while `ends_steps`.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        before_first_call: Callable[[torch.nn.Module], None],
+        after_step: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._before_first_call = before_first_call
+        self._after_step = after_step
+        # by id: a class of the script's may have a hash of its own
+        self._modules = weakref.WeakValueDictionary[int, torch.nn.Module]()
+        self._called = weakref.WeakValueDictionary[int, torch.nn.Module]()
+        self._optimizers = weakref.WeakValueDictionary[int, torch.optim.Optimizer]()
+        self._steps: dict[int, int] = {}
+        self.ends_steps = True
+
+    def follow(self) -> None:
+        """Begin; to be called once in a process."""
+        made, made_optimizer = torch.nn.Module.__init__, torch.optim.Optimizer.__init__
+        called: Any = torch.nn.Module._wrapped_call_impl  # what `__call__` is
+        running = self._ledger.modules
+
+        def init(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            made(module, *args, **kwargs)
+            self._modules[id(module)] = module
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not running and id(module) not in self._called:
+                # what is recomputed in a backward pass calls its parts by themselves
+                self._called.update((id(one), one) for one in module.modules())
+                self._before_first_call(module)
+            running.append(weakref.ref(module))
+            try:
+                return called(module, *args, **kwargs)
+            finally:
+                running.pop()
+
+        def init_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            self._optimizers[id(optimizer)] = optimizer
+            self._steps[id(optimizer)] = 0
+            made_optimizer(optimizer, *args, **kwargs)
+
+        replace(torch.nn.Module, "__init__", init)
+        replace(torch.nn.Module, "__call__", call)
+        replace(torch.optim.Optimizer, "__init__", init_optimizer)
+        register_optimizer_step_pre_hook(self._begin_step)
+        register_optimizer_step_post_hook(self._end_step)
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return those that are alive."""
+        return [*self._optimizers.values()]
+
+    def steps(self) -> list[int]:
+        """Return how many steps each optimizer that is alive has made."""
+        return [self._steps[number] for number in [*self._optimizers.keys()]]
+
+    def roots(self) -> Iterator[torch.nn.Module]:
+        """Yield the modules that are part of no other and have parameters."""
+        modules = [*self._modules.values()]
+        inner = {id(child) for module in modules for child in module.children()}
+        for module in modules:
+            if id(module) not in inner and any(True for _ in module.parameters()):
+                yield module
+
+    def names(self) -> dict[int, str]:
+        """Return the names of all modules in their models, by id."""
+        roots = [*self.roots()]
+        found: dict[int, str] = {}
+        for root in roots:
+            if isinstance(root, DistributedDataParallel):
+                found[id(root)], root = "DistributedDataParallel", root.module
+            prefix = "" if len(roots) == 1 else f"{type(root).__name__}."
+            for name, module in root.named_modules():
+                found.setdefault(id(module), f"{prefix}{name}".rstrip(".") or type(root).__name__)
+        return found
+
+    def classify(self) -> None:
+        """Say what the tensors of all modules and optimizers are for."""
+        for module in [*self._modules.values()]:
+            owner = weakref.ref(module)
+            self._classify_trained(module._parameters.values(), owner)
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    self._ledger.classify(buffer, "buffers", owner)
+        for optimizer in self.optimizers():
+            self._classify_states(optimizer)
+
+    def _classify_trained(self, parameters: Iterable[Any], owner: Any = None) -> None:
+        for parameter in parameters:
+            if parameter is not None:
+                self._ledger.classify(parameter, "parameters", owner)
+                if parameter.grad is not None:
+                    self._ledger.classify(parameter.grad, "gradients", owner)
+
+    def _classify_states(self, optimizer: torch.optim.Optimizer) -> None:
+        for parameter, state in optimizer.state.items():
+            owner = self._ledger.owner_of(parameter)
+            for one in tree_iter(state):
+                if isinstance(one, torch.Tensor) and one is not parameter:
+                    self._ledger.classify(one, "optimizer", owner)
+
+    def _begin_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.classify()
+        for group in optimizer.param_groups:
+            self._classify_trained(group["params"])
+        self._ledger.default_category = "optimizer"
+
+    def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._ledger.default_category = ACTIVATIONS
+        self._classify_states(optimizer)
+        self._steps[id(optimizer)] += 1
+        if self.ends_steps:
+            self._after_step()

@@ -1,17 +1,24 @@
-"""The ranks of a run that has one process: a process group that exchanges nothing."""
+"""The ranks of a run that has one process: they exchange nothing, and share a model as asked."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from headway.estimate.child.replacing import replace
+from headway.contract.strategies import DDP, SHARDED
+from headway.distributed.world import World
+from headway.estimate.child.patching import nothing, replace, replace_wherever_imported
+from headway.strategies import choice
+from headway.strategies.rebinding import sharded_as
+from headway.strategies.strategy import Strategy, StrategySettings
 
 _FIRST_RANK = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
@@ -20,33 +27,25 @@ _FIRST_RANK = {
 }
 
 
-def join_as_first(world_size: int, local_world_size: int) -> None:
-    """Be rank 0 of `world_size`, for the script's own `init_process_group()` too.
+def join(world_size: int, local_world_size: int) -> None:
+    """Be rank 0 of `world_size`; a script that starts a process group itself has this one.
 
-    The backend `fake` is part of torch's own tests; its store has no public name.
+    Alone, there is a group only then. The backend `fake` is part of torch's own tests; its store
+    has no public name.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(local_world_size)}
-    os.environ.update(_FIRST_RANK | sizes)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
-    replace(dist, "init_process_group", _nothing)
-
-
-def join_alone() -> None:
-    """Let a script that starts a process group of its own have one of one rank."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     start = dist.init_process_group
 
     def init_process_group(*_: Any, **__: Any) -> None:
-        start("fake", store=FakeStore(), rank=0, world_size=1)
+        if not dist.is_initialized():
+            start("fake", store=FakeStore(), rank=0, world_size=world_size)
 
+    if world_size > 1:
+        sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(local_world_size)}
+        os.environ.update(_FIRST_RANK | sizes)
+        init_process_group()
     replace(dist, "init_process_group", init_process_group)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
 
 
 def replace_object_collectives(world_size: int) -> None:
@@ -70,23 +69,17 @@ def replace_object_collectives(world_size: int) -> None:
         if scatter_object_input_list is not None:
             scatter_object_output_list[0] = scatter_object_input_list[0]
 
-    replace(dist, "all_gather_object", all_gather_object)
-    replace(dist, "gather_object", gather_object)
-    replace(dist, "scatter_object_list", scatter_object_list)
-    replace(dist, "broadcast_object_list", _nothing)
+    for stand_in in (all_gather_object, gather_object, scatter_object_list):
+        replace(dist, stand_in.__name__, stand_in)
+    replace(dist, "broadcast_object_list", nothing)
 
 
-def replace_data_parallel(
-    keep_bucket: Callable[[torch.Tensor, torch.nn.Module], None] | None,
-) -> None:
+def replace_data_parallel(classify: Callable[[torch.Tensor, str, Any], None] | None) -> None:
     """Let DistributedDataParallel take the memory that it takes, and exchange nothing.
 
     Its reducer, in C++, cannot work on fake tensors. It keeps a copy of all gradients in buckets,
-    unless gradients are views of them.
-
-    Args:
-        keep_bucket: is called with each bucket and its owner; None where another strategy shares
-            the model.
+    unless gradients are views of them. `classify`, of the ledger, is told what they are for; it is
+    None where another strategy shares the model.
     """
 
     def init(self: Any, module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -95,11 +88,11 @@ def replace_data_parallel(
         self.device_ids = self.output_device = None
         self.require_backward_grad_sync = True
         self._buckets = []
-        if keep_bucket is not None and not options.get("gradient_as_bucket_view", False):
+        if classify is not None and not options.get("gradient_as_bucket_view", False):
             trained = [one for one in module.parameters() if one.requires_grad]
             self._buckets = [torch.empty_like(one, requires_grad=False) for one in trained]
             for bucket in self._buckets:
-                keep_bucket(bucket, self)
+                classify(bucket, "gradients", weakref.ref(self))
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         return self.module(*inputs, **kwargs)
@@ -112,7 +105,50 @@ def replace_data_parallel(
         "__init__": init,
         "forward": forward,
         "no_sync": no_sync,
-        "register_comm_hook": _nothing,
-        "_set_static_graph": _nothing,
+        "register_comm_hook": nothing,
+        "_set_static_graph": nothing,
     }.items():
         replace(DistributedDataParallel, name, stand_in)
+
+
+def replace_choice_of_strategy(note: Callable[[str], None]) -> None:
+    """Leave how ranks share a model to the attempt, whatever a script tells its Accelerator."""
+    choose = choice.strategy_for
+
+    def strategy_for(world: World, settings: StrategySettings) -> Strategy:
+        if settings.strategy in SHARDED or settings.activation_checkpointing:
+            note("how the script's Accelerator shares a model is left to the strategies compared")
+        plain = settings._replace(strategy=DDP, activation_checkpointing=False, cpu_offload=False)
+        return choose(world, plain)
+
+    replace_wherever_imported("strategy_for", strategy_for)
+
+
+def shard(
+    model: torch.nn.Module,
+    units: Iterable[Sequence[torch.nn.Module]],
+    optimizers: Iterable[torch.optim.Optimizer],
+    mesh: DeviceMesh,
+) -> None:
+    """Shard a model over the ranks with torch's `fully_shard`, unit by unit.
+
+    Its optimizers update the shards, with their states so far; the whole parameters are freed
+    unless the script keeps them. FSDP would work the device out of the mesh: a CPU has an index
+    only here. Relies on `_get_device_from_mesh`, which FSDP's modules import by this name.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    whole = dict(model.named_parameters(remove_duplicate=False))
+    device = next(iter(whole.values())).device
+    replace_wherever_imported("_get_device_from_mesh", lambda _: device)
+    for unit in units:
+        fully_shard(unit[0] if len(unit) == 1 else list(unit), mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    shards = dict(model.named_parameters(remove_duplicate=False))
+    replaced = {id(whole[name]): shards[name] for name in whole}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [replaced.get(id(one), one) for one in group["params"]]
+        for old in [one for one in optimizer.state if id(one) in replaced]:
+            new, state = replaced[id(old)], optimizer.state.pop(old)
+            optimizer.state[new] = {name: sharded_as(new, one) for name, one in state.items()}

@@ -8,41 +8,34 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import runpy
 import signal
 import sys
 import time
 import traceback
 import warnings
-import weakref
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 from headway.contract import signals
 from headway.contract.lines import encode
 from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome
-from headway.estimate.child import (
-    checkpoints,
-    fake_cuda,
-    landlock,
-    ranks,
-    reshaping,
-    torch_patches,
-)
+from headway.estimate.child import fake_cuda, ranks, torch_patches
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
-from headway.estimate.child.ledger import Entry, Ledger, largest_parts, totals
-from headway.estimate.child.models import Models
-from headway.estimate.child.script_lines import line_now, line_of
+from headway.estimate.child.ledger import Entry, Ledger, Models, largest_parts, totals
+from headway.estimate.child.patching import line_now, line_of
 from headway.strategies.activation_checkpointing import checkpoint_activations
 from headway.strategies.units import units_of
 
-OUTPUT, OUTCOME = "output", "outcome"
-"""The files in the scratch folder that have what the script prints, and what was found."""
+OUTCOME = "outcome"
+"""The file in the scratch folder that has what was found."""
 
+_STEPS = 2  # of each optimizer, after which the script is stopped
 _MOST_STEPS = 12  # of one optimizer, while another has not made its second
 _MOST_NOTES = 20
 _LONGEST_LINE = 300  # characters of an exception's message
@@ -53,12 +46,7 @@ class TimeUp(BaseException):
 
 
 class Run:
-    """An attempt that is being made.
-
-    Args:
-        attempt: what is asked for.
-        scratch: the only folder in which files change, and in which the outcome is written.
-    """
+    """An attempt that is being made; the outcome is written to the scratch folder."""
 
     def __init__(self, attempt: Attempt, scratch: str) -> None:
         self._attempt = attempt
@@ -66,10 +54,15 @@ class Run:
         self._notes: dict[str, None] = {}
         self._units: list[torch.nn.Module] = []
         self._reshaped: list[torch.nn.Module] = []
-        self._is_fake = attempt.rung == FAKE
-        self._mode = ScriptMode(self.note) if self._is_fake else None
-        limit = attempt.memory_limit_bytes
-        self._ledger = Ledger(self._counter(), self._mode, limit)
+        is_fake = attempt.rung == FAKE
+        self._mode = ScriptMode(self.note) if is_fake else None
+        is_gpu = is_fake and attempt.device != "cpu"
+        self._device = fake_cuda.FAKE_GPU if is_gpu else torch.device("cpu")
+        self._ledger = Ledger(
+            lambda one: one.device == self._device if is_gpu else one.device.type == "cpu",
+            self._mode,
+            attempt.memory_limit_bytes,
+        )
         self._models = Models(self._ledger, self._reshape, self._after_step)
         self._mesh: Any = None
         self._began = time.monotonic()
@@ -81,21 +74,24 @@ class Run:
 
     def to_the_end(self) -> NoReturn:
         """Run the script, and end this process with the outcome."""
-        self._redirect_output()
-        self._prepare()
-        stack = ExitStack()  # never closed: the process ends inside
+        attempt = self._attempt
+        faulthandler.enable()
+        ranks.join(attempt.world_size, attempt.local_world_size)
+        if attempt.sharded and attempt.world_size > 1:  # before there are fake tensors
+            self._mesh = init_device_mesh("cpu", (attempt.world_size,))
         self.replace_calls()
         self._models.follow()
-        stack.enter_context(fake_cuda.GpuNames(self._device()))
+        stack = ExitStack()  # never closed: the process ends inside
+        stack.enter_context(fake_cuda.GpuNames(self._device))
         if self._mode is not None:
             stack.enter_context(self._mode)
         stack.enter_context(self._ledger)
-        self._confine()
+        Confinement(self._scratch, self.note).begin()
         signals.trap(self._on_alarm, signal.SIGALRM)
-        signal.setitimer(signal.ITIMER_REAL, self._attempt.time_limit_s)
+        signal.setitimer(signal.ITIMER_REAL, attempt.time_limit_s)
         self._began = time.monotonic()
         try:
-            _run_program(self._attempt)
+            _run_program(attempt)
         except BaseException as error:  # noqa: BLE001  it is part of the outcome
             self._end_early(error)
         self._end_early(None)
@@ -111,59 +107,21 @@ class Run:
             fake_cuda.replace_choice_of_optimizers()
         if self._mode is not None:
             fake_cuda.replace_moves(ledger.see)
-            fake_cuda.replace_places_of_loaded(self._device())
+            fake_cuda.replace_places_of_loaded(self._device)
             torch_patches.replace_reading(self._mode)
             torch_patches.replace_padding(self._mode)
             torch_patches.replace_addresses()
             torch_patches.replace_skipped_steps()
-            checkpoints.replace_files_of_tensors(self._mode)
+            torch_patches.replace_files_of_tensors(self._mode)
             torch_patches.replace_resizing(ledger.resized)
         torch_patches.replace_loaders(self._mode, ledger.see)
-        checkpoints.replace_saving(self.note)
-        checkpoints.replace_loading(self.note)
+        torch_patches.replace_saving(self.note)
+        torch_patches.replace_loading(self.note)
         torch_patches.replace_compilation(self.note)
-        torch_patches.replace_fast_paths()
-        reshaping.replace_choice_of_strategy(self.note)
-        keep = None if attempt.sharded else self._keep_bucket
-        ranks.replace_data_parallel(keep)
+        torch.backends.mha.set_fastpath_enabled(False)  # which nobody trains with
+        ranks.replace_choice_of_strategy(self.note)
+        ranks.replace_data_parallel(None if attempt.sharded else ledger.classify)
         ranks.replace_object_collectives(attempt.world_size)
-
-    # ------------------------------------------------------------------ before
-
-    def _counter(self) -> Callable[[torch.Tensor], bool]:
-        if self._is_fake and self._attempt.device != "cpu":
-            return lambda tensor: tensor.device == fake_cuda.FAKE_GPU
-        return lambda tensor: tensor.device.type == "cpu"
-
-    def _device(self) -> torch.device:
-        is_gpu = self._is_fake and self._attempt.device != "cpu"
-        return fake_cuda.FAKE_GPU if is_gpu else torch.device("cpu")
-
-    def _redirect_output(self) -> None:
-        output = os.path.join(self._scratch, OUTPUT)
-        fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for one, number in ((null, 0), (fd, 1), (fd, 2)):
-            os.dup2(one, number)
-        faulthandler.enable()
-
-    def _prepare(self) -> None:
-        """Make what has to be made before there are fake tensors."""
-        attempt = self._attempt
-        if attempt.world_size > 1:
-            ranks.join_as_first(attempt.world_size, attempt.local_world_size)
-            if attempt.sharded:
-                self._mesh = reshaping.mesh_of_all()
-        else:
-            ranks.join_alone()
-
-    def _keep_bucket(self, bucket: torch.Tensor, owner: torch.nn.Module) -> None:
-        self._ledger.classify(bucket, "gradients", weakref.ref(owner))
-
-    def _confine(self) -> None:
-        Confinement(self._scratch, self.note).begin()
-        if not landlock.confine((self._scratch, "/dev/null")):
-            self.note("this kernel has no Landlock: native code can change files")
 
     # ------------------------------------------------------------------ on the way
 
@@ -178,9 +136,9 @@ class Run:
         blocks = [block for unit in units for block in unit]
         if attempt.checkpointed:
             checkpoint_activations(blocks)
-        if attempt.sharded and self._mesh is not None:
+        if self._mesh is not None:
             self._models.classify()
-            reshaping.shard(model, units, self._models.optimizers(), self._mesh)
+            ranks.shard(model, units, self._models.optimizers(), self._mesh)
             gc.collect()  # whole parameters may be in cycles; a launch frees them as it shards
             self._ledger.start_anew()
         if attempt.checkpointed or attempt.sharded:
@@ -188,7 +146,7 @@ class Run:
 
     def _after_step(self) -> None:
         steps = self._models.steps()
-        if min(steps) >= self._attempt.steps or max(steps) >= _MOST_STEPS:
+        if min(steps) >= _STEPS or max(steps) >= _MOST_STEPS:
             self._finish_with_peak()
 
     def _on_alarm(self, _: int, __: FrameType | None) -> NoReturn:
@@ -203,21 +161,20 @@ class Run:
         self._models.classify()
         if self._attempt.offloaded:
             self._ledger.leave_out(OFFLOADED)
-        self._finish(self._outcome(self._attempt.rung))
+        self._finish(self._outcome(self._attempt.rung, self._ledger.at_peak()))
 
     def _end_early(self, error: BaseException | None) -> NoReturn:
         """Answer for a script that has ended, or failed, before its second step."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._ledger.modules.clear()
-        failed_at = "" if error is None else _said(error)
-        if error is not None and not isinstance(error, SystemExit):
+        has_ended = error is None or isinstance(error, SystemExit)
+        if error is not None and not has_ended:
             traceback.print_exception(error)
-        if error is None or isinstance(error, SystemExit):
-            if any(self._models.steps()):
-                self.note("the script ended before its second optimizer step")
-                self._finish_with_peak()
-            failed_at = failed_at or "the script ended without an optimizer step"
-        outcome = self._outcome("") if self._attempt.rung == REAL else self._states()
+        if has_ended and any(self._models.steps()):
+            self.note("the script ended before its second optimizer step")
+            self._finish_with_peak()
+        outcome = self._outcome("", []) if self._attempt.rung == REAL else self._states()
+        failed_at = _said(error) if error else "the script ended without an optimizer step"
         self._finish(outcome._replace(failed_at=failed_at, is_late=isinstance(error, TimeUp)))
 
     def _states(self) -> Outcome:
@@ -231,8 +188,7 @@ class Run:
         rung = STATES if states else ""
         if self._attempt.offloaded:
             states = [one for one in states if one.category not in OFFLOADED]
-        peak = sum(one.nbytes for one in states)
-        return self._outcome(rung, states)._replace(peak_bytes=peak)
+        return self._outcome(rung, states)._replace(peak_bytes=sum(one.nbytes for one in states))
 
     def _complete_states(self) -> None:
         """Let each optimizer step once with gradients for all that it trains."""
@@ -247,8 +203,7 @@ class Run:
                         one.grad = torch.empty_like(one)
             optimizer.step()
 
-    def _outcome(self, rung: str, entries: list[Entry] | None = None) -> Outcome:
-        at_peak = self._ledger.at_peak() if entries is None else entries
+    def _outcome(self, rung: str, entries: list[Entry]) -> Outcome:
         names = self._models.names()
         notes = [*self._notes]
         if len(notes) > _MOST_NOTES:
@@ -256,8 +211,8 @@ class Run:
         return Outcome(
             rung=rung,
             peak_bytes=self._ledger.peak_bytes,
-            categories=totals(at_peak),
-            modules=largest_parts(at_peak, names),
+            categories=totals(entries),
+            modules=largest_parts(entries, names),
             units=tuple(names.get(id(one), type(one).__name__) for one in self._units),
             steps=max(self._models.steps(), default=0),
             seconds=time.monotonic() - self._began,
@@ -269,16 +224,12 @@ class Run:
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):  # they can be the script's own, or closed
                 stream.flush()
-        path = os.path.join(self._scratch, OUTCOME)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK  # not to wait at a FIFO
-        with open(os.open(path, flags, 0o600), "wb") as file:
+        with open(os.path.join(self._scratch, OUTCOME), "wb") as file:
             file.write(encode(outcome))
         os._exit(0)
 
 
 def _run_program(attempt: Attempt) -> None:
-    import runpy
-
     sys.argv = [attempt.program, *attempt.args]
     if attempt.is_module:
         sys.path.insert(0, os.getcwd())

@@ -1,27 +1,39 @@
 """Calls of ordinary scripts that cannot work without memory, and what they do instead.
 
 Loaders read their data for real, in this process; compiled functions are the functions themselves.
+Files that are saved are empty, and tensors that are loaded are fake. What a checkpoint holds has
+the shapes of what is there already, so that those of Headway and of torch.distributed are not read;
+a script that goes on from one is followed as from its beginning.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+import torch.distributed.checkpoint as dcp
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import dataloader
 from torch.utils.weak import WeakIdKeyDictionary
 
+from headway.checkpoint import loading, training_state
+from headway.checkpoint.checkpointer import Checkpointer
+from headway.checkpoint.manifest import read_manifest
 from headway.estimate.child.fake_mode import ScriptMode
-from headway.estimate.child.replacing import replace
+from headway.estimate.child.patching import nothing, replace, replace_wherever_imported
 
 Note = Callable[[str], None]
 
 _PAGE_BYTES = 4096
+_LOADED = "loading is skipped: the script goes on as from its beginning"
 
 
 def replace_loaders(mode: ScriptMode | None, see: Callable[[torch.Tensor], None]) -> None:
@@ -45,15 +57,12 @@ def replace_loaders(mode: ScriptMode | None, see: Callable[[torch.Tensor], None]
             return data
 
     def get_iterator(self: Any) -> Any:
-        vars(self).update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0)
-        vars(self).update(pin_memory=False)
+        vars(self).update(num_workers=0, prefetch_factor=None, persistent_workers=False)
+        vars(self).update(timeout=0, pin_memory=False)
         return Iterator(self)
 
-    def not_shared(self: torch.Tensor) -> torch.Tensor:
-        return self  # there is no process to share it with
-
     replace(torch.utils.data.DataLoader, "_get_iterator", get_iterator)
-    replace(torch.Tensor, "share_memory_", not_shared)
+    replace(torch.Tensor, "share_memory_", lambda self: self)  # with no process
 
 
 def replace_reading(mode: ScriptMode) -> None:
@@ -115,25 +124,17 @@ def replace_compilation(note: Note) -> None:
         note("torch.compile is skipped: what compiled code saves or needs is not counted")
         return (lambda function: function) if model is None else model
 
-    def compile_module(self: torch.nn.Module, *_: Any, **__: Any) -> None:
-        compile(self)
-
-    replace(torch, "compile", compile)
-    replace(torch.nn.Module, "compile", compile_module)
+    for owner in (torch, torch.nn.Module):
+        replace(owner, "compile", compile)
 
 
 def replace_skipped_steps() -> None:
     """Let the gradient scaler step always. Relies on `GradScaler._maybe_opt_step`."""
 
-    def step(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(_: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
 
     replace(torch.amp.GradScaler, "_maybe_opt_step", step)
-
-
-def replace_fast_paths() -> None:
-    """Let torch's transformer layers use the operators that they train with."""
-    torch.backends.mha.set_fastpath_enabled(False)
 
 
 def replace_addresses() -> None:
@@ -145,10 +146,7 @@ def replace_addresses() -> None:
     def of_storage(self: torch.UntypedStorage) -> int:
         if self.device.type != "meta":
             return address_of(self)
-        if self not in addresses:
-            addresses[self] = next(unused)
-        found: int = addresses[self]
-        return found
+        return int(addresses.setdefault(self, next(unused)))
 
     def of_tensor(self: FakeTensor) -> int:
         offset = int(self.storage_offset()) * self.element_size()
@@ -167,3 +165,105 @@ def replace_resizing(resized: Callable[[torch.UntypedStorage], None]) -> None:
         resized(storage)
 
     replace(torch.UntypedStorage, "resize_", resize_)
+
+
+def replace_saving(note: Note) -> None:
+    """Let torch, safetensors and Headway write no tensors; files that they write are empty."""
+
+    def skip(*_: Any, **__: Any) -> None:
+        note("saving is skipped")
+
+    def save(*args: Any, **kwargs: Any) -> None:
+        skip()
+        file = kwargs.get("f") or kwargs.get("filename") or args[1]
+        if isinstance(file, (str, os.PathLike)):
+            open(file, "wb").close()
+
+    def save_as_bytes(*_: Any, **__: Any) -> bytes:
+        skip()
+        return b""
+
+    def skip_in_thread(*_: Any, **__: Any) -> Future[None]:
+        skip()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    replace(torch, "save", save)
+    for name in ("save_file", "save_model"):
+        replace(safetensors.torch, name, save)
+    replace(safetensors.torch, "save", save_as_bytes)
+    for name in ("save", "save_state_dict"):
+        replace(dcp, name, skip)
+    replace(dcp, "async_save", skip_in_thread)
+    replace(Checkpointer, "save_to", skip)
+
+
+def replace_loading(note: Note) -> None:
+    """Let Headway's checkpoints and torch's change nothing; they have to be there all the same."""
+
+    def skip(*_: Any, **__: Any) -> None:
+        note(_LOADED)
+
+    def load_checkpoint(folder: Path, like: Any = None) -> None:
+        read_manifest(folder)
+        note(_LOADED)
+
+    for name in ("load", "load_state_dict"):
+        replace(dcp, name, skip)
+    replace(loading, "load_checkpoint", load_checkpoint)
+    replace(training_state, "Checkpoint", _NothingToRestore)
+    replace(training_state, "Restoring", _NothingToRestore)
+
+
+class _NothingToRestore:
+    """Stands for a checkpoint of which nothing was read."""
+
+    lacks_other_ranks = False
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.check = self.check_models = self.apply = nothing
+
+
+def replace_files_of_tensors(mode: ScriptMode) -> None:
+    """Let safetensors, whose own code is native, map files for real and return fake tensors."""
+    opened = safetensors.safe_open
+
+    def open_file(
+        filename: Any, framework: str, device: Any = "cpu", *args: Any, **kwargs: Any
+    ) -> _Reading:
+        def faked(tensor: torch.Tensor) -> torch.Tensor:
+            return mode.faked(tensor).to(device)
+
+        return _Reading(opened(filename, framework, "cpu", *args, **kwargs), faked)
+
+    replace_wherever_imported("safe_open", open_file)
+
+
+class _Reading:
+    """An opened file, or a tensor in it, of which parts can be read."""
+
+    def __init__(self, real: Any, faked: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._real, self._faked = real, faked
+
+    def __enter__(self) -> Any:
+        self._real.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._real.__exit__(*error)
+
+    def get_slice(self, name: str) -> _Reading:
+        return _Reading(self._real.get_slice(name), self._faked)
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._real, name)
+        return lambda *args, **kwargs: self._read(call, *args, **kwargs)
+
+    def __getitem__(self, part: Any) -> Any:
+        return self._read(self._real.__getitem__, part)
+
+    def _read(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            found = call(*args, **kwargs)
+        return tree_map_only(torch.Tensor, self._faked, found)

@@ -11,6 +11,7 @@ from headway.launcher.clusters.channel.machine_state import (
     LAUNCH_FAILED,
     Machine,
     loss,
+    numbered,
     refused_machine,
     why_not,
 )
@@ -90,6 +91,7 @@ class Coordinator:
         self._asked_at: float | None = None  # for better explanations of a failure
         self._wait_until = now + join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
+        self._are_told = False  # what is missing: from then on who gets ready is told at once
 
     @property
     def is_busy(self) -> bool:
@@ -112,7 +114,8 @@ class Coordinator:
         refused = self._why_not(join)
         if refused is not None:
             self.outbox.append((peer, refused))
-            self._say(f"refused machine {join.machine} ({join.host}, {address}): {refused.what}")
+            who = f"{numbered(join.machine)} ({join.host}, {address})"
+            self._say(f"refused {who}: {refused.what}")
             if (join.least, join.most) != (self._least, self._most):
                 self._end_before_start(refused_machine(join, refused), num_known=1)
             return False
@@ -151,6 +154,8 @@ class Coordinator:
             self._settle_at = now + SETTLE_S
             if self._is_running:
                 self._tell([machine], Missing("the next restart of the run, which has begun"))
+            elif self._are_told and (missing := self._missing()):
+                self._tell([machine], Missing(missing))
         elif isinstance(message, Probed):
             self._note_probe(machine, message)
         elif isinstance(message, Failed):
@@ -211,8 +216,8 @@ class Coordinator:
                     exit_code=LAUNCH_FAILED,
                 )
             )
-        elif now > self._notice_at:
-            self._notice_at = self._wait_until + 1
+        elif now > self._notice_at and not self._are_told:
+            self._are_told = True
             self._tell(self.machines.values(), Missing(missing))
 
     @property
@@ -222,6 +227,7 @@ class Coordinator:
     def _wait_from(self, now: float) -> None:
         self._wait_until = now + self._join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
+        self._are_told = False
 
     def _tell(self, machines: Iterable[Machine], message: Message) -> None:
         self.outbox += [(one.peer, message) for one in machines]

@@ -20,6 +20,7 @@ from headway.launcher.clusters.channel.messages import (
     Join,
     Leave,
     Message,
+    Refused,
     Unacceptable,
 )
 from headway.launcher.clusters.interfaces import plain_address
@@ -30,6 +31,7 @@ _GREET_WITHIN_S = 10.0
 _MAX_STRANGERS = 256  # connections that have not joined, beside the machines that are missing
 _MAX_OF_ADDRESS = 64  # of these
 _MAX_NAMED = 10  # refused connections that are printed
+_ACCEPTED_AT_ONCE = 16  # then the machines are served, whatever strangers do
 
 
 class _Left(Exception):
@@ -162,7 +164,7 @@ class Hub:
         if now < self._accept_at:
             return
         with suppress(BlockingIOError):
-            while True:
+            for _ in range(_ACCEPTED_AT_ONCE):
                 try:
                     link, address = self._listener.accept()
                     self._add(link, plain_address(address), plain_address(link.getsockname()))
@@ -245,7 +247,8 @@ class Hub:
             )
         elif isinstance(message, Failed):
             self._coordinator.give_up(message)
-            raise EOFError  # there is nothing more to say
+            is_known = Refused(message.cause, message.where, message.fix)
+            self._coordinator.outbox.append((number, is_known))
         elif isinstance(message, Leave):  # of one that has been refused
             raise EOFError
         else:

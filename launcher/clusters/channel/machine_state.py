@@ -63,8 +63,12 @@ class Machine:
     @property
     def label(self) -> str:
         """Its name in messages."""
-        number = f"machine {self.rank}" if self.rank is not None else "a machine"
-        return f"{number} ({self.join.host})"
+        return f"{numbered(self.rank)} ({self.join.host})"
+
+
+def numbered(rank: int | None) -> str:
+    """Return what a machine is called without its host; None: it has not been given a rank."""
+    return "a machine" if rank is None else f"machine {rank}"
 
 
 def why_not(
@@ -83,12 +87,18 @@ def why_not(
         asked, ours = Machines(join.most, join.least), Machines(most, least)
         return Refused(
             f"num_machines is {asked} here, but {ours} on machine 0",
-            f"machine {join.machine}, and machine 0",
+            f"{numbered(join.machine)}, and machine 0",
             "pass the same --num-machines on every machine",
         )
     if join.machine is not None and join.machine in taken:
         return Refused(
             f"machine_rank {join.machine} was given to two machines",
+            "the run at machine 0",
+            f"give every machine its own --machine-rank, from 0 to {most - 1}",
+        )
+    if join.machine is not None and join.machine >= most:
+        return Refused(
+            f"machine_rank is {join.machine}, but the run has {most} machines",
             "the run at machine 0",
             f"give every machine its own --machine-rank, from 0 to {most - 1}",
         )
@@ -106,7 +116,7 @@ def refused_machine(join: Join, refused: Refused) -> Failed:
     return Failed(
         machine=join.machine or 0,
         host=join.host,
-        cause=f"machine {join.machine} ({join.host}) was refused: {refused.what}",
+        cause=f"{numbered(join.machine)} ({join.host}) was refused: {refused.what}",
         where=refused.where,
         details="",
         fix=refused.fix,
@@ -124,14 +134,16 @@ def loss(label: str, machine: int, host: str, reason: str, word: str) -> Failed:
         reason: how it was noticed.
         word: how far its ranks were, as it said last.
     """
+    go_on = "where machines may go, a range lets a run go on: --num-machines 1:2"
+    if machine == 0:
+        go_on = "no other machine can take the place of machine 0"
     return Failed(
         machine=machine,
         host=host,
         cause=f"{label} was lost: {reason}",
         where=f"the connection to {label}",
         details=f"its ranks last told: {word}" if word else "",
-        fix="look at that machine, its launcher's output and the network to it; where machines may "
-        "go, a range lets a run go on: --num-machines 1:2",
+        fix=f"look at that machine, its launcher's output and the network to it; {go_on}",
         exit_code=LAUNCH_FAILED,
     )
 

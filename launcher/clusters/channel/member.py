@@ -104,9 +104,13 @@ class Member:
         return self.lost is not None or self.unacceptable is not None
 
     @property
-    def is_closed_unheard(self) -> bool:
-        """Whether the other end has closed the connection before it said anything."""
-        return self.lost is not None and not self.has_greeted
+    def is_closed_unanswered(self) -> bool:
+        """Whether the other end has closed the connection before it answered the first message.
+
+        A tunnel does, and machine 0 where more strangers connect than it keeps connections for.
+        """
+        answers = (self.accepted, self.refused, self.ended_by)
+        return self.lost is not None and not any(one is not None for one in answers)
 
     def close(self) -> None:
         """Send what is to be sent, and leave."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -84,17 +85,26 @@ def run_key_of_other(environ: Mapping[str, str]) -> RunKey | None:
     with suppress(OSError):
         os.listdir(os.path.dirname(path))  # has NFS look for new files
     try:
-        with open(path) as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-                raise ConfigError(
-                    "the file with the run's key is not one that only you can read",
-                    where=path,
-                    fix=f"remove it, or {HOW_TO_SET}",
-                )
-            return RunKey(file.read().encode(), path)
-    except OSError:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # it may be anything
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _not_private(path) from None
         return None
+    status = os.fstat(handle)
+    is_readable_by_others = stat.S_IMODE(status.st_mode) & 0o077
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or is_readable_by_others:
+        os.close(handle)
+        raise _not_private(path)
+    with open(handle) as file:
+        return RunKey(file.read().encode(), path)
+
+
+def _not_private(path: str) -> ConfigError:
+    return ConfigError(
+        "the file with the run's key is not one that only you can read",
+        where=path,
+        fix=f"submit the job from a folder that only you can write to, or {HOW_TO_SET}",
+    )
 
 
 def wait_for_run_key(environ: Mapping[str, str], within_s: float = _FILE_WITHIN_S) -> RunKey:

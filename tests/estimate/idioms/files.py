@@ -31,38 +31,17 @@ torch.use_deterministic_algorithms(False)
 for _ in range(3):
     step()
 
-# %% saved in each step
-for i in range(3):
-    step()
-    torch.save({"net": net.state_dict(), "step": i}, f"checkpoint_{i}.pt")
-
-# %% a folder for results and a log
+# %% a folder for results, a log, and metrics as lines
 folder = Path("results")
 folder.mkdir(parents=True, exist_ok=True)
 logging.basicConfig(filename=folder / "log.txt", level=logging.INFO)
 (folder / "config.json").write_text(json.dumps({"lr": 1e-3}))
-for _ in range(3):
-    logging.info("loss %s", step().item())
 assert json.loads((folder / "config.json").read_text()) == {"lr": 1e-3}
-
-# %% metrics as lines
 with open("metrics.jsonl", "a") as file:
     for i in range(3):
-        file.write(json.dumps({"step": i, "loss": step().item()}) + "\n")
-
-# %% an old file is replaced
-Path("latest.txt").write_text("old")
-for _ in range(3):
-    step()
-    Path("latest.tmp").write_text("new")
-    os.replace("latest.tmp", "latest.txt")
-
-# %% safetensors
-from safetensors.torch import save_file
-
-for _ in range(3):
-    step()
-    save_file(net.state_dict(), "model.safetensors")
+        loss = step().item()
+        logging.info("loss %s", loss)
+        file.write(json.dumps({"step": i, "loss": loss}) + "\n")
 
 # %% tensorboard
 from torch.utils.tensorboard import SummaryWriter
@@ -88,21 +67,3 @@ net.load_state_dict(weights)
 optimizer.load_state_dict(optimizer.state_dict())
 for _ in range(2):
     step()
-
-# %% arguments
-import argparse
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=3)
-for _ in range(parser.parse_args().epochs):
-    step()
-
-
-# %% a main function behind the usual guard
-def main():
-    for _ in range(3):
-        step()
-
-
-if __name__ == "__main__":
-    main()

@@ -15,11 +15,6 @@ def step():
     optimizer.zero_grad()
 
 
-# %% device by name
-assert torch.cuda.is_available() and device.type == "cuda"
-for _ in range(3):
-    step()
-
 # %% measured by events and memory
 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 for _ in range(3):
@@ -71,13 +66,6 @@ nothing = torch.tensor([], device=device)
 assert torch.cat([nothing, weights, x.new_tensor([1.0])]).device == x.device
 for _ in range(3):
     F.cross_entropy(net(x), torch.as_tensor([0] * 8, device=device), weights).backward()
-    optimizer.step()
-
-# %% autocast, all of it by position
-for _ in range(3):
-    with torch.autocast("cuda", torch.bfloat16, True):
-        loss = F.cross_entropy(net(x), y)
-    loss.backward()
     optimizer.step()
 
 # %% tied weights are found by their addresses

@@ -8,20 +8,6 @@ optimizer = torch.optim.AdamW(net.parameters())
 data = TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
 loader = DataLoader(data, batch_size=8, shuffle=True)
 
-# %% headway
-from headway import Accelerator
-
-accelerator = Accelerator(gradient_accumulation_steps=2)
-net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
-for x, y in loader:
-    with accelerator.accumulate(net):
-        loss = F.cross_entropy(net(x), y)
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    accelerator.print(accelerator.gather_for_metrics(loss.repeat(8)).mean().item())
-
 # %% headway in bf16, with evaluation first
 from headway import Accelerator
 from headway.utils import set_seed
@@ -41,32 +27,6 @@ for x, y in loader:
     optimizer.step()
     optimizer.zero_grad()
 
-# %% headway by token
-from headway import Accelerator
-
-accelerator = Accelerator(gradient_accumulation_steps=2)
-net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
-for x, y in loader:
-    with accelerator.accumulate(net):
-        loss = F.cross_entropy(net(x), y, reduction="sum")
-        accelerator.backward(loss, num_tokens=len(y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-# %% headway with its tracker
-from headway import Accelerator
-
-accelerator = Accelerator(log_with="jsonl", project_dir="runs")
-accelerator.init_trackers("digits", config={"lr": 0.001})
-net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
-for i, (x, y) in enumerate(loader):
-    loss = F.cross_entropy(net(x), y)
-    accelerator.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-    accelerator.log({"loss": loss.item()}, step=i)
-accelerator.end_training()
-
 # %% accelerate
 from accelerate import Accelerator
 
@@ -77,20 +37,6 @@ for x, y in loader:
         accelerator.backward(F.cross_entropy(net(x), y))
         optimizer.step()
         optimizer.zero_grad()
-
-# %% a small GPT-2 of transformers
-from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup
-
-model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=32))
-optimizer = torch.optim.AdamW(model.parameters())
-schedule = get_cosine_schedule_with_warmup(optimizer, 2, 10)
-for _ in range(3):
-    tokens = torch.randint(0, 100, (2, 32))
-    loss = model(input_ids=tokens, labels=tokens).loss
-    loss.backward()
-    optimizer.step()
-    schedule.step()
-    optimizer.zero_grad()
 
 # %% a small BERT of transformers, with a mask and checkpointing
 from transformers import BertConfig, BertForSequenceClassification

@@ -20,30 +20,19 @@ def step(x, y):
     return loss
 
 
-# %% plain loader
-for x, y in DataLoader(data, batch_size=8):
-    step(x, y)
-
 # %% shuffled loader
 for x, y in DataLoader(data, batch_size=8, shuffle=True):
     step(x, y)
 
-# %% loader with workers
-for x, y in DataLoader(data, 8, num_workers=2, persistent_workers=True, prefetch_factor=4):
-    step(x, y)
+# %% loader with workers, pinned memory and non-blocking copies
+for x, y in DataLoader(
+    data, 8, num_workers=2, persistent_workers=True, prefetch_factor=4, pin_memory=True
+):
+    step(x.to("cpu", non_blocking=True), y.to("cpu", non_blocking=True))
 
 # %% loader with a generator and a worker's seed
 generator = torch.Generator().manual_seed(3)
 for x, y in DataLoader(data, 8, True, generator=generator, worker_init_fn=lambda i: None):
-    step(x, y)
-
-# %% pinned memory and non-blocking copies
-for x, y in DataLoader(data, 8, pin_memory=True, drop_last=True):
-    step(x.to("cpu", non_blocking=True), y.to("cpu", non_blocking=True))
-
-# %% random split
-train, held_out = torch.utils.data.random_split(data, [48, 16])
-for x, y in DataLoader(train, 8, shuffle=True):
     step(x, y)
 
 # %% subset by random permutation
@@ -58,29 +47,16 @@ for x, y in DataLoader(data, 8, sampler=sampler):
     step(x, y)
 
 
-# %% a data set of numpy arrays
+# %% a data set of dicts of numpy arrays
 class Arrays(Dataset):
     def __len__(self):
         return 64
 
     def __getitem__(self, index):
-        return np.ones(16, dtype=np.float32) * index, np.int64(index % 4)
+        return {"x": np.ones(16, dtype=np.float32) * index, "y": np.int64(index % 4)}
 
 
-for x, y in DataLoader(Arrays(), 8, shuffle=True):
-    step(x, y)
-
-
-# %% a data set of dicts
-class Dicts(Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        return {"x": torch.randn(16), "y": index % 4}
-
-
-for batch in DataLoader(Dicts(), 8):
+for batch in DataLoader(Arrays(), 8, shuffle=True):
     batch = {key: value.to("cpu") for key, value in batch.items()}
     step(batch["x"], batch["y"])
 
@@ -108,24 +84,10 @@ for x, y in DataLoader(data, 8, collate_fn=collate):
     step(x, y)
 
 
-# %% collate through numpy
-def as_numpy(samples):
-    xs, ys = zip(*samples)
-    return torch.from_numpy(np.stack([x.numpy() for x in xs])), torch.tensor([int(y) for y in ys])
-
-
-for x, y in DataLoader(data, 8, collate_fn=as_numpy):
-    step(x, y)
-
 # %% next of an iterator, again and again
 batches = iter(DataLoader(data, 8, shuffle=True))
 for i in range(4):
     step(*next(batches))
-
-# %% random batches without a loader
-while True:
-    rows = torch.randint(0, len(inputs), (8,))
-    step(inputs[rows], targets[rows])
 
 # %% windows of a text
 text = torch.from_numpy(np.frombuffer(b"abcdefgh" * 64, dtype=np.uint8).astype(np.int64)) % 4
@@ -143,10 +105,6 @@ for epoch in range(2):
     sampler.set_epoch(epoch)
     for x, y in DataLoader(data, 8, sampler=sampler):
         step(x, y)
-
-# %% a permutation as batches
-for rows in torch.randperm(64).split(8):
-    step(inputs[rows], targets[rows])
 
 # %% tqdm
 from tqdm import tqdm

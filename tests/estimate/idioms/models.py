@@ -27,31 +27,11 @@ for module in net.modules():
         nn.init.kaiming_uniform_(module.weight)
 train(net)
 
-# %% counted parameters
-net = nn.Sequential(nn.Linear(16, 4))
-print(f"{sum(p.numel() for p in net.parameters() if p.requires_grad):,} parameters", net)
-train(net)
-
 # %% convolutions and batch norm
 net = nn.Sequential(
     nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 4)
 )
 train(net, torch.randn(8, 1, 4, 4))
-
-
-# %% lstm
-class Reader(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(10, 16)
-        self.lstm = nn.LSTM(16, 16, num_layers=2, batch_first=True, bidirectional=True)
-        self.head = nn.Linear(32, 4)
-
-    def forward(self, x):
-        return self.head(self.lstm(self.embed(x))[0][:, -1])
-
-
-train(Reader(), torch.randint(0, 10, (8, 6)))
 
 
 # %% gru cell in a loop
@@ -131,36 +111,6 @@ class Attention(nn.Module):
 train(Attention())
 
 
-# %% attention by torch
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention, self.head = nn.MultiheadAttention(16, 4, batch_first=True), nn.Linear(16, 4)
-
-    def forward(self, x):
-        x = x.unsqueeze(1).expand(-1, 6, -1)
-        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
-
-
-train(Scaled())
-
-
-# %% checkpointed block
-class Checkpointed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
-        return self.head(x)
-
-
-train(Checkpointed())
-
-
 # %% checkpointed sequence
 class Sequence(nn.Module):
     def __init__(self):
@@ -177,23 +127,10 @@ class Sequence(nn.Module):
 train(Sequence())
 
 
-# %% tied weights
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(10, 16)
-        self.head = nn.Linear(16, 10, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, x):
-        return self.head(self.embed(x))
-
-
-train(Tied(), torch.randint(0, 10, (8,)))
-
-# %% frozen backbone
+# %% frozen backbone, and counted parameters
 net = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4))
 net[0].requires_grad_(False)
+print(f"{sum(p.numel() for p in net.parameters() if p.requires_grad):,} parameters", net)
 train(net)
 
 # %% average of weights
@@ -233,18 +170,10 @@ class Custom(nn.Linear):
 
 train(Custom(16, 4))
 
-# %% half precision weights
-net = nn.Linear(16, 4).to(torch.bfloat16)
-train(net, x.bfloat16())
-
-# %% compiled model
-net = torch.compile(nn.Linear(16, 4))
-train(net)
-
-# %% compiled in place
+# %% compiled in place, and again
 net = nn.Linear(16, 4)
 net.compile()
-train(net)
+train(torch.compile(net))
 
 # %% weight norm and spectral norm
 net = nn.Sequential(

@@ -17,9 +17,6 @@ def train(optimizer, scheduler=None):
             scheduler.step()
 
 
-# %% sgd
-train(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True))
-
 # %% fused adam
 train(torch.optim.AdamW(net.parameters(), fused=True))
 
@@ -28,10 +25,6 @@ train(torch.optim.Adam(net.parameters(), foreach=True, amsgrad=True))
 
 # %% adafactor
 train(torch.optim.Adafactor(net.parameters()))
-
-# %% rmsprop and adagrad
-train(torch.optim.RMSprop(net.parameters()))
-train(torch.optim.Adagrad(net.parameters()))
 
 # %% lbfgs with a closure
 optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4)
@@ -58,10 +51,6 @@ warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
 cosine = lr_scheduler.CosineAnnealingLR(optimizer, 10)
 train(optimizer, lr_scheduler.SequentialLR(optimizer, [warm, cosine], [2]))
 
-# %% one cycle
-optimizer = torch.optim.AdamW(net.parameters())
-train(optimizer, lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10))
-
 # %% reduce on plateau
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
@@ -86,14 +75,6 @@ for i in range(12):
     if (i + 1) % 4 == 0:
         optimizer.step()
         optimizer.zero_grad()
-
-# %% autocast
-optimizer = torch.optim.AdamW(net.parameters())
-for _ in range(3):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = F.cross_entropy(net(x), y)
-    loss.backward()
-    optimizer.step()
 
 # %% gradient scaler
 optimizer = torch.optim.AdamW(net.parameters())
@@ -137,14 +118,6 @@ class Signs(torch.optim.Optimizer):
 
 
 train(Signs(net.parameters()))
-
-# %% gradients by torch.autograd.grad
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for _ in range(3):
-    gradients = torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))
-    for p, gradient in zip(net.parameters(), gradients, strict=True):
-        p.grad = gradient
-    optimizer.step()
 
 # %% a penalty on gradients
 optimizer = torch.optim.Adam(net.parameters())

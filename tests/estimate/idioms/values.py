@@ -16,17 +16,13 @@ def step(loss):
     optimizer.zero_grad(set_to_none=True)
 
 
-# %% item, float, int
-for _ in range(3):
-    loss = F.cross_entropy(net(x), y)
-    total = loss.item() + float(loss) + int(loss)
-    step(loss)
-
-# %% formatted losses
+# %% losses as numbers and texts
 for i in range(3):
     loss = F.cross_entropy(net(x), y)
+    total = loss.item() + float(loss) + int(loss)
     print(f"step {i} loss {loss:.4f} {loss.item():8.3f}", "%.3f" % loss, "{:.2e}".format(loss))
     step(loss)
+
 
 # %% stops at a loss that is not a number
 for _ in range(3):
@@ -44,27 +40,16 @@ for _ in range(3):
         optimizer.step()
     optimizer.zero_grad()
 
-# %% accuracy
+# %% accuracy, and predictions as numpy and lists
 for _ in range(3):
     logits = net(x)
     accuracy = (logits.argmax(-1) == y).float().mean().item()
     correct = (logits.argmax(-1) == y).sum().item() / len(y)
-    step(F.cross_entropy(logits, y))
-
-# %% predictions as numpy
-for _ in range(3):
-    logits = net(x)
-    found = logits.argmax(1).cpu().numpy()
     probabilities = logits.detach().softmax(-1).numpy()
-    assert found.shape == (8,) and probabilities.shape == (8, 4)
+    assert logits.argmax(1).cpu().numpy().shape == (8,) and probabilities.shape == (8, 4)
+    assert len(logits.argmax(1).tolist()) == 8
     step(F.cross_entropy(logits, y))
 
-# %% lists of values
-for _ in range(3):
-    logits = net(x)
-    values = logits.argmax(1).tolist()
-    assert len(values) == 8
-    step(F.cross_entropy(logits, y))
 
 # %% best loss so far
 best = float("inf")
@@ -74,16 +59,13 @@ for _ in range(3):
         best = loss.item()
     step(loss)
 
-# %% a mask chooses rows
+# %% masks choose rows
 for _ in range(3):
     mask = y != 3
-    step(F.cross_entropy(net(x)[mask], y[mask]))
-
-# %% a mask of predictions
-for _ in range(3):
-    logits = net(x)
+    logits = net(x[mask])
     sure = logits.softmax(-1).max(-1).values > 0.2
-    step(F.cross_entropy(logits[sure], y[sure]))
+    step(F.cross_entropy(logits[sure], y[mask][sure]))
+
 
 # %% nonzero and unique
 for _ in range(3):
@@ -92,28 +74,21 @@ for _ in range(3):
     assert len(classes) <= 4
     step(F.cross_entropy(net(x[rows]), y[rows]))
 
-# %% where
-for _ in range(3):
-    rows = torch.where(net(x)[:, 0] > 0)[0]
-    step(F.cross_entropy(net(x), y) + net(x[rows]).sum())
-
-# %% masked select and masked fill
+# %% where, masked select and masked fill
 for _ in range(3):
     logits = net(x)
+    rows = torch.where(logits[:, 0] > 0)[0]
     some = logits.masked_select(logits > 0)
-    step(F.cross_entropy(logits.masked_fill(logits > 9, 0.0), y) + some.sum())
+    step(F.cross_entropy(logits.masked_fill(logits > 9, 0.0), y) + some.sum() + net(x[rows]).sum())
+
 
 # %% checks of the data
 assert torch.all(y >= 0) and (y < 4).all()
 assert not torch.isnan(x).any()
+assert torch.allclose(x, x.clone()) and torch.equal(y, y)
 for _ in range(3):
     step(F.cross_entropy(net(x), y))
 
-# %% allclose and equal
-assert torch.allclose(x, x.clone())
-assert torch.equal(y, y)
-for _ in range(3):
-    step(F.cross_entropy(net(x), y))
 
 # %% statistics of the data
 mean, spread = x.mean().item(), x.std().item()
@@ -121,24 +96,16 @@ x = (x - mean) / (spread + 1e-6)
 for _ in range(3):
     step(F.cross_entropy(net(x), y))
 
-# %% one hot and scatter
+# %% one hot, scatter, topk, sort and a confusion matrix
 for _ in range(3):
+    logits = net(x)
     wanted = F.one_hot(y, 4).float()
     other = torch.zeros(8, 4).scatter_(1, y.unsqueeze(1), 1.0)
-    step(F.mse_loss(net(x), wanted) + F.mse_loss(net(x), other))
-
-# %% topk and sort
-for _ in range(3):
-    logits = net(x)
     hit = (logits.topk(2).indices == y.unsqueeze(1)).any(-1).float().mean()
     order = logits[:, 0].argsort(descending=True)
-    step(F.cross_entropy(logits[order], y[order]))
-
-# %% a confusion matrix
-for _ in range(3):
-    logits = net(x)
     counts = torch.bincount(y * 4 + logits.argmax(1), minlength=16).reshape(4, 4)
-    step(F.cross_entropy(logits, y))
+    step(F.mse_loss(logits, wanted) + F.mse_loss(logits, other) + logits[order].sum())
+
 
 # %% random choices
 for _ in range(3):

@@ -1,4 +1,4 @@
-"""Machine 0 is found by the address that SLURM knows, where the name of its node is no host's."""
+"""Machine 0 is found at the address that SLURM knows, and says if its own is that of no device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.launcher.clusters.connect import connect
+from headway.launcher.clusters import connect as connecting
+from headway.launcher.clusters.connect import connect, listen_as_machine_0
 from headway.launcher.clusters.node_address import address_of_node
 
 SCONTROL = """#!/bin/sh
@@ -43,3 +44,14 @@ def test_a_node_is_reached_at_the_address_that_slurm_has_for_it(
 def test_a_missing_scontrol_says_nothing_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert address_of_node("n1") is None
+
+
+def test_a_main_address_that_is_none_of_machine_0_is_noted_since_machines_may_be_mixed_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(connecting, "say", lines.append)
+    with listen_as_machine_0("192.0.2.1", 0) as listener:  # of no machine: RFC 5737
+        assert listener.getsockname()[1]
+    (line,) = lines
+    assert "192.0.2.1" in line

@@ -19,7 +19,8 @@ pytestmark = [
 WITHOUT_PROC = """
 import subprocess, sys
 import psutil
-from headway.launcher.inside.process_cleanup import adopt_orphans, end_descendants, has_children
+from headway.contract.forking import adopt_orphans
+from headway.launcher.inside.process_cleanup import end_descendants, has_children
 
 class NoProcess:
     def __init__(self, pid=None):

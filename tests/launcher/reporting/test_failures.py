@@ -146,13 +146,21 @@ def test_the_memory_killer_is_named_only_for_a_kill() -> None:
 
 def test_a_loader_worker_that_is_killed_for_memory_is_no_fault_of_the_script() -> None:
     text = "DataLoader worker (pid 7) is killed by signal: Killed. "
-    crash = BOOM._replace(kind="RuntimeError", message=text)
+    ended_too = "DataLoader worker (pid(s) 7) exited unexpectedly"
+    crash = BOOM._replace(kind="RuntimeError", message=text, traceback=f"RuntimeError: {text}\n")
+    trace = f"{crash.traceback}\nThe above ...\n\nRuntimeError: {ended_too}\n"
     killed = failure(ended(1, 1, 1, crash=crash), memory_kills=1)
     assert killed.reason.name == "loader_worker_killed_for_memory"
     assert "OOM kills by the kernel during the run: 1" in killed.cause
     assert killed.fix == failure(ended(1, -9, 1), memory_kills=1).fix
     assert failure(ended(1, 1, 1, crash=crash)).fix == failure(ended(1, -9, 1)).fix
     assert failure(ended(1, 1, 1, crash=BOOM), memory_kills=1).reason.name == "exception"
+    chained = crash._replace(message=ended_too, traceback=trace)  # as torch raises it mostly
+    assert failure(ended(1, 1, 1, crash=chained), memory_kills=1).reason == killed.reason
+    assert failure(ended(1, 1, 1, crash=chained)).reason.name == "loader_worker_killed"
+    silent = chained._replace(traceback=f"RuntimeError: {ended_too}\n")
+    assert failure(ended(1, 1, 1, crash=silent), memory_kills=1).reason == killed.reason
+    assert failure(ended(1, 1, 1, crash=silent)).reason.name == "exception"
 
 
 def test_a_full_device_gets_advice() -> None:

@@ -18,7 +18,7 @@ FIELDS: Mapping[str, Mapping[str, Sequence[str]]] = {  # module: class: what is 
         "Machine": ("cores_reason", "gpus_reason", "mps_reason", "mps_fix", "torch_reason"),
     },
     "headway.machine.devices": {"Selection": ("passed_over", "problems")},
-    "headway.settings.machine_problems": {"Check": ("what",)},
+    "headway.commands.doctor": {"Check": ("what",)},
 }
 RESULTS: Mapping[str, Mapping[str, Sequence[str]]] = {  # module: class: what it works out and says
     "headway.contract.origin": {"Origin": ("__str__", "brief")},
@@ -26,7 +26,7 @@ RESULTS: Mapping[str, Mapping[str, Sequence[str]]] = {  # module: class: what it
         "Machine": ("torch_obstacle", "why_no_gpu", "mask_fault"),
         "Gpu": ("obstacle",),
     },
-    "headway.settings.machine_problems": {"Check": ("fix",)},
+    "headway.commands.doctor": {"Check": ("fix",)},
 }
 
 

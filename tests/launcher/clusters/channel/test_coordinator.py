@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.launcher.clusters.channel.coordinator import SETTLE_S, Coordinator
+from headway.launcher.clusters.channel.machine_state import loss
 from headway.launcher.clusters.channel.messages import (
     Accepted,
     AllDone,
@@ -245,6 +246,32 @@ def test_a_second_machine_of_a_rank_is_refused_and_the_first_stays(machine: int)
     assert len(run.coordinator.machines) == 2
 
 
+def test_a_range_is_no_advice_against_the_loss_of_machine_0_which_it_does_not_survive() -> None:
+    advice = [loss(f"machine {rank}", rank, "n", "it was killed", "").fix for rank in (0, 1)]
+    assert ["--num-machines" in one for one in advice] == [False, True]
+
+
+def test_a_machine_without_a_rank_is_refused_as_a_machine_and_not_as_none() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    run.least = 1
+    assert not run.join(2, None)
+    (line,) = run.lines
+    assert line.startswith("refused a machine (n2, 10.0.0.2): ")
+    causes = [message.cause for _, message in run.sent() if isinstance(message, Failed)]
+    assert causes
+    assert "None" not in causes[0] + line
+
+
+def test_a_machine_rank_that_the_run_does_not_have_is_refused_before_ranks_are_given() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    assert not run.join(2, 2)
+    ((_, refused),) = run.sent()
+    assert isinstance(refused, Refused)
+    assert "machine_rank is 2" in refused.what
+
+
 def test_a_failure_of_a_rank_ends_all_machines_at_once() -> None:
     run = Run(2, 2)
     run.begin(2)
@@ -338,6 +365,27 @@ def test_a_range_goes_on_without_a_lost_machine_and_counts_no_restart() -> None:
         (0, 2, 0),
         (1, 2, 0),
     ]
+
+
+def test_who_is_ready_only_once_others_were_told_what_is_missing_is_told_as_well() -> None:
+    run = Run(3, 3)
+    run.join(1, 0)
+    run.ready(1)
+    run.wait(2)
+    run.sent()
+    run.join(2, 1)
+    run.ready(2)
+    assert run.sent() == [(2, Missing("machine 2 of 3"))]
+
+
+def test_a_machine_whose_ranks_stop_for_long_is_told_what_is_missing_once_they_have() -> None:
+    run = Run(2, 3)
+    run.begin(2)
+    run.coordinator.lose(2, "its launcher has ended", run.now)
+    run.wait(SETTLE_S + 1)
+    run.sent()
+    run.ready(1)
+    assert run.sent() == [(1, Missing("1 more machine"))]
 
 
 def test_a_range_waits_for_another_machine_when_too_few_are_left() -> None:

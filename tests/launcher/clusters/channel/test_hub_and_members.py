@@ -40,11 +40,13 @@ KEY = b"0123456789abcdef"
 class Channel:
     """A hub on the loopback device, and its members."""
 
-    def __init__(self, machines: int, timeout_s: float, key: bytes) -> None:
+    def __init__(
+        self, machines: int, timeout_s: float, key: bytes, listener: socket.socket | None
+    ) -> None:
         self.lines: list[str] = []
         self.timeout_s = timeout_s
         self.machines = machines
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = listener or socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
         self.coordinator = Coordinator(
             least=machines,
@@ -71,8 +73,13 @@ class Channel:
 
 
 @contextmanager
-def channel(machines: int = 2, timeout_s: float = 60.0, key: bytes = KEY) -> Iterator[Channel]:
-    opened = Channel(machines, timeout_s, key)
+def channel(
+    machines: int = 2,
+    timeout_s: float = 60.0,
+    key: bytes = KEY,
+    listener: socket.socket | None = None,
+) -> Iterator[Channel]:
+    opened = Channel(machines, timeout_s, key, listener)
     try:
         yield opened
     finally:
@@ -154,6 +161,21 @@ def test_strangers_of_one_address_push_out_none_of_another() -> None:
             one.close()
 
 
+def test_a_machine_joins_though_200_strangers_of_its_address_come_just_behind_it() -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    link, *strangers = [socket.create_connection(listener.getsockname()) for _ in range(200)]
+    machine = Member(link, KEY, 60, str)
+    machine.send(Join(1, 2, 2, "n1", 1, time.time()))
+    with channel(listener=listener) as some:
+        some.join(0)
+        wait_until(lambda: machine.accepted or machine.is_over)
+        assert machine.accepted is not None
+        machine.send(Leave())
+        machine.close()
+    for one in strangers:
+        one.close()
+
+
 def greeted(link: socket.socket, key: bytes) -> Session:
     """Greet as a member does; return what seals its messages."""
     ours = new_greeting(key)
@@ -203,8 +225,13 @@ def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
 def test_one_with_the_key_who_has_not_joined_cannot_end_a_run_that_has_begun() -> None:
     with channel() as some:
         members = begin(some)
-        messages: list[Message] = [failure(), Done(), HeartbeatLost("10:15:00")]
-        for number, message in enumerate(messages, 1):
+        told = Member(socket.create_connection(some.address), KEY, some.timeout_s, str)
+        told.send(failure())
+        wait_until(lambda: told.refused)  # its failure is known, and it need not say so again
+        told.send(Leave())
+        told.close()
+        messages: list[Message] = [Done(), HeartbeatLost("10:15:00")]
+        for number, message in enumerate(messages, 2):
             with socket.create_connection(some.address) as early:
                 early.sendall(greeted(early, KEY).seal(message))
                 wait_until(lambda number=number: len(some.lines) == number)  # type: ignore[misc]
@@ -213,8 +240,12 @@ def test_one_with_the_key_who_has_not_joined_cannot_end_a_run_that_has_begun() -
         assert not any(one.is_over for one in members)
 
 
-@pytest.mark.parametrize("said", [b"", b"220 another program"])
-def test_an_end_that_closes_unheard_is_told_from_one_that_speaks_something_else(
+@pytest.mark.parametrize(
+    "said",
+    [b"", new_greeting(KEY).line(), b"220 another program"],
+    ids=["nothing", "a greeting", "another program"],
+)
+def test_an_end_that_closes_unanswered_is_told_from_one_that_speaks_something_else(
     said: bytes,
 ) -> None:
     here, there = socket.socketpair()
@@ -222,8 +253,8 @@ def test_an_end_that_closes_unheard_is_told_from_one_that_speaks_something_else(
     there.sendall(said)
     there.close()
     wait_until(lambda: member.is_over)
-    assert member.is_closed_unheard == (not said)
-    assert (member.unacceptable is not None) == bool(said)
+    assert (member.unacceptable is not None) == said.startswith(b"220")
+    assert member.is_closed_unanswered == (member.unacceptable is None)
     member.close()
 
 

@@ -75,6 +75,20 @@ def test_a_key_file_that_others_can_read_is_refused(folder: Path) -> None:
         run_key_of_other(in_step(folder))
 
 
+@pytest.mark.parametrize("kind", ["a link", "a folder", "a pipe"])
+def test_what_is_no_file_in_the_place_of_the_key_is_refused_and_holds_nobody_up(
+    kind: str, folder: Path
+) -> None:
+    run_key_of_machine_0(in_step(folder), no_line)
+    (file,) = folder.iterdir()
+    real = file.rename(folder / "real")
+    make = {"a link": lambda: file.symlink_to(real), "a folder": file.mkdir}
+    make.get(kind, lambda: os.mkfifo(file, 0o600))()
+    with pytest.raises(ConfigError) as caught:
+        run_key_of_other(in_step(folder))
+    assert "remove" not in caught.value.problems[0].fix
+
+
 def test_where_the_key_cannot_be_written_machine_0_says_so(folder: Path) -> None:
     lines: list[str] = []
     key = run_key_of_machine_0(in_step(folder / "missing"), lines.append)

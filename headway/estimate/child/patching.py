@@ -1,0 +1,83 @@
+"""Replaces functions of other packages for the rest of a process, and says which line calls them.
+
+The line is the innermost one of the user's own code: not torch's, Python's or a package's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = f"{Path(os.path.abspath(__file__)).parents[2]}{os.sep}"
+_OTHERS = tuple(
+    os.path.realpath(sysconfig.get_path(name)) + os.sep
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def replace(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute that a class or module has.
+
+    Raises:
+        AttributeError: it has none of this name: torch has changed.
+    """
+    getattr(owner, name)
+    setattr(owner, name, value)
+
+
+def replace_wherever_imported(name: str, value: Any) -> None:
+    """Set a function in every module that has it: those that define and those that import it.
+
+    Raises:
+        AttributeError: no module has it: torch has changed.
+    """
+    modules = [one for one in [*sys.modules.values()] if name in getattr(one, "__dict__", ())]
+    if not modules:
+        raise AttributeError(name)
+    for module in modules:
+        setattr(module, name, value)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def line_now() -> str:
+    """Return the line that is being run, such as `train.py, line 12`; empty if there is none."""
+    frames = traceback.walk_stack(sys._getframe(1))
+    return _first((frame.f_code.co_filename, line) for frame, line in frames)
+
+
+def line_of(error: BaseException) -> str:
+    """Return the line that an exception went through."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return _shown(error.filename, error.lineno or 0)
+    steps = reversed([*traceback.walk_tb(error.__traceback__)])
+    return _first((frame.f_code.co_filename, line) for frame, line in steps)
+
+
+def line_in(text: str) -> str:
+    """Return the line in the stacks that Python's faulthandler prints."""
+    found = re.findall(r'^  File "(.+?)", line (\d+)', text, re.MULTILINE)
+    return _first((file, int(line)) for file, line in found)
+
+
+def _first(places: Iterable[tuple[str, int]]) -> str:
+    return next((_shown(file, line) for file, line in places if _is_of_user(file)), "")
+
+
+def _is_of_user(file: str) -> bool:
+    if file.startswith(("<", _PACKAGE)) or any(folder in file for folder in _INSTALLED):
+        return False
+    return not os.path.realpath(file).startswith(_OTHERS)
+
+
+def _shown(file: str, line: int) -> str:
+    return f"{os.path.relpath(file)}, line {line}"
