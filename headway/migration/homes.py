@@ -33,11 +33,14 @@ HOMES: dict[str, dict[str, str]] = {
         "is_rich_available": "headway.training.availability.is_rich_available",
     },
     "accelerator": {
-        name: f"headway.checkpoint.weights.{name}"
-        for name in (
-            *("SAFE_WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME"),
-            *("WEIGHTS_INDEX_NAME", "WEIGHTS_NAME"),
-        )
+        "LOGGER_TYPE_TO_CLASS": "headway.trackers.choice.LOGGER_TYPE_TO_CLASS",
+        **{
+            name: f"headway.checkpoint.weights.{name}"
+            for name in (
+                *("SAFE_WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME"),
+                *("WEIGHTS_INDEX_NAME", "WEIGHTS_NAME"),
+            )
+        },
     },
     "launchers": {
         "debug_launcher": "headway.notebook.debug_launcher",

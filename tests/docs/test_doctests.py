@@ -131,7 +131,7 @@ def test_examples_are_sections_that_the_site_shows_as_such() -> None:
 @pytest.fixture
 def own_globals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put back what examples change for the whole process."""
-    monkeypatch.setattr(choice, "_registered", {})
+    monkeypatch.setattr(choice.LOGGER_TYPE_TO_CLASS, "data", {**choice.ADAPTERS})
     monkeypatch.setattr(logging.root, "level", logging.root.level)
     logging.root.manager._clear_cache()  # type: ignore[attr-defined]
     monkeypatch.setattr(pytest.importorskip("tqdm").tqdm, "monitor_interval", 0)
