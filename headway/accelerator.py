@@ -325,6 +325,7 @@ class Accelerator:
     rng_types = Attribute[list[RNGType]](
         "parts.preparer.rng_types",
         "The random generators that all ranks get from rank 0 at each pass over a loader.",
+        settable=True,
     )
     dataloader_config = Attribute[DataLoaderConfiguration](
         "parts.preparer.data",
@@ -442,7 +443,9 @@ class Accelerator:
 
     sync_gradients = Attribute[bool](
         "parts.training.accumulation.sync_gradients",
-        "Whether gradients are due: optimizers step, and ranks exchange gradients.",
+        "Whether gradients are due: optimizers step, and ranks exchange gradients; a script that"
+        " accumulates by itself may change it.",
+        settable=True,
     )
 
     @property

@@ -90,7 +90,7 @@ class _SharedProcess(Process):
 
     def __getattr__(self, name: str) -> NoReturn:
         reason = "" if self.initialized else ": its state was reset; make a new one"
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{reason}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
 
 
 class PartialState(_SharedProcess):
@@ -298,9 +298,13 @@ class GradientState:
         """Whether gradients are due: optimizers step, and ranks exchange gradients."""
         return self.accumulation.sync_gradients
 
+    @sync_gradients.setter
+    def sync_gradients(self, is_due: bool) -> None:
+        self.accumulation.sync_gradients = is_due
+
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         """Make gradients due, or not; scripts written for Accelerate call it."""
-        self.accumulation.sync_gradients = sync_gradients
+        self.sync_gradients = sync_gradients
 
     @property
     def plugin_kwargs(self) -> dict[str, Any]:
