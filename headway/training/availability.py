@@ -227,6 +227,16 @@ is_triton_available = _package("triton")
 is_wandb_available = _package("wandb")
 
 
+def is_torchdata_stateful_dataloader_available() -> bool:
+    """Return whether torchdata has a StatefulDataLoader.
+
+    Examples:
+        >>> from headway.utils import is_torchdata_stateful_dataloader_available
+        >>> kind = "stateful" if is_torchdata_stateful_dataloader_available() else "usual"
+    """
+    return is_torchdata_available("0.8.0")
+
+
 def is_tensorboard_available() -> bool:
     """Return whether tensorboard or tensorboardX is installed.
 
@@ -251,6 +261,5 @@ is_pippy_available = _unsupported("pippy")
 is_sagemaker_available = _unsupported("SageMaker")
 is_sdaa_available = _unsupported("SDAA devices")
 is_torch_xla_available = _unsupported("torch_xla")
-is_torchdata_stateful_dataloader_available = _unsupported("torchdata's StatefulDataLoader")
 is_transformer_engine_available = _unsupported("Transformer Engine")
 is_transformer_engine_mxfp8_available = _unsupported("Transformer Engine")

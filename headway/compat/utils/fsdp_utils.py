@@ -61,8 +61,7 @@ def save_fsdp_model(
     if adapter_only and is_peft_model(inner):
         trained = {name for name, one in inner.named_parameters() if one.requires_grad}
         weights = {name: one for name, one in weights.items() if name in trained}
-    folder = Path(output_dir, f"pytorch_model_fsdp_{model_index}")
-    _save(training, folder, {"models": [weights]})
+    _save(training, Path(output_dir, f"pytorch_model_fsdp_{model_index}"), [weights])
 
 
 def load_fsdp_model(
@@ -105,16 +104,9 @@ def save_fsdp_optimizer(
     Raises:
         CheckpointError: a rank could not save; an earlier folder still stands.
     """
-    from headway.checkpoint.training_state import Optimizers
-
     _require_dcp(use_dcp)
     training = accelerator.parts.training.only(model, optimizer)
-    state = Optimizers(training).state_dict()
-    _save(
-        training,
-        Path(output_dir, f"optimizer_{optimizer_index}"),
-        {"models": [], "optimizers": state},
-    )
+    _save(training, Path(output_dir, f"optimizer_{optimizer_index}"), [])
 
 
 def load_fsdp_optimizer(
@@ -140,12 +132,14 @@ def load_fsdp_optimizer(
     _load(training, folder, [], [Optimizers(training)])
 
 
-def _save(training: Training, folder: Path, shared: dict[str, Any]) -> None:
-    from headway.checkpoint.saving import Progress, State, prepare_checkpoint, write_prepared
+def _save(training: Training, folder: Path, weights: Sequence[dict[str, Any]]) -> None:
+    from headway.checkpoint.saving import Progress, prepare_checkpoint, write_prepared
+    from headway.checkpoint.training_state import state_of
 
     meet("the saving of a sharded model or optimizer")
     progress = Progress(training.steps_done, 0, 0.0)
-    write_prepared(prepare_checkpoint(folder, lambda _: State(shared, {}), progress))
+    state = state_of(training, weights, allow_pickle=False)
+    write_prepared(prepare_checkpoint(folder, lambda _: state, progress))
 
 
 def _load(
