@@ -225,6 +225,7 @@ def _run_ranks(
         variables = {
             VARIABLE: encode(run),
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": GRACE_S,
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(one.name for one in _STOPS),
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1,  # it would have addresses of ranks before
         }
         stack.enter_context(patch_environment(**variables))

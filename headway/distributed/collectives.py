@@ -230,7 +230,13 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
 
 class CannotPadNestedTensorWarning(UserWarning):
-    """A tensor of torch.nested has no sizes that could be padded."""
+    """A tensor of torch.nested has no sizes that could be padded.
+
+    Examples:
+        >>> import warnings
+        >>> from headway.utils import CannotPadNestedTensorWarning
+        >>> warnings.simplefilter("ignore", CannotPadNestedTensorWarning)
+    """
 
 
 def pad_across_processes(

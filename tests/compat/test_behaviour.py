@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ def test_a_tracker_that_needs_a_folder_gets_one_or_says_so(trackers: None, tmp_p
         (ValueError, lambda accelerator: accelerator.register_for_checkpointing(torch.ones(1))),
         (ValueError, lambda _: Accelerator(mixed_precision="fp7")),
         (ValueError, lambda accelerator: accelerator.load_state("no such folder")),
-        (ValueError, lambda _: register_tracker_class(dict)),
+        (ValueError, lambda _: register_tracker_class(cast(Any, dict))),
         (TypeError, lambda _: gather(["a text"])),
         (TypeError, lambda _: find_batch_size({"x": "a text"})),
         (ValueError, lambda _: reduce(torch.ones(1), "product")),
