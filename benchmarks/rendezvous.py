@@ -65,7 +65,7 @@ class Agents:
     """
 
     def __init__(self, address: tuple[str, int], count: int) -> None:
-        from headway.launcher.clusters.channel.connection import Connection
+        from headway.launcher.machines.connection import Connection
 
         self.rounds = 0
         self._selector = selectors.DefaultSelector()
@@ -83,7 +83,7 @@ class Agents:
                 self._serve(key.data)
 
     def _serve(self, agent: list[Any]) -> None:
-        from headway.launcher.clusters.channel import messages
+        from headway.launcher.machines import messages
 
         machine, connection, has_joined = agent
         for message in connection.receive():
@@ -110,7 +110,7 @@ class Agents:
 
 def introduction(machine: int, machines: int) -> Any:
     """Return what a machine of a real launch tells."""
-    from headway.launcher.clusters.channel.messages import Join
+    from headway.launcher.machines.messages import Join
 
     host = f"node{machine:04d}.cluster.local"
     return Join(machine, machines, machines, host, 8, time.time())
@@ -125,10 +125,10 @@ def _run_agents(address: tuple[str, int], count: int, end: Any) -> None:
 
 def channel(count: int, idle_s: float) -> Cost:
     """Have `count` agents meet over the channel."""
-    from headway.launcher.clusters.channel.coordinator import Coordinator
-    from headway.launcher.clusters.channel.hub import Hub
-    from headway.launcher.clusters.channel.member import Member
-    from headway.launcher.clusters.channel.messages import Facts, Probed, Ready
+    from headway.launcher.machines.coordinator import Coordinator
+    from headway.launcher.machines.hub import Hub
+    from headway.launcher.machines.member import Member
+    from headway.launcher.machines.messages import Facts, Probed, Ready
 
     before = device_bytes()
     began = time.monotonic()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headway.commands.flags import Parsed, Parser
 from headway.commands.program import program_from
 from headway.contract.memory_use import size
+from headway.contract.notes import waiting_for
 from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import ACCELERATE
@@ -23,8 +24,7 @@ from headway.estimate.attempt import Attempt
 from headway.estimate.devices import ESTIMATED, Devices, devices_of, parse_devices
 from headway.estimate.planner import BatchSizes, Judged, Planner, Row, rows_for
 from headway.estimate.report import Report, as_data, failure, show
-from headway.launcher.planning.program import Program, interpreter
-from headway.launcher.reporting.waiting import waiting_for
+from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine

@@ -24,8 +24,8 @@ from headway.contract.origin import Layer, Origin
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, Problem, Stopped, WorkerFailed
 from headway.launcher.clusters.cluster import cluster_layer, task_of
-from headway.launcher.planning.plan import LaunchPlan, build_plan
-from headway.launcher.planning.program import Program, interpreter
+from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.layers import launch_layers, overridden, profile_layers
@@ -190,7 +190,7 @@ def _become_step(launch: _Launch) -> int | None:
 def _fit(launch: _Launch) -> None:
     """Adapt what was said to this machine, and to its memory, where that was asked for."""
     if launch.parsed.fit:
-        from headway.launcher.planning.fit import fit
+        from headway.launcher.plan.fit import fit
 
         def resolved(some: Sequence[Entries]) -> Settings:
             return resolve(some, launch.machine, launch.environ, launch.cluster)
@@ -231,7 +231,7 @@ def _make_plan(launch: _Launch) -> None:
     """Make the plan, or raise all problems at once."""
     settings, parsed, problems = launch.settings, launch.parsed, launch.problems
     if launch.is_here:
-        from headway.launcher.starting.log_folder import log_dir_problems
+        from headway.launcher.processes.log_folder import log_dir_problems
 
         problems += log_dir_problems(settings) + resume_problems(settings)
     plan = build_plan(
@@ -255,11 +255,11 @@ def _print_plan(launch: _Launch) -> int | None:
     """Print the plan for a dry run, or a line about it."""
     plan, parsed = launch.plan, launch.parsed
     if parsed.dry_run:
-        from headway.launcher.planning.describe import describe
+        from headway.launcher.plan.describe import describe
 
         escape_unencodable()
         if not plan.is_one_machine:
-            from headway.launcher.clusters.channel.run_key import describe_run_key
+            from headway.launcher.machines.run_key import describe_run_key
 
             plan = plan._replace(notes=(*plan.notes, describe_run_key(launch.environ)))
         print(describe(plan, parsed.show_secrets))
@@ -273,7 +273,7 @@ def _print_plan(launch: _Launch) -> int | None:
     for note in plan.notes:
         say(f"note: {note}")
     if not (parsed.quiet or plan.is_told_elsewhere):
-        from headway.launcher.planning.summary import summary
+        from headway.launcher.plan.summary import summary
 
         say(summary(plan))
     return None
@@ -285,7 +285,7 @@ def _run(launch: _Launch) -> int:
 
     plan, environ, tell = launch.plan, launch.environ, None
     if plan.supervised is not None and launch.tells_machines and not plan.is_one_machine:
-        from headway.launcher.clusters.abort_notice import tell_machines
+        from headway.launcher.machines.abort_notice import tell_machines
 
         tell = partial(tell_machines, plan.settings, environ)
     is_quiet = launch.parsed.quiet or plan.is_told_elsewhere
@@ -333,13 +333,13 @@ def _became_step(
     """Become a step of SLURM's job, where one is needed for all machines; a dry run prints it."""
     if settings_problems(settings):
         return False  # the plan will tell
-    from headway.launcher.clusters.srun import run_step, step_of
+    from headway.launcher.clusters.slurm import run_step, step_of
 
     words = [word for word in argv if word.replace("_", "-") != "--dry-run" or not parsed.dry_run]
     command = [*interpreter(), "-m", "headway", "launch", *words]
     step = step_of(environ, settings, command, has_terminal=os.isatty(1))
     if step is not None and parsed.dry_run:
-        from headway.launcher.planning.describe import describe_step
+        from headway.launcher.plan.describe import describe_step
 
         escape_unencodable()
         print(describe_step(settings, step.command, parsed.show_secrets))
@@ -357,15 +357,15 @@ def _wants_idle(settings: Settings) -> bool:
 
 def _with_use(environ: Mapping[str, str]) -> Machine:
     """Return this machine with the current use of its GPUs and the claims on them."""
-    from headway.launcher.starting.gpu_claims import with_claims
+    from headway.launcher.processes.gpu_claims import with_claims
 
     return with_claims(detect_machine(environ, full=True))
 
 
 def _look_for_idle_gpus(launch: _Launch) -> Machine:
     """Return the machine with the current use of its GPUs; a real launch claims those it uses."""
-    from headway.launcher.reporting.waiting import waiting_for
-    from headway.launcher.starting.gpu_claims import claim_idle
+    from headway.contract.notes import waiting_for
+    from headway.launcher.processes.gpu_claims import claim_idle
 
     settings, parsed, environ = launch.settings, launch.parsed, launch.environ
     looks = count()

@@ -59,7 +59,7 @@ def run_command() -> NoReturn:
     second; it is skipped.
     """
     exit_code = main()
-    if "headway.launcher.starting.supervise" in sys.modules:
+    if "headway.launcher.processes.supervise" in sys.modules:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):  # the terminal is gone; the exit code still counts
                 stream.flush()

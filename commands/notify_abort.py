@@ -33,7 +33,7 @@ def give_up(
         settings = _settings(argv, parser, environ)
     if settings is None or settings.num_machines == 1 or task_of(environ, settings) is not None:
         return
-    from headway.launcher.clusters.abort_notice import tell_machines
+    from headway.launcher.machines.abort_notice import tell_machines
 
     tell_machines(settings, environ, error)
 

@@ -23,8 +23,8 @@ from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.run import KEY_VARIABLE
 from headway.errors import HeadwayError, LaunchError, Stopped
 from headway.launcher.remote.environment import environment_there
-from headway.launcher.remote.facts import address_towards, facts_here
-from headway.launcher.remote.messages import (
+from headway.launcher.remote.facts import address_towards, found_here
+from headway.launcher.remote.orders import (
     End,
     Order,
     Question,
@@ -45,7 +45,7 @@ def main() -> None:
         return
     order = decode(kinds_of(Order), first)
     mark = lines.mark = order.mark.encode()
-    _answer(mark + encode(facts_here(order, os.environ)))
+    _answer(mark + encode(found_here(order, os.environ)))
     while (line := lines.wait()) is not None:
         asked: Question | Start = decode(kinds_of(Question, Start), line)
         if isinstance(asked, Start):

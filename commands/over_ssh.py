@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 from collections.abc import Mapping
 
@@ -10,7 +11,7 @@ from headway.commands.flags import Parsed
 from headway.commands.remote_options import Request, refuse_everywhere, words_elsewhere
 from headway.contract.secrets import masked_command
 from headway.errors import ConfigError
-from headway.launcher.planning.program import Program, interpreter
+from headway.launcher.plan.program import Program, interpreter
 from headway.settings.hosts import Hosts, read_hostfile
 from headway.settings.setting import AUTO
 from headway.settings.table import TABLE, Settings
@@ -53,7 +54,7 @@ def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
 
     Raises:
         ConfigError: what is asked for is wrong on any machine.
-        LaunchError: a host cannot be reached, or differs from this one.
+        LaunchError: a host cannot be reached, or nothing can run there.
     """
     parsed, own, program, layers, machine, environ = request
     _refuse_contradictions(parsed, hosts, settings, program)
@@ -75,18 +76,14 @@ def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
             print(f"{host.name}: headway launch {shlex.join(shown)}")
         return 0
     from headway.launcher.remote.environment import handed_on
-    from headway.launcher.remote.messages import Order
-    from headway.launcher.remote.ssh import RemoteLaunch, order_with_facts, run_on_hosts
+    from headway.launcher.remote.orders import Order
+    from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
 
-    order, here = order_with_facts(
-        Order(
-            mark="",
-            folder=os.getcwd(),
-            script=program.name if program.kind == "script" else None,
-            profile=parsed.profile,
-            variables=handed_on(environ),
-        ),
-        environ,
+    order = Order(
+        mark=secrets.token_hex(16),
+        folder=os.getcwd(),
+        script=program.name if program.kind == "script" else None,
+        variables=handed_on(environ),
     )
     is_port_set = settings.are_user_set("main_port")
     launch = RemoteLaunch(
@@ -98,7 +95,7 @@ def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
         main_port=settings.main_port if is_port_set else None,
         stops_within_s=settings.grace_period_s + _STOP_MARGIN_S,
     )
-    return run_on_hosts(launch, here)
+    return run_on_hosts(launch)
 
 
 def _python_path(environ: Mapping[str, str]) -> list[str]:

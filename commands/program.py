@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from headway.commands.flags import Parsed
 from headway.errors import ConfigError, did_you_mean
-from headway.launcher.planning.program import RUNTIMES, Program
+from headway.launcher.plan.libraries import LIBRARIES
+from headway.launcher.plan.program import RUNTIMES, Program
 from headway.settings.profile_files import chmod_fix
 
 _WHERE = "the command line"
@@ -61,7 +62,9 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
         ConfigError: no program is given, it cannot be read, or Python cannot run it.
     """
     if parsed.module is not None:
-        return Program(parsed.module, tuple(rest), "module")
+        package = parsed.module.partition(".")[0]
+        libraries = tuple(name for name in LIBRARIES if name == package)
+        return Program(parsed.module, tuple(rest), "module", libraries=libraries)
     if not rest:
         raise ConfigError("no script given", where=_WHERE, fix="headway launch train.py")
     name, *args = rest
@@ -75,27 +78,32 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
         )
     _check_script(name)
     is_stream = _is_stream(name)
-    imports = "" if is_stream or os.path.isdir(name) else _runtime_in(name)
-    return Program(name, tuple(args), is_stream=is_stream, imports=imports)
+    program = Program(name, tuple(args), is_stream=is_stream)
+    return program if is_stream or os.path.isdir(name) else _with_imports(program)
 
 
-def _runtime_in(script: str) -> str:
-    """Return what a script imports to train with, if its text does not name Headway; else "".
-
-    Only for a note: what the script's own modules import is not looked at.
-    """
-    with open(script, "rb") as opened:
+def _with_imports(program: Program) -> Program:
+    """Return the program with what its script's own text imports."""
+    with open(program.name, "rb") as opened:
         text = opened.read(_SCRIPT_BYTES)
-    if b"headway" in text:
-        return ""
+    imported = _imported_in(text)
+    runtimes = (*(name.partition(".")[0] for name in RUNTIMES), "torch")
+    runtime = next((name for name in runtimes if name in imported), "")
+    return program._replace(
+        imports="" if b"headway" in text else runtime,
+        libraries=tuple(name for name in LIBRARIES if name in imported),
+    )
+
+
+def _imported_in(text: bytes) -> set[str]:
+    """Return the packages that the lines of a script import, as far as they show."""
     imported = set()
     for word, _, rest in (line.strip().partition(b" ") for line in text.splitlines()):
         if word in (b"import", b"from"):
             modules = rest.partition(b";")[0].split(b",") if word == b"import" else [rest]
             names = [words[0] for words in map(bytes.split, modules) if words]
             imported |= {name.partition(b".")[0].decode(errors="replace") for name in names}
-    known = (*(name.partition(".")[0] for name in RUNTIMES), "torch")
-    return next((name for name in known if name in imported), "")
+    return imported
 
 
 def _is_stream(script: str) -> bool:

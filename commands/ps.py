@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
-from headway.launcher.reporting.run_socket import Run, list_runs
+from headway.launcher.diagnosis.run_socket import Run, list_runs
 
 
 def main(argv: Sequence[str]) -> int:

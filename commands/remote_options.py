@@ -8,7 +8,7 @@ from typing import NamedTuple
 from headway.commands.flags import Parsed, Parser
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError
-from headway.launcher.planning.program import Program
+from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems
 from headway.settings.profile import Entries, Entry

@@ -10,7 +10,7 @@ import psutil
 from headway.commands.flags import Parser
 from headway.commands.ps import print_runs
 from headway.errors import ConfigError, LaunchError
-from headway.launcher.reporting.run_socket import Run, ask_for_stacks, list_runs
+from headway.launcher.diagnosis.run_socket import Run, ask_for_stacks, list_runs
 
 _TIMEOUT_S = 60.0  # the launcher watches the ranks for some seconds before it answers
 

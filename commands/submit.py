@@ -14,7 +14,7 @@ from headway.contract.notes import say
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, MachineError
-from headway.launcher.planning.program import Program, interpreter
+from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.batch_script import Job, batch_script, sbatch_words
 from headway.launcher.remote.environment import OF_ONE_RUN
 from headway.machine.facts import Machine

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from headway.commands.doctor import TEMPORARY_FIX
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
+from headway.contract.notes import waiting_for
 from headway.errors import MachineError
-from headway.launcher.planning.program import interpreter
-from headway.launcher.reporting.waiting import waiting_for
+from headway.launcher.plan.program import interpreter
 
 
 def main(argv: Sequence[str]) -> int:

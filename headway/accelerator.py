@@ -63,9 +63,9 @@ class Parts(NamedTuple):
     preparer: Preparer
     steps: Steps
     weights: Weights
+    tracking: Tracking
     checkpoints: Checkpointer
     preemption: Preemption
-    tracking: Tracking
     handlers: Handlers
 
 
@@ -111,7 +111,7 @@ class Accelerator:
         mixed_precision: `no`, `fp16` or `bf16`.
         gradient_accumulation_steps: micro-batches in one optimizer step.
         cpu: use the CPU, even where there is a GPU.
-        device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac) or `mps`.
+        device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac), `mps` or `xpu`.
         devices: which GPU, written as for `headway launch --devices`: `[1]`, `"1,"`, `"idle:1"`.
             Several need the launcher; under it they must agree with what it started.
         dataloader_config: how prepared loaders share their data out.
@@ -131,8 +131,8 @@ class Accelerator:
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
         rng_types: which random generators all ranks get from rank 0 at the beginning of each pass
-            over a prepared loader: `torch`, `cuda`, `generator` (those of samplers, which all
-            ranks get in any case). None: `generator` alone.
+            over a prepared loader: `torch`, `cuda`, `xpu`, `generator` (those of samplers, which
+            all ranks get in any case). None: `generator` alone.
         kwargs_handlers: settings for parts of torch, at most one of each kind:
             DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs,
             ProfileKwargs. One for a part that this run does not use has nothing to do.
@@ -229,9 +229,9 @@ class Accelerator:
             preparer,
             self.part_types.steps(training, auto_micro_batch=auto_micro_batch),
             Weights(training),
+            tracking,
             checkpoints,
             Preemption(checkpoints, tracking, connected.settings, self.end_training),
-            tracking,
             connected.handlers,
         )
         self.state = share(

@@ -17,9 +17,9 @@ class LocalSGD:
     """A context in which ranks exchange weights every few steps, in place of gradients each step.
 
     Leaving the context averages once more, unless by an error. `save_state` needs equal weights: in
-    the context it is refused between two averagings. A run that goes on has rank 0's optimizer on
-    all ranks, and counts its steps anew. Source: Stich, Local SGD Converges Fast and Communicates
-    Little, ICLR 2019.
+    the context it is refused between two averagings. A run that goes on counts its steps anew;
+    with another number of ranks it has rank 0's optimizer on all of them. Source: Stich, Local SGD
+    Converges Fast and Communicates Little, ICLR 2019.
 
     Args:
         accelerator: the one that prepared `model`.

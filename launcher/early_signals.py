@@ -13,7 +13,7 @@ from headway.contract.notes import say
 from headway.errors import STOP_SIGNALS, Stopped
 
 if TYPE_CHECKING:
-    from headway.launcher.starting.starter import Starter
+    from headway.launcher.processes.starter import Starter
 
 
 def outlive_early_signals() -> None:
@@ -21,13 +21,13 @@ def outlive_early_signals() -> None:
 
     A scheduler may send them at any time: sbatch --signal=USR1@60.
     """
-    from headway.launcher.inside.worker import USER_SIGNALS
+    from headway.launcher.rank.worker import USER_SIGNALS
 
     signals.trap(_say_too_early, *USER_SIGNALS)
 
 
 def _say_too_early(number: int, _: object) -> None:
-    from headway.launcher.reporting.rank_channel import say_too_early
+    from headway.launcher.diagnosis.rank_channel import say_too_early
 
     say_too_early(number)
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NoReturn
 from headway.contract import signals
 from headway.contract.notes import say
 from headway.errors import Stopped
-from headway.launcher.planning.plan import LOOPBACK, LaunchPlan
+from headway.launcher.plan.plan import LOOPBACK, LaunchPlan
 from headway.settings.table import TABLE
 
 if TYPE_CHECKING:
-    from headway.launcher.reporting.run_socket import RunSocket
+    from headway.launcher.diagnosis.run_socket import RunSocket
 
 
 def run(
@@ -49,12 +49,12 @@ def run(
         return 0
     if plan.supervised is None:
         replace_with_script(plan, environment)
-    from headway.launcher.starting.limits import (
+    from headway.launcher.processes.limits import (
         refuse_deleted_folder,
         refuse_too_few_files,
         refuse_too_little_address_space,
     )
-    from headway.launcher.starting.starter import Starter
+    from headway.launcher.processes.starter import Starter
 
     refuse_deleted_folder()
     refuse_too_few_files(plan.settings.num_processes)
@@ -63,8 +63,8 @@ def run(
     starter = Starter(plan, environment, is_quiet=is_quiet)
     try:
         # not in the handler: a second signal would interrupt that import
+        from headway.contract.notes import waiting_for
         from headway.launcher.early_signals import interrupts_exit_at_once
-        from headway.launcher.reporting.waiting import waiting_for
 
         signals.trap(lambda *_: say("no rank has started yet"), signal.SIGQUIT)
 
@@ -73,7 +73,7 @@ def run(
                 interrupts_exit_at_once(starter, tell),
                 waiting_for("the import of torch", is_quiet=is_quiet),
             ):
-                from headway.launcher.starting.supervise import supervise
+                from headway.launcher.processes.supervise import supervise
 
             return supervise(
                 plan, starter, run_socket, colored=wants_color(environ), environ=environ
@@ -81,12 +81,12 @@ def run(
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
             raise
-        from headway.launcher.starting.starter import cannot_start
+        from headway.launcher.processes.starter import cannot_start
 
         raise cannot_start(error) from None
     except RuntimeError as error:
-        from headway.launcher.reporting.torch_messages import NO_THREAD, contains
-        from headway.launcher.starting.starter import cannot_start
+        from headway.launcher.diagnosis.torch_messages import NO_THREAD, contains
+        from headway.launcher.processes.starter import cannot_start
 
         if not contains(str(error), NO_THREAD):
             raise
@@ -98,7 +98,7 @@ def run(
 @contextmanager
 def _answering(plan: LaunchPlan) -> Iterator[RunSocket | None]:
     """Answer `headway ps` and `headway stack`; a launch that cannot is run all the same."""
-    from headway.launcher.reporting.run_socket import Run, RunSocket
+    from headway.launcher.diagnosis.run_socket import Run, RunSocket
 
     settings = plan.settings
     run = Run(
@@ -158,10 +158,16 @@ def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoR
     # Python ignores them, which exec would pass on
     signals.put_back(dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_DFL))
     command = plan.program.command(plan.python)
+    if plan.not_joined is None:
+        from headway.launcher.rank.worker import bootstrap_code
+
+        program = plan.program
+        code = bootstrap_code("rank.worker", "main_alone")
+        command = [*plan.python, "-c", code, program.kind, program.name, *program.args]
     try:
         os.execve(command[0], command, environment)
     except OSError as error:
-        from headway.launcher.starting.starter import cannot_start
+        from headway.launcher.processes.starter import cannot_start
 
         raise cannot_start(error) from None
 
@@ -174,7 +180,7 @@ def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     """
     import atexit
 
-    from headway.launcher.inside import worker
+    from headway.launcher.rank import worker
 
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
@@ -193,7 +199,7 @@ def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
 
 def _explain_missing_rank(error: BaseException | None) -> None:
     """Say which flag sets the variables of a rank, where a script has failed without them."""
-    from headway.launcher.reporting.reasons import lacks_rank_variable
+    from headway.launcher.diagnosis.reasons import lacks_rank_variable
 
     if lacks_rank_variable(error):
         flag = TABLE["num_processes"].flag

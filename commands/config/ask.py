@@ -289,7 +289,7 @@ def introduction(facts: Facts) -> str:
 
 def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers: Answers) -> str:
     """Return the profile as a diff to the file, and the plan of a launch with it."""
-    from headway.launcher.planning.summary import summary
+    from headway.launcher.plan.summary import summary
 
     place, values = place_of(facts, answers), profile_after(facts, answers)
     text = text_at(paths[place])

@@ -10,8 +10,8 @@ from typing import Any
 from headway.commands.flags import Parser
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, HeadwayError, Problem
-from headway.launcher.planning.plan import LaunchPlan, build_plan
-from headway.launcher.planning.program import Program
+from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.program import Program
 from headway.machine.detection import detect_machine
 from headway.machine.facts import GpuUse, Machine
 from headway.settings.layers import Reader, profiles_in_use

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headway.commands.exchange import MULTI_MACHINE, ON_ONE_MACHINE, Imported
-from headway.contract.strategies import DDP, FSDP, HSDP, SHARDED
+from headway.contract.strategies import DDP, FSDP, HSDP
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.devices.table import CUDA, KINDS, MPS, kind_of
 from headway.errors import ConfigError, Problem
-from headway.launcher.planning.plan import LaunchPlan
+from headway.launcher.plan.accelerate import FSDP_CONFIG, fsdp_config
+from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.devices import ALL
 from headway.settings.setting import Raw
-from headway.settings.table import NO, TABLE, YES, Settings
+from headway.settings.table import NO, TABLE, YES
 
-FSDP_CONFIG = "fsdp_config"
 _DEVICES = {"MPS": MPS.name, **{kind.distributed_type: name for name, kind in KINDS.items()}}
 _SHARDED_TYPES = {  # on GPUs too, but no DDP; each with the key of its own settings
     "FSDP": FSDP_CONFIG,
@@ -292,7 +292,7 @@ def to_accelerate(plan: LaunchPlan) -> dict[str, object]:
         "same_network": True,
         "debug": False,
     }
-    if processes > 1 and (sharding := _sharding_of(settings)):
+    if sharding := fsdp_config(settings):
         config["distributed_type"] = "FSDP"
         config[FSDP_CONFIG] = sharding
     if kind.is_numbered:
@@ -320,25 +320,3 @@ def not_in_accelerate(plan: LaunchPlan, names: Sequence[str]) -> Iterator[str]:
         "strategy": is_sharded or plan.settings.strategy == DDP,
     }
     yield from (name for name in names if not held.get(name))
-
-
-def _sharding_of(settings: Settings) -> dict[str, object]:
-    """Return the `fsdp_config` that shards as these settings do; empty where they do not."""
-    if settings.strategy not in SHARDED:
-        return {}
-    wrap = settings.wrap
-    config: dict[str, object] = {
-        "fsdp_version": 2 if settings.strategy == FSDP else 1,
-        "fsdp_reshard_after_forward": True if settings.strategy == FSDP else "HYBRID_SHARD",
-        "fsdp_offload_params": settings.cpu_offload == YES,
-        "fsdp_activation_checkpointing": settings.activation_checkpointing == YES,
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"
-        if wrap.isdecimal()
-        else "TRANSFORMER_BASED_WRAP",
-    }
-    if wrap.isdecimal():
-        config["fsdp_min_num_params"] = int(wrap)
-    elif wrap != "auto":
-        config["fsdp_transformer_layer_cls_to_wrap"] = wrap
-    return config

@@ -23,8 +23,8 @@ from headway.contract.notes import say
 from headway.contract.run import KEY_VARIABLE
 from headway.errors import ConfigError, MachineError
 from headway.launcher.clusters.cluster import cluster_layer
-from headway.launcher.planning.plan import LaunchPlan, build_plan
-from headway.launcher.planning.program import Program
+from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.profile_files import shown

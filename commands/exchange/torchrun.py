@@ -12,7 +12,7 @@ from headway.commands.exchange import MULTI_MACHINE, ON_ONE_MACHINE, Imported
 from headway.contract.run import RANK_VARIABLES
 from headway.devices.table import KINDS, kind_of
 from headway.errors import ConfigError, did_you_mean
-from headway.launcher.planning.plan import LaunchPlan
+from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.devices import ALL
 from headway.machine.facts import Machine
 from headway.settings.setting import Raw

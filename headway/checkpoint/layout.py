@@ -70,6 +70,7 @@ def _numbers(value: Any) -> bool:
 
 _POSITION = {
     "following": int,
+    "epochs?": int,
     "size": _count,
     "total": _count,
     "seed": (int, None),
@@ -77,6 +78,8 @@ _POSITION = {
     "samples": _count,
     "has_trained": bool,
     "has_lasting_workers": bool,
+    "is_looked_at?": bool,
+    "keeps_looks?": bool,
     "left?": (_left, None),
     "is_at_end?": bool,
     "order_seeds": [int],
@@ -120,6 +123,7 @@ OWN = {
     "tokens": (_two_tensors, None),
     "buffers?": [_own_buffers],
     "gradients?": [(_tensor, None)],
+    "optimizers?": [dict],
 }
 """Of what a rank has of its own."""
 

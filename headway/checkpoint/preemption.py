@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from headway.checkpoint.checkpointer import Checkpointer
-from headway.checkpoint.stopping import Agreement, Request, StopSignals
+from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.contract.notes import say
 from headway.contract.records import channel, in_phase
-from headway.contract.run import LATEST
+from headway.contract.run import NEWEST
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, UsageError
 from headway.trackers.tracking import Tracking
@@ -127,7 +127,6 @@ class Preemption:
         self._signals: StopSignals | None = None  # from the first time that the script asks
         self._request = Request.NONE  # that all ranks have agreed on
         self._stepping: Any = (_NoOptimizerYet,)  # optimizers
-        self._asks = self._asks_left = 0  # of `should_stop`, between two agreements
         self._resumed_with: int | None = None  # how many objects were there in `resume`
         self._has_told_of_others = False
         self._exit_code: int | None = None  # with which this process has been told to leave
@@ -140,10 +139,11 @@ class Preemption:
         """Save when it is due; save and leave the script when the job has to stop.
 
         Call it on every rank at the end of the loop's body, in each iteration: where nothing is due
-        it costs next to nothing, and between the micro-batches of a step it does nothing. A
-        job has to stop after SIGTERM, SIGUSR1 or Ctrl-C to one of the ranks or to the launcher, and
-        at its `--time-limit`. Then all ranks leave after the same step, by SystemExit with code 75
-        ("saved, run me again"); after Ctrl-C with 130. Signals are noted from the first call on.
+        it costs next to nothing, and between the micro-batches of a step it does nothing. A job has
+        to stop after SIGTERM, SIGUSR1, SIGHUP (the terminal is closed) or Ctrl-C to one of the
+        ranks or to the launcher, and at its `--time-limit`. Then all ranks leave after the same
+        step, by SystemExit with code 75 ("saved, run me again"); after Ctrl-C with 130. Signals are
+        noted from the first call on.
 
         A checkpoint is `checkpoints/step_00000100` in the project folder. The newest
         `total_limit` of this kind stay, or 2 if the project's configuration has no limit.
@@ -197,16 +197,12 @@ class Preemption:
             ...         accelerator.checkpoint()
             >>> accelerator.end_training()
         """
-        if self._asks_left > 0:
-            self._asks_left -= 1
-            return False
+        if not self._by_calls.is_near:
+            return self._by_calls.ask(Request.NONE) is not Request.NONE
         if self._request is Request.NONE and not self._training.accumulation.is_open:
             with in_phase("should_stop"):
                 meet("should_stop")
-                self._trap_signals()
-                verdict = self._by_calls.agree(self._own_request(), False, self._asks)
-            self._note(verdict.request)
-            self._asks, self._asks_left = verdict.following, verdict.following - 1
+                self._note(self._by_calls.ask(self._trap_signals().request))
         return self._request is not Request.NONE
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
@@ -311,7 +307,8 @@ class Preemption:
         if self._request is Request.NONE and (is_due or schedule.has_to_agree(step)):
             is_late = schedule.is_late(interval, time.monotonic())
             since = schedule.steps_since_agreed(step)
-            verdict = self._by_steps.agree(self._own_request(), is_late, since)
+            request = self._trap_signals().request
+            verdict = self._by_steps.agree(request, is_late, since)
             self._note(verdict.request)
             schedule.agreed(step, verdict.following)
             is_due |= verdict.is_due
@@ -367,25 +364,17 @@ class Preemption:
 
     # ------------------------------------------------------------------ does the job have to stop?
 
-    def _trap_signals(self) -> None:
+    def _trap_signals(self) -> StopSignals:
         """Begin to note what asks this process to stop."""
-        if self._signals is not None:
-            return
-        if self._resumed_with is None:
-            self._require_resumed()
-            self._note_earlier_saves()
-            self._schedule.begin(0, time.monotonic())
-        self._signals = StopSignals()
-        self._signals.trap()
-        channel.has_resumed = True
-
-    def _own_request(self) -> Request:
-        """Return what this rank has been asked for."""
-        assert self._signals is not None, "_trap_signals() comes first"
-        request, deadline = self._signals.request, self._settings.deadline
-        if request is Request.NONE and deadline is not None and time.monotonic() >= deadline:
-            return Request.TIME_LIMIT
-        return request
+        if self._signals is None:
+            if self._resumed_with is None:
+                self._require_resumed()
+                self._note_earlier_saves()
+                self._schedule.begin(0, time.monotonic())
+            self._signals = StopSignals(self._settings.deadline)
+            self._signals.trap()
+            channel.has_resumed = True
+        return self._signals
 
     def _note(self, request: Request) -> None:
         self._request = request
@@ -396,8 +385,7 @@ class Preemption:
         """End this process, on all ranks."""
         self._exit_code = self._request.exit_code
         self._schedule.look_at_once()
-        if self._training.world.is_main:
-            say(f"stopped by {self._request} after step {step}; saved {folder}; {self._hint()}")
+        tell_stopped(self._request, step, folder, self._hint())
         if self._signals is not None:
             signals, self._signals = self._signals, None
             signals.leave()
@@ -407,7 +395,7 @@ class Preemption:
     def _hint(self) -> str:
         """Return how to go on."""
         settings = self._settings
-        if settings.run.resume in (None, LATEST):
+        if settings.run.resume in (None, *NEWEST):
             return "run the same command again to go on"
         return (
             f"to go on, run the same command again without resume={settings.run.resume}"

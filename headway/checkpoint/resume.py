@@ -9,7 +9,7 @@ from pathlib import Path
 from headway.checkpoint.manifest import NAME, read_manifest, read_plain
 from headway.checkpoint.project import Candidate, candidates, newest_whole, resolve_checkpoint
 from headway.checkpoint.saving import on_rank_0
-from headway.contract.run import LATEST, is_restart
+from headway.contract.run import LATEST, NEWEST, is_restart
 from headway.contract.typed import parse
 from headway.errors import CheckpointError, Problem
 from headway.trackers.tracking import RUNS_FILE
@@ -31,7 +31,7 @@ def select_checkpoint(
     """
     wanted, there = settings.run.resume, candidates(project)
     found = there
-    if wanted is not None and wanted != LATEST:
+    if wanted is not None and wanted not in NEWEST:
         found = _saved_before_restart(settings, there)
         if not found:
             path = resolve_checkpoint(Path(wanted).expanduser())

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from headway.contract import signals
-from headway.contract.notes import say_amid_writing
+from headway.contract.notes import say, say_amid_writing
 from headway.contract.records import STOPPED_AND_SAVED, WillSave, channel, is_connected, send
 from headway.distributed.world import group_backend, rank_and_size
 
@@ -31,11 +31,12 @@ class Request(IntEnum):
     NONE = 0
     TIME_LIMIT = 1
     SIGUSR1 = 2
-    SIGTERM = 3
-    SIGINT = 4
+    SIGHUP = 3  # the terminal is closed
+    SIGTERM = 4
+    SIGINT = 5
 
     def __str__(self) -> str:
-        return {1: "the time limit", 4: "Ctrl-C"}.get(self, self.name)
+        return {1: "the time limit", 5: "Ctrl-C"}.get(self, self.name)
 
     @property
     def exit_code(self) -> int:
@@ -44,23 +45,30 @@ class Request(IntEnum):
 
 
 class StopSignals:
-    """Notes the signals that ask this process to stop, from `trap` to `release`.
+    """Notes what asks this process to stop: a deadline, and from `trap` to `release` signals.
 
     A handler that the script has set before is called as well. A signal that is ignored stays
     ignored, and a second Ctrl-C does what it did before.
 
-    Attributes:
-        request: what has come.
+    Args:
+        deadline: when there is no time left, by `time.monotonic()`.
     """
 
-    def __init__(self) -> None:
-        self.request = Request.NONE
+    def __init__(self, deadline: float | None = None) -> None:
+        self._deadline = deadline
+        self._came = Request.NONE
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
 
+    @property
+    def request(self) -> Request:
+        """What this process has been asked for."""
+        is_late = self._deadline is not None and time.monotonic() >= self._deadline
+        return self._came or (Request.TIME_LIMIT if is_late else Request.NONE)
+
     def trap(self) -> None:
         """Begin to note them; in the main thread only, as Python has it."""
-        for one in (Request.SIGTERM, Request.SIGINT, Request.SIGUSR1):
+        for one in (Request.SIGTERM, Request.SIGINT, Request.SIGHUP, Request.SIGUSR1):
             number = signal.Signals[one.name]
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN:
@@ -82,7 +90,7 @@ class StopSignals:
 
         A second Ctrl-C does what it did before.
         """
-        self.request = self.request or Request.TIME_LIMIT
+        self._came = self.request or Request.TIME_LIMIT
         before = self._before.pop(signal.SIGINT, None)
         if before is not None and signal.getsignal(signal.SIGINT) == self._note:
             signals.put_back({signal.SIGINT: before})
@@ -106,14 +114,20 @@ class StopSignals:
             return
         before = self._before[number]
         came = Request[signal.Signals(number).name]
-        is_first, is_again = self.request is Request.NONE, self.request is came
-        self.request = max(self.request, came)
+        is_first, is_again = self._came is Request.NONE, self._came is came
+        self._came = max(self._came, came)
         if is_first:
             again = "; Ctrl-C again stops at once" if came is Request.SIGINT else ""
             _tell_from_rank_0(f"{came}: saving and stopping after this step{again}")
         is_called = before is not None and not signals.is_usual(before)
         if is_called or (came is Request.SIGINT and is_again):
             before(number, frame)
+
+
+def tell_stopped(request: Request, step: int, saved: str, hint: str) -> None:
+    """Say on rank 0 what has stopped the training, and how it goes on."""
+    if rank_and_size()[0] == 0:
+        say(f"stopped by {request} after step {step}; saved {saved}; {hint}")
 
 
 def _tell_from_rank_0(text: str) -> None:
@@ -140,6 +154,25 @@ class Agreement:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._agreed_at: float | None = None
+        self._units = self._left = 0  # of `ask`: between two agreements, and of those to come
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the next `ask` asks the other ranks."""
+        return self._left <= 0
+
+    def ask(self, request: Request) -> Request:
+        """Return what all ranks agree on, or none in the units for which they have agreed.
+
+        Args:
+            request: what this rank has been asked for.
+        """
+        if not self.is_near:
+            self._left -= 1
+            return Request.NONE
+        verdict = self.agree(request, False, self._units)
+        self._units, self._left = verdict.following, verdict.following - 1
+        return verdict.request
 
     def agree(self, request: Request, is_due: bool, units: int) -> Verdict:
         """Return what all ranks agree on; every rank calls this at the same unit.

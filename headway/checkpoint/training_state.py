@@ -25,7 +25,7 @@ from headway.checkpoint.saving import State, agree
 from headway.checkpoint.values import encode
 from headway.contract.notes import say
 from headway.data.loader import PreparedDataLoader
-from headway.data.position import SavedRng
+from headway.data.position import Resumption
 from headway.distributed.collectives import broadcast_object_list, gather_object
 from headway.distributed.rng import generator_states
 from headway.distributed.world import is_alone, rank_and_size
@@ -386,7 +386,10 @@ _SHARED: tuple[type[_Part], ...] = (
 
 
 class OwnOfRank:
-    """What each rank has of its own: generators, tokens, buffers, and gradients of an open step."""
+    """What each rank has of its own: generators, tokens, buffers, gradients of an open step, ...
+
+    After `LocalSGD` also what the optimizers of ranks other than 0 remember.
+    """
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -403,6 +406,8 @@ class OwnOfRank:
         if own_buffers:
             spread = map(training.strategy.spreads_buffers, training.models)
             own["buffers"] = [*zip(own_buffers, spread, strict=True)]
+        if training.has_own_optimizers and not training.world.is_main:
+            own["optimizers"] = [one.state_dict() for one in training.optimizers]
         if training.accumulation.is_open and not is_alone():
             own["gradients"] = [_own_part(one.grad) for one in _parameters(training)]
         return own
@@ -416,6 +421,9 @@ class OwnOfRank:
                 raise checkpoint.misfit(
                     "the gradients are those of other models, or of another strategy"
                 )
+        optimizers = self._training.optimizers
+        states = (checkpoint.own or {}).get("optimizers", optimizers)
+        checkpoint.require_equal("number of optimizers", len(states), len(optimizers))
         for model, (buffers, _) in zip(models, self._buffers(checkpoint), strict=True):
             shapes = [_shape(getattr(*one)) for one in saved_buffers(model)]
             if buffers and not _have_shapes(buffers, shapes):
@@ -426,6 +434,9 @@ class OwnOfRank:
         yield "what each rank has of its own"
         training, own = self._training, checkpoint.own or {}
         training.token_mean.pending = own.get("tokens")
+        for optimizer, state in zip(training.optimizers, own.get("optimizers", ()), strict=False):
+            optimizer.load_state_dict(state)
+            training.has_own_optimizers = True
         parameters = _parameters(training)
         gradients = own.get("gradients", [None] * len(parameters))
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -436,13 +447,13 @@ class OwnOfRank:
                 if saved is not None:
                     getattr(*one).copy_(saved)
             training.strategy.set_spreads_buffers(prepared, are_spread)
-        generators = SavedRng(own.get("generators"), training.world.device)
+        resumption = Resumption(own.get("generators"), training.world.device)
         loaders, positions = training.loaders, checkpoint.positions or ()
         if positions and not training.skips_itself:
             positions = over_where_left(loaders, positions, is_told=training.world.is_main)
         for loader, position in zip(loaders, positions, strict=False):
-            loader.seek(position, generators, only_skipped=training.skips_itself)
-        generators.restore()
+            loader.seek(position, resumption, only_skipped=training.skips_itself)
+        resumption.generators.restore()
 
     def _buffers(
         self, checkpoint: Checkpoint

@@ -133,9 +133,8 @@ class DataLoaderShard(AcceleratedDataLoader):
         except (AttributeError, TypeError):  # a length or batch size that is not known
             return -1
 
-    def set_epoch(self, epoch: int) -> None:
-        """Number the next pass `epoch`, for all that draw or order samples."""
-        super().set_epoch(epoch)
+    def _tell_epoch(self, epoch: int) -> None:
+        super()._tell_epoch(epoch)
         inner = getattr(getattr(self.batch_sampler, "batch_sampler", None), "sampler", None)
         set_epoch = getattr(inner, "set_epoch", None)
         if callable(set_epoch):

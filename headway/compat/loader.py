@@ -87,6 +87,10 @@ class AcceleratedDataLoader(PreparedDataLoader):
         current = self._passes.current  # which is counted at its end
         return self._passes.following + (current is not None and current.is_complete)
 
+    @property
+    def _next_number(self) -> int:
+        return self.epoch
+
     def get_sampler(self) -> Any:
         """See `get_sampler`."""
         return get_sampler(self)

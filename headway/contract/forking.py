@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from headway.contract import signals
 
@@ -84,3 +85,72 @@ def reap() -> Iterator[tuple[int, int]]:
         if pid == 0:
             return
         yield pid, status
+
+
+def set_title(title: str) -> None:
+    """Overwrite this process's arguments with `title`, which `ps` then shows.
+
+    Source: proc(5), /proc/pid/stat fields 48 and 49 (arg_start, arg_end).
+    """
+    import ctypes
+
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+    except (OSError, ValueError, IndexError):
+        return
+    if end > start:
+        text = title.encode(errors="surrogateescape")[: end - start - 1]
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def set_name(name: str) -> None:
+    """Set the name of this process, of at most 15 characters, which `top` and `killall` use.
+
+    Source: proc(5), /proc/self/comm.
+    """
+    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write(name)
+
+
+def open_pidfd(pid: int) -> int | None:
+    """Return a descriptor that stays this process's, and is readable once it has ended.
+
+    None where the system has no such descriptors, or no such process.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not on Linux; an old kernel, a sandbox
+        return None
+
+
+class ProcessHandle:
+    """A process of another parent, by its descriptor, else by its number and its start time."""
+
+    def __init__(self, pid: int) -> None:
+        self._fd = open_pidfd(pid)
+        self.process = None
+        if self._fd is None:
+            import psutil
+
+            with suppress(psutil.NoSuchProcess):
+                self.process = psutil.Process(pid)
+
+    def send(self, number: int) -> None:
+        """Send a signal; does nothing once the process has ended."""
+        fd, process = self._fd, self.process  # another thread may close the handle meanwhile
+        if fd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, number)
+        elif process is not None:
+            import psutil
+
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def close(self) -> None:
+        """Give the descriptor back; nothing is sent any more."""
+        fd, self._fd, self.process = self._fd, None, None
+        if fd is not None:
+            os.close(fd)

@@ -1,10 +1,12 @@
-"""Lines on stderr for the person who runs a script or a command: all of Headway's begin alike."""
+"""What is said on stderr: notes, what is waited for, and how ranks are named there."""
 
 from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 _said: set[str] = set()
 
@@ -34,3 +36,47 @@ def say_amid_writing(text: str) -> None:
     """Write a line also where a signal's handler has interrupted another write."""
     with suppress(OSError):
         os.write(2, line_of(text).encode())
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Return 0, 2-7 for 0, 2, 3, 4, 5, 6, 7."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and parts[-1][-1] == rank - 1:
+            parts[-1] = [parts[-1][0], rank]
+        else:
+            parts.append([rank])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Return rank 3, or ranks 0, 2-7."""
+    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
+
+
+SILENT_S = 1.0
+"""How long a wait may last before it is announced."""
+
+
+@contextmanager
+def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
+    """Print `headway: waiting for ...` on stderr if the block takes longer than `SILENT_S`.
+
+    Args:
+        what: what is waited for, as the end of that line.
+        is_quiet: print nothing.
+    """
+    timer = threading.Timer(SILENT_S, announce, [what])
+    timer.daemon = True
+    if not is_quiet:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if not is_quiet:
+            timer.join()
+
+
+def announce(what: str) -> None:
+    say(f"waiting for {what}")

@@ -84,6 +84,8 @@ class Progress(NamedTuple):
 
     step: int = 0  # optimizer steps done
     phase: str = "script"  # what the runtime is doing; script: the user's code runs
+    total: int = 0  # steps that the training will have; 0: nobody has told
+    loss: float | None = None  # the last one that is known
 
 
 class Ready(NamedTuple):
@@ -207,7 +209,7 @@ class Channel:
     """
 
     __slots__ = (
-        *("fd", "identity", "last_sent_at", "num_steps", "phase", "step"),
+        *("fd", "identity", "last_sent_at", "num_trained", "phase", "step", "total", "loss"),
         *("has_joined_group", "has_made_accelerator", "has_resumed", "obeys_stops", "will_save"),
     )
 
@@ -215,8 +217,8 @@ class Channel:
         self.fd: int | None = None
         self.identity: tuple[int, int] | None = None  # of the file that `fd` was opened for
         self.last_sent_at = 0.0  # when the last heartbeat was sent, on the monotonic clock
-        self.step, self.phase = Progress()
-        self.num_steps = 0  # that this process has made; of all optimizers, never set back
+        self.step, self.phase, self.total, self.loss = Progress()
+        self.num_trained = 0  # backward passes and optimizer steps of this process; never set back
         self.has_joined_group = False
         self.has_made_accelerator = False
         self.has_resumed = False
@@ -287,7 +289,14 @@ def send(record: Record) -> None:
 
 def progress() -> Progress:
     """Return this process's progress."""
-    return Progress(channel.step, channel.phase)
+    return Progress(channel.step, channel.phase, channel.total, channel.loss)
+
+
+def report(step: int, total: int, loss: float | None) -> None:
+    """Note how far a library's training is, and tell the launcher, at most once each second."""
+    channel.step, channel.total, channel.loss = step, total, loss
+    if channel.fd is not None:
+        beat()
 
 
 def beat() -> None:

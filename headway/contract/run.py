@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -25,8 +26,8 @@ ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"
 KEY_VARIABLE = "HEADWAY_RUN_KEY"
 """A secret that the machines of one run share."""
 VERSION = 4
-LATEST = "latest"
-"""What `resume` is where the newest checkpoint of the project is meant, not a certain one."""
+NEWEST = LATEST, IF_ANY = "latest", "if-any"
+"""What `resume` is where the newest checkpoint is meant, which must be there, or may."""
 DEVICES = (*sorted((*KINDS, "gpu")),)  # gpu is the kind of GPU that the machine has
 LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # read by get_logger; the first wins
 YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
@@ -66,7 +67,7 @@ class RunContract(NamedTuple):
     gradient_accumulation_steps: int
     origins: Mapping[str, Origin]
     debug_rank: int | None = None  # it may wait at a debugger's prompt, the others for it
-    resume: str | None = None  # the checkpoint to go on from: a path, or LATEST
+    resume: str | None = None  # the checkpoint to go on from: a path, or of NEWEST
     began_at: float = 0.0  # when the job began, in seconds since the epoch; restarts keep it
     time_limit: int | None = None  # seconds from then, after which ranks save and leave
     strategy: str = AUTO  # or a name in STRATEGIES
@@ -76,6 +77,16 @@ class RunContract(NamedTuple):
     cpu_offload: bool = False
     replace_accelerate: bool = False
     estimated_bytes: int | None = None  # what tensors were estimated to take on each rank
+    library_hooks: bool = True  # training libraries that the script imports are joined
+
+    def deadline(self) -> float | None:
+        """Return when the time limit is over, by this process's `time.monotonic()`.
+
+        A clock that is set meanwhile does not change it.
+        """
+        if self.time_limit is None:
+            return None
+        return time.monotonic() + self.began_at + self.time_limit - time.time()
 
 
 class Ranks(NamedTuple):
@@ -203,6 +214,16 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
 def is_restart(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether the launcher (ours or torchrun) has started the ranks again."""
     return environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def job_of(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the id of the scheduler's job that this process runs in; empty outside of one."""
+    return environ.get(JOB_VARIABLE, "")
+
+
+def is_requeued(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the scheduler has put the job back into its queue before."""
+    return environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def read_log_level(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:

@@ -20,11 +20,11 @@ from headway.data.configuration import DataLoaderConfiguration
 from headway.data.dispatch import share_of
 from headway.data.position import (
     FRESH,
-    Left,
     Offset,
     Pass,
     Passes,
     ResumePoint,
+    Resumption,
     SavedRng,
     Start,
     counts_samples,
@@ -214,6 +214,7 @@ class PreparedDataLoader(DataLoader[Any]):
                     if channel.fd is not None:
                         beat()
                     following = next(items, _END)
+            current.is_exhausted = True
         finally:
             channel.phase = "script"
             self._passes.end(current, self._given(current))
@@ -229,13 +230,19 @@ class PreparedDataLoader(DataLoader[Any]):
 
     @property
     def epoch(self) -> int:
-        """The number of the pass that has begun and is not complete, or else of the next one."""
-        current = self._passes.current
-        return self._passes.following - (current is not None and not current.is_complete)
+        """The number of the epoch that has begun and is not complete, or else of the next one.
+
+        Once something was trained, a pass in which nothing is counts as none.
+        """
+        passes, current = self._passes, self._passes.current
+        if current is None:
+            return passes.epochs
+        is_epoch = current.has_trained or not passes.has_trained
+        return passes.epochs + (is_epoch and current.is_complete)
 
     @property
     def samples(self) -> int:
-        """How many samples all ranks together have been given, in earlier runs as well.
+        """How many samples all ranks together have been given in these epochs, in earlier runs too.
 
         Batches whose sizes nobody knows in advance count as none.
         """
@@ -244,10 +251,8 @@ class PreparedDataLoader(DataLoader[Any]):
 
     @property
     def has_trained(self) -> bool:
-        """Whether an optimizer has stepped in a pass, in earlier runs as well."""
-        passes, current = self._passes, self._passes.current
-        is_training = current is not None and current.num_steps != channel.num_steps
-        return passes.has_trained or is_training
+        """Whether something was trained in a pass, in earlier runs as well."""
+        return self._passes.has_trained
 
     @property
     def is_evaluated(self) -> bool:
@@ -259,7 +264,8 @@ class PreparedDataLoader(DataLoader[Any]):
         """Return where the passes stand, for a checkpoint: values, and tensors of generators."""
         passes, current = self._passes, self._passes.current
         position: dict[str, Any] = {
-            "following": self.epoch,
+            "following": self._next_number,
+            "epochs": self.epoch,
             "size": batch_size_of(self._original),
             "total": self.total_batch_size,
             "seed": None if self._seeds is None else self._seeds.seed,
@@ -268,6 +274,8 @@ class PreparedDataLoader(DataLoader[Any]):
             "samples": self.samples,
             "has_trained": self.has_trained,
             "has_lasting_workers": passes.has_lasting_workers,
+            "is_looked_at": passes.is_looked_at,
+            "keeps_looks": passes.keeps_looks,
             "left": passes.left and [[*passes.left.after], passes.left.times],
             "is_at_end": current is not None and current.is_complete,
             "order_seeds": [one.initial_seed for one in self._seedable()],
@@ -276,6 +284,10 @@ class PreparedDataLoader(DataLoader[Any]):
             taken = [*self._given(current)]
             position["pass"] = {**current.state_dict(), "taken": taken, "length": self._length()}
         return position
+
+    @property
+    def _next_number(self) -> int:
+        return self._passes.following
 
     def require_position(self, position: dict[str, Any], where: str) -> None:
         """Require that this loader can go on where another one was.
@@ -313,7 +325,7 @@ class PreparedDataLoader(DataLoader[Any]):
     def seek(
         self,
         position: dict[str, Any],
-        generators: SavedRng,
+        resumption: Resumption,
         *,
         only_skipped: bool = False,
     ) -> None:
@@ -321,27 +333,24 @@ class PreparedDataLoader(DataLoader[Any]):
 
         Args:
             position: what `position()` returned; `require_position` has accepted it.
-            generators: those of this rank, for all loaders that go on.
+            resumption: that of this rank, for all loaders that go on.
             only_skipped: do so only if that pass is one over `without_first(...)`.
         """
-        passes, state = self._passes, position["pass"]
+        resumption.seek(partial(self._go_to, position, only_skipped))
+        state, reads_again = position["pass"], not (self._is_map or only_skipped)
+        if state is not None and state["stream"] is None and reads_again and not self._of_rank[0]:
+            say(_STREAM_NOTE)
+
+    def _go_to(self, position: dict[str, Any], only_skipped: bool, resumption: Resumption) -> None:
         for generator, own in zip(
             generators_of(self._sources()), position["generators"], strict=False
         ):
             generator.set_state(own)
-        passes.samples, passes.has_trained = position["samples"], position["has_trained"]
-        passes.has_lasting_workers = position["has_lasting_workers"]
-        left = position.get("left")
-        passes.left = None if left is None else Left(Offset(*left[0]), left[1])
         for sampler, seed in zip(self._seedable(), position["order_seeds"], strict=False):
             sampler.initial_seed = seed
-        passes.following = position["following"] if state is None else state["epoch"]
-        passes.pending, passes.interrupted = None, generators
-        if state is not None:
-            passes.pending = ResumePoint(state, only_skipped)
-            reads_again = not (self._is_map or only_skipped or state["stream"] is not None)
-            if reads_again and self._of_rank[0] == 0:
-                say(_STREAM_NOTE)
+        state = position["pass"]
+        pending = None if state is None else ResumePoint(state, only_skipped)
+        self._passes.resume(position, pending, resumption)
 
     def over_where_left(
         self, position: dict[str, Any], ended: Sequence[tuple[PreparedDataLoader, dict[str, Any]]]
@@ -365,7 +374,9 @@ class PreparedDataLoader(DataLoader[Any]):
             return position, ""
         taken = state["taken"]
         if taken == after and times >= (1 if ended else 2):
-            over = {**position, "following": state["epoch"] + 1, "pass": None}
+            following = max(position["following"], state["epoch"] + 1)
+            epochs = position.get("epochs", state["epoch"]) + 1
+            over = {**position, "following": following, "epochs": epochs, "pass": None}
             return over, _LEFT_NOTE.format(taken[0])
         may_be_zipped = state["epoch"] == 0 and any(
             other._is_map
@@ -401,7 +412,7 @@ class PreparedDataLoader(DataLoader[Any]):
             CheckpointError: this loader's data or batches are others.
         """
         self.require_position(state_dict, "the script's load_state_dict(...)")
-        self.seek(state_dict, SavedRng(None, self._device or torch.device("cpu")))
+        self.seek(state_dict, Resumption(None, self._device or torch.device("cpu")))
 
     def _length(self) -> int | None:
         try:
@@ -449,11 +460,12 @@ class PreparedDataLoader(DataLoader[Any]):
     def _begin_pass(self) -> tuple[Start, Pass]:
         """Return how the next pass begins, and that pass."""
         passes, owners = self._passes, self._sources()
+        passes.go_back()
         pending, passes.pending = passes.pending, None
         interrupted, passes.interrupted = passes.interrupted, None
         goes_on = pending is not None and bool(self._skipped or not pending.only_skipped)
         if interrupted is not None and not goes_on:
-            interrupted.begin_other_pass()
+            interrupted.generators.begin_other_pass()
         before, first_item = self._taken(self._skipped), 0
         redraws = self._start_lasting_workers(is_fresh=not goes_on)
         start = FRESH if redraws is None or self._is_map else Start(begun=redraws)
@@ -462,7 +474,7 @@ class PreparedDataLoader(DataLoader[Any]):
             taken = Offset(*state["taken"])
             is_there = not self._skipped or before == taken  # where the stream's state is
             before = before if self._skipped else taken
-            put_back = self._to_put_back(interrupted)
+            put_back = self._to_put_back(interrupted.generators)
             start = Start(before, ready=put_back, loaded=put_back)
             if state["stream"] is not None and self._stream is not None and is_there:
                 self._stream.load_state_dict(state["stream"])
@@ -474,19 +486,21 @@ class PreparedDataLoader(DataLoader[Any]):
                     start = start._replace(ready=partial(set_generators_ahead, state))
             else:
                 set_generators_to_begin(state, owners)
-        passes.current = current = Pass(
-            passes.following, owners, before, self._samplers() if self._is_map else None
-        )
+        number = passes.following if pending is None else pending.state["epoch"]
+        drawn_by = self._samplers() if self._is_map else None
+        is_rest = pending is not None
+        current = Pass(number, owners, before, drawn_by, interrupted, is_rest=is_rest)
+        passes.begin(current)
 
         def drawing() -> None:
             if redraws is not None:
                 redraws()
             current.drawing()
 
-        self.set_epoch(passes.following)
+        self._tell_epoch(number)
         if self._seeds is not None:
-            self._seeds.begin_pass(passes.following, self._samplers(), first_item)
-        passes.following += 1
+            self._seeds.begin_pass(number, self._samplers(), first_item)
+        passes.following = max(passes.following, number + 1)
         return start._replace(drawing=drawing), current
 
     def _start_lasting_workers(self, *, is_fresh: bool) -> Callable[[], None] | None:
@@ -518,12 +532,12 @@ class PreparedDataLoader(DataLoader[Any]):
 
         return take_back
 
-    def _to_put_back(self, interrupted: SavedRng) -> Callable[[], None]:
+    def _to_put_back(self, generators: SavedRng) -> Callable[[], None]:
         """Return what puts the generators back that a pass uses to draw again what it has given.
 
         A sampler with a generator of its own that draws while the pass goes on draws on from there.
         """
-        interrupted.begin_pass()
+        generators.begin_pass()
         lazy: list[Any] = self._sources()[1:]
         if self._is_map and draws_all_at_first(source_of(self._original)):
             lazy = []
@@ -533,7 +547,7 @@ class PreparedDataLoader(DataLoader[Any]):
         ]
 
         def put_back() -> None:
-            interrupted.restore()
+            generators.restore()
             for generator, state in own:
                 generator.set_state(state)
 
@@ -578,8 +592,12 @@ class PreparedDataLoader(DataLoader[Any]):
         """Number the next pass `epoch`, for all that draw or order samples."""
         passes = self._passes
         passes.following = epoch
+        passes.count_from(epoch, passes.samples)
         if passes.pending is not None and passes.pending.state["epoch"] != epoch:
             passes.pending = None  # the script begins another one
+        self._tell_epoch(epoch)
+
+    def _tell_epoch(self, epoch: int) -> None:
         for source in self._sources()[1:]:
             set_epoch = getattr(source, "set_epoch", None)
             if callable(set_epoch):

@@ -184,6 +184,51 @@ class SavedRng:
             set_generator_states(self._states, self._device)
 
 
+class Resumption:
+    """A run that goes on: until something is trained in it, it can go back to where it was saved.
+
+    A script that looks at a batch, or evaluates, before its loop does so in each run. That is not
+    to take from the passes and random numbers which follow. After a pass that came to its end it
+    goes back once: a loop that trains with none of its batches would have no end otherwise.
+
+    Args:
+        states: of the global generators; None leaves them where the script has put them.
+        device: whose generators are among them.
+
+    Attributes:
+        generators: for the passes that go on.
+        open: the passes that are under way, of all loaders; the first of each of them.
+    """
+
+    def __init__(self, states: dict[str, Any] | None, device: torch.device) -> None:
+        self._saved = states, device
+        self._num_trained = channel.num_trained
+        self._seeks: list[Callable[[Resumption], None]] = []
+        self.generators = SavedRng(*self._saved)
+        self.open: list[Pass] = []
+        self._can_go_back_from_end = True
+
+    def can_go_back(self, *looks: Pass) -> bool:
+        """Return whether nothing was trained since, and no passes are under way but these."""
+        is_at_end = any(one.is_exhausted for one in looks)
+        has_trained = self._num_trained != channel.num_trained
+        can_go_back = self._can_go_back_from_end or not is_at_end
+        return can_go_back and not has_trained and self.open == [*looks]
+
+    def seek(self, seek: Callable[[Resumption], None]) -> None:
+        """Let a loader stand where it was saved, now and whenever the run goes back."""
+        self._seeks.append(seek)
+        seek(self)
+
+    def go_back(self) -> None:
+        """Let all loaders and generators be as they were saved."""
+        self._can_go_back_from_end &= not any(one.is_exhausted for one in self.open)
+        self.generators, self.open = SavedRng(*self._saved), []
+        for seek in self._seeks:
+            seek(self)
+        self.generators.restore()
+
+
 class Pass:
     """One pass over a loader.
 
@@ -192,19 +237,31 @@ class Pass:
         owners: samplers and loaders, whose generators belong to the pass.
         before: what was left out of it.
         drawn_by: what draws its samples; None if the data set may do so.
+        resumed: the run that goes on, if this is the first pass over its loader.
+        is_rest: whether it goes on itself.
 
     Attributes:
+        has_trained: whether something was trained after a batch of it.
+        is_exhausted: whether the script has asked for a batch after the last one.
         stream: the state of the data set after the batches that were given, if it has one.
         ahead: that of the generators then, if the next batch was loaded ahead and may draw.
     """
 
     def __init__(
-        self, epoch: int, owners: Iterable[Any], before: Offset, drawn_by: Iterable[Any] | None
+        self,
+        epoch: int,
+        owners: Iterable[Any],
+        before: Offset,
+        drawn_by: Iterable[Any] | None,
+        resumed: Resumption | None = None,
+        *,
+        is_rest: bool = False,
     ) -> None:
         self.epoch, self.before = epoch, before
+        self.resumed, self.is_rest = resumed, is_rest
+        self.has_trained = self.is_exhausted = False
         self.rounds = 0  # that the script was given
         self.samples = 0  # in these, on all ranks together
-        self.num_steps = channel.num_steps  # of optimizers, before it
         self.is_complete = False
         self.stream: Any = None
         self.ahead: dict[str, Any] | None = None
@@ -260,35 +317,133 @@ class ResumePoint(NamedTuple):
 
 
 class Passes:
-    """The passes over a loader, with and without its first batches."""
+    """The passes over a loader, with and without its first batches.
 
-    following = 0
-    """The number of the next one."""
-    current: Pass | None = None
-    pending: ResumePoint | None = None
-    interrupted: SavedRng | None = None
-    """The generators of this rank, until the first pass of a run that goes on."""
-    samples = 0
-    """Those of all passes that have ended, in earlier runs as well."""
-    has_trained = False
-    """Whether an optimizer has stepped in one of these."""
-    has_lasting_workers = False
-    """Whether workers that outlive a pass were started, in earlier runs as well."""
-    left: Left | None = None
-    """Where the passes before, in which an optimizer stepped, were left; None after a whole one."""
+    What is trained belongs to the pass that has begun last, of those under way. Once something was
+    trained, a pass in which nothing is, such as a look at a batch or an evaluation, is no epoch.
+
+    Attributes:
+        following: the number of the next one.
+        epochs: how many have ended, in earlier runs as well; where nothing was trained in any, how
+            many have come to their ends.
+        samples: those that they have given.
+        has_lasting_workers: whether workers that outlive a pass were started, in earlier runs too.
+        left: where the passes before in which something was trained were left; None after a whole
+            one.
+        is_looked_at: whether a pass without training has come after one with it, not inside of one.
+        pending: the one that goes on here.
+        interrupted: the run that goes on, until the first pass over this loader.
+    """
+
+    def __init__(self) -> None:
+        self.following = 0
+        self.has_lasting_workers = self.is_looked_at = False
+        self.left: Left | None = None
+        self.pending: ResumePoint | None = None
+        self.interrupted: Resumption | None = None
+        self._has_trained = self._keeps_looks = False
+        self._open: list[Pass] = []  # the one that has begun last is the last
+        self._num_trained = channel.num_trained
+        self.count_from(0, 0)
+
+    def count_from(self, epochs: int, samples: int) -> None:
+        """Let so many have ended by now."""
+        self.epochs, self.samples = self._first = epochs, samples
+
+    def resume(
+        self, position: dict[str, Any], pending: ResumePoint | None, interrupted: Resumption
+    ) -> None:
+        """Stand where a run was saved."""
+        self._note_training()
+        self.following, self.pending = position["following"], pending
+        self.interrupted = interrupted
+        self.count_from(position.get("epochs", position["following"]), position["samples"])
+        self.has_lasting_workers = position["has_lasting_workers"]
+        self.is_looked_at = position.get("is_looked_at", False)
+        self._has_trained = position["has_trained"]
+        self._keeps_looks = position.get("keeps_looks", False)
+        left = position.get("left")
+        self.left = None if left is None else Left(Offset(*left[0]), left[1])
+
+    # ------------------------------------------------------------------ which of them train
+
+    def _note_training(self) -> None:
+        if self._num_trained == channel.num_trained:
+            return
+        self._num_trained = channel.num_trained
+        for one in self._open[-1:]:
+            one.has_trained = True
+            if not self._has_trained:  # what came before was no epoch
+                self._has_trained, (self.epochs, self.samples) = True, self._first
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether something was trained in a pass, in earlier runs as well."""
+        self._note_training()
+        return self._has_trained
+
+    @property
+    def current(self) -> Pass | None:
+        """The pass that is under way: of several, the last one in which something was trained."""
+        self._note_training()
+        trained = [one for one in self._open if one.has_trained]
+        return next(reversed(trained or self._open), None)
+
+    @property
+    def keeps_looks(self) -> bool:
+        """Whether the script looks at a batch with an iterator that it does not end."""
+        current = self.current
+        before = self._open[: self._open.index(current)] if current is not None else []
+        return self._keeps_looks or any(not one.has_trained for one in before)
+
+    # ------------------------------------------------------------------ beginnings and ends
+
+    def go_back(self) -> None:
+        """Undo what the script has done with loaders since it goes on, before its loop begins."""
+        resumed, is_rest = self.interrupted, self.pending is not None and self.has_trained
+        if resumed is None or not (is_rest and resumed.can_go_back()):
+            is_kept = self._keeps_looks and len(self._open) == 1
+            resumed = self._looked_at(self._open[0]) if is_kept else None
+        if resumed is not None:
+            resumed.go_back()
+
+    def begin(self, new: Pass) -> None:
+        """Note that a pass begins."""
+        self._note_training()
+        self._open.append(new)
+        if new.resumed is not None:
+            new.resumed.open.append(new)
 
     def end(self, ended: Pass, given: Offset) -> None:
         """Count a pass that will give no more batches than those that were given."""
-        has_trained = ended.num_steps != channel.num_steps
-        if ended.is_complete:
-            self.left = None
-        elif has_trained:  # a look at the first batch says nothing about the loop
+        self._note_training()
+        self._open = [one for one in self._open if one is not ended]
+        looked_at, resumed = self._looked_at(ended), ended.resumed
+        ended.resumed = None  # which holds the loaders
+        if looked_at is not None:
+            looked_at.go_back()
+            return
+        if resumed is not None and ended in resumed.open:
+            resumed.open.remove(ended)
+        if ended.has_trained:
             times = self.left.times if self.left is not None and self.left.after == given else 0
-            self.left = Left(given, times + 1)
+            self.left = None if ended.is_complete else Left(given, times + 1)
+            self._keeps_looks |= any(not one.has_trained for one in self._open)
+            self._open = [one for one in self._open if one.has_trained]
+        elif self._has_trained:
+            self.is_looked_at |= not self._open
+            return
+        self.epochs += ended.has_trained or ended.is_complete
         self.samples += ended.samples
-        self.has_trained |= has_trained
-        if self.current is ended:
-            self.current = None
+
+    def _looked_at(self, one: Pass) -> Resumption | None:
+        """Return the run that goes on, if a pass is a look at this loader before the loop.
+
+        Where the script also looks at it between its epochs, a look there is part of the training.
+        """
+        is_look = self._has_trained and (one.is_rest or not self.is_looked_at)
+        can_go_back = one.resumed is not None and one.resumed.can_go_back(one)
+        return one.resumed if is_look and can_go_back else None
 
 
 def _states_for(drawn_by: Iterable[Any] | None) -> dict[str, Any]:

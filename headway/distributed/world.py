@@ -41,6 +41,7 @@ class DistributedType(str, Enum):
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
+    MULTI_XPU = "MULTI_XPU"
     FSDP = "FSDP"
     # never reported: scripts written for Accelerate compare with them
     DEEPSPEED = "DEEPSPEED"
@@ -52,7 +53,6 @@ class DistributedType(str, Enum):
     MULTI_NEURON = "MULTI_NEURON"
     MULTI_NPU = "MULTI_NPU"
     MULTI_SDAA = "MULTI_SDAA"
-    MULTI_XPU = "MULTI_XPU"
 
 
 @dataclass(frozen=True)

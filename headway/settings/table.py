@@ -14,7 +14,7 @@ from typing import Any
 from headway.contract.origin import Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES
-from headway.contract.strategies import DDP, FSDP, HSDP, read_wrap
+from headway.contract.strategies import STRATEGIES, read_wrap
 from headway.machine.devices import ALL, DeviceSpec
 from headway.settings.hosts import Hosts, read_hosts
 from headway.settings.setting import (
@@ -91,7 +91,7 @@ class Settings:
         Count(1), 1, "micro-batches for each optimizer step", metavar="N"
     )
     strategy = Setting(
-        Choice(DDP, FSDP, HSDP, or_auto=True),
+        Choice(*STRATEGIES, or_auto=True),
         AUTO,
         "how ranks share a model: a copy each (ddp), a part of each parameter (fsdp), or parts on "
         "shard_size ranks, and copies of those (hsdp); auto is ddp",
@@ -220,8 +220,9 @@ class Settings:
     resume = Setting[str | None](
         read_path,
         None,
-        "checkpoint that the script's accelerator.resume() goes on from: latest (of the project "
-        "folder, which must have one), or the path of one or of a project, whose newest it is",
+        "checkpoint that the script's accelerator.resume(), or the Trainer of a library, goes on "
+        "from: latest (of the project's or its output folder, which must have one), if-any (the "
+        "same, but the beginning where there is none), or the path of one or of such a folder",
         metavar="PATH",
         example="latest",
     )
@@ -229,9 +230,15 @@ class Settings:
         Seconds(1),
         None,
         "save and leave with exit code 75 so many seconds after the launch (600, or 3h55m); for "
-        "scripts that call accelerator.checkpoint()",
+        "scripts that call accelerator.checkpoint() or train with the Trainer of a library",
         metavar="S",
         example="3h55m",
+    )
+    library_hooks = Setting(
+        Choice(YES, NO, same=_YES_OR_NO),
+        YES,
+        "join the Trainer of transformers or Lightning when the script imports it, so that it "
+        "saves and leaves when the job has to stop, and goes on afterwards; no leaves it alone",
     )
     log_dir = Setting[str | None](
         read_path,
@@ -361,7 +368,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     ),
     "failing and stopping": (
         *("max_restarts", "restart_delay", "hang_timeout", "time_limit", "grace_period_s"),
-        "leave_children",
+        *("leave_children", "library_hooks"),
     ),
     "output": ("output", "ranks", "log_dir", "debug_rank"),
     "jobs": OF_JOBS,

@@ -34,7 +34,7 @@ class Strategy:
 
     Attributes:
         data_rank: which share of every batch this rank reads.
-        data_size: how many shares there are; ranks that hold parts of one model read the same one.
+        data_size: how many shares there are.
         shards: whether a rank holds a part of each parameter only.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -87,14 +86,7 @@ def merge_arguments(
     ]
     merged = contract._replace(**passed)
     told = tuple(note for note in notes if note is not None)
-    return EffectiveSettings(merged, frozenset(passed), _deadline(merged), told)
-
-
-def _deadline(run: RunContract) -> float | None:
-    """Return when the time limit is over; a clock that is set meanwhile does not change it."""
-    if run.time_limit is None:
-        return None
-    return time.monotonic() + run.began_at + run.time_limit - time.time()
+    return EffectiveSettings(merged, frozenset(passed), merged.deadline(), told)
 
 
 def merge_sharing(

@@ -1,4 +1,4 @@
-"""Turns the arguments of an Accelerator, and what its launcher says, into the parts of a run."""
+"""Compares the arguments of an Accelerator with what its launcher says, and joins the ranks."""
 
 from __future__ import annotations
 

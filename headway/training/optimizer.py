@@ -94,7 +94,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
             if not self.step_was_skipped:
                 self.step_count += 1
                 channel.step = self.step_count
-                channel.num_steps += 1
+                channel.num_trained += 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, unless they accumulate."""

@@ -88,6 +88,7 @@ class Steps:
             self.training.precision.backward(loss, **kwargs)
         finally:
             channel.phase = "script"
+        channel.num_trained += 1
         self.weighing.after_backward()
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:

@@ -36,6 +36,7 @@ class Training:
     Attributes:
         prepared: each of the script's objects, and what it was prepared as.
         registered: what the script has given to `register_for_checkpointing`.
+        has_own_optimizers: each rank's optimizers remember what it has trained on its own.
         skips_itself: the script leaves out what its loaders have read before a checkpoint, with
             `skip_first_batches`; else they go on behind it themselves.
     """
@@ -57,7 +58,7 @@ class Training:
         self.token_mean = TokenMean()
         self.prepared: list[tuple[Any, Any]] = []
         self.registered: list[Any] = []
-        self.skips_itself = False
+        self.skips_itself = self.has_own_optimizers = False
         self._equal_at: int | None = None  # optimizer steps, while ranks train on their own
 
     # ------------------------------------------------------------------ what there is
@@ -196,6 +197,7 @@ class Training:
     def note_equal_weights(self) -> None:
         """Note that ranks which train on their own have equal weights at this moment."""
         self._equal_at = self._all_steps()
+        self.has_own_optimizers = True
 
     def train_together(self) -> None:
         """Note that ranks no longer train on their own."""

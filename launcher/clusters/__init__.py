@@ -1,1 +1,4 @@
-"""How the machines of one run find each other. Only `starting` and `run` come in."""
+"""What the environment of a cluster says of this machine's place in a run.
+
+Never talks to another machine, but for asking SLURM or PMIx.
+"""

@@ -1,6 +1,6 @@
 """What a cluster's variables say of a machine's place in the run.
 
-The row of `rows.py` that fits the environment gives one layer of settings, weaker than all that a
+The row of `table.py` that fits the environment gives one layer of settings, weaker than all that a
 person sets: it answers only for settings that are left to `auto`. No torch, nothing is started.
 """
 
@@ -33,7 +33,7 @@ def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) ->
     wanted = _wanted(layers)
     if wanted == NO_CLUSTER or (wanted == AUTO and not _may_be_on_cluster(environ)):
         return NOTHING
-    from headway.launcher.clusters.detectors import layer_of
+    from headway.launcher.clusters.table import layer_of
 
     return layer_of(environ, wanted, any("num_machines" in layer for layer in layers))
 
@@ -48,7 +48,7 @@ def task_of(environ: Mapping[str, str], settings: Settings) -> Ranks | None:
     typed = any(settings.are_user_set(name) for name in ("num_machines", "machine_rank"))
     if typed or settings.cluster == NO_CLUSTER:
         return None
-    from headway.launcher.clusters.detectors import CLUSTERS
+    from headway.launcher.clusters.table import CLUSTERS
 
     rows = {row.name: row for row in CLUSTERS}
     return rows[settings.cluster].task(environ)

@@ -19,12 +19,11 @@ from headway.contract.lines import encode
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
-from headway.launcher.remote import connection
-from headway.launcher.remote.connection import Connection, connect
-from headway.launcher.remote.facts import differences, facts_here
-from headway.launcher.remote.messages import (
+from headway.launcher.remote import agents as connection
+from headway.launcher.remote.agents import Connection, connect
+from headway.launcher.remote.orders import (
     End,
-    Facts,
+    Found,
     Order,
     Question,
     Route,
@@ -45,7 +44,7 @@ class RemoteLaunch(NamedTuple):
     Args:
         hosts: in the order of their machine ranks.
         agent: the command that runs the agent, the same on each host.
-        order: what each agent is told first; its mark is set here.
+        order: what each agent is told first.
         words: returns the words of `headway launch` for a machine rank, and the address and the
             port of machine 0.
         main_address: of machine 0, where the user has set it.
@@ -62,24 +61,14 @@ class RemoteLaunch(NamedTuple):
     stops_within_s: float
 
 
-def run_on_hosts(launch: RemoteLaunch, here: Facts) -> int:
+def run_on_hosts(launch: RemoteLaunch) -> int:
     """Run a launch on its hosts and return its exit code: that of the host that failed first.
 
-    Args:
-        launch: what to run, and where.
-        here: the facts of this host, with which those of the others are compared.
-
     Raises:
-        LaunchError: a host cannot be reached, or differs from this one; all such at once.
+        LaunchError: a host cannot be reached, or nothing can run there; all such at once.
         MachineError: there is no ssh here.
     """
-    return asyncio.run(_Run(launch).run(here))
-
-
-def order_with_facts(order: Order, environ: Mapping[str, str]) -> tuple[Order, Facts]:
-    """Return the order with a mark of its own, and the facts of this host."""
-    order = order._replace(mark=secrets.token_hex(16))
-    return order, facts_here(order, environ)
+    return asyncio.run(_Run(launch).run())
 
 
 class _Run:
@@ -92,7 +81,7 @@ class _Run:
         self.has_started = False
         self.is_closing = False
 
-    async def run(self, here: Facts) -> int:
+    async def run(self) -> int:
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
@@ -103,8 +92,8 @@ class _Run:
             for host in self.launch.hosts:
                 made = await connect(host.name, self.launch.agent, self.launch.order.mark)
                 self.machines.append(made)
-            facts = await self._facts(here)
-            await self._start(facts)
+            found = await self._found()
+            await self._start(found)
             return await self._end()
         except asyncio.CancelledError:  # a signal came before the start
             say(f"stopped by {signal.Signals(self.stopped_by).name} before anything had started")
@@ -140,9 +129,9 @@ class _Run:
         async with self._telling_who_is_waited_for(lambda machine: machine.is_open, text):
             await asyncio.gather(*(machine.ended() for machine in self.machines))
 
-    async def _facts(self, here: Facts) -> list[Facts]:
+    async def _found(self) -> list[Found]:
         """Return what the agents say; all reasons why they cannot run the launch are one error."""
-        asked = [machine.ask(encode(self.launch.order), Facts) for machine in self.machines]
+        asked = [machine.ask(encode(self.launch.order), Found) for machine in self.machines]
         async with self._telling_who_is_waited_for(lambda machine: not machine.has_answered):
             answers = await asyncio.gather(*asked, return_exceptions=True)
         problems: list[Problem] = []
@@ -151,11 +140,13 @@ class _Run:
                 problems += answer.problems
             elif isinstance(answer, BaseException):
                 raise answer
-            else:
-                problems += differences(machine.name, here, answer)
+            elif answer.fault:
+                what = f"nothing can be launched on {machine.name}: {answer.fault}"
+                fix = "make the same folder and files available there, at the same paths"
+                problems.append(Problem(what, f"host {machine.name}", fix))
         if problems:
             raise LaunchError.of(problems)
-        return [answer for answer in answers if isinstance(answer, Facts)]
+        return [answer for answer in answers if isinstance(answer, Found)]
 
     @asynccontextmanager
     async def _telling_who_is_waited_for(
@@ -171,23 +162,23 @@ class _Run:
         finally:
             timer.cancel()
 
-    async def _start(self, facts: Sequence[Facts]) -> None:
-        address = self.launch.main_address or await self._main_address(facts)
-        port = self.launch.main_port or facts[0].port
+    async def _start(self, found: Sequence[Found]) -> None:
+        address = self.launch.main_address or await self._main_address(found)
+        port = self.launch.main_port or found[0].port
         key = secrets.token_hex(32)
         self.has_started = True
         for rank, machine in enumerate(self.machines):
             words = self.launch.words(rank, address, port)
             machine.send(encode(Start(tuple(words), key, self.launch.stops_within_s)))
 
-    async def _main_address(self, facts: Sequence[Facts]) -> str:
+    async def _main_address(self, found: Sequence[Found]) -> str:
         """Return the address of machine 0: as ssh has reached it, or its route to the others.
 
         Where this process is on machine 0, ssh may have reached it through the loopback device,
         which no other machine can.
         """
-        own = facts[0].address
-        others = [fact.address for fact in facts[1:] if not _is_loopback(fact.address)]
+        own = found[0].address
+        others = [one.address for one in found[1:] if not _is_loopback(one.address)]
         if not _is_loopback(own) or not others:
             return own
         route = await self.machines[0].ask(encode(Question(others[0])), Route)

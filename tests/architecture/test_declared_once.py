@@ -11,6 +11,7 @@ import pytest
 
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES
+from headway.contract.strategies import STRATEGIES
 from headway.devices.table import KINDS
 from tests.architecture.tree import product_files
 
@@ -18,6 +19,7 @@ FILES = product_files()
 ONCE = {
     "precisions": (set(PRECISIONS), "headway.contract.precisions"),
     "devices": (set(DEVICES), "headway.devices.table"),
+    "strategies": (set(STRATEGIES), "headway.contract.strategies"),
 }
 OF_ONE_KIND = {"cuda": 8, "xpu": 8}
 """In how many files a kind of device may be named, outside those that are about it."""
@@ -27,8 +29,8 @@ MECHANISMS = {
     "handlers of signals": (r"\bsignal\.signal\(", 1),
 }
 """What exists once: its sign in a file's text, and how many files may bear it."""
-IMPLEMENTED = "headway.precision"
-"""The room that maps each precision to the class that implements it."""
+IMPLEMENTED = ("headway.precision.", "headway.strategies.")
+"""The rooms that map each precision, and each strategy, to the class that implements it."""
 
 
 def literals(path: Path) -> Iterator[tuple[int, set[str]]]:
@@ -51,7 +53,7 @@ def test_no_second_list_is_written_out(kind: str) -> None:
     names, home = ONCE[kind]
     least = len(names) - 1  # a list that one name is missing from is a second list, too
     for module, path in FILES.items():
-        if module == home or module.startswith(f"{IMPLEMENTED}."):
+        if module == home or module.startswith(IMPLEMENTED):
             continue
         for line, texts in literals(path):
             assert len(texts & names) < least, f"{path}, line {line}: derive it from {home}"
@@ -73,6 +75,15 @@ def test_a_mechanism_exists_once(mechanism: str) -> None:
     sign, most = MECHANISMS[mechanism]
     found = [module for module, path in FILES.items() if re.search(sign, path.read_text())]
     assert 0 < len(found) <= most, found
+
+
+def test_no_two_files_of_the_launcher_have_one_name() -> None:
+    names = [
+        module.rsplit(".", 1)[-1] for module in FILES if module.startswith("headway.launcher.")
+    ]
+    packages = {module.split(".")[2] for module in FILES if module.startswith("headway.launcher.")}
+    again = {name for name in names if names.count(name) > 1} - packages
+    assert not again
 
 
 def test_every_kind_of_device_is_one_file_and_one_row_of_the_table() -> None:

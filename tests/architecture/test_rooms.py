@@ -39,10 +39,11 @@ RUNTIME = (
     "checkpointer",
     "accelerator",
     "compat",
+    "libraries",
     "estimate.child",
 )
 TORCH = {
-    *(*RUNTIME, "launcher.starting", "launcher.clusters", "launcher.inside"),
+    *(*RUNTIME, "launcher.processes", "launcher.machines", "launcher.rank"),
     "commands.exchange",  # in a function: torchrun's parser reads its command lines
 }
 """The rooms that may import torch."""
@@ -55,15 +56,15 @@ READ_ENVIRON = {
     *("commands.env", "commands.exchange.export_settings"),
     *("commands.config.edit", "commands.config.ask"),  # EDITOR; TERM
     # a forked rank gets its own variables, a script in this process those of the plan
-    *("launcher.starting.server", "launcher.run"),
+    *("launcher.processes.server", "launcher.run"),
     "commands.on_host",  # what sshd says, and what the caller hands on to the launch there
     "trackers.mlflow",  # variables that stand for its arguments
-    "launcher.starting.leftover_processes",  # those of other processes
+    "launcher.processes.leftover_processes",  # those of other processes
     "commands.estimate",  # the script's own, for its attempts
     "estimate.child.ranks",  # those of a rank, in an attempt's process
     "estimate.child.confinement",  # where temporary files go there
     "distributed.environment",  # what the script asks for, or sets for a while
-    "launcher.inside.preloaded",  # what the script changes in its own
+    "launcher.rank.preloaded",  # what the script changes in its own
 }
 
 ENVIRON = ("environ", "getenv", "putenv")  # attributes of os

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.launcher.clusters.channel.messages import new_greeting
-from headway.launcher.clusters.nodelist import read_nodelist
 from headway.launcher.clusters.row import port_from
+from headway.launcher.clusters.slurm import read_nodelist
+from headway.launcher.machines.messages import new_greeting
 from tests.clusters.slurm import NODES, SPARE, Job, Slurm, launch, wait_for
 from tests.distributed.launching import is_alive, script
 from tests.distributed.test_preemption import WORKER, require_exact

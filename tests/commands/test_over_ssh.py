@@ -13,8 +13,8 @@ import pytest
 from headway.contract.lines import decode, encode, kinds_of
 from headway.errors import ConfigError
 from headway.launcher.remote.environment import environment_there, handed_on
-from headway.launcher.remote.facts import address_towards, differences, facts_here
-from headway.launcher.remote.messages import End, Facts, Order, Start
+from headway.launcher.remote.facts import address_towards, found_here
+from headway.launcher.remote.orders import End, Order, Start
 from headway.settings import hosts
 from headway.settings.hosts import Host, read_hostfile
 from tests.commands.running import run
@@ -128,42 +128,19 @@ def test_a_hostfile_that_cannot_be_read_is_refused(path: str, reason: str) -> No
         read_hostfile(path, "here")
 
 
-HERE = Facts("0.1", "3.11", "2.11", "digest", {"device": "x"})
-
-
-@pytest.mark.parametrize(
-    ("there", "count"),
-    [
-        (HERE._replace(address="10.0.0.1", port=4), 0),
-        (HERE._replace(headway="0.2"), 1),
-        (HERE._replace(python="3.12", torch="2.12", script="another"), 3),
-        (HERE._replace(profile={}), 1),
-        (HERE._replace(profile={"device": "y", "env": "z"}), 1),
-        (HERE._replace(fault="/folder: No such file or directory", headway=""), 1),
-    ],
-)
-def test_what_differs_on_a_host_is_named_and_nothing_else(there: Facts, count: int) -> None:
-    found = list(differences("a", HERE, there))
-    assert len(found) == count
-    assert all("a" in problem.where for problem in found)
-
-
-def test_the_facts_of_a_host_are_those_of_the_folder_that_was_asked_for(tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    (folder / "train.py").write_text("1")
-    (folder / "headway.yaml").write_text("device: cpu\n")
-    order = Order("", str(folder), "train.py", None, {"HOME": "/nowhere"})
-    sshd = {"HOME": str(tmp_path), "SSH_CONNECTION": "10.0.0.9 5 10.0.0.1 22"}
-    there = facts_here(order, sshd)
-    assert (there.address, there.fault) == ("10.0.0.1", "")
-    assert there.profile.keys() == {"device"}
-    (folder / "train.py").write_text("2")
-    assert facts_here(order, sshd).script != there.script
-    assert facts_here(order._replace(folder=str(tmp_path / "missing")), sshd).fault
-    assert facts_here(order._replace(script="missing.py"), sshd).fault
-    (folder / "headway.yaml").write_text("device: what\n: :")
-    assert facts_here(order, sshd).fault
+def test_a_host_has_to_have_the_folder_and_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # and back at the end
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").write_text("1")
+    order = Order("", str(tmp_path / "work"), "train.py", {})
+    sshd = {"SSH_CONNECTION": "10.0.0.9 5 10.0.0.1 22"}
+    found = found_here(order, sshd)
+    assert (found.address, found.fault) == ("10.0.0.1", "")
+    assert found.port > 0
+    assert found_here(order._replace(folder=str(tmp_path / "missing")), sshd).fault
+    assert found_here(order._replace(script="missing.py"), sshd).fault
 
 
 IMPATIENT_AGENT = """
@@ -175,7 +152,7 @@ on_host.main()
 
 @pytest.mark.processes
 def test_a_silent_agent_writes_at_times_so_that_a_cut_connection_is_noticed() -> None:
-    order = Order("the-mark", os.getcwd(), None, None, {})
+    order = Order("the-mark", os.getcwd(), None, {})
     command = [sys.executable, "-c", IMPATIENT_AGENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
         assert agent.stdin is not None
@@ -199,7 +176,7 @@ on_host.main()
 
 @pytest.mark.processes
 def test_a_launcher_that_is_killed_on_a_host_is_reported_by_its_agent() -> None:
-    orders = encode(Order("the-mark", os.getcwd(), None, None, {})) + encode(Start((), "k", 60.0))
+    orders = encode(Order("the-mark", os.getcwd(), None, {})) + encode(Start((), "k", 60.0))
     command = [sys.executable, "-c", KILLED_LAUNCHER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
         assert agent.stdin is not None

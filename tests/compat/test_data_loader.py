@@ -204,3 +204,22 @@ def test_what_cannot_be_split_is_a_value_error_in_both() -> None:
             one.prepare_data_loader(loader, num_processes=2, process_index=0, split_batches=True)
         with pytest.raises(ValueError, match="put_on_device=True"):
             one.prepare_data_loader(loader, dispatch_batches=True)
+
+
+def test_each_pass_numbers_itself_for_the_sampler_of_a_shard() -> None:
+    class Noting(SequentialSampler):
+        def __init__(self) -> None:
+            super().__init__(range(4))
+            self.epochs: list[int] = []
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    found = []
+    for one in BOTH:
+        sampler = Noting()
+        shard = one.BatchSamplerShard(BatchSampler(sampler, 2, drop_last=False), 2, 0)
+        loader = one.DataLoaderShard(range(4), batch_sampler=shard)
+        _ = [*loader], [*loader]
+        found.append(sorted(set(sampler.epochs)))
+    assert found[0] == found[1]

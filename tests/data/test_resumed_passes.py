@@ -21,7 +21,7 @@ from torch.utils.data import (
 from headway.checkpoint.training_state import over_where_left
 from headway.contract.records import channel
 from headway.data.loader import PreparedDataLoader
-from headway.data.position import SavedRng
+from headway.data.position import Resumption
 from headway.distributed.rng import generator_states
 from headway.utils import DataLoaderConfiguration, set_seed
 
@@ -172,10 +172,46 @@ def broken(loader: Any) -> Iterator[list[Any]]:
 
 def looked_at(loader: Any) -> Iterator[list[Any]]:
     """Yield the batches of whole epochs, after the first batch was looked at twice."""
-    if loader.epoch == 0:
+    if not loader.has_trained:
         next(iter(loader)), next(iter(loader))
-    for _ in range(loader.epoch, 2 + EPOCHS):
+    yield from whole_epochs(loader)
+
+
+def whole_epochs(loader: Any, *others: Any) -> Iterator[list[Any]]:
+    for _ in range(loader.epoch, EPOCHS):
         yield from ([batch] for batch in loader)
+
+
+def looked_at_by_each_run(loader: Any) -> Iterator[list[Any]]:
+    """Yield the batches of whole epochs, after each run has looked at one twice."""
+    next(iter(loader)), next(iter(loader))
+    yield from whole_epochs(loader)
+
+
+def evaluated_first(loader: Any, *others: Any) -> Iterator[list[Any]]:
+    """Yield the batches of whole epochs, after each run has looked at one and read the others."""
+    _ = next(iter(loader)), [[*other] for other in others]
+    yield from whole_epochs(loader)
+
+
+def looked_at_and_kept(loader: Any) -> Iterator[list[Any]]:
+    """Yield the batches of whole epochs, after each run has begun a pass that it does not end."""
+    kept = iter(loader)
+    next(kept)
+    for batches in whole_epochs(loader):
+        yield [*batches, next(iter(loader))]
+
+
+def looked_at_before_each_epoch(loader: Any) -> Iterator[list[Any]]:
+    for _ in range(loader.epoch, EPOCHS):
+        next(iter(loader))
+        yield from ([batch] for batch in loader)
+
+
+def looked_at_in_the_loop(loader: Any, *others: Any) -> Iterator[list[Any]]:
+    """Yield batches of whole epochs, with others that are looked at in the middle of each step."""
+    for batches in whole_epochs(loader):
+        yield [*batches, *(next(iter(one)) for one in (loader, *others))]
 
 
 def broken_once(loader: Any) -> Iterator[list[Any]]:
@@ -197,7 +233,7 @@ def trained(
     drawn: Drawn = []
     for batches in loop(*loaders):
         drawn.append((repr(batches), torch.rand(1).item(), random.random()))
-        channel.num_steps += 1  # as an optimizer does
+        channel.num_trained += 1  # as an optimizer does
         if len(drawn) == cut_after:
             positions = [one.position() for one in loaders]
             return drawn, pickle.dumps((positions, generator_states(CPU)))
@@ -213,13 +249,13 @@ def resumed(kind: str, checkpoint: bytes) -> list[PreparedDataLoader]:
     set_seed(99)  # another process
     loaders = prepared(kind)
     positions, states = pickle.loads(checkpoint)
-    generators = SavedRng(states, CPU)
+    resumption = Resumption(states, CPU)
     for loader, position in zip(loaders, positions, strict=True):
         loader.require_position(position, "")
     positions = over_where_left(loaders, positions, is_told=True)
     for loader, position in zip(loaders, positions, strict=True):
-        loader.seek(position, generators)
-    generators.restore()
+        loader.seek(position, resumption)
+    resumption.generators.restore()
     return loaders
 
 
@@ -249,6 +285,14 @@ def test_batches_and_random_numbers_are_those_of_a_run_that_is_not_cut(kind: str
         ("two, of lasting workers", zipped, (5, 8)),
         ("shuffled", broken, (6,)),  # its count begins anew in the middle of an epoch
         ("shuffled", looked_at, range(1, 12)),
+        ("own generator", looked_at_by_each_run, range(1, 12)),
+        ("seedable", looked_at_by_each_run, (2, 4)),
+        ("lasting workers", looked_at_by_each_run, (2, 4)),
+        ("stream", evaluated_first, (1, 3)),
+        ("two with one generator", evaluated_first, (1, 6)),  # in the middle of an epoch
+        ("own generator", looked_at_and_kept, (1, 4, 6, 7)),
+        ("shuffled", looked_at_before_each_epoch, (1, 3, *range(5, 12))),
+        ("two", looked_at_in_the_loop, range(1, 12)),
         ("shuffled", broken_once, range(3, 10)),
     ],
 )
@@ -262,6 +306,23 @@ def test_a_pass_is_over_where_those_before_were_left_and_goes_on_where_one_was(
         _, checkpoint = trained(prepared(kind), step, loop)
         rest, _ = trained(resumed(kind, checkpoint), loop=loop)
         assert rest == whole[step:], step
+
+
+def test_a_loop_that_trains_with_nothing_of_the_rest_of_an_epoch_comes_to_the_next_one() -> None:
+    _, checkpoint = trained(prepared("shuffled"), 2)
+    (loader,) = resumed("shuffled", checkpoint)
+    assert [len([*loader]) for _ in range(3)] == [2, 2, 4]
+
+
+def test_looks_are_no_epochs_and_none_that_is_kept_goes_on_after_the_loop() -> None:
+    (loader,) = prepared("shuffled")
+    next(iter(loader))
+    kept = iter(loader)
+    next(kept)
+    assert loader.epoch == 0
+    for _ in loader:
+        channel.num_trained += 1
+    assert (loader.epoch, loader.samples, loader.position()["pass"]) == (1, SAMPLES, None)
 
 
 def test_what_is_taken_for_the_end_of_a_pass_or_may_be_one_is_said(

@@ -25,7 +25,7 @@ from torch.utils.data import (  # noqa: E402
 from headway import Accelerator  # noqa: E402
 from headway.data.configuration import DataLoaderConfiguration  # noqa: E402
 from headway.data.loader import PreparedDataLoader, skip_first_batches  # noqa: E402
-from headway.data.position import SavedRng  # noqa: E402
+from headway.data.position import Resumption  # noqa: E402
 from headway.data.seeds import mixed, number_of  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
 
@@ -205,7 +205,7 @@ def test_a_stream_goes_on_with_the_same_random_numbers() -> None:
     noise()
     other = PreparedDataLoader(DataLoader(Shuffled(), batch_size=3), seed=5)
     other.require_position(position, "here")
-    other.seek(position, SavedRng(None, torch.device("cpu")))
+    other.seek(position, Resumption(None, torch.device("cpu")))
     assert of(other) == whole[2:]
 
 

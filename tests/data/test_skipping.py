@@ -14,7 +14,7 @@ from headway.compat.data_loader import prepare_data_loader
 from headway.data import dispatch
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader, skip_first_batches
-from headway.data.position import SavedRng
+from headway.data.position import Resumption
 from headway.errors import UsageError
 from tests.data.test_sharding import EpochsSampler, SizedStream
 
@@ -159,8 +159,8 @@ def test_a_run_that_goes_on_leaves_out_what_the_script_asks_for(
             next(current), next(current)
             position = interrupted.position()
             current.close()
-            generators = SavedRng(None, torch.device("cpu"))
-            other.seek(position, generators, only_skipped=skips_itself)
+            resumption = Resumption(None, torch.device("cpu"))
+            other.seek(position, resumption, only_skipped=skips_itself)
             assert batches(skip_first_batches(other, skip)) == expected[skip:]
             assert batches(other) == expected, "the next pass is a whole one"
 

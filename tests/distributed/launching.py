@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tests.distributed.warm_start import WarmPopen, WarmPython, can_fork
+from tests.distributed.warm_start import WarmPopen, WarmPython
 
 HEADWAY = [sys.executable, "-m", "headway", "launch"]
 _warm_pythons: list[WarmPython] = []
@@ -25,21 +25,18 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def warm_pythons() -> Iterator[None]:
-    """Have processes with torch in memory, from which tests start what they start."""
+def warm_python(**variables: str) -> Iterator[None]:
+    """Have a process with torch in memory, and these variables, which forks what is started."""
     if sys.platform != "linux":  # elsewhere no process can adopt another
         yield
         return
-    # what a launch of two ranks sets for its fork server
-    set_by_launch = {"PYTHONUNBUFFERED": "1", "TORCH_FR_BUFFER_SIZE": "2000"}
-    with ExitStack() as stack:
-        servers = WarmPython(environment(OMP_NUM_THREADS="1", **set_by_launch))
-        stack.callback(servers.close)
-        for variables in ({}, {"OMP_NUM_THREADS": "1"}):
-            _warm_pythons.append(WarmPython(environment(**variables), servers))
-            stack.callback(_warm_pythons[-1].close)
-        stack.callback(_warm_pythons.clear)
+    python = WarmPython(environment(**variables))
+    _warm_pythons.append(python)
+    try:
         yield
+    finally:
+        _warm_pythons.remove(python)
+        python.close()
 
 
 def launch(
@@ -72,8 +69,8 @@ def run(
 def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
     """Start a Python program, forked where that is the same; see warm_start.py."""
     for python in _warm_pythons:
-        if can_fork(python.settled, options):
-            return WarmPopen(python.address, command, **options)
+        if python.can_start(options):
+            return WarmPopen(python, command, **options)
     process: subprocess.Popen[str] = subprocess.Popen(command, **options)
     return process
 

@@ -50,6 +50,30 @@ def local_sgd_checkpoints() -> list[bool]:
     return [*can_be_saved, _can_be_saved(accelerator)]
 
 
+def local_sgd_goes_on() -> bool:
+    """Whether this rank's own steps are the same after a checkpoint as before it was loaded."""
+    accelerator = Accelerator()
+    plain = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(
+        plain, torch.optim.SGD(plain.parameters(), lr=1.0, momentum=0.9)
+    )
+
+    def weight_after(steps: int) -> float:
+        with LocalSGD(accelerator, model, 2) as averaging:
+            for _ in range(steps):
+                accelerator.backward(-(RANK + 1) * model(torch.ones(1, 1)).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+                averaging.step()
+            return plain.weight.item()
+
+    weight_after(2)
+    folder = accelerator.save_state(FOLDER / "local_sgd_goes_on")
+    expected = weight_after(1)
+    accelerator.load_state(folder)
+    return weight_after(1) == expected
+
+
 def _can_be_saved(accelerator: Accelerator) -> bool:
     try:
         accelerator.save_state(FOLDER / "local_sgd")

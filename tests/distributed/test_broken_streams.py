@@ -189,7 +189,7 @@ def test_the_report_comes_to_the_stream_that_is_left_and_the_exit_code_is_the_ra
 
 REOPENED = """
 import sys
-from headway.launcher.starting import server
+from headway.launcher.processes import server
 sys.stdout = sys.stderr = None  # they are closed, or a sitecustomize did this
 server._reopen_streams()
 print("out", file=sys.stdout)
@@ -209,7 +209,7 @@ fork, count = os.fork, 0
 def limited():  # as under `ulimit -u`, which does not bind root
     global count
     count += 1
-    if count > 1 and "starting.server" in str(sys.orig_argv):
+    if count > 1 and "processes.server" in str(sys.orig_argv):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     return fork()
 os.fork = limited

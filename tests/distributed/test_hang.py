@@ -424,7 +424,7 @@ def test_torchs_private_names_that_a_rank_relies_on_are_there() -> None:
 
 READ_GROUPS = """
 import time, torch, torch.distributed as dist
-from headway.launcher.inside.rank_monitor import read_groups
+from headway.launcher.rank.rank_monitor import read_groups
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(4))
 (group,) = read_groups()

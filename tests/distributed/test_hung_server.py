@@ -23,7 +23,7 @@ class Hangs:
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
             time.sleep(300)
-if any("starting.server" in word for word in sys.orig_argv):
+if any("processes.server" in word for word in sys.orig_argv):
     sys.meta_path.insert(0, Hangs())
 """
 

@@ -23,7 +23,7 @@ from tests.waiting import wait_for_lines, wait_until
 pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(300),  # two runs of two ranks, which may take LIMIT_S each
     pytest.mark.skipif(sys.platform != "linux", reason="ranks are started for Linux"),
 ]
 

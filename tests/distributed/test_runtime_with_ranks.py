@@ -391,6 +391,13 @@ def test_a_checkpoint_in_local_sgd_needs_averaged_weights(
 
 
 @several_ranks
+def test_in_local_sgd_each_rank_goes_on_with_what_its_own_optimizer_remembers(
+    seen_with: Callable[[int], Seen], world: int
+) -> None:
+    assert [rank["local_sgd_goes_on"] for rank in seen_with(world)] == [True] * world
+
+
+@several_ranks
 def test_local_sgd_takes_the_mean_over_the_tokens_of_each_rank_alone(
     seen_with: Callable[[int], Seen], world: int
 ) -> None:

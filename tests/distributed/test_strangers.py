@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.launcher.clusters.channel.messages import (
+from headway.launcher.machines.messages import (
     MAX_LINE,
     Done,
     Failed,

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from headway.contract.records import End, Ended
-from headway.launcher.planning.grace import Grace
-from headway.launcher.reporting.process_state import handles_quit
-from headway.launcher.reporting.watch import Watch
+from headway.launcher.diagnosis.process_state import handles_quit
+from headway.launcher.diagnosis.watch import Watch
+from headway.launcher.plan.grace import Grace
 from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
 from tests.waiting import wait_for_lines, wait_until
 
@@ -123,7 +123,7 @@ def test_an_interrupt_amid_an_import_of_torch_ends_launcher_and_fork_server_at_o
 
 WHILE_RANKS_START = """
 import os, signal, sys
-from headway.launcher.reporting.output import Output
+from headway.launcher.output.pipes import Output
 usual = Output.MOMENT
 def stopped(*args, **kwargs):
     usual(*args, **kwargs)
@@ -152,7 +152,7 @@ SWALLOWED = """
 import os, signal
 from types import SimpleNamespace
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from headway.launcher.starting.supervise import _signals
+from headway.launcher.processes.supervise import _signals
 agent = SimpleNamespace(
     is_stopping=False,
     end_grace_period=lambda: print("end_grace_period"),
@@ -178,8 +178,8 @@ def test_a_stop_signal_may_come_again_and_only_ctrl_c_ends_the_grace_period_then
 
 FORK = """
 import os, signal, time
-from headway.launcher.starting import server
-from headway.launcher.inside import worker
+from headway.launcher.processes import server
+from headway.launcher.rank import worker
 for number in worker.STOP_SIGNALS:  # as the server does
     signal.signal(number, lambda *_: None)
 pid = server._fork()
@@ -204,7 +204,7 @@ def test_a_stop_signal_to_a_rank_that_was_only_just_forked_is_not_lost(
 
 
 def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None:
-    from headway.launcher.starting.ranks import RankProcesses
+    from headway.launcher.processes.ranks import RankProcesses
 
     calls = iter([KeyboardInterrupt, None])
 

@@ -19,7 +19,7 @@ from tests.docs.test_screens import ROOT, screens
 
 BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TESTED = {"sh", "console", "python", "yaml"}
-SHOWN = {"", "diff", "rooms", "walk", "files"}  # output, and what tests/architecture compares
+SHOWN = {"", "diff", "walk", "files"}  # output, and what tests/architecture compares
 OWN_COMMANDS = re.compile(r"\$ headway |pip install ")
 
 

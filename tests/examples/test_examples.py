@@ -159,7 +159,7 @@ def test_a_model_of_transformers_learns_to_tell_the_classes_apart(
     assert int(num_correct) >= 0.95 * 211
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(300)  # three runs, of which each imports torch in two ranks
 @pytest.mark.parametrize(
     "launcher",
     [

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway.contract.origin import Layer, Origin
-from headway.launcher.planning.variables import variables_of
+from headway.launcher.plan.variables import variables_of
 from headway.machine.devices import ALL, DeviceSpec, Name, parse_devices
 from headway.machine.facts import EXCLUSIVE, PROHIBITED, Gpu, GpuUse, Machine
 from headway.settings.profile import Entry

@@ -47,7 +47,7 @@ def test_the_wheel_holds_exactly_the_tracked_code(wheel: Path) -> None:
 
 SCRIPT = """
 import commands.mine, launcher, os, sys
-import headway.launcher.planning.plan
+import headway.launcher.plan.plan
 assert launcher.MINE and commands.mine.MINE
 print("rank", os.environ.get("RANK"), headway.__file__)
 """

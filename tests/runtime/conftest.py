@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def usual_signals() -> Iterator[None]:
     """Let signals do what they did, whatever a test has left."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
     yield
     for number, handler in zip(numbers, before, strict=True):

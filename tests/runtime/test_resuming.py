@@ -29,6 +29,7 @@ from tests.runtime.resumed_training import (
     launched,
     names,
 )
+from tests.trackers.full_disk import no_file_above
 
 
 def test_the_numbers_go_on_over_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,6 +301,12 @@ def test_what_a_killed_save_has_left_is_removed_once_nobody_writes_there() -> No
     assert fresh.exists()
     assert not old.exists()
     accelerator.end_training()
+
+
+def test_a_disk_that_is_full_where_the_runs_of_trackers_are_noted_is_told_with_their_file() -> None:
+    with no_file_above(1), pytest.raises(CheckpointError) as caught:
+        Training().train_to(1, every=1)
+    assert "/trackers.json" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["[]", '{"wandb": 1}', "{"])

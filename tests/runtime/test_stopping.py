@@ -25,7 +25,8 @@ from tests.runtime.resumed_training import (
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+    ("number", "code"),
+    [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)],
 )
 def test_a_signal_saves_and_leaves_after_the_step(
     number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]

@@ -148,6 +148,7 @@ def test_a_setting_that_is_changed_as_the_fix_says_is_no_problem_any_more(layer:
             "SCRIPT_FROM_STREAM",
             "LAUNCHER_IN_PROCESS",
             "PROGRAM_IN_PROCESS",
+            "NOT_IN_ACCELERATE",
         ),  # of the program
     }
 

@@ -9,7 +9,7 @@ import pytest
 from headway.contract.origin import Layer, Origin
 from headway.errors import Code
 from headway.machine.facts import Machine
-from headway.settings.problems import problems
+from headway.settings.problems import missing_ranks, problems
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve, try_resolve
 from headway.settings.table import Settings
@@ -113,3 +113,16 @@ def test_a_wrap_that_names_nothing_is_refused(wrap: str) -> None:
     entry = Entry(wrap, Origin(Layer.FLAG))
     (problem,) = try_resolve([{"wrap": entry}], Machine(), {})[1]
     assert problem.code is Code.BAD_VALUE
+
+
+@pytest.mark.parametrize(
+    ("machine", "num_machines", "has_more"),
+    [("laptop_cpu", "1", True), ("laptop_cpu", "2", False), ("gpu_4", "1", False)],
+)
+def test_more_processes_are_no_remedy_where_gpus_or_other_machines_limit_them(
+    machine: str, num_machines: str, has_more: bool
+) -> None:
+    asked = settings(load(machine), ranks="9", num_machines=num_machines, machine_rank="0")
+    (problem,) = missing_ranks(asked, 4)
+    steps = [step for remedy in problem.remedies for step in remedy]
+    assert [step.what for step in steps] == ["ranks", *["num_processes"] * has_more]

@@ -248,6 +248,19 @@ def test_a_hostfile_here_is_asked_about_and_kept(
     assert profile() == {**CPU, "hostfile": path}
 
 
+def test_a_hostfile_whose_path_no_profile_can_hold_is_not_asked_about(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "line\nbreak"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    Path("hostfile").write_text("a\n")
+    typed(monkeypatch, ENTERS)
+    assert main(["config"]) == 0
+    assert "break/hostfile" not in capsys.readouterr().out
+    assert profile() == CPU
+
+
 def test_a_pipe_in_the_place_of_a_hostfile_is_not_waited_for(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,10 +13,10 @@ import pytest
 from headway.commands.main import main
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError
-from headway.launcher.clusters import cluster, detectors
+from headway.launcher.clusters import cluster, table
 from headway.launcher.clusters.cluster import cluster_layer
-from headway.launcher.clusters.detectors import CLUSTERS
 from headway.launcher.clusters.row import Cluster
+from headway.launcher.clusters.table import CLUSTERS
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import NOTHING, resolve
@@ -240,8 +240,8 @@ TOY = {"TOY_JOB": "7", "TOY_MACHINES": "2", "TOY_INDEX": "1", "TOY_HOSTS": "127.
 def test_a_cluster_is_one_row_and_dry_run_shows_its_origins(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row: Cluster = eval(ROW, vars(detectors))
-    monkeypatch.setattr(detectors, "CLUSTERS", (row, *CLUSTERS))
+    row: Cluster = eval(ROW, vars(table))
+    monkeypatch.setattr(table, "CLUSTERS", (row, *CLUSTERS))
     monkeypatch.setattr(cluster, "SIGNS", ("TOY_", *cluster.SIGNS))
     for name, text in TOY.items():
         monkeypatch.setenv(name, text)
@@ -257,8 +257,8 @@ def test_a_cluster_is_one_row_and_dry_run_shows_its_origins(
 def test_the_machines_of_a_cluster_start_one_run_without_a_flag() -> None:
     name = script("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
     Path("toy.py").write_text(
-        "from headway.launcher.clusters import cluster, detectors\n"
-        f"detectors.CLUSTERS = (eval({ROW!r}, vars(detectors)), *detectors.CLUSTERS)\n"
+        "from headway.launcher.clusters import cluster, table\n"
+        f"table.CLUSTERS = (eval({ROW!r}, vars(table)), *table.CLUSTERS)\n"
         "cluster.SIGNS = ('TOY_', *cluster.SIGNS)\n"
         "from headway.commands.main import run_command\n"
         "run_command()\n"

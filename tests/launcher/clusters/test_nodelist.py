@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.launcher.clusters.nodelist import read_nodelist, read_repeated
+from headway.launcher.clusters.slurm import read_nodelist, read_repeated
 
 
 @pytest.mark.parametrize(

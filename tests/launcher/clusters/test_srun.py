@@ -9,8 +9,8 @@ import pytest
 from headway.commands.main import main
 from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE
 from headway.errors import ConfigError, LaunchError
-from headway.launcher.clusters import srun
-from headway.launcher.clusters.srun import Step, run_step, step_of
+from headway.launcher.clusters import slurm as srun
+from headway.launcher.clusters.slurm import Step, run_step, step_of
 from tests.distributed.launching import script
 from tests.launcher.clusters.test_cluster import settings_in
 from tests.launcher.clusters.test_detection import BATCH, JOB, STEP

@@ -14,15 +14,16 @@ import pytest
 
 from headway.contract.lines import encode
 from headway.errors import LaunchError
-from headway.launcher.remote import connection, ssh
-from headway.launcher.remote.messages import End, Facts, Order
+from headway.launcher.remote import agents as connection
+from headway.launcher.remote import ssh
+from headway.launcher.remote.orders import End, Found, Order
 from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
 from headway.settings.hosts import read_hosts
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 
-HERE = Facts("0.1", "3.11", "2.11", "digest", {})
+HERE = Found()
 
 # `ssh -T -o... HOST COMMAND`: notes its process, and does what HOST says
 SSH = """\
@@ -41,7 +42,7 @@ note(host)
 def join():
     global mark
     mark = json.loads(sys.stdin.readline())[1]
-    print(mark + {facts!r}, flush=True)
+    print(mark + {found!r}, flush=True)
     sys.stdin.readline()
 {does}
 """
@@ -60,13 +61,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
             RemoteLaunch(
                 hosts=read_hosts(list(does)),
                 agent=["agent"],
-                order=Order("the-mark", "", None, None, {}),
+                order=Order("the-mark", "", None, {}),
                 words=lambda *_: [],
                 main_address="127.0.0.1",
                 main_port=1,
                 stops_within_s=stops_within_s,
-            ),
-            HERE,
+            )
         )
 
     return run
@@ -78,8 +78,8 @@ def write_ssh(path: Path, does: dict[str, str]) -> None:
         f"if host == {host!r}:\n    " + text.replace("\n", "\n    ") + "\n"
         for host, text in does.items()
     )
-    facts = encode(HERE).decode().rstrip()
-    path.write_text(SSH.format(python=sys.executable, facts=facts, does=cases))
+    found = encode(HERE).decode().rstrip()
+    path.write_text(SSH.format(python=sys.executable, found=found, does=cases))
     path.chmod(0o755)
 
 

@@ -1,0 +1,110 @@
+"""The kinds of clusters, and what their variables say together of a machine's place in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from headway.errors import Code, Problem
+from headway.launcher.clusters.clouds import (
+    AWS_BATCH,
+    KUBERNETES,
+    RANKED,
+    SAGEMAKER,
+    SKYPILOT,
+    TORCHRUN,
+)
+from headway.launcher.clusters.mpi import MPI
+from headway.launcher.clusters.row import Cluster, Environ, said_by
+from headway.launcher.clusters.slurm import SLURM
+from headway.settings.profile import Entries, Entry
+from headway.settings.resolve import NOTHING
+from headway.settings.setting import AUTO
+from headway.settings.table import TABLE
+
+CLUSTERS: Sequence[Cluster] = (
+    *(TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT, AWS_BATCH, SAGEMAKER),
+    RANKED,
+)
+"""The first row that is here speaks."""
+
+WITH_ONE_OUTPUT = (SLURM.name, MPI.name)
+"""Clusters that pass on what all machines of a run print to one place."""
+
+_PLACE = ("num_machines", "machine_rank", "main_address")
+
+
+def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
+    """Return the settings that the first row says that fits, with the variables as origins.
+
+    Args:
+        environ: of a process that a cluster may have started.
+        wanted: the cluster that a person has named, or `auto`.
+        is_typed: whether a person has said how many machines there are.
+    """
+    here = [row for row in CLUSTERS if row.is_here(environ)]
+    if wanted != AUTO:
+        here = [row for row in here if row.name == wanted]
+        if not here:
+            return {"cluster": _missing(wanted)}
+    if not here:
+        return NOTHING
+    first = here[0]
+    entries = _entries(first, environ)
+    is_number = entries.keys() == {"machine_rank"}  # which any job has
+    if not entries or (is_number and not is_typed):
+        return NOTHING
+    others = [row for row in here[1:] if row.name not in (*first.hides, RANKED.name)]
+    for row in others:
+        entries |= _disagreeing(entries, _entries(row, environ))
+    seen_by = next(iter(entries.values())).origin
+    return {**entries, "cluster": Entry(first.name, seen_by)}
+
+
+def _entries(cluster: Cluster, environ: Environ) -> dict[str, Entry]:
+    plain = {
+        setting: Entry(environ[variable], said_by(variable))
+        for setting, variable in cluster.variables.items()
+        if variable in environ
+    }
+    return {**plain, **cluster.derive(environ)}
+
+
+def _missing(name: str) -> Entry:
+    problem = Problem(
+        f"cluster is {name!r}, but this process has none of its variables",
+        "the environment of this process",
+        f"start it inside of a job, or leave {TABLE['cluster'].flag} out",
+        code=Code.NO_CLUSTER,
+        names=("cluster",),
+    )
+    return Entry(name, said_by(""), faults=(problem,))
+
+
+def _disagreeing(entries: Entries, others: Entries) -> Iterator[tuple[str, Entry]]:
+    """Yield the entries of the machine's place of which another cluster says something else."""
+    for name in entries.keys() & others.keys() & {*_PLACE}:
+        one, other = entries[name], others[name]
+        if one.faults or other.faults or _are_same(str(one.raw), str(other.raw)):
+            continue
+        problem = Problem(
+            f"{name} is {one.raw!r} by {one.origin.variable}, "
+            f"but {other.raw!r} by {other.origin.variable}",
+            f"{one.origin.variable}; {other.origin.variable}",
+            f"unset the wrong one; or pass {TABLE[name].flag}, or {TABLE['cluster'].flag} with the "
+            "one that is meant",
+            code=Code.CLUSTERS_DISAGREE,
+            names=(name,),
+        )
+        yield name, one._replace(faults=(problem,))
+
+
+def _are_same(one: str, other: str) -> bool:
+    """Return whether two values may mean the same: n1 and n1.cluster.org, a name and an address."""
+    if one == other:
+        return True
+    if one.isdecimal() or other.isdecimal():
+        return False
+    are_addresses = [":" in text or text.replace(".", "").isdecimal() for text in (one, other)]
+    if any(are_addresses):
+        return not all(are_addresses)
+    return one.partition(".")[0] == other.partition(".")[0]

@@ -1,0 +1,292 @@
+"""How the ranks ended -> one report: which failed first and why, and what the rest did. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from headway.contract.notes import named
+from headway.contract.records import STOPPED_AND_SAVED, Crash, MemoryUse, Uses
+from headway.launcher.diagnosis.reasons import (
+    Evidence,
+    Reason,
+    describe_cause,
+    find_reason,
+    is_of_communication,
+)
+from headway.launcher.diagnosis.torch_messages import (
+    COMMUNICATION,
+    COMMUNICATION_ERRORS,
+    contains,
+)
+
+_FOUND_DEAD_WITHIN_S = 5.0  # on a busy machine
+_MAX_LINES = 12  # of a failed rank's last output
+
+
+class RankExit(NamedTuple):
+    """How one rank ended; `code` is negative for a signal, as `subprocess` gives it."""
+
+    rank: int
+    pid: int
+    code: int
+    time: float  # when its program failed or ended, in seconds since the epoch
+    was_stopping: bool  # it ended after the launcher had begun to stop the ranks
+    crash: Crash | None = None  # the exception that nothing handled
+    message: str = ""  # the text of sys.exit("text")
+    left_silently: bool = True  # reported neither an end nor an exception: os._exit, or a signal
+    uses: Uses | None = None  # what its program used, if it came to its end
+    memory: MemoryUse | None = None  # of GPUs, if its program came to its end
+    killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
+
+    @property
+    def is_failure(self) -> bool:
+        return self.code not in (0, STOPPED_AND_SAVED)
+
+
+class Failure(NamedTuple):
+    """The first failure of a run, and what it did to the other ranks."""
+
+    first: RankExit
+    same: tuple[int, ...]  # ranks that failed by themselves in the same way
+    different: tuple[RankExit, ...]  # ranks that failed by themselves in another way
+    victims: tuple[int, ...]  # ranks that failed or were stopped because of it
+    world_size: int
+    memory_kills: int = 0  # by the kernel's OOM killer during the run
+    last_lines: tuple[str, ...] = ()  # of the first rank's output
+    divergence: tuple[str, ...] = ()  # it failed in communication: how the ranks diverged
+    lost_reader: str = ""  # the launcher's streams whose reader has gone
+    killed: tuple[RankExit, ...] = ()  # victims that the launcher killed while they were stopping
+
+    @property
+    def evidence(self) -> Evidence:
+        first = self.first
+        return Evidence(
+            code=first.code,
+            crash=first.crash,
+            message=first.message,
+            memory_kills=self.memory_kills,
+            lost_reader=self.lost_reader,
+            divergence=self.divergence,
+            killed_after_s=first.killed_after_s,
+        )
+
+    @property
+    def reason(self) -> Reason:
+        return find_reason(self.evidence)
+
+    @property
+    def doubt(self) -> int:
+        """How likely it follows from a failure on another machine: 0 it does not, 1, 2 it may."""
+        if not _may_be_a_victim(self.first):
+            return 0
+        return 2 if self.first.crash is not None or self.first.code == -signal.SIGABRT else 1
+
+    @property
+    def cause(self) -> str:
+        """One sentence: which rank failed, and of what."""
+        of = f" of {self.world_size}" if self.world_size > 1 else ""
+        return describe_cause(self.reason, self.evidence, f"rank {self.first.rank}{of}")
+
+    @property
+    def aftermath(self) -> str:
+        """What the other ranks did, in a few words."""
+        words = ""
+        if self.divergence and self.first.crash is not None:
+            words = f"; rank {self.first.rank} then failed with {self.first.crash.name}"
+            return words + describe_killed(self.killed)
+        if self.same:
+            words += f"; so did {named(self.same)}"
+        for end in self.different:
+            words += f"; rank {end.rank} failed with {end.crash.name if end.crash else end.code}"
+        if self.victims:
+            words += f"; {named(self.victims)} stopped after rank {self.first.rank} failed"
+        return words + describe_killed(self.killed)
+
+    @property
+    def details(self) -> str:
+        """The failed rank's traceback, or its last lines where there is none."""
+        if self.first.crash is not None:
+            return "\n".join([self.first.crash.traceback.rstrip(), *self.divergence[1:]])
+        message = self.first.message.splitlines()
+        lines = list(self.last_lines)
+        if message and lines[-len(message) :] == message:  # `cause` has it
+            lines = lines[: -len(message)]
+        return "\n".join(lines[-_MAX_LINES:])
+
+    @property
+    def fix(self) -> str:
+        """What to do next: an error of Headway's in the script says so itself."""
+        crash = self.first.crash
+        return (crash.fix if crash is not None else "") or self.reason.fix
+
+    @property
+    def exit_code(self) -> int:
+        """The code that the launcher ends with; a rank that left by os._exit(0) gives 1."""
+        return shell_code(self.first.code) or 1
+
+    def as_json(self) -> Mapping[str, object]:
+        """Return the report for programs."""
+        crash = {} if self.first.crash is None else self.first.crash._asdict()
+        crash.pop("groups", None)
+        return {
+            "reason": self.reason.name,
+            "cause": self.cause,
+            "rank": self.first.rank,
+            "pid": self.first.pid,
+            "exit_code": self.exit_code,
+            "time": self.first.time,
+            "exception": crash or None,
+            "victims": list(self.victims),
+            "killed": [end.rank for end in self.killed],
+            "last_lines": list(self.last_lines),
+            "divergence": list(self.divergence),
+            "fix": self.fix,
+        }
+
+    def is_repeat_of(self, earlier: object) -> bool:
+        """Return whether the same exception came at the same place before."""
+        if not isinstance(earlier, Failure):
+            return False
+        if self.first.crash is None or earlier.first.crash is None:
+            return False
+        return self.first.crash.traceback == earlier.first.crash.traceback
+
+
+def find_failure(
+    exits: Iterable[RankExit],
+    *,
+    ranks: Sequence[int],
+    world_size: int,
+    memory_kills: int = 0,
+    last_lines: Mapping[int, Sequence[str]] | None = None,
+    divergence: Sequence[str] = (),
+    lost_reader: str = "",
+) -> Failure | None:
+    """Return the first failure among `exits`, or None when no rank failed.
+
+    A rank that left silently (os._exit, a signal) is the first one if it left before another failed
+    on the connection that it dropped. Such an exception may be reported a moment before the silent
+    rank's process is found dead. An abort does not count as silent: gloo's victims end by it.
+
+    Args:
+        exits: how this machine's ranks ended.
+        ranks: all ranks of this machine.
+        world_size: ranks on all machines.
+        memory_kills: how often the kernel's OOM killer acted during the run.
+        last_lines: by rank, the end of its output.
+        lost_reader: the launcher's streams whose reader has gone.
+        divergence: how the ranks diverged; shown where the first failure is one of communication.
+    """
+    ended = sorted(exits, key=lambda end: end.time)
+    failures = [end for end in ended if end.is_failure]
+    own = [end for end in failures if not end.was_stopping] or failures
+    if not own:
+        return None
+    first = own[0]
+    for end in ended if _may_be_a_victim(first) else ():
+        is_silent = end.left_silently and not end.was_stopping and end.code != -signal.SIGABRT
+        if is_silent and end.time < first.time + _FOUND_DEAD_WITHIN_S:
+            first = end
+            break
+    fine = {end.rank for end in ended if end.code == 0 and not end.was_stopping}
+    same = {end.rank for end in own if end is not first and _is_same(end, first)}
+    different = [
+        end
+        for end in own
+        if end is not first
+        and end.rank not in same
+        and end.crash is not None
+        and not _may_be_a_victim(end)
+    ]
+    others = sorted({*ranks} - fine - {first.rank} - {end.rank for end in different})
+    return Failure(
+        first=first,
+        same=tuple(rank for rank in others if rank in same),
+        different=tuple(different),
+        victims=tuple(rank for rank in others if rank not in same),
+        world_size=world_size,
+        memory_kills=memory_kills,
+        last_lines=tuple((last_lines or {}).get(first.rank, ())),
+        divergence=tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
+        lost_reader=lost_reader,
+        killed=tuple(end for end in ended if end.killed_after_s is not None),
+    )
+
+
+def _may_be_a_victim(end: RankExit) -> bool:
+    """Return whether a rank may have failed because another one left; the script may have wrapped
+    the error in one of its own.
+    """
+    if end.crash is None:
+        return end.left_silently and end.code <= 0  # a code of its own is its own failure
+    return contains(end.crash.traceback, (*COMMUNICATION, *COMMUNICATION_ERRORS))
+
+
+def _is_same(end: RankExit, first: RankExit) -> bool:
+    if end.was_stopping:
+        return False
+    if end.crash is None or first.crash is None:
+        return end.crash is first.crash and end.code == first.code > 0
+    # not by the exit code: it may have been stopped on its way out
+    return (end.crash.kind, end.crash.message) == (first.crash.kind, first.crash.message)
+
+
+def describe_killed(exits: Iterable[RankExit]) -> str:
+    """Return which ranks the launcher killed before they had stopped, to continue a sentence."""
+    after_s = {end.rank: end.killed_after_s for end in exits if end.killed_after_s is not None}
+    if not after_s:
+        return ""
+    verb = "were" if len(after_s) > 1 else "was"
+    seconds = f"{max(after_s.values()):.0f} s"
+    return f"; {named([*after_s])} {verb} killed, still stopping after {seconds} (--grace-period-s)"
+
+
+class ServerDeath(NamedTuple):
+    """The fork server ended, and all ranks with it."""
+
+    code: int  # negative for a signal
+    memory_kills: int = 0  # by the kernel's OOM killer during the run
+
+    @property
+    def cause(self) -> str:
+        """One sentence: what ended it."""
+        evidence = Evidence(self.code, memory_kills=self.memory_kills)
+        return describe_cause(find_reason(evidence), evidence, "the process that starts the ranks")
+
+    @property
+    def aftermath(self) -> str:
+        """What the ranks did."""
+        return "; the ranks ended with it"
+
+    @property
+    def details(self) -> str:
+        """There are none: see its output."""
+        return ""
+
+    @property
+    def fix(self) -> str:
+        """What to do next."""
+        reason = find_reason(Evidence(self.code, memory_kills=self.memory_kills))
+        if self.code > 0:
+            return f"{reason.fix}, or try --start-method exec"
+        return f"{reason.fix}; with --max-restarts 1 it is started again"
+
+    @property
+    def exit_code(self) -> int:
+        """The code that the launcher ends with."""
+        return shell_code(self.code) or 1
+
+    def as_json(self) -> Mapping[str, object]:
+        """Return the report for programs."""
+        return {"reason": "server_ended", "cause": self.cause, "exit_code": self.exit_code}
+
+    def is_repeat_of(self, earlier: object) -> bool:
+        """Return whether it ended in the same way before."""
+        return isinstance(earlier, ServerDeath) and earlier.code == self.code
+
+
+def shell_code(code: int) -> int:
+    """Return an exit code as a shell would: 128+n for signal n."""
+    return code if code >= 0 else 128 - code

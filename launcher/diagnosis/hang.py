@@ -1,0 +1,442 @@
+"""Compares what ranks report: whether they hang or are only slow, which is behind, where. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
+from itertools import pairwise
+from typing import NamedTuple
+
+from headway.contract.notes import named, ranges
+from headway.contract.records import CALLED_BY_ALL_RANKS, OF_HEADWAY, Frame, Group, Progress, shown
+from headway.launcher.diagnosis.process_state import ProcessState
+from headway.launcher.diagnosis.stacks import Stack, format_stack, users_frame
+from headway.launcher.diagnosis.torch_messages import EQUAL_SIZE_COLLECTIVES
+
+EXIT_CODE = 124
+"""The launcher's exit code after `hang_timeout`; the same as that of timeout(1)."""
+
+_FORMING = "init_process_group"  # torch's function that forms the first group
+
+
+class NoStack(Enum):
+    """Why a rank that runs did not say where it is."""
+
+    NOT_PYTHON = "the program is not Python, or has only just started"
+    CLOSED = "its script has closed the descriptors that the launcher asks through"
+    STOPPED = "its process is stopped"
+    SILENT = "it does not answer: code in C holds Python's global lock, or it gets no CPU time"
+
+
+class Exit(NamedTuple):
+    """How a rank's process ended, or is about to end."""
+
+    code: int
+    is_reported: bool = False  # the program came to its own end; False: os._exit, or a signal
+    at: Frame | None = None  # the call of sys.exit
+
+    def __str__(self) -> str:
+        if not self.is_reported:
+            return f"exit code {self.code}"
+        place = "at the end of the script" if self.at is None else f"by sys.exit at {self.at}"
+        return f"exit code {self.code}, {place}"
+
+
+class RankStatus(NamedTuple):
+    """What is known of one rank."""
+
+    rank: int
+    exit: Exit | None = None  # None while it runs
+    no_stack: NoStack | None = None
+    stacks: tuple[Stack, ...] = ()  # of its threads, the main one first
+    groups: tuple[Group, ...] | None = None  # None: it could not be asked
+    progress: Progress | None = None  # None: its script has no Accelerator
+    process: ProcessState | None = None  # what the kernel says, where the rank does not answer
+    is_working: bool = False  # its main thread was at different places when it was asked twice
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether it has ended, or does not answer."""
+        return self.exit is not None or self.process is not None
+
+    @property
+    def place(self) -> Frame | None:
+        """The line of the script that the main thread is in."""
+        return users_frame(self.stacks[0]) if self.stacks else None
+
+    def group(self, name: str) -> Group | None:
+        return next((one for one in self.groups or () if one.name == name), None)
+
+
+class Difference(Enum):
+    """In what ranks diverge."""
+
+    COLLECTIVES = auto()
+    NOT_ENTERED = auto()
+    SILENT = auto()
+    EXITED = auto()
+    STEPS = auto()
+
+
+class Divergence(NamedTuple):
+    """Some ranks, which keep the others waiting, are elsewhere than these."""
+
+    difference: Difference
+    ranks: tuple[int, ...]  # empty where all wait
+    at: str  # the collective (#number), or how many steps
+    others: tuple[int, ...]
+    others_at: str
+    exit: Exit | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What `ranks` do; a place may follow."""
+        if self.difference is Difference.COLLECTIVES:
+            return f"the ranks entered different collectives: {named(self.ranks)} {self.at}"
+        if self.difference is Difference.EXITED:
+            return f"{named(self.ranks)} left ({self.exit}) before {self.at}"
+        if self.difference is Difference.SILENT:
+            verb = "does" if len(self.ranks) == 1 else "do"
+            return f"{named(self.ranks)} {verb} not answer, and had not entered {self.at} before"
+        if self.difference is Difference.STEPS:
+            return f"{_are(self.ranks)} behind, after {self.at} optimizer steps"
+        return f"{_are(self.ranks)} behind, and did not enter {self.at}"
+
+    @property
+    def others_sentence(self) -> str:
+        """What `others` do; a place may follow."""
+        if self.difference is Difference.COLLECTIVES:
+            return f"{named(self.others)} entered {self.others_at}"
+        if self.difference is Difference.STEPS:
+            return f"{_are(self.others)} ahead, after up to {self.others_at}"
+        verb = "wait" if len(self.others) > 1 else "waits"
+        return f"{named(self.others)} {verb} in {self.others_at}"
+
+
+class Hang(NamedTuple):
+    """No rank made progress for a while; the same interface as `failures.Failure`."""
+
+    statuses: tuple[RankStatus, ...]
+    after_s: int
+    aftermath: str = ""  # which ranks had to be killed then, to continue a sentence
+    world_size: int = 0  # more than `statuses` where other machines have ranks too
+
+    @property
+    def cause(self) -> str:
+        return f"no progress for {self.after_s} s: {explain(self.statuses)[0]}"
+
+    @property
+    def fix(self) -> str:
+        phases = {one.progress.phase for one in self.statuses if one.progress is not None}
+        calls = phases.intersection(CALLED_BY_ALL_RANKS)
+        what = "see the stacks"
+        if self.world_size > len(self.statuses):
+            what = (
+                "see the stacks, those of the other machines too: where all ranks wait in the same "
+                "collective, check the network between the machines"
+            )
+        if explain_divergence(self.statuses):
+            what = "fix the script where the ranks diverge"
+            if calls and calls != phases:
+                what = f"let all ranks call accelerator.{min(calls)} there, or none of them"
+        return f"{what}; if it is only slow, raise --hang-timeout"
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODE
+
+    @property
+    def details(self) -> str:
+        return "\n".join(explain(self.statuses)[1:])
+
+    def as_json(self) -> Mapping[str, object]:
+        """Return the report for programs."""
+        ranks = [
+            {
+                "rank": one.rank,
+                "end": str(one.exit or ""),
+                "place": one.place and str(one.place),
+                "stacks": [[str(frame) for frame in stack] for stack in one.stacks],
+                "progress": one.progress and one.progress._asdict(),
+                "groups": [
+                    {
+                        "name": group.name,
+                        "ranks": group.ranks,
+                        "collectives": [entered._asdict() for entered in group.collectives],
+                    }
+                    for group in one.groups or ()
+                ],
+            }
+            for one in self.statuses
+        ]
+        return {
+            "reason": "hang",
+            "cause": self.cause,
+            "explanation": explain(self.statuses),
+            "ranks": ranks,
+            "exit_code": self.exit_code,
+            "fix": self.fix,
+        }
+
+    def is_repeat_of(self, earlier: object) -> bool:
+        """Return whether the run hung in the same way before."""
+        return isinstance(earlier, Hang) and earlier._pattern == self._pattern
+
+    @property
+    def _pattern(self) -> object:
+        """The ranks that are behind, in what, and where."""
+        first = next((one for one in find_divergences(self.statuses) if one.ranks), None)
+        if first is None:
+            return None
+        behind = [one for one in self.statuses if one.rank in first.ranks]
+        return first[:3], first.exit, [(one.progress, one.place) for one in behind]
+
+
+def describe_stacks(statuses: Sequence[RankStatus]) -> str:
+    """Return the stacks of all running ranks for a person, equal ones once."""
+    ranks_by_stacks: dict[tuple[tuple[Stack, ...], str], list[int]] = {}
+    for one in statuses:
+        if one.exit is None:
+            ranks_by_stacks.setdefault((one.stacks, _why_no_stack(one)), []).append(one.rank)
+    lines = []
+    for (stacks, why), ranks in ranks_by_stacks.items():
+        lines += ["", f"{named(ranks)}, most recent call last:"]
+        lines += format_stack(stacks[0]) if stacks else [f"  no stack: {why}"]
+        for stack, count in Counter(stacks[1:]).items():
+            lines.append("  another thread:" if count == 1 else f"  another {count} threads:")
+            lines += format_stack(stack)
+    return "\n".join(lines)
+
+
+def _why_no_stack(status: RankStatus) -> str:
+    if status.no_stack is None:
+        return "it is not in the script"
+    process = f" (its main thread is {status.process})" if status.process else ""
+    return status.no_stack.value + process
+
+
+def explain(statuses: Sequence[RankStatus]) -> list[str]:
+    """Return which ranks keep which waiting, and where: a line for each set of ranks."""
+    found = find_divergences(statuses)
+    lines = [one.sentence + _places(statuses, one.ranks) for one in found if one.ranks]
+    lines = lines or ["no rank is known to be behind the others"]
+    lines += [one.others_sentence + _places(statuses, one.others) for one in found]
+    told = {rank for one in found for rank in one.ranks + one.others}
+    lines += explain_places([one for one in statuses if one.rank not in told])
+    return [shown(line) for line in lines]
+
+
+def explain_places(statuses: Sequence[RankStatus]) -> list[str]:
+    """Return where the running ranks are, and name none as the one that others wait for."""
+    ranks_by_place: dict[str, list[int]] = {}
+    for one in statuses:
+        if place := ", ".join(filter(None, [_open_collective(one), _place(one)])):
+            ranks_by_place.setdefault(place, []).append(one.rank)
+    return [shown(f"{named(ranks)}: {place}") for place, ranks in ranks_by_place.items()]
+
+
+def _open_collective(status: RankStatus) -> str:
+    for group in status.groups or () if status.exit is None else ():
+        entered = None if group.waits_for is None else group.collective(group.waits_for)
+        if entered is not None:
+            return f"in {entered.name} #{entered.number}{_suffix(group.name, group.ranks)}"
+    return ""
+
+
+def explain_divergence(statuses: Sequence[RankStatus]) -> list[str]:
+    """Return what `explain` does where some ranks keep others waiting, else nothing."""
+    is_known = any(one.ranks for one in find_divergences(statuses))
+    return explain(statuses) if is_known else []
+
+
+def find_divergences(statuses: Sequence[RankStatus]) -> list[Divergence]:
+    """Return in what the ranks diverge, those first whose ranks wait for no others themselves."""
+    names = dict.fromkeys(group.name for one in statuses for group in one.groups or ())
+    found = [one for name in names if (one := _divergence_in(name, statuses)) is not None]
+    waiting = {rank for one in found for rank in one.others}
+    found.sort(key=lambda one: (not one.ranks, bool(waiting & {*one.ranks})))
+    return found or _not_in_first_group(statuses) or _behind_in_steps(statuses)
+
+
+def _divergence_in(name: str, statuses: Sequence[RankStatus]) -> Divergence | None:
+    groups = {one.rank: group for one in statuses if (group := one.group(name)) is not None}
+    members = next((group.ranks for group in groups.values() if group.ranks), tuple(groups))
+    absent = {one.rank: one for one in statuses if one.is_absent and one.rank in members}
+    for rank in absent:
+        groups.setdefault(rank, Group(name, None, ()))  # it has not said what it entered
+    suffix = _suffix(name, members)
+    return _different_collectives(groups, suffix) or _missing_ranks(groups, absent, suffix)
+
+
+def _suffix(name: str, members: Sequence[int] | None) -> str:
+    if name in ("0", OF_HEADWAY):
+        return ""
+    return f" of group {name}" + (f" (ranks {ranges(members)})" if members else "")
+
+
+def _different_collectives(groups: Mapping[int, Group], suffix: str) -> Divergence | None:
+    """Compare what the ranks entered under the same sequence number."""
+    for number in sorted({one.number for group in groups.values() for one in group.collectives}):
+        ranks_by_collective: dict[str, list[int]] = {}
+        for rank, group in sorted(groups.items()):
+            entered = group.collective(number)
+            if entered is not None:
+                is_sized = entered.name in EQUAL_SIZE_COLLECTIVES
+                size = f" of {entered.input_sizes}" if is_sized else ""
+                text = f"{entered.name} #{number}{suffix}{size}"
+                ranks_by_collective.setdefault(text, []).append(rank)
+        if len(ranks_by_collective) > 1:
+            (at, ranks), *rest = sorted(ranks_by_collective.items(), key=lambda item: len(item[1]))
+            return Divergence(
+                Difference.COLLECTIVES,
+                tuple(ranks),
+                at,
+                others=tuple(rank for _, those in rest for rank in those),
+                others_at=" or ".join(text for text, _ in rest),
+            )
+    return None
+
+
+def _missing_ranks(
+    groups: Mapping[int, Group], absent: Mapping[int, RankStatus], suffix: str
+) -> Divergence | None:
+    """Find the ranks that have not entered the collective that others wait in."""
+    has_ended = {rank for rank, one in absent.items() if one.exit}
+    numbers = {rank: group.waits_for for rank, group in groups.items() if rank not in has_ended}
+    number = min((one for one in numbers.values() if one is not None), default=None)
+    if number is None:
+        return None
+    waiting = tuple(rank for rank, one in sorted(numbers.items()) if one == number)
+    entered = groups[waiting[0]].collective(number)
+    at = f"{entered.name if entered else 'a collective'} #{number}{suffix}"
+    missing = [rank for rank, group in sorted(groups.items()) if group.last_entered < number]
+    return _not_entered(missing, absent, at, waiting)
+
+
+def _not_entered(
+    missing: Sequence[int], absent: Mapping[int, RankStatus], at: str, waiting: tuple[int, ...]
+) -> Divergence:
+    gone = tuple(rank for rank in missing if rank in absent and absent[rank].exit)
+    if gone:
+        return Divergence(Difference.EXITED, gone, at, waiting, at, absent[gone[0]].exit)
+    answered = tuple(rank for rank in missing if rank not in absent)
+    if answered or not missing:
+        return Divergence(Difference.NOT_ENTERED, answered, at, waiting, at)
+    return Divergence(Difference.SILENT, tuple(missing), at, waiting, at)
+
+
+def _not_in_first_group(statuses: Sequence[RankStatus]) -> list[Divergence]:
+    """Compare the stacks while the first group forms: torch records nothing yet."""
+    inside = tuple(one.rank for one in statuses if _is_in(one, _FORMING))
+    absent = {one.rank: one for one in statuses if one.is_absent}
+    known = [one for one in statuses if one.exit or one.no_stack or one.place]  # others are ending
+    missing = [one.rank for one in known if one.rank not in inside]
+    return [_not_entered(missing, absent, _FORMING, inside)] if inside and missing else []
+
+
+def _is_in(status: RankStatus, function: str) -> bool:
+    return any(frame.function == function for stack in status.stacks[:1] for frame in stack)
+
+
+def _behind_in_steps(statuses: Sequence[RankStatus]) -> list[Divergence]:
+    """Compare the optimizer steps where the runtime counts them."""
+    steps = {one.rank: one.progress.step for one in statuses if one.progress is not None}
+    least, most = min(steps.values(), default=0), max(steps.values(), default=0)
+    if least == most:
+        return []
+    behind = tuple(rank for rank, step in steps.items() if step == least)
+    ahead = tuple(rank for rank in steps if rank not in behind)
+    return [Divergence(Difference.STEPS, behind, str(least), ahead, str(most))]
+
+
+def _places(statuses: Sequence[RankStatus], ranks: Sequence[int]) -> str:
+    those = [one for one in statuses if one.rank in ranks]
+    return "".join(f", {place}" for place in dict.fromkeys(map(_place, those)) if place)
+
+
+def _place(status: RankStatus) -> str:
+    """Return where a rank that runs is, as far as it is known."""
+    if status.place is None:
+        return f"its main thread is {status.process}" if status.process else ""
+    progress = status.progress
+    doing = "" if progress is None else f"in step {progress.step + 1} ({progress.phase}), "
+    working = " (and still executes code)" if status.is_working else ""
+    return f"{doing}at {status.place}{working}"
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return f"{named(ranks)} {'is' if len(ranks) == 1 else 'are'}"
+
+
+_LEAST_S = 5.0  # of standing still, before a rank is named
+_LONGER_THAN_BEFORE = 3  # times the longest time between two collectives
+_WITHOUT_HISTORY_S = 30.0  # instead, until there were two collectives
+
+
+class Verdict(Enum):
+    """What was seen."""
+
+    MOVING = auto()
+    STILL = auto()
+    TOO_EARLY = auto()  # to tell
+    ALIKE = auto()  # no rank waits for another
+
+
+class Observation(NamedTuple):
+    """What ranks did while they were watched."""
+
+    statuses: tuple[RankStatus, ...]  # at the end
+    has_moved: bool  # a sequence number, a heartbeat, an import or a line of output
+    still_s: float  # how long ago the last movement was, as far as it is known
+
+    @property
+    def verdict(self) -> Verdict:
+        if not any(one.ranks for one in find_divergences(self.statuses)):
+            return Verdict.ALIKE
+        if self.has_moved:
+            return Verdict.MOVING
+        return Verdict.STILL if self.still_s >= self.suspicious_s else Verdict.TOO_EARLY
+
+    @property
+    def suspicious_s(self) -> float:
+        """How long ranks may stand still before one is named."""
+        longest = max((gap for one in self.statuses for gap in _gaps(one)), default=None)
+        if longest is None:
+            return _WITHOUT_HISTORY_S
+        return max(_LEAST_S, _LONGER_THAN_BEFORE * longest)
+
+    def describe(self) -> str:
+        """Return all that is known, for a person: what was seen, the places, and the stacks."""
+        if not self.statuses:
+            return "no rank has started yet"
+        ranks = named([one.rank for one in self.statuses])
+        verdict, still = self.verdict, f"no progress for {self.still_s:.0f} s"
+        if verdict is Verdict.STILL:
+            return self._lines(f"{ranks}: {still}", explain(self.statuses))
+        headings = {
+            Verdict.MOVING: "slow, still moving",
+            Verdict.TOO_EARLY: f"{still}, which is too short to tell a hang from a slow step; "
+            f"ask again after {self.suspicious_s:.0f} s",
+            Verdict.ALIKE: "no rank is behind another",
+        }
+        return self._lines(f"{ranks}: {headings[verdict]}", explain_places(self.statuses))
+
+    def _lines(self, heading: str, lines: Sequence[str]) -> str:
+        body = [f"  {shown(line)}" for line in lines]
+        return "\n".join([heading, *body, describe_stacks(self.statuses)])
+
+
+def newest_entry(statuses: Sequence[RankStatus]) -> float:
+    """Return when a rank last entered a collective, in seconds since the epoch; 0 for never."""
+    return max((time for one in statuses for time in _entries(one)), default=0.0)
+
+
+def _entries(status: RankStatus) -> list[float]:
+    groups = status.groups or ()
+    return sorted(one.entered_at for group in groups for one in group.collectives)
+
+
+def _gaps(status: RankStatus) -> Iterator[float]:
+    for earlier, later in pairwise(_entries(status)):
+        yield later - earlier

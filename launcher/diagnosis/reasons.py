@@ -1,0 +1,244 @@
+"""Why a run failed: a table of reasons; the first one that holds is reported. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headway.contract.records import Crash, shown
+from headway.contract.run import RANK_VARIABLES
+from headway.launcher.diagnosis.torch_messages import (
+    COMMUNICATION,
+    COMMUNICATION_ERRORS,
+    DEBUGGER_LEFT,
+    LOADER_WORKER_ENDED,
+    LOADER_WORKER_KILLED,
+    MPS,
+    NO_NCCL,
+    NO_RANK_VARIABLE,
+    NOT_ON_MPS,
+    OUT_OF_MEMORY,
+    OUT_OF_MEMORY_ERROR,
+    Text,
+    contains,
+)
+
+_PYTORCH_ISSUES = "https://github.com/pytorch/pytorch/issues"
+
+
+class Evidence(NamedTuple):
+    """What is known of the rank that failed first."""
+
+    code: int  # of its process; negative for a signal
+    crash: Crash | None = None  # the exception that nothing handled
+    message: str = ""  # the text of sys.exit("text")
+    memory_kills: int = 0  # by the kernel's OOM killer during the run
+    lost_reader: str = ""  # of which of the launcher's streams the reader has gone
+    divergence: tuple[str, ...] = ()  # where it failed in communication: how the ranks diverged
+    killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
+
+
+class Reason(NamedTuple):
+    """One reason why a run fails.
+
+    `cause` is one sentence with fields: {rank} (as "rank 1 of 4"), {exception}, {signal}, {code},
+    {message}, {memory_kills}, {lost_reader} and {divergence}. Without a `fix` it is all
+    that there is to say.
+    """
+
+    name: str  # in failure.json
+    holds: Callable[[Evidence], bool]
+    cause: str
+    fix: str
+
+
+_EXCEPTION = "{rank} failed with {exception}"
+_MEMORY_KILLS = " (OOM kills by the kernel during the run: {memory_kills})"
+_LESS_MEMORY = "use less memory on this machine: fewer processes, loader workers or samples"
+_USUALLY_MEMORY = (
+    "usually this is the kernel's OOM killer (`dmesg` names what it killed): use less memory, "
+    "or raise the memory limit of the job or container; otherwise another program killed it"
+)
+
+REASONS = (
+    Reason(
+        "reader_left",
+        lambda seen: bool(seen.lost_reader) and _is_broken_pipe(seen),
+        "the reader of {lost_reader} went away",
+        "",
+    ),
+    Reason(
+        "ranks_diverged",
+        lambda seen: bool(seen.divergence),
+        "{divergence}",
+        "have every rank enter the same collectives in the same order",
+    ),
+    Reason(
+        "device_out_of_memory",
+        lambda seen: seen.crash is not None and is_out_of_memory(seen.crash),
+        _EXCEPTION,
+        "the device's memory is full: make the batch smaller (and gradient_accumulation_steps "
+        "larger, so that an optimizer step sees as many samples as before)",
+    ),
+    Reason(
+        "operator_not_on_mps",
+        lambda seen: seen.crash is not None and contains(seen.crash.message, NOT_ON_MPS),
+        _EXCEPTION,
+        "let the CPU compute this operator: --mps-fallback on; it can be requested at "
+        f"{_PYTORCH_ISSUES}",
+    ),
+    Reason(
+        "mps_failed",
+        lambda seen: seen.crash is not None and contains(seen.crash.message, MPS),
+        _EXCEPTION,
+        f"try --cpu; if only MPS fails, report it to PyTorch: {_PYTORCH_ISSUES}",
+    ),
+    Reason(
+        "no_nccl",
+        lambda seen: seen.crash is not None and contains(seen.crash.message, NO_NCCL),
+        _EXCEPTION,
+        "NCCL needs NVIDIA GPUs, and a torch that is built for them: on CPUs use "
+        'init_process_group("gloo")',
+    ),
+    Reason(
+        "debugger_left",
+        lambda seen: seen.crash is not None and seen.crash.kind == DEBUGGER_LEFT.text,
+        _EXCEPTION + ": its debugger was left, or found no terminal to read from",
+        "pass --debug-rank RANK to give one rank the terminal, in the others breakpoint() and "
+        "pdb.set_trace() do nothing; leave the debugger with c, not with q",
+    ),
+    Reason(
+        "loader_worker_killed_for_memory",
+        lambda seen: _has_lost_loader_worker(seen, LOADER_WORKER_ENDED) and seen.memory_kills > 0,
+        _EXCEPTION + ": one of its loader workers was killed" + _MEMORY_KILLS,
+        _LESS_MEMORY,
+    ),
+    Reason(
+        "loader_worker_killed",
+        lambda seen: _has_lost_loader_worker(seen, LOADER_WORKER_KILLED),
+        _EXCEPTION + ": one of its loader workers was killed",
+        _USUALLY_MEMORY,
+    ),
+    Reason(
+        "error_in_headway",
+        lambda seen: seen.crash is not None and seen.crash.is_from_headway,
+        _EXCEPTION + ", raised in a file of Headway",
+        "check the script's call that leads there; if it is right, this is an error in Headway: "
+        "report it with the traceback",
+    ),
+    Reason(
+        "exception",
+        lambda seen: seen.crash is not None,
+        _EXCEPTION,
+        "fix the script at the line the traceback points to",
+    ),
+    Reason(
+        "left_without_exit",
+        lambda seen: seen.code == 0,
+        "{rank} left by os._exit(0) while the others went on",
+        "let every rank run to its end, or call sys.exit()",
+    ),
+    Reason(
+        "did_not_stop",
+        lambda seen: seen.code == -signal.SIGKILL and seen.killed_after_s is not None,
+        "{rank} was asked to stop, and did not",
+        "look at where the ranks are with `headway stack` before you stop the run; ranks wait for "
+        "ever where one calls accelerator.checkpoint() and another does not",
+    ),
+    Reason(
+        "killed_for_memory",
+        lambda seen: seen.code == -signal.SIGKILL and seen.memory_kills > 0,
+        "{rank} was ended by {signal}" + _MEMORY_KILLS,
+        _LESS_MEMORY,
+    ),
+    Reason(
+        "killed",
+        lambda seen: seen.code == -signal.SIGKILL,
+        "{rank} was ended by {signal}",
+        _USUALLY_MEMORY,
+    ),
+    Reason(
+        "segmentation_fault",
+        lambda seen: seen.code == -signal.SIGSEGV,
+        "{rank} was ended by {signal}",
+        "the stack above names the native code; a mismatched wheel is the usual cause",
+    ),
+    Reason(
+        "signal",
+        lambda seen: seen.code < 0,
+        "{rank} was ended by {signal}",
+        "see its output above",
+    ),
+    Reason(
+        "exit_message",
+        lambda seen: bool(seen.message),
+        "{rank} ended with exit code {code}: {message}",
+        "see its output above",
+    ),
+    Reason(
+        "exit_code",
+        lambda seen: True,
+        "{rank} ended with exit code {code}",
+        "see its output above",
+    ),
+)
+
+
+def find_reason(evidence: Evidence) -> Reason:
+    """Return the first reason that holds; the last one always does."""
+    return next(reason for reason in REASONS if reason.holds(evidence))
+
+
+def describe_cause(reason: Reason, evidence: Evidence, rank: str) -> str:
+    """Return the sentence that says why the run failed."""
+    sentence = reason.cause.format(
+        rank=rank,
+        exception=evidence.crash and evidence.crash.name,
+        signal=signal_name(-evidence.code),
+        code=evidence.code,
+        message=evidence.message,
+        memory_kills=evidence.memory_kills,
+        lost_reader=evidence.lost_reader,
+        divergence="".join(evidence.divergence[:1]),
+    )
+    return shown(sentence)
+
+
+def _is_broken_pipe(seen: Evidence) -> bool:
+    if seen.crash is None:
+        return seen.code == -signal.SIGPIPE
+    return seen.crash.kind == BrokenPipeError.__name__
+
+
+def _has_lost_loader_worker(seen: Evidence, texts: tuple[Text, ...]) -> bool:
+    # the whole traceback: torch mostly raises another exception from the one that says why
+    return seen.crash is not None and contains(seen.crash.traceback, texts)
+
+
+def is_out_of_memory(crash: Crash) -> bool:
+    """Return whether a device was full: torch's class on CUDA, its messages for MPS and the CPU."""
+    return crash.kind == OUT_OF_MEMORY_ERROR.text or contains(crash.message, OUT_OF_MEMORY)
+
+
+def is_of_communication(crash: Crash) -> bool:
+    """Return whether it is an error of gloo or NCCL, which may be due to what another rank does."""
+    if crash.kind in [one.text for one in COMMUNICATION_ERRORS]:
+        return True
+    is_torchs = crash.kind == "RuntimeError" and crash.is_from_torch
+    return is_torchs and contains(crash.message, COMMUNICATION)
+
+
+def lacks_rank_variable(error: BaseException | None) -> bool:
+    """Return whether a script read RANK, MASTER_ADDR or another such variable, and found none."""
+    if isinstance(error, KeyError):
+        return any(isinstance(name, str) and name in RANK_VARIABLES for name in error.args)
+    return isinstance(error, ValueError) and contains(str(error), NO_RANK_VARIABLE)
+
+
+def signal_name(number: int) -> str:
+    """Return SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

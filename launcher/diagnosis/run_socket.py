@@ -1,0 +1,230 @@
+"""The socket on which a launcher answers `headway ps` and `headway stack` of the same user.
+
+On Linux its name is in the abstract namespace: it needs no folder, nobody can put a file in its
+place, and the kernel removes it with the launcher. Both ends ask the kernel who the other one is.
+Elsewhere it is a file in a folder that only its owner may enter.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import stat
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+from headway.launcher.diagnosis.process_state import read_state
+
+_HAS_ABSTRACT_NAMES = sys.platform == "linux"
+_PREFIX = "headway-run"
+_TIMEOUT_S = 5.0  # for a message; the work for an answer is not counted
+_PAUSE_S = 0.1
+_LONGEST_REQUEST = 4096  # bytes
+_UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
+
+
+class Run(NamedTuple):
+    """A launch that is running."""
+
+    pid: int  # of its launcher
+    program: str
+    num_processes: int  # on this machine
+    machine_rank: int
+    num_machines: int
+    began_at: float  # seconds since the epoch
+    is_suspended: bool = False  # its launcher, which then tells nothing but its pid
+
+    @property
+    def ranks(self) -> str:
+        """The number of ranks here, and which machine of several this is."""
+        if self.num_machines == 1:
+            return str(self.num_processes)
+        return f"{self.num_processes} (machine {self.machine_rank} of {self.num_machines})"
+
+
+class RunSocket:
+    """Answers requests, by threads of its own, until `close`.
+
+    Args:
+        run: what is told of the launch.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.describe: Callable[[bool], str] = lambda _: "no rank has started yet"
+        """Returns where the ranks are; the argument: may silent ones be interrupted by a signal?"""
+        self._run = run
+        self._answering: list[tuple[threading.Thread, socket.socket]] = []
+        self._is_closing = False
+        self._address = _new_address()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(self._address)
+        self._socket.listen()
+        self._thread = threading.Thread(target=self._serve, name="headway-socket", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # too many threads
+            self._socket.close()
+            raise OSError(errno.EAGAIN, str(error)) from None
+
+    def close(self) -> None:
+        """Answer no more requests."""
+        self._is_closing = True
+        with suppress(OSError):  # wakes the thread on Linux
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if not _HAS_ABSTRACT_NAMES:  # elsewhere that takes a connection
+            with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as waking:
+                waking.connect(self._address)
+        self._thread.join()
+        for thread, connection in self._answering:
+            with suppress(OSError):  # it has just answered
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join(_TIMEOUT_S)
+        self._socket.close()
+        if not _HAS_ABSTRACT_NAMES:
+            os.unlink(self._address)
+
+    def _serve(self) -> None:
+        while not self._is_closing:
+            try:
+                connection, _ = self._socket.accept()
+                thread = threading.Thread(target=self._answer, args=(connection,), daemon=True)
+                thread.start()
+                alive = [pair for pair in self._answering if pair[0].is_alive()]
+                self._answering = [*alive, (thread, connection)]
+            except (OSError, RuntimeError):  # too many open files or threads, or the end
+                if not self._is_closing:
+                    time.sleep(_PAUSE_S)
+
+    def _answer(self, connection: socket.socket) -> None:
+        with closing(connection), suppress(OSError, ValueError, RecursionError):
+            if not _is_same_user(connection):
+                return
+            connection.settimeout(_TIMEOUT_S)
+            request = json.loads(connection.recv(_LONGEST_REQUEST))
+            answer = self._run._asdict()
+            if isinstance(request, dict) and request.get("wants_stacks"):
+                answer["stacks"] = self.describe(bool(request.get("interrupts")))
+            connection.sendall(json.dumps(answer).encode())
+
+
+def list_runs() -> list[Run]:
+    """Return this user's launches on this machine that have a launcher, the oldest first."""
+    runs = [run for address in _addresses() if (run := _run_at(address))]
+    return sorted(runs, key=lambda run: run.began_at)
+
+
+def _run_at(address: str) -> Run | None:
+    """Return the launch whose launcher has this address; None for one that does not answer."""
+    try:
+        return _ask(address, {}, _TIMEOUT_S)[0]
+    except _NoAnswer as late:
+        (pid,) = late.args
+        if not read_state(pid).is_stopped:
+            return None
+        return Run(pid, "", 0, 0, 1, os.stat(f"/proc/{pid}").st_ctime, is_suspended=True)
+
+
+class _NoAnswer(Exception):
+    """A launcher of this user has not answered in time; the argument is its pid."""
+
+
+def ask_for_stacks(pid: int, interrupts: bool, timeout_s: float) -> str | None:
+    """Return what the launcher `pid` says of its ranks; None if it has ended.
+
+    Args:
+        pid: of the launcher.
+        interrupts: ranks that do not answer are interrupted by a signal.
+        timeout_s: to wait for the answer.
+
+    Raises:
+        TimeoutError: it has not answered in time.
+    """
+    for address in _addresses():
+        run = _run_at(address)
+        if run is not None and run.pid == pid:
+            try:
+                return _ask(address, {"wants_stacks": True, "interrupts": interrupts}, timeout_s)[1]
+            except _NoAnswer:
+                raise TimeoutError from None
+    return None
+
+
+def _ask(address: str, request: dict[str, Any], timeout_s: float) -> tuple[Run | None, str | None]:
+    """Return what the launcher at `address` answers; None for one of another user."""
+    with closing(socket.socket(socket.AF_UNIX)) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(address)
+            if not _is_same_user(connection):
+                return None, None
+            connection.sendall(json.dumps(request).encode())
+            answer = json.loads(b"".join(iter(lambda: connection.recv(65536), b"")))
+            run = Run(**{name: answer[name] for name in Run._fields if name in answer})
+            return run._replace(pid=_peer(connection)[0] or run.pid), answer.get("stacks")
+        except TimeoutError:
+            raise _NoAnswer(_peer(connection)[0]) from None
+        except (OSError, ValueError, TypeError):  # it has just ended, or is of another version
+            return None, None
+
+
+def _is_same_user(connection: socket.socket) -> bool:
+    return _peer(connection)[1] == os.geteuid()
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and user of the process at the other end, as the kernel knows them."""
+    if not _HAS_ABSTRACT_NAMES:  # the folder lets nobody else in
+        return 0, os.geteuid()
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, user, _ = _UCRED.unpack(credentials)
+    return pid, user
+
+
+def _new_address() -> str:
+    name = os.urandom(4).hex()  # pids are not unique where containers share a network
+    if _HAS_ABSTRACT_NAMES:
+        return f"\0{_PREFIX}-{os.geteuid()}-{name}"
+    folder = runtime_folder()
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    if not _is_private(folder):
+        raise PermissionError(f"{folder} is not a folder that only you may enter")
+    return os.path.join(folder, name)
+
+
+def _addresses() -> list[str]:
+    if _HAS_ABSTRACT_NAMES:
+        start = f"@{_PREFIX}-{os.geteuid()}-"
+        names: set[str] = set()
+        with (
+            suppress(OSError),  # some sandboxes have no such file
+            open("/proc/net/unix", encoding="utf-8", errors="replace") as file,
+        ):
+            names = {line.split()[-1] for line in file}
+        return [f"\0{name[1:]}" for name in names if name.startswith(start)]
+    folder = runtime_folder()
+    names = {*os.listdir(folder)} if _is_private(folder) else set()
+    return [os.path.join(folder, name) for name in names]
+
+
+def runtime_folder() -> str:
+    import tempfile
+
+    return os.path.join(tempfile.gettempdir(), f"{_PREFIX}-{os.geteuid()}")
+
+
+def _is_private(folder: str) -> bool:
+    """Return whether a folder is this user's, and nobody else may enter it."""
+    try:
+        status = os.lstat(folder)
+    except FileNotFoundError:
+        return False
+    is_closed = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    return is_closed and status.st_uid == os.geteuid()

@@ -1,0 +1,119 @@
+"""Parses the stacks and tracebacks that Python prints; separates the user's frames. Pure."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sysconfig
+from collections.abc import Iterable, Sequence
+from itertools import dropwhile
+
+from headway.contract.records import Frame, shown
+from headway.launcher.diagnosis.torch_messages import (
+    CODE_OF_DASH_C,
+    CRASHED_THREAD,
+    FATAL_ERROR,
+    JOINING_THREADS,
+    STACK_FRAME,
+    STACK_HEADER,
+)
+
+_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+_LIBRARIES = (
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    _PACKAGE + os.sep,
+    "<frozen",
+)
+_PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_LAUNCHER = os.path.join(_PACKAGE, "launcher") + os.sep
+_FRAME = re.compile(STACK_FRAME)
+
+
+Stack = tuple[Frame, ...]
+"""The calls of one thread, the most recent last."""
+
+
+def users_frame(stack: Stack) -> Frame | None:
+    """Return the most recent call in a file outside of all libraries, else the last one."""
+    users = [frame for frame in stack if not _is_in_library(frame.file)]
+    return users[-1] if users else stack[-1] if stack else None
+
+
+def _is_in_library(file: str) -> bool:
+    # a user's site-packages, or one named in a .pth file, is in none of this Python's own folders
+    return file.startswith(_LIBRARIES) or any(folder in file for folder in _PACKAGE_FOLDERS)
+
+
+def parse_stacks(text: str) -> tuple[Stack, ...]:
+    """Return the stacks in what faulthandler has written, the main thread's first.
+
+    Headway's calls before the script, and Headway's own thread, are left out.
+    Source: Python's library reference, faulthandler: threads from the newest to the oldest, calls
+    from the most recent one on.
+    """
+    stacks: list[list[Frame]] = []
+    for line in text.splitlines():
+        if STACK_HEADER in line:
+            stacks.append([])
+        elif stacks and (frame := _frame(line)) is not None:
+            stacks[-1].insert(0, frame)
+    return users_stacks(reversed(stacks))
+
+
+def users_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
+    """Return the stacks without the launcher's threads, and its calls before the script."""
+    users = [
+        tuple(dropwhile(_is_before_the_script, stack))
+        for stack in stacks
+        if stack and not stack[0].file.startswith(_LAUNCHER)  # the thread of rank_monitor
+    ]
+    return tuple(stack for stack in users if stack)
+
+
+def is_complete(text: str) -> bool:
+    """Return whether stacks end with the main thread's first call, the bootstrap code."""
+    return text.endswith("\n") and f'"{CODE_OF_DASH_C}"' in text.splitlines()[-1]
+
+
+def waits_for_threads(stacks: Sequence[Stack]) -> bool:
+    """Return whether the script is at its end, and Python joins its non-daemon threads."""
+    file, function = JOINING_THREADS
+    main = stacks[0] if stacks else ()
+    return any(one.function == function and one.file.endswith(file) for one in main)
+
+
+def describe_crash(text: str) -> list[str]:
+    """Return the stack of the thread that crashed, if faulthandler has written one."""
+    _, _, report = text.rpartition(FATAL_ERROR)
+    _, found, stack = report.partition(CRASHED_THREAD)
+    stacks = parse_stacks(found + stack.partition("\n\n")[0])
+    if not stacks:
+        return []
+    return [f"{report.splitlines()[0]}, most recent call last:", *format_stack(stacks[0])]
+
+
+def parse_traceback(text: str) -> Stack:
+    """Return the calls in a traceback as Python prints it."""
+    return tuple(frame for line in text.splitlines() if (frame := _frame(line)) is not None)
+
+
+def _frame(line: str) -> Frame | None:
+    match = _FRAME.match(line)
+    if match is None:
+        return None
+    file, number, function = match.groups()
+    return Frame(file, int(number), function)
+
+
+def _is_before_the_script(frame: Frame) -> bool:
+    return frame.file.startswith((_LAUNCHER, CODE_OF_DASH_C, "<frozen runpy"))
+
+
+def format_stack(stack: Stack) -> Iterable[str]:
+    """Yield the lines of a stack as Python prints it, with the source lines."""
+    for frame in stack:
+        yield shown(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
+        source = linecache.getline(frame.file, frame.line).strip()
+        if source:
+            yield f"    {source}"

@@ -1,1 +1,0 @@
-"""Runs in a rank's process, around the script. Imported only by `starting` and `run`."""

@@ -1,0 +1,133 @@
+"""One end of a connection between launchers, without waiting: bytes in, messages out, and back."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+from headway.contract.lines import Lines, TooLong
+from headway.launcher.machines.messages import (
+    MAX_GREETING,
+    MAX_LINE,
+    Message,
+    Session,
+    Unacceptable,
+    new_greeting,
+    read_greeting,
+    refusal,
+)
+
+_READ_SIZE = 65536
+_MAX_FIRST_LINE = 2**14  # bytes, of one who has not shown yet that it has the key
+
+
+class Connection:
+    """A connection on which both ends greet each other, and then send messages.
+
+    Args:
+        link: connected; it is closed with this object.
+        key: the run's; empty where it has none.
+        is_hub: this end is machine 0's.
+    """
+
+    def __init__(self, link: socket.socket, key: bytes, *, is_hub: bool) -> None:
+        link.setblocking(False)
+        with suppress(OSError):  # it is no TCP connection
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.link = link
+        self.num_bytes = 0  # sent and received
+        self._key = key
+        self._is_hub = is_hub
+        self._lines = Lines(MAX_GREETING)
+        self._greeting = new_greeting(key)
+        self._session: Session | None = None
+        self._unsent = bytearray(self._greeting.line())
+
+    @property
+    def has_greeted(self) -> bool:
+        """Whether the other end has sent its greeting."""
+        return self._session is not None
+
+    @property
+    def has_part(self) -> bool:
+        """Whether a line has begun to come, and not ended."""
+        return self._lines.has_part
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` has to be called once the connection takes more."""
+        return bool(self._unsent)
+
+    def receive(self) -> Iterator[Message]:
+        """Yield the messages that have come.
+
+        Raises:
+            Unacceptable: what has come is not from the other end of this run.
+            EOFError: the connection has ended.
+            OSError: it has failed.
+        """
+        try:
+            yield from self._receive()
+        except TooLong as error:
+            raise Unacceptable(str(error)) from None
+
+    def _receive(self) -> Iterator[Message]:
+        try:
+            data = self.link.recv(_READ_SIZE)
+        except BlockingIOError:
+            return
+        if not data:
+            raise EOFError
+        self.num_bytes += len(data)
+        for line in self._lines.feed(data):
+            if self._session is None:
+                theirs = read_greeting(line)
+                if self._is_hub and theirs.has_key != self._greeting.has_key:
+                    one, other = ("a", "none") if theirs.has_key else ("no", "one")
+                    raise Unacceptable(f"it has {one} key, and this run has {other}", "key")
+                self._session = Session(self._key, self._greeting, theirs, is_hub=self._is_hub)
+                self._lines.limit = _MAX_FIRST_LINE
+            else:
+                message = self._session.open(line)
+                self._lines.limit = MAX_LINE
+                yield message
+
+    def put(self, message: Message) -> None:
+        """Have a message sent by the next `flush`."""
+        assert self._session is not None, "the other end has greeted"
+        self._unsent += self._session.seal(message)
+
+    def flush(self) -> None:
+        """Send what is left, as far as the connection takes it now.
+
+        Raises:
+            OSError: the connection has failed.
+        """
+        with suppress(BlockingIOError):
+            while self._unsent:
+                sent = self.link.send(self._unsent)
+                self.num_bytes += sent
+                del self._unsent[:sent]
+
+    def refuse(self, reason: str) -> None:
+        """Say why nothing more is sent, to an end without the run's key."""
+        with suppress(OSError):
+            self._unsent += refusal(reason or "key")
+            self.flush()
+            self.link.shutdown(socket.SHUT_WR)
+
+    def discard(self) -> None:
+        """Read what has come, and forget it: it would keep the other end from reading.
+
+        Raises:
+            EOFError: the connection has ended.
+            OSError: it has failed.
+        """
+        with suppress(BlockingIOError):
+            if not self.link.recv(_READ_SIZE):
+                raise EOFError
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.link.close()

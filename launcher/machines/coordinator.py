@@ -1,0 +1,408 @@
+"""What machine 0 decides for the run: when ranks start, restart and end, and why. Pure: messages
+come in, messages go out, time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from headway.contract.notes import ranges
+from headway.launcher.machines import preflight
+from headway.launcher.machines.machine_state import (
+    LAUNCH_FAILED,
+    Machine,
+    loss,
+    numbered,
+    refused_machine,
+    why_not,
+)
+from headway.launcher.machines.messages import (
+    Accepted,
+    AllDone,
+    Beat,
+    Done,
+    Facts,
+    Failed,
+    Join,
+    Leave,
+    Message,
+    Missing,
+    Probe,
+    Probed,
+    Ready,
+    Refused,
+    Restart,
+    Round,
+    Stopping,
+)
+
+NOTICE_AFTER_S = 1.0  # then say which machines are missing
+SETTLE_S = 3.0  # for more machines than are necessary
+_CULPRIT_WITHIN_S = 2.0  # a failure that may be another's consequence waits so long for that one
+
+
+class Coordinator:
+    """The state of one run on several machines.
+
+    Args:
+        least: how many machines the run needs.
+        most: how many it can have.
+        max_restarts: after failures, in the whole run.
+        join_timeout_s: how long to wait for missing machines.
+        machine_timeout_s: how long a machine may be silent.
+        facts: of machine 0, compared with those of the others.
+        say: prints a line on machine 0.
+        now: on the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        least: int,
+        most: int,
+        max_restarts: int,
+        join_timeout_s: float,
+        machine_timeout_s: float,
+        facts: Facts,
+        say: Callable[[str], None],
+        now: float,
+    ) -> None:
+        self.outbox: list[tuple[int, Message]] = []
+        self.machines: dict[int, Machine] = {}  # by peer
+        self.is_ended = False
+        self.num_untold = 0  # machines that are still to come, to be told that the run has ended
+        self.num_restarts = 0
+        self._ended_by: Failed | None = None
+        self._least = least
+        self._most = most
+        self._max_restarts = max_restarts
+        self._join_timeout_s = join_timeout_s
+        self._facts = facts
+        self._accepted = Accepted(float(machine_timeout_s), facts.digest())
+        self._asked_ranks: set[int | None] = set()
+        self._num_ready = 0
+        self._say = say
+        self._round = -1
+        self._is_running = False
+        self._is_stopping = False
+        self._probes: dict[int, int] = {}  # by the peer that tries: the one that it tries
+        self._problems: list[str] = []  # of these
+        self._settle_at = now
+        self._asked_at: float | None = None  # for better explanations of a failure
+        self._wait_until = now + join_timeout_s
+        self._notice_at = now + NOTICE_AFTER_S
+        self._are_told = False  # what is missing: from then on who gets ready is told at once
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `tick` is to be called often."""
+        return not (self.is_ended or (self._is_running and self._asked_at is None))
+
+    @property
+    def room(self) -> int:
+        """How many machines can still join."""
+        return self._most - len(self.machines)
+
+    def join(
+        self, peer: int, join: Join, address: str, reached_at: str, clock: float, now: float
+    ) -> bool:
+        """Take a machine in, or refuse it; return whether it is in."""
+        if self._ended_by is not None:
+            self.num_untold -= self.num_untold > 0
+            self.outbox.append((peer, self._ended_by))
+            return False
+        refused = self._why_not(join)
+        if refused is not None:
+            self.outbox.append((peer, refused))
+            who = f"{numbered(join.machine)} ({join.host}, {address})"
+            self._say(f"refused {who}: {refused.what}")
+            if (join.least, join.most) != (self._least, self._most):
+                self._end_before_start(refused_machine(join, refused), num_known=1)
+            return False
+        ahead_s = join.clock - clock
+        self.machines[peer] = Machine(peer, join, address, reached_at, ahead_s, self._facts, now)
+        self._asked_ranks.add(join.machine)
+        self.outbox.append((peer, self._accepted))
+        return True
+
+    def _why_not(self, join: Join) -> Refused | None:
+        if self.is_ended or self._is_stopping:
+            return Refused("the run has ended", "machine 0", "start it again on all machines")
+        is_full = len(self.machines) == self._most
+        return why_not(join, self._least, self._most, self._asked_ranks, is_full=is_full)
+
+    def give_up(self, failed: Failed) -> None:
+        """Act on a machine that has failed before it could join."""
+        label = f"machine {failed.machine} ({failed.host})"
+        self._say(f"{label} gives up: {failed.cause}")
+        self.num_untold -= self.num_untold > 0
+        if failed.machine not in self._asked_ranks:
+            cause = f"{label} cannot take part: {failed.cause}"
+            self._end_before_start(failed._replace(cause=cause), num_known=1)
+
+    def take(self, peer: int, message: Message, now: float) -> None:
+        """Act on a message of a machine that is in."""
+        machine = self.machines[peer]
+        machine.heard_at = now
+        if isinstance(message, Beat):
+            machine.word = message.word or machine.word
+        elif isinstance(message, Facts):
+            machine.facts = message
+        elif isinstance(message, Ready):
+            self._num_ready += machine.ready is None
+            machine.ready = message
+            self._settle_at = now + SETTLE_S
+            if self._is_running:
+                self._tell([machine], Missing("the next restart of the run, which has begun"))
+            elif self._are_told and (missing := self._missing()):
+                self._tell([machine], Missing(missing))
+        elif isinstance(message, Probed):
+            self._note_probe(machine, message)
+        elif isinstance(message, Failed):
+            self._note_failure(machine, message, now)
+        elif isinstance(message, Done):
+            machine.is_done = True
+            self._look_whether_all_are_done()
+        elif isinstance(message, Stopping):
+            self._stop(machine, message)
+        elif isinstance(message, Leave):
+            machine.is_leaving = self.is_ended or self._is_stopping or machine.is_done
+        if isinstance(message, (Ready, Probed)):
+            self._advance(now)
+
+    def lose(self, peer: int, reason: str, now: float) -> None:
+        """Act on the end of a machine's connection."""
+        machine = self.machines.pop(peer, None)
+        if machine is None:
+            return
+        self._asked_ranks.discard(machine.join.machine)
+        self._num_ready -= machine.ready is not None
+        self._probes = {by: of for by, of in self._probes.items() if peer not in (by, of)}
+        if self.is_ended or machine.is_leaving:
+            return
+        lost = loss(machine.label, machine.rank or 0, machine.join.host, reason, machine.word)
+        if self._is_stopping:
+            if machine.has_ranks:
+                self._end(lost)  # ranks of the others may wait for its ranks, to save
+            return
+        if machine.is_done:
+            self._look_whether_all_are_done()
+        elif not machine.has_ranks:
+            if machine.address:  # else this is machine 0, and it says itself why it ends
+                self._say(f"{machine.label} has left before its ranks started")
+        elif self._least < self._most:
+            self._say(f"{machine.label} was lost: {reason}")
+            self._restart(f"{machine.label} was lost", is_counted=False, now=now)
+        else:
+            self._end(lost)
+        self._advance(now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self._asked_at is not None:
+            self._judge(now)
+        self._advance(now)
+        if self._is_running or self.is_ended or not (missing := self._missing()):
+            return
+        if now > self._wait_until:
+            self._end(
+                Failed(
+                    machine=0,
+                    host=self._host,
+                    cause=f"{missing} did not join within {self._join_timeout_s:.0f} s",
+                    where="machine 0",
+                    details="",
+                    fix="start the same command on every machine, each with its own --machine-rank",
+                    exit_code=LAUNCH_FAILED,
+                )
+            )
+        elif now > self._notice_at and not self._are_told:
+            self._are_told = True
+            self._tell(self.machines.values(), Missing(missing))
+
+    @property
+    def _host(self) -> str:
+        return next((one.join.host for one in self.machines.values() if one.rank == 0), "")
+
+    def _wait_from(self, now: float) -> None:
+        self._wait_until = now + self._join_timeout_s
+        self._notice_at = now + NOTICE_AFTER_S
+        self._are_told = False
+
+    def _tell(self, machines: Iterable[Machine], message: Message) -> None:
+        self.outbox += [(one.peer, message) for one in machines]
+
+    def _missing(self) -> str:
+        """Return which machines are still to join, or empty."""
+        if self._least < self._most:
+            lacking = self._least - len(self.machines)
+            return f"{lacking} more machine{'s' * (lacking > 1)}" if lacking > 0 else ""
+        there = {one.rank for one in self.machines.values()}
+        missing = [rank for rank in range(self._most) if rank not in there]
+        return f"machine {ranges(missing)} of {self._most}" if missing else ""
+
+    def _advance(self, now: float) -> None:
+        """Start a round if all that it needs is there."""
+        if self._is_running or self.is_ended or self._is_stopping or self._probes:
+            return
+        if self._num_ready < self._least:
+            return
+        present = list(self.machines.values())
+        ready = [one for one in present if one.ready is not None]
+        if any(one.has_ranks and not one.ready for one in present):
+            return
+        if not any(one.rank == 0 for one in ready):
+            return
+        if len(ready) < self._most and now < self._settle_at:
+            return
+        self._number(ready)
+        if all(one.is_checked for one in ready):
+            self._open_round(ready)
+        else:
+            self._check(ready)
+
+    def _number(self, machines: list[Machine]) -> None:
+        """Give the machines their ranks, in the order that they had, newcomers last."""
+        machines.sort(key=lambda one: (self._most if one.rank is None else one.rank, one.peer))
+        for rank, one in enumerate(machines):
+            one.rank = rank
+
+    def _check(self, machines: list[Machine]) -> None:
+        main, *others = machines
+        found: list[preflight.Difference] = []
+        for one in machines:
+            one.is_checked = True
+        for one in others:
+            errors, warnings = preflight.differences(self._facts, one.facts, one.label)
+            found += errors
+            clock = preflight.describe_clock(one.label, one.clock_ahead_s)
+            for warning in filter(None, [*map(str, warnings), clock]):
+                self._say(f"note: {warning}")
+        if found:
+            self._refuse_all(
+                f"the machines differ in {', '.join(dict.fromkeys(row.what for row in found))}",
+                preflight.table(found),
+                "install and set the same on every machine, and start the same script",
+            )
+            return
+        self._problems = []
+        self._probes = {
+            one.peer: target.peer
+            for one, target in zip(machines, [*others, main], strict=True)
+            if one is not target
+        }
+        for by, of in self._probes.items():
+            target, prober = self.machines[of], self.machines[by]
+            assert target.ready is not None
+            address = target.address or prober.reached_at
+            probe = Probe(target.label, address, target.ready.probe_port)
+            self.outbox.append((by, probe))
+
+    def _refuse_all(self, cause: str, details: str, fix: str) -> None:
+        where = "compared before the ranks start"
+        self._end(Failed(0, self._host, cause, where, details, fix, LAUNCH_FAILED), details)
+
+    def _note_probe(self, machine: Machine, probed: Probed) -> None:
+        if machine.peer not in self._probes:
+            return
+        del self._probes[machine.peer]
+        if probed.problem:
+            self._problems.append(f"{machine.label}: {probed.problem}")
+        if self._problems and not self._probes:
+            self._refuse_all(
+                f"{len(self._problems)} of the machines cannot reach each other",
+                "\n".join(self._problems),
+                "open the ports above 1023 between the machines, or let GLOO_SOCKET_IFNAME and "
+                "NCCL_SOCKET_IFNAME name the interface that connects them",
+            )
+
+    def _open_round(self, machines: list[Machine]) -> None:
+        main = machines[0]
+        assert main.ready is not None
+        store_port = main.ready.store_port or 0
+        own_address = next((one.reached_at for one in machines[1:] if one.reached_at), "")
+        self._round += 1
+        self._is_running = True
+        self._num_ready -= len(machines)
+        for rank, one in enumerate(machines):
+            one.ready = one.failure = None
+            one.has_ranks, one.is_done = True, False
+            address = one.address or own_address
+            told = Round(self._round, rank, len(machines), self.num_restarts, address, store_port)
+            self.outbox.append((one.peer, told))
+
+    def _note_failure(self, machine: Machine, failed: Failed, now: float) -> None:
+        if failed.is_final:
+            self._end_before_start(failed)
+        if not (self._is_running and machine.has_ranks) or self.is_ended or self._is_stopping:
+            return
+        machine.failure = (failed.doubt, now - failed.ago_s, failed)
+        if self._asked_at is None:
+            self._asked_at = now
+            if failed.doubt:
+                self._tell(self.machines.values(), Beat(""))
+        self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        """Decide how the run goes on after a failure, once it is clear enough whose it is."""
+        assert self._asked_at is not None
+        failures = [one.failure for one in self.machines.values() if one.failure is not None]
+        if not failures:
+            self._asked_at = None
+            return
+        doubt, _, first = min(failures, key=lambda failure: failure[:2])
+        have_answered = all(one.heard_at > self._asked_at for one in self.machines.values())
+        if doubt and (now < self._asked_at + _CULPRIT_WITHIN_S or not have_answered):
+            return
+        self._asked_at = None
+        if self.num_restarts < self._max_restarts and not first.is_final:
+            self._restart(first.cause, is_counted=True, now=now)
+        else:
+            self._end(first)
+
+    def _restart(self, cause: str, *, is_counted: bool, now: float) -> None:
+        if not self._is_running:
+            return
+        self._is_running = False
+        self._asked_at = None
+        self.num_restarts += is_counted
+        with_ranks = [one for one in self.machines.values() if one.has_ranks]
+        self._tell(with_ranks, Restart(cause, self.num_restarts if is_counted else 0))
+        self._wait_from(now)
+
+    def _end(self, failed: Failed, details_for_all: str = "") -> None:
+        """Tell all how the run has failed, and machine 0, which reports it, all that is known."""
+        self.is_ended = True
+        self._ended_by = failed
+        brief = failed._replace(details=details_for_all, record="")
+        for one in self.machines.values():
+            self.outbox.append((one.peer, brief if one.rank else failed))
+
+    def _end_before_start(self, failed: Failed, num_known: int = 0) -> None:
+        """End a run that needs all of its machines, where their ranks do not run.
+
+        Args:
+            failed: why one of them cannot take part.
+            num_known: machines that know of it, besides those that are in.
+        """
+        has_all = self._is_running or self._least < self._most
+        if not (has_all or self.is_ended or self._is_stopping):
+            self.num_untold = max(self._most - len(self.machines) - num_known, 0)
+            self._end(failed)
+
+    def _stop(self, machine: Machine, stopping: Stopping) -> None:
+        """Stop the run; a machine without ranks only leaves it, unless it is machine 0."""
+        is_end = machine.has_ranks or not machine.address
+        is_news = stopping.ends_grace or not self._is_stopping
+        if is_end and is_news and not self.is_ended:
+            self._is_stopping = True
+            self._tell([one for one in self.machines.values() if one is not machine], stopping)
+
+    def _look_whether_all_are_done(self) -> None:
+        are_done = all(one.is_done for one in self.machines.values() if one.has_ranks)
+        if self._is_running and not self.is_ended and are_done:
+            self.is_ended = True
+            with_ranks = [one for one in self.machines.values() if one.has_ranks]
+            self._tell(with_ranks, AllDone())
+            late = Refused("the run has ended", "machine 0", "nothing is left to do here")
+            self._tell([one for one in self.machines.values() if not one.has_ranks], late)

@@ -1,0 +1,316 @@
+"""Machine 0's end of the channel: one thread that serves all machines, whatever else happens."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+from headway.launcher.machines.addresses import plain_address
+from headway.launcher.machines.connection import Connection
+from headway.launcher.machines.coordinator import Coordinator
+from headway.launcher.machines.machine_state import ended, silent_for, time_of_day, unheard
+from headway.launcher.machines.messages import (
+    Beat,
+    Failed,
+    HeartbeatLost,
+    Join,
+    Leave,
+    Message,
+    Refused,
+    Unacceptable,
+)
+
+BEATS_PER_TIMEOUT = 3
+_BUSY_TICK_S = 0.05
+_GREET_WITHIN_S = 10.0
+_MAX_STRANGERS = 256  # connections that have not joined, beside the machines that are missing
+_MAX_OF_ADDRESS = 64  # of these
+_MAX_NAMED = 10  # refused connections that are printed
+_ACCEPTED_AT_ONCE = 16  # then the machines are served, whatever strangers do
+
+
+class _Left(Exception):
+    """A machine leaves, and has said why."""
+
+
+class _Peer:
+    """One connection, and when something came on it."""
+
+    def __init__(self, connection: Connection, address: str, reached_at: str, now: float) -> None:
+        self.connection = connection
+        self.address = address  # empty for machine 0 itself
+        self.reached_at = reached_at
+        self.heard_at = self.began_at = now
+        self.has_joined = False
+        self.is_refused = False
+
+
+class Hub:
+    """Serves the machines of a run until `close`.
+
+    Args:
+        listener: where machines connect; it is closed with the hub.
+        key: the run's; empty where it has none.
+        coordinator: decides; only the hub's thread uses it.
+        machine_timeout_s: a machine that is silent for so long is lost.
+        say: prints a line.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        coordinator: Coordinator,
+        machine_timeout_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._key = key
+        self._coordinator = coordinator
+        self._timeout_s = machine_timeout_s
+        self._beat_s = machine_timeout_s / BEATS_PER_TIMEOUT
+        self._say = say
+        self.peers: dict[int, _Peer] = {}
+        self._num_peers = 0
+        self._num_named = 0
+        self._close_at = float("inf")
+        self._beat_at = time.monotonic() + self._beat_s
+        self._accept_at = 0.0
+        self.num_bytes = 0  # of connections that have ended
+        self._selector = selectors.DefaultSelector()
+        self._woken_end, self._waking_end = socket.socketpair()
+        self._selector.register(self._woken_end, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ)
+        own, self._own_end = socket.socketpair()
+        self._add(own, "", "")
+        self._thread = threading.Thread(target=self._serve, name="headway-hub", daemon=True)
+        self._thread.start()
+
+    def take_own_end(self) -> socket.socket:
+        """Return the connection of machine 0 itself."""
+        return self._own_end
+
+    def traffic(self) -> int:
+        """Return how many bytes have been sent and received, without those of TCP."""
+        return self.num_bytes + sum(
+            peer.connection.num_bytes for peer in self.peers.copy().values()
+        )
+
+    def close(self, within_s: float) -> None:
+        """End once all machines have left, and late ones know why, or after `within_s` seconds."""
+        self._close_at = time.monotonic() + within_s
+        with suppress(OSError):  # the thread has ended
+            self._waking_end.send(b"\0")
+        while self._thread.is_alive():
+            self._thread.join(0.1)  # a signal ends the wait
+        self._waking_end.close()
+
+    def _serve(self) -> None:
+        looked_at = tick_at = time.monotonic()
+        try:
+            while self._close_at == float("inf") or self._is_needed:
+                ready = self._selector.select(self._wait_s())
+                now = time.monotonic()
+                if now > looked_at + self._timeout_s / 2:  # this process was suspended
+                    self._excuse_silence(now)
+                looked_at = now
+                for key, events in ready:
+                    self._attend(key, events, now)
+                if now >= tick_at:
+                    tick_at = now + _BUSY_TICK_S
+                    self._look_at_clocks(now)
+                    self._coordinator.tick(now)
+                self._send_all()
+                if now > self._close_at:
+                    break
+        finally:
+            for number in list(self.peers):
+                self._drop(number)
+            self._listener.close()
+            self._selector.close()
+            self._woken_end.close()
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether machines have not left yet, or are to come and be told why the run has ended."""
+        has_members = any(peer.has_joined for peer in self.peers.values())
+        return has_members or self._coordinator.num_untold > 0
+
+    def _wait_s(self) -> float:
+        if self._coordinator.is_busy or self._close_at < float("inf"):
+            return _BUSY_TICK_S
+        return min(self._beat_s, max(self._beat_at - time.monotonic(), 0))
+
+    def _excuse_silence(self, now: float) -> None:
+        for peer in self.peers.values():
+            peer.heard_at = peer.began_at = now
+
+    def _attend(self, key: selectors.SelectorKey, events: int, now: float) -> None:
+        if key.data is not None:
+            if key.data in self.peers:
+                self._serve_peer(key.data, events, now)
+        elif key.fileobj is self._woken_end:
+            self._woken_end.recv(4096)
+        else:
+            self._accept(now)
+
+    def _accept(self, now: float) -> None:
+        if now < self._accept_at:
+            return
+        with suppress(BlockingIOError):
+            for _ in range(_ACCEPTED_AT_ONCE):
+                try:
+                    link, address = self._listener.accept()
+                    self._add(link, plain_address(address), plain_address(link.getsockname()))
+                except BlockingIOError:
+                    raise
+                except OSError as error:  # too many open files; or it has gone already
+                    self._accept_at = now + 1
+                    self._name(f"a connection could not be accepted: {error.strerror}")
+                    return
+
+    def _add(self, link: socket.socket, address: str, reached_at: str) -> None:
+        now = time.monotonic()
+        connection = Connection(link, self._key, is_hub=True)
+        if address:
+            self._make_room(address)
+        self._num_peers += 1
+        self.peers[self._num_peers] = _Peer(connection, address, reached_at, now)
+        self._selector.register(link, selectors.EVENT_READ, self._num_peers)
+        with suppress(OSError):  # it has gone already, as is read next
+            self._flush(self._num_peers)
+
+    def _make_room(self, address: str) -> None:
+        """Drop a stranger where there are too many: of this address, or else of that with most.
+
+        Those go first that have been refused, and then those that have not greeted, the oldest
+        first: a machine greets at once, and one that is dropped all the same connects again.
+        """
+        strangers = {
+            number: peer
+            for number, peer in self.peers.items()
+            if peer.address and not peer.has_joined
+        }
+        counts = Counter(peer.address for peer in strangers.values())
+        if counts[address] < self._coordinator.room + _MAX_OF_ADDRESS:
+            if len(strangers) < self._coordinator.room + _MAX_STRANGERS:
+                return
+            address = counts.most_common(1)[0][0]
+        self._drop(
+            min(
+                (number for number, peer in strangers.items() if peer.address == address),
+                key=lambda one: (
+                    not strangers[one].is_refused,
+                    strangers[one].connection.has_greeted,
+                    one,
+                ),
+            )
+        )
+
+    def _serve_peer(self, number: int, events: int, now: float) -> None:
+        peer = self.peers[number]
+        try:
+            if peer.is_refused:
+                peer.connection.discard()
+                return
+            if events & selectors.EVENT_WRITE:
+                self._flush(number)
+            if events & selectors.EVENT_READ:
+                for message in peer.connection.receive():
+                    peer.heard_at = now
+                    self._take(number, message, now)
+        except Unacceptable as error:
+            self._refuse(number, str(error), error.reason)
+            self._coordinator.lose(number, f"its connection broke: {error}", now)
+        except (EOFError, OSError) as error:
+            self._drop(number)
+            self._coordinator.lose(number, ended(error), now)
+        except _Left as why:
+            self._drop(number)
+            self._coordinator.lose(number, str(why), now)
+
+    def _take(self, number: int, message: Message, now: float) -> None:
+        peer = self.peers[number]
+        if peer.has_joined and isinstance(message, HeartbeatLost):
+            raise _Left(unheard(message, "machine 0"))
+        if peer.has_joined:
+            self._coordinator.take(number, message, now)
+        elif isinstance(message, Join):
+            peer.has_joined = self._coordinator.join(
+                number, message, peer.address, peer.reached_at, time.time(), now
+            )
+        elif isinstance(message, Failed):
+            self._coordinator.give_up(message)
+            is_known = Refused(message.cause, message.where, message.fix)
+            self._coordinator.outbox.append((number, is_known))
+        elif isinstance(message, Leave):  # of one that has been refused
+            raise EOFError
+        else:
+            raise Unacceptable("it has not joined")
+
+    def _look_at_clocks(self, now: float) -> None:
+        """Send beats, lose those that are silent, refuse those that do not join."""
+        if now >= self._beat_at:
+            self._beat_at = now + self._beat_s
+            joined = [one for one, peer in self.peers.items() if peer.has_joined]
+            self._coordinator.outbox += [(one, Beat("")) for one in joined]
+        for number, peer in list(self.peers.items()):
+            silent_s = now - peer.heard_at
+            if peer.has_joined and silent_s > self._timeout_s:
+                peer.connection.put(HeartbeatLost(time_of_day(silent_s)))
+                with suppress(OSError):  # it has ended
+                    peer.connection.flush()
+                self._drop(number)
+                self._coordinator.lose(number, silent_for(silent_s), now)
+            elif peer.has_joined or now < peer.began_at + _GREET_WITHIN_S or not peer.address:
+                continue
+            elif peer.is_refused:
+                self._drop(number)
+            else:
+                self._refuse(number, f"it has said nothing for {_GREET_WITHIN_S:.0f} s", "")
+
+    def _send_all(self) -> None:
+        while self._coordinator.outbox:
+            pending, self._coordinator.outbox = self._coordinator.outbox, []
+            there = [
+                (number, message)
+                for number, message in pending
+                if number in self.peers and not self.peers[number].is_refused
+            ]
+            for number, message in there:
+                self.peers[number].connection.put(message)
+            for number in dict.fromkeys(number for number, _ in there):
+                with suppress(OSError):  # its end is read, and then it is lost
+                    self._flush(number)
+
+    def _flush(self, number: int) -> None:
+        connection = self.peers[number].connection
+        connection.flush()
+        writing = selectors.EVENT_WRITE if connection.has_unsent else 0
+        if self._selector.get_key(connection.link).events != selectors.EVENT_READ | writing:
+            self._selector.modify(connection.link, selectors.EVENT_READ | writing, number)
+
+    def _refuse(self, number: int, why: str, reason: str) -> None:
+        peer = self.peers[number]
+        self._name(f"refused a connection from {peer.address}: {why}")
+        peer.connection.refuse(reason)
+        peer.is_refused, peer.has_joined = True, False
+        peer.began_at = time.monotonic()
+        self._selector.modify(peer.connection.link, selectors.EVENT_READ, number)
+
+    def _name(self, line: str) -> None:
+        self._num_named += 1
+        if self._num_named <= _MAX_NAMED:
+            self._say(line)
+
+    def _drop(self, number: int) -> None:
+        connection = self.peers.pop(number).connection
+        self.num_bytes += connection.num_bytes
+        self._selector.unregister(connection.link)
+        connection.close()

@@ -1,0 +1,226 @@
+"""A machine's end of the channel: a thread that keeps what machine 0 says."""
+
+from __future__ import annotations
+
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from headway.launcher.machines.addresses import plain_address
+from headway.launcher.machines.connection import Connection
+from headway.launcher.machines.machine_state import ended, silent_for, time_of_day, unheard
+from headway.launcher.machines.messages import (
+    Accepted,
+    AllDone,
+    Beat,
+    Failed,
+    HeartbeatLost,
+    Message,
+    Missing,
+    Probe,
+    Refused,
+    Restart,
+    Round,
+    Stopping,
+    Unacceptable,
+    not_ours,
+)
+
+_CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
+
+
+class Member:
+    """One machine's membership; the thread sets the attributes, and others read them.
+
+    Args:
+        link: connected to machine 0.
+        key: the run's; empty where it has none.
+        machine_timeout_s: machine 0 is lost when it is silent for so long.
+        word: returns how far the ranks of this machine are.
+    """
+
+    def __init__(
+        self, link: socket.socket, key: bytes, machine_timeout_s: float, word: Callable[[], str]
+    ) -> None:
+        self.accepted: Accepted | None = None
+        self.refused: Refused | None = None
+        self.missing: Missing | None = None
+        self.probe: Probe | None = None
+        self.round: Round | None = None
+        self.restart: Restart | None = None  # asked for since the last round
+        self.ended_by: Failed | None = None
+        self.is_all_done = False
+        self.stopping: Stopping | None = None
+        self.on_grace_end: Callable[[], None] = lambda: None
+        """Called by the thread when the grace period of the run is ended on another machine."""
+        self.lost: str | None = None  # machine 0, and how that was noticed
+        self.is_silent = False  # it was lost because nothing was heard from it
+        self.unacceptable: Unacceptable | None = None  # what came from what is not machine 0
+        self.has_greeted = False
+        self.own_address, self.address_of_machine_0 = _addresses(link)
+        self.connection = Connection(link, key, is_hub=False)
+        self.timeout_s = machine_timeout_s
+        self._word = word
+        self._last_word = ""
+        self._to_send: deque[Message] = deque()
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_closing = False
+        self._selector = selectors.DefaultSelector()
+        self._woken_end, self._waking_end = socket.socketpair()
+        self._selector.register(self._woken_end, selectors.EVENT_READ)
+        self._selector.register(link, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="headway-member", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Have a message sent, once the other end has greeted."""
+        self._to_send.append(message)
+        self._wake()
+
+    def wait(self, is_so: Callable[[], bool], within_s: float) -> bool:
+        """Wait until something is so, or the run or the connection has ended; return whether it is.
+
+        An exception of a signal's handler ends the wait.
+        """
+        until = time.monotonic() + within_s
+        while not is_so() and not self.is_over and (left_s := until - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                self._woken.get(timeout=min(left_s, _CHECK_EVERY_S))
+        return is_so()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come from machine 0 that matters."""
+        return self.ended_by is not None or self.refused is not None or self.is_lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended before the run has."""
+        return self.lost is not None or self.unacceptable is not None
+
+    @property
+    def is_closed_unanswered(self) -> bool:
+        """Whether the other end has closed the connection before it answered the first message.
+
+        A tunnel does, and machine 0 where more strangers connect than it keeps connections for.
+        """
+        answers = (self.accepted, self.refused, self.ended_by)
+        return self.lost is not None and not any(one is not None for one in answers)
+
+    def close(self) -> None:
+        """Send what is to be sent, and leave."""
+        self._is_closing = True
+        self._wake()
+        while self._thread.is_alive():
+            self._thread.join(_CHECK_EVERY_S)  # a signal ends the wait
+        self._waking_end.close()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # the thread has ended
+            self._waking_end.send(b"\0")
+
+    def _serve(self) -> None:
+        heard_at = looked_at = time.monotonic()
+        try:
+            while not (self._is_closing and not self._has_unsent):
+                ready = self._selector.select(self.timeout_s / 4)
+                now = time.monotonic()
+                if now > looked_at + self.timeout_s / 2:  # this process was suspended
+                    heard_at = now
+                looked_at = now
+                for key, events in ready:
+                    if key.fileobj is self._woken_end:
+                        self._woken_end.recv(4096)
+                    elif events & selectors.EVENT_READ and self._receive():
+                        heard_at = now
+                self._send_all()
+                if self.accepted is not None and now > heard_at + self.timeout_s:
+                    self._leave_unheard(now - heard_at)
+                    break
+        except Unacceptable as error:
+            self.unacceptable = error
+        except (EOFError, OSError) as error:
+            if self.connection.has_part and not self.has_greeted:
+                self.unacceptable = not_ours()
+            else:
+                self.lost = self.lost or ended(error)
+        finally:
+            self.connection.close()
+            self._selector.close()
+            self._woken_end.close()
+            self._woken.put(None)
+
+    def _leave_unheard(self, seconds: float) -> None:
+        """Tell machine 0, which may still hear this one, why the connection will close."""
+        self.lost = silent_for(seconds)
+        self.is_silent = True
+        self.connection.put(HeartbeatLost(time_of_day(seconds)))
+        self.connection.flush()
+
+    @property
+    def _has_unsent(self) -> bool:
+        can_send = self.has_greeted and bool(self._to_send)
+        return can_send or self.connection.has_unsent
+
+    def _receive(self) -> bool:
+        has_come = False
+        for message in self.connection.receive():
+            has_come = True
+            self._take(message)
+        if self.connection.has_greeted and not self.has_greeted:
+            self.has_greeted = has_come = True
+        self._woken.put(None)
+        return has_come
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Accepted):
+            self.timeout_s = message.machine_timeout_s
+            self.accepted = message
+        elif isinstance(message, Beat):
+            word = self._word()
+            self._to_send.append(Beat("" if word == self._last_word else word))
+            self._last_word = word
+        elif isinstance(message, Round):
+            self.restart, self.probe = None, None
+            self.round = message
+        elif isinstance(message, Restart):
+            self.restart = message
+        elif isinstance(message, Failed):
+            self.ended_by = message
+        elif isinstance(message, AllDone):
+            self.is_all_done = True
+        elif isinstance(message, Refused):
+            self.refused = message
+        elif isinstance(message, Missing):
+            self.missing = message
+        elif isinstance(message, HeartbeatLost):
+            self.lost = unheard(message, "this machine")
+        elif isinstance(message, Probe):
+            self.probe = message
+        elif isinstance(message, Stopping):
+            self.stopping = message
+            if message.ends_grace:
+                self.on_grace_end()
+        else:
+            raise Unacceptable(f"{type(message).__name__} is no message of machine 0")
+
+    def _send_all(self) -> None:
+        while self.has_greeted and self._to_send:
+            self.connection.put(self._to_send.popleft())
+        self.connection.flush()
+        writing = selectors.EVENT_WRITE if self.connection.has_unsent else 0
+        link = self.connection.link
+        if self._selector.get_key(link).events != selectors.EVENT_READ | writing:
+            self._selector.modify(link, selectors.EVENT_READ | writing)
+
+
+def _addresses(link: socket.socket) -> tuple[str, str]:
+    """Return the addresses of both ends; empty for machine 0's connection to itself."""
+    if link.family not in (socket.AF_INET, socket.AF_INET6):
+        return "", ""
+    return plain_address(link.getsockname()), plain_address(link.getpeername())

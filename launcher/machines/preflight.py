@@ -1,0 +1,121 @@
+"""What is compared between machines before ranks start: versions, script, settings, clocks. Pure,
+but for reading the script.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from headway._version import __version__
+from headway.launcher.machines.messages import Fact, Facts
+from headway.launcher.plan.plan import LaunchPlan
+
+CLOCK_TOLERANCE_S = 5.0
+_MAX_ROWS = 12  # of a table
+_ARGUMENTS = "arguments"
+_MUST_AGREE = (
+    *("device", "mixed_precision", "gradient_accumulation_steps", "strategy", "shard_size"),
+    *("wrap", "activation_checkpointing", "cpu_offload", "replace_accelerate", "max_restarts"),
+)
+_SHOULD_AGREE = (
+    *("machine_timeout_s", "hang_timeout", "grace_period_s", "resume", "time_limit"),
+    *("mps_fallback", "threads_per_process"),
+)
+
+
+class Difference(NamedTuple):
+    """A machine that differs from machine 0."""
+
+    machine: str
+    what: str
+    here: str
+    on_machine_0: str
+
+    def __str__(self) -> str:
+        if self.what == _ARGUMENTS:  # of which the digests say nothing to a reader
+            return f"{self.machine}: {self.what} of the script are not those on machine 0"
+        return f"{self.machine}: {self.what} {self.here}, on machine 0 {self.on_machine_0}"
+
+
+def facts_of(plan: LaunchPlan, torch_version: str) -> Facts:
+    """Return what is compared between the machines of one run; possible secrets by digest."""
+    return Facts(_that_must_agree(plan, torch_version), _that_should_agree(plan))
+
+
+def _that_must_agree(plan: LaunchPlan, torch_version: str) -> tuple[Fact, ...]:
+    program = plan.program
+    facts = [Fact("headway", __version__), Fact("torch", torch_version.partition("+")[0])]
+    with suppress(OSError):  # a module is found by Python
+        if program.kind != "module":
+            with open(program.name, "rb") as file:
+                facts.append(Fact("script", _digest(file.read())))
+    return (*facts, *_settings(plan, _MUST_AGREE))
+
+
+def _that_should_agree(plan: LaunchPlan) -> tuple[Fact, ...]:
+    arguments = _digest("\0".join(plan.program.args).encode())
+    return (
+        Fact("python", platform.python_version().rpartition(".")[0]),
+        Fact(_ARGUMENTS, arguments),
+        *_settings(plan, _SHOULD_AGREE),
+    )
+
+
+def _settings(plan: LaunchPlan, names: Sequence[str]) -> list[Fact]:
+    return [Fact(name, str(plan.settings.values[name].value)) for name in names]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def differences(
+    main: Facts, other: Facts, machine: str
+) -> tuple[list[Difference], list[Difference]]:
+    """Return how `other` differs from machine 0: what must agree, and what should.
+
+    Args:
+        main: the facts of machine 0.
+        other: those of another machine.
+        machine: its name in messages.
+    """
+    return (
+        _compared(main.must_agree, other.must_agree, machine),
+        _compared(main.should_agree, other.should_agree, machine),
+    )
+
+
+def _compared(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> list[Difference]:
+    on_main, here = dict(main), dict(other)
+    missing = "-"
+    return [
+        Difference(machine, name, here.get(name, missing), on_main.get(name, missing))
+        for name in dict.fromkeys([*on_main, *here])
+        if here.get(name, missing) != on_main.get(name, missing)
+    ]
+
+
+def describe_clock(machine: str, ahead_s: float) -> str:
+    """Return what is to say of a clock that is `ahead_s` seconds ahead of machine 0's."""
+    if abs(ahead_s) <= CLOCK_TOLERANCE_S:
+        return ""
+    side = "ahead of" if ahead_s > 0 else "behind"
+    return f"{machine}: its clock is {abs(ahead_s):.0f} s {side} that of machine 0"
+
+
+def table(rows: Sequence[Difference]) -> str:
+    """Return the differences as a table with a heading."""
+    heading = Difference("machine", "what", "there", "machine 0")
+    shown = [heading, *rows[:_MAX_ROWS]]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(heading))]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
+    ]
+    if len(rows) > _MAX_ROWS:
+        lines.append(f"and {len(rows) - _MAX_ROWS} more")
+    return "\n".join(lines)

@@ -1,0 +1,201 @@
+"""How the ranks of one machine find each other: torch's store, on the loopback device only.
+
+`machines.py` extends it to several machines.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+from torch.distributed import DistError, Store, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from headway.contract.notes import say
+from headway.errors import HeadwayError, LaunchError
+from headway.launcher.machines.addresses import host_port, listening_socket
+from headway.launcher.machines.store_calls import AnsweringStore, begin, is_done, result_of
+from headway.launcher.plan.plan import LOOPBACK
+
+if TYPE_CHECKING:
+    from headway.launcher.machines.messages import Failed, Restart
+
+BACKEND = "headway"
+_OWN_STORE_TIMEOUT_S = 60.0  # for the machine of the store to connect to itself
+_ANSWER_TIMEOUT_S = 30.0  # for a store, beyond what it waits for on behalf of its caller
+_NOTICE_AFTER_S = 1.0
+_POLL_INTERVAL_S = 0.1
+
+
+class RunEnded(Exception):
+    """Another machine has ended the run; the handler's `ended_by` says how."""
+
+
+class Rendezvous(RendezvousHandler):
+    """The rendezvous of a run on one machine, where nobody has to be waited for.
+
+    Each attempt of the ranks is a round, with a store of its own: torch uses the same keys again,
+    and would read the addresses of dead processes.
+
+    Args:
+        run_id: passed on to the ranks.
+    """
+
+    machine = 0
+    """The rank of this machine, once the first round has begun."""
+
+    ended_by: Failed | None = None
+    """How the run failed, if another machine said so."""
+
+    has_lost_machine_0 = False
+    """Whether the run has ended because this machine has lost machine 0."""
+
+    restart: Restart | None = None
+    """The restart of all machines that has been asked for, and has not begun."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.round = -1
+        self.word: Callable[[], str] = str
+        """Returns how far the ranks are, for the other machines."""
+        self.end_grace_period: Callable[[], None] = lambda: None
+        """Ends the grace period of the ranks here; called by another thread."""
+        self._store: Store | None = None
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks use the agents' store: no second port that another process could take."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Begin the next round.
+
+        Raises:
+            LaunchError: no store can be made.
+        """
+        self._store = None  # the last one ends
+        self.round += 1
+        listener = listening_socket(LOOPBACK, 0)
+        port = listener.getsockname()[1]
+        self._store = own_store(LOOPBACK, listener)
+        return self._info(0, 1, LOOPBACK, port)
+
+    def _info(self, rank: int, num_machines: int, address: str, port: int) -> RendezvousInfo:
+        assert self._store is not None
+        answering = AnsweringStore(
+            self._store, _ANSWER_TIMEOUT_S, lambda error: no_answer(address, port, error)
+        )
+        answering.while_waiting = self._look
+        place = RendezvousStoreInfo(address, port)
+        return RendezvousInfo(cast(Store, answering), rank, num_machines, place)
+
+    def _look(self) -> None:
+        """Raise if the run has ended elsewhere; called while a store or a delay is waited for."""
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 when all machines are to restart their ranks, else 0.
+
+        Raises:
+            RunEnded: another machine has ended the run.
+        """
+        return 0
+
+    def failed_elsewhere(self) -> Failed | None:
+        """Return how the run has failed on another machine, which may be silent since; any time."""
+        return None
+
+    def restarts_after(self, describe: Callable[[], Failed]) -> bool:
+        """Return whether all machines restart after a failure here, as machine 0 decides.
+
+        Args:
+            describe: returns how the ranks failed, as far as it is known.
+        """
+        return False
+
+    def are_all_done(self) -> bool:
+        """Return whether the ranks of all machines have ended well, as those here have."""
+        return True
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless the run ends or a signal's handler raises."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            self._look()
+            time.sleep(min(left_s, _POLL_INTERVAL_S))  # a signal just before it does not end it
+
+    def tell_stop(self, number: int, *, ends_grace: bool) -> None:
+        """Tell the other machines of a stop signal; may be called from its handler."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether other machines wait for this one, with which no round has begun."""
+        return False
+
+    def give_up(self, error: HeadwayError) -> None:
+        """Tell the other machines that this one cannot go on."""
+
+    def rank_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of all ranks that depend on how machines reach each other."""
+        return {}
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def get_run_id(self) -> str:
+        return self.run_id
+
+    def shutdown(self) -> bool:
+        """Leave the run."""
+        self._store = None
+        return True
+
+
+def own_store(address: str, listener: socket.socket) -> TCPStore:
+    """Return a store that listens there, of which this process is the first client.
+
+    Raises:
+        LaunchError: it cannot be reached.
+    """
+    port = listener.getsockname()[1]
+    made = begin(
+        TCPStore,
+        address,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=_OWN_STORE_TIMEOUT_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),  # the store closes it
+    )
+    if not is_done(made, _NOTICE_AFTER_S):
+        say(f"waiting for this machine's own store at {host_port(address, port)}")
+    try:
+        return result_of(made)
+    except DistError as error:
+        raise LaunchError(
+            f"the store of this machine does not answer: {host_port(address, port)}",
+            where=f"torch says: {str(error).splitlines()[0]}",
+            fix="check the loopback interface (`ip address show lo`) and the limit of open files "
+            "(`ulimit -n`)",
+        ) from None
+
+
+def no_answer(address: str, port: int, error: Exception) -> LaunchError:
+    """Return the error for a store that does not answer in time."""
+    return LaunchError(
+        f"torch's store at {host_port(address, port)} does not answer",
+        where=f"torch says: {str(error).splitlines()[0]}",
+        fix="see the output of machine 0; if it is still running, check the network to it",
+    )

@@ -1,0 +1,4 @@
+"""Shows and keeps what the ranks print.
+
+Never judges it.
+"""

@@ -1,0 +1,252 @@
+"""Reads the ranks' output from pipes; keeps it in logs and tails, and shows it on the console.
+
+One thread waits for all pipes at once; nothing is polled, and nothing that it does waits for a
+reader of the launcher's output (`sinks.py` does). While too much waits for such a reader the pipes
+are not read, so the ranks wait too. In memory are at most 1 MiB and one block for each stream of
+the launcher, and for each pipe 1 MiB of an unfinished line; at the end, what is left in the pipes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import threading
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+
+from headway.launcher.output.console import Console
+from headway.launcher.output.logs import Log, Tail
+from headway.launcher.output.views import View, view_of
+
+_DRAIN_S = 1.0  # the longest wait for what a dead rank's children may still write
+_MAX_LEFT = 2**20  # bytes that are read of a pipe at the end; more than one usually holds
+_READ_SIZE = 2**16
+_NEVER = float("inf")
+
+UNREAD_S = 1.0
+"""While a run is being stopped, its output is discarded after no reader took any for so long."""
+
+UNREAD_AFTER_FAILURE_S = 5.0
+"""The same after a failure, when all ranks have ended."""
+
+
+class Output:
+    """Reads the ranks' pipes until they close; `close` waits for the rest and ends the thread.
+
+    Args:
+        console: where the lines are shown.
+        folder: keep a copy in `folder/rank_R_attempt_A.log`, without the prefix.
+    """
+
+    def __init__(self, console: Console, *, folder: str | None) -> None:
+        self._console = console
+        self._console.on_change = self._wake
+        self.folder = folder
+        self._attempt = 0
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._added: list[_Stream] = []
+        self._paused: set[_Stream] = set()  # their readers are slow
+        self._tails: dict[int, Tail] = {}
+        self._has_lost_logs = False
+        self._patience_s = _NEVER
+        self._deadline = _NEVER
+        self._read_at = 0.0
+        self._thread = threading.Thread(target=self._pump, name="headway-output", daemon=True)
+        self._thread.start()
+
+    def begin(self, attempt: int, ranks: Collection[int]) -> None:
+        """Set which ranks will be added, in which attempt."""
+        self._attempt = attempt
+        self._patience_s = _NEVER
+        self._console.begin(ranks)
+
+    def add(self, rank: int, pipes: dict[int, int]) -> None:
+        """Read a new rank's pipes, {1: fd of stdout, 2: fd of stderr}; closes them at their end."""
+        log = None
+        if self.folder is not None and pipes:
+            log = Log(self._log_of(rank), len(pipes), self._report_lost_logs)
+        tail = self._tails[rank] = Tail()
+        for target, fd in pipes.items():
+            self._added.append(_Stream(fd, rank, target, self._console, log, tail))
+        self._wake()
+
+    def keep(self, rank: int, text: str) -> None:
+        """Add to the log and the tail of a rank that has ended, and show nothing."""
+        data = text.encode(errors="backslashreplace")
+        self._tails[rank].add(data)
+        if self.folder is not None:
+            with suppress(OSError), open(self._log_of(rank), "ab") as log:
+                log.write(data)
+
+    def _log_of(self, rank: int) -> str:
+        assert self.folder is not None
+        return os.path.join(self.folder, f"rank_{rank}_attempt_{self._attempt}.log")
+
+    def _report_lost_logs(self, error: OSError) -> None:
+        """Print, once, that log files are incomplete."""
+        if not self._has_lost_logs:
+            self._has_lost_logs = True
+            self._console.warn(f"logs in {self.folder} are incomplete: {error.strerror}")
+
+    def tail(self, rank: int) -> list[str]:
+        """Return the last lines of a rank's stderr and stdout; complete after `close`."""
+        return self._tails[rank].lines() if rank in self._tails else []
+
+    @property
+    def last_output_at(self) -> float:
+        """When a rank last wrote, on the monotonic clock: now, while ranks wait for a reader."""
+        return time.monotonic() if self._paused else self._read_at
+
+    @property
+    def has_lost_output(self) -> bool:
+        """Return whether some output could not be written, for example to a full disk."""
+        return self._console.has_lost_output
+
+    @property
+    def lost_reader(self) -> str:
+        """The names of the launcher's streams whose reader has gone."""
+        return self._console.lost_reader
+
+    def limit_wait(self, patience_s: float) -> None:
+        """Discard the output for a stream that accepts nothing for so long, so that ranks go on."""
+        self._patience_s = patience_s
+        self._wake()
+
+    def close(self, patience_s: float = _NEVER) -> None:
+        """Write what is left and stop reading.
+
+        Args:
+            patience_s: as for `limit_wait`; no limit by default: a plain program would wait too.
+        """
+        self._patience_s = min(self._patience_s, patience_s)
+        self._deadline = time.monotonic() + _DRAIN_S
+        self._wake()
+        self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        self._selector.close()
+
+    def begin_line(self) -> None:
+        """After `close`: what is printed on stderr next begins a line of its own."""
+        self._console.begin_line()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it will wake up anyway, or it has ended
+            os.write(self._wake_write, b"\0")
+
+    def _pump(self) -> None:
+        streams: set[_Stream] = set()
+        while self._deadline == _NEVER or (streams and time.monotonic() < self._deadline):
+            self._register_new(streams)
+            for stream in [one for one in self._paused if not one.is_blocked]:
+                self._paused.discard(stream)
+                self._selector.register(stream.fd, selectors.EVENT_READ, stream)
+            for key, _ in self._selector.select(self._wait_s(streams)):
+                if key.data is None:
+                    os.read(self._wake_read, 4096)
+                else:
+                    self._read(key.data, streams)
+            now = time.monotonic()
+            self._console.show_due(now)
+            due = [stream for stream in streams - self._paused if stream.due <= now]
+            for stream in sorted(due, key=lambda one: one.rank):
+                stream.show_due()
+            self._console.give_up(self._patience_s)
+        self._register_new(streams)
+        for stream in streams:
+            stream.read_rest()
+            stream.finish()
+        self._console.close(self._patience_s)
+
+    def _register_new(self, streams: set[_Stream]) -> None:
+        while self._added:
+            stream = self._added.pop()
+            self._selector.register(stream.fd, selectors.EVENT_READ, stream)
+            streams.add(stream)
+
+    def _read(self, stream: _Stream, streams: set[_Stream]) -> None:
+        if stream.is_blocked:
+            self._selector.unregister(stream.fd)
+            self._paused.add(stream)
+            return
+        self._read_at = time.monotonic()
+        if not stream.read():
+            self._selector.unregister(stream.fd)
+            streams.discard(stream)
+            stream.finish()
+
+    def _wait_s(self, streams: Iterable[_Stream]) -> float | None:
+        """Return how long there is nothing to do unless a rank writes; None: no limit."""
+        moments = [stream.due for stream in streams if stream not in self._paused]
+        due = min([self._deadline, self._console.due, *moments]) - time.monotonic()
+        due = min(due, self._console.wait_s(self._patience_s))
+        return None if due == _NEVER else max(0, due)
+
+
+class _Stream:
+    """One pipe of one rank."""
+
+    def __init__(
+        self, fd: int, rank: int, target: int, console: Console, log: Log | None, tail: Tail
+    ) -> None:
+        self.fd = fd
+        self.rank = rank
+        self._target = target
+        self._console = console
+        self._log = log
+        self._tail = tail
+        self._view: View | None = view_of(console, rank, target)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a slow reader has to take some of what there is first."""
+        return self._view is not None and self._console.is_full(self._target)
+
+    @property
+    def due(self) -> float:
+        """When `show_due` has something to show, on the monotonic clock."""
+        return _NEVER if self._view is None else self._view.due
+
+    def show_due(self) -> None:
+        """Show the beginning of a line that may go on, or the newest state of a progress bar."""
+        if self._view is not None:
+            self._view.show_due()
+
+    def read_rest(self) -> None:
+        """Read what is in the pipe, without waiting for more."""
+        os.set_blocking(self.fd, False)
+        with suppress(BlockingIOError):
+            for _ in range(_MAX_LEFT // _READ_SIZE):
+                if not self.read():
+                    break
+
+    def read(self) -> bool:
+        """Read what is there; False at the end, or when the launcher's output has no reader."""
+        try:
+            data = os.read(self.fd, _READ_SIZE)
+        except OSError as error:
+            if error.errno != errno.EIO:  # the other end of the pseudo-terminal is closed
+                raise
+            return False
+        if not data or (self._view is not None and self._console.has_no_reader(self._target)):
+            return False
+        if self._log is not None:
+            self._log.write(data)
+        self._tail.add(data, self._target)
+        if self._view is not None:
+            self._view.take(data)
+        return True
+
+    def finish(self) -> None:
+        """Show an unfinished last line, and close the pipe and the log."""
+        if self._view is not None:
+            self._view.finish()
+        os.close(self.fd)
+        if self._log is not None:
+            self._log.release()

@@ -1,0 +1,197 @@
+"""The launcher's own stdout and stderr, each written by a thread of its own.
+
+Writing may block for as long as a reader likes; nothing else may. `Sink.show` only adds to a queue,
+and whoever reads the ranks' pipes asks `is_full` first: the pipes fill, and the ranks wait, as they
+would for a reader of their own. A queue holds at most `MAX_QUEUED` bytes and one block.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+MAX_QUEUED = 2**20  # bytes; with more, the ranks wait
+_PIECE = 2**16  # bytes written at once, so that a slow reader is told from one that has stopped
+_REDRAWN = re.compile(rb"\r(?!\n|$)")
+
+Owner = tuple[int, int]
+"""A rank, and 1 or 2 for its stdout or stderr."""
+
+
+class Sink:
+    """One stream of the launcher, or two that are the same file.
+
+    Args:
+        fd: the descriptor to write to.
+        is_terminal: it is one.
+        on_change: called, in the writing thread, when a full queue has room again, and when the
+            stream can no longer be written to.
+    """
+
+    def __init__(self, fd: int, is_terminal: bool, on_change: Callable[[], None]) -> None:
+        self.is_terminal = is_terminal
+        self.error: OSError | None = None  # why it can no longer be written to
+        self.owner: Owner | None = None  # of the unfinished line that was shown last
+        self._is_in_line = False  # bytes were passed on as they are, the last of which ends no line
+        self._fd = fd
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._queue: list[bytes] = []
+        self._size = 0  # bytes queued, and not yet written
+        self._moved_at = 0.0  # the last byte was accepted, or the first one queued
+        self._is_abandoned = False
+        self._thread = threading.Thread(target=self._run, name="headway-sink", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the ranks have to wait."""
+        return self._size >= MAX_QUEUED
+
+    @property
+    def stuck_since(self) -> float | None:
+        """When the stream last accepted a byte, on the monotonic clock; None: nothing waits."""
+        with self._changed:
+            return self._moved_at if self._size else None
+
+    def show(self, owner: Owner, text: bytes, prefix: bytes, *, is_new: bool = False) -> None:
+        """Queue lines of one rank, the last of which may be unfinished.
+
+        Args:
+            owner: who wrote them.
+            text: the lines.
+            prefix: put before each; may be empty.
+            is_new: it does not go on with an unfinished line of the same owner.
+        """
+        with self._changed:
+            before = self.owner
+            goes_on = before == owner and not is_new
+            if prefix:
+                text = _prefixed(text, prefix, goes_on)
+            if before is not None and not goes_on and (prefix or is_new or before[0] != owner[0]):
+                text = b"\n" + text
+            self.owner = None if text.endswith(b"\n") else owner
+            self._add(text)
+
+    def pass_on(self, data: bytes) -> None:
+        """Queue bytes as they are."""
+        with self._changed:
+            self._is_in_line = not data.endswith(b"\n")
+            self._add(data)
+
+    def say(self, text: str) -> None:
+        """Queue a text of the launcher's own; an unfinished line is ended before it."""
+        data = text.encode(errors="backslashreplace")
+        with self._changed:
+            if self._size < 2 * MAX_QUEUED:
+                self._end_line()
+                if self.takes_unfinished_line():
+                    self._add(b"\n")
+                self._add(data)
+
+    def end_line(self) -> None:
+        """Queue the end of a line that a rank has left unfinished."""
+        with self._changed:
+            self._end_line()
+
+    def takes_unfinished_line(self) -> bool:
+        """Return whether bytes that were passed on end amid a line; ask before a line of ours."""
+        was_in_line, self._is_in_line = self._is_in_line, False
+        return was_in_line
+
+    def _end_line(self) -> None:
+        if self.owner is not None:
+            self._add(b"\n")
+            self.owner = None
+
+    def wait(self, until: float) -> bool:
+        """Wait until all has been written; False if that is not so at `until` (monotonic clock)."""
+        with self._changed:
+            while self._size:
+                left_s = until - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(min(left_s, threading.TIMEOUT_MAX)):
+                    return False
+        return True
+
+    def abandon(self, error: OSError | None = None) -> int:
+        """Discard what is queued and what will be; return how many bytes were queued."""
+        with self._changed:
+            lost = self._size
+            self._is_abandoned = True
+            self.error = error
+            self._queue.clear()
+            self._size = 0
+            self._changed.notify_all()
+        return lost
+
+    def close(self) -> None:
+        """End the thread, after `wait`; one that `abandon` left in a blocked write stays there."""
+        with self._changed:
+            is_blocked, self._is_abandoned = self._is_abandoned, True
+            self._changed.notify_all()
+        if not is_blocked:
+            self._thread.join()
+
+    def _add(self, data: bytes) -> None:
+        if self._is_abandoned or not data:
+            return
+        if not self._size:
+            self._moved_at = time.monotonic()
+        self._queue.append(data)
+        self._size += len(data)
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._is_abandoned:
+                    self._changed.wait()
+                if self._is_abandoned:
+                    return
+                data = memoryview(b"".join(self._queue))
+                self._queue.clear()
+            try:
+                while data and not self._is_abandoned:
+                    data = data[self._write(data[:_PIECE]) :]
+            except OSError as error:
+                self.abandon(error)
+                self._on_change()
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            written = os.write(self._fd, data)
+        except BlockingIOError:  # a program that shares the stream has made it non-blocking
+            select.select([], [self._fd], [])
+            return 0
+        with self._changed:
+            if self._is_abandoned:
+                return written
+            was_full = self.is_full
+            self._size -= written
+            self._moved_at = time.monotonic()
+            if not self._size:
+                self._changed.notify_all()
+        if was_full and not self.is_full:
+            self._on_change()
+        return written
+
+
+def _prefixed(text: bytes, prefix: bytes, goes_on: bool) -> bytes:
+    """Put `prefix` before each line, and before each state of a bar that is drawn anew."""
+    text = text[:-1].replace(b"\n", b"\n" + prefix) + text[-1:]
+    if b"\r" in text:
+        if not goes_on and not text.startswith(b"\r\n"):
+            text = text.removeprefix(b"\r")
+        text = _REDRAWN.sub(b"\r" + prefix, text)
+    return text if goes_on else prefix + text
+
+
+def is_same_file(one: TextIO, other: TextIO) -> bool:
+    """Return whether two streams are one file, terminal or pipe."""
+    first, second = os.fstat(one.fileno()), os.fstat(other.fileno())
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)

@@ -1,0 +1,129 @@
+"""Describes a plan in full, for `--dry-run`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from headway.contract.run import RANK_VARIABLES
+from headway.contract.secrets import masked, masked_command
+from headway.launcher.plan.libraries import HOOKS
+from headway.launcher.plan.plan import LOOPBACK, LaunchPlan
+from headway.launcher.plan.summary import counted, place_of, printable, summary
+from headway.settings.setting import Value
+from headway.settings.table import TABLE, Settings
+
+
+def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
+    """Return the full plan: settings with their origins, how it starts, the environment."""
+    plan = plan if show_secrets else without_secrets(plan)
+    settings = plan.settings
+    lines = [summary(plan), "", "settings"]
+    lines += [f"  {row}" for row in settings_table(settings).splitlines()]
+    lines += ["", "start"]
+    ranks = f"{settings.num_processes} on this machine"
+    if settings.num_machines > 1:
+        ranks += f" ({place_of(settings)})"
+    start = [
+        ("command", shlex.join(plan.program.command(plan.python)), ""),
+        ("processes", ranks, ""),
+        ("how", *_how(plan)),
+        ("port", *_port(plan)),
+        ("joins", *_joined(plan)),
+    ]
+    if plan.gpus:
+        start.append(("gpus", ", ".join(map(str, plan.gpus)), settings.devices.reading()))
+    lines += [f"  {row}" for row in _columns(start)]
+    lines += ["", "environment"]
+    lines += [
+        f"  {row}" for row in _columns([_changed(*item) for item in plan.environment.items()])
+    ]
+    if plan.supervised is not None:
+        lines.append(f"  and for each rank {', '.join(RANK_VARIABLES[:6])}, ...")
+    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+
+
+def describe_step(settings: Settings, command: Sequence[str], show_secrets: bool) -> str:
+    """Return the settings, and the command by which a scheduler starts the launch again."""
+    words = command if show_secrets else masked_command(command)
+    shown = settings if show_secrets else settings.without_secrets()
+    machines = counted(settings.num_machines, "machine", "machines")
+    lines = [f"one launch on each of {machines}, by srun", "", "settings"]
+    lines += [f"  {row}" for row in settings_table(shown).splitlines()]
+    lines += ["", "start", f"  {shlex.join(words)}"]
+    return "\n".join([*lines, "note: what is detected here is detected again on each machine"])
+
+
+def without_secrets(plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan with secrets masked, in variables and in the script's arguments."""
+    program = plan.program._replace(args=tuple(masked_command(plan.program.args)))
+    environment = {
+        name: change if change.value is None else change._replace(value=masked(name, change.value))
+        for name, change in plan.environment.items()
+    }
+    settings = plan.settings.without_secrets()
+    return plan._replace(program=program, environment=environment, settings=settings)
+
+
+def settings_table(settings: Settings, with_origin: bool = True) -> str:
+    """Return one line for each setting: its name, its value, its origin."""
+    rows = []
+    for name in TABLE:
+        value, origin = settings.values[name]
+        rows.append((name, _shown(value), origin.brief if with_origin else ""))
+    return "\n".join(_columns(rows))
+
+
+def _how(plan: LaunchPlan) -> tuple[str, str]:
+    if plan.in_process:
+        return "in this interpreter", "flag --in-process"
+    if plan.task is not None:
+        started = f"one task for each rank: this is rank {plan.task.rank}"
+        return "exec", f"{plan.settings.cluster} has started {started}"
+    if plan.supervised is None:
+        return "exec", "the script replaces the launcher"
+    return "torch's elastic agent", plan.supervised
+
+
+def _joined(plan: LaunchPlan) -> tuple[str, str]:
+    if plan.not_joined is not None:
+        return "no library", plan.not_joined
+    names = ", ".join(dict.fromkeys(hook.name for hook in HOOKS))
+    return names, "once the script imports it"
+
+
+def _port(plan: LaunchPlan) -> tuple[str, str]:
+    if plan.supervised is None and plan.task is None and not plan.is_world_of_one:
+        return "none", "one process has no process group"
+    if plan.is_one_machine and plan.task is None:
+        return f"any free port on {LOOPBACK}", plan.settings.origin("main_port").brief
+    address = f"{plan.settings.main_address or LOOPBACK}:{plan.settings.main_port}"
+    return address, plan.settings.origin("main_address").brief
+
+
+def _shown(value: object) -> str:
+    if value is None or value == {}:
+        return "-"
+    if isinstance(value, dict):
+        return " ".join(f"{name}={text}" for name, text in value.items())
+    if type(value) is tuple:  # ranks
+        from headway.contract.notes import ranges
+
+        return ranges(value)
+    return str(value)
+
+
+def _changed(name: str, change: Value) -> tuple[str, str, str]:
+    if change.value is None:
+        return f"- {name}", "", change.origin.brief
+    return f"+ {name}", change.value, change.origin.brief
+
+
+def _columns(rows: list[tuple[str, str, str]]) -> list[str]:
+    """Align three columns; a very long cell does not widen its column."""
+    rows = [(printable(name), printable(value), printable(origin)) for name, value, origin in rows]
+    widths = [min(max(len(row[column]) for row in rows), 44) for column in (0, 1)]
+    return [
+        f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip()
+        for name, value, origin in rows
+    ]

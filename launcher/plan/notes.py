@@ -1,0 +1,183 @@
+"""Notes that a launch prints before it starts: not errors, but possibly unexpected."""
+
+from __future__ import annotations
+
+from headway.contract.origin import Layer
+from headway.contract.strategies import HSDP, SHARDED
+from headway.devices.table import kind_of
+from headway.errors import described
+from headway.launcher.plan.accelerate import keeps_accelerate
+from headway.launcher.plan.libraries import why_not_joined
+from headway.launcher.plan.program import Program
+from headway.launcher.plan.unused import listed, sharing_asked
+from headway.launcher.plan.variables import counts_fastest_first
+from headway.machine.facts import Machine
+from headway.settings.table import NO, Settings
+
+
+def notes(
+    settings: Settings,
+    machine: Machine,
+    program: Program,
+    supervised: str | None,
+    in_process: bool,
+) -> list[str]:
+    """Return one sentence for each note."""
+    return [
+        *_without_effect(settings, program, supervised),
+        *_of_another_runtime(settings, program),
+        *_of_unjoined_libraries(settings, program, supervised, in_process),
+        *(_about_gpus(settings, machine) if kind_of(settings.device).is_numbered else []),
+        *_unused_gpus(settings, machine),
+        *_of_debugging(settings, program, supervised),
+        *(_too_late(settings) if in_process else []),
+    ]
+
+
+def _unused_gpus(settings: Settings, machine: Machine) -> list[str]:
+    """Explain why a machine with GPUs uses its CPU by default."""
+    device, reason = machine.best_device()
+    origin = settings.origin("device")
+    is_best = origin.layer is Layer.DETECTED and not origin.variable
+    if not machine.gpus or device != "cpu" or not is_best:
+        return []
+    from headway.machine.gpus import how_to_use_gpus
+
+    gpus = f"{len(machine.gpus)} GPU" + "s" * (len(machine.gpus) > 1)
+    return [f"{gpus} not used: {reason}; fix: {described(how_to_use_gpus(machine))}"]
+
+
+_OF_THE_LAUNCHER = (
+    "restart_delay",
+    "grace_period_s",
+    "leave_children",
+    "ranks",
+    "output",
+    "start_method",
+)
+"""Settings that only a launcher beside the script obeys, and that are no reason to have one."""
+
+
+def _without_effect(settings: Settings, program: Program, supervised: str | None) -> list[str]:
+    """List the settings for this launch that have no effect in it."""
+    where: dict[str, str] = {}
+    if supervised is None:
+        where |= dict.fromkeys(_OF_THE_LAUNCHER, "on one process without --supervise")
+    elif settings.max_restarts == 0:
+        where["restart_delay"] = "without max_restarts"
+    if supervised is not None and program.kind == "program":
+        where["start_method"] = "with --no-python"
+    if program.kind == "program" and settings.replace_accelerate != NO:
+        where["replace_accelerate"] = "with --no-python"
+    if settings.num_machines == 1:
+        names = ("main_address", "main_port", "machine_timeout_s")
+        where |= dict.fromkeys(names, "on one machine")
+    if not kind_of(settings.device).is_numbered and settings.is_overridden("devices", "device"):
+        where["devices"] = f"on {settings.device}, set by {settings.origin('device')}"
+    if settings.device != "mps":
+        where["mps_fallback"] = f"on {settings.device}"
+    where |= _of_sharing(settings)
+    if settings.debug_rank is not None and supervised is not None:
+        where |= dict.fromkeys(("ranks", "output", "hang_timeout"), "with debug_rank")
+    return [
+        f"{name} has no effect {place} ({settings.origin(name)})"
+        for name, place in where.items()
+        if settings.origin(name).is_for_this_launch or name in ("devices", "strategy")
+    ]
+
+
+def _of_another_runtime(settings: Settings, program: Program) -> list[str]:
+    """Name what only Headway's Accelerator obeys, before a script that seems to make none."""
+    names = sharing_asked(settings)
+    is_obeyed = settings.replace_accelerate != NO or keeps_accelerate(settings, program)
+    if not names or not program.imports or is_obeyed:
+        return []
+    values = listed(f"{name} {settings.values[name].value}" for name in names)
+    hold = "holds" if len(names) == 1 else "hold"
+    return [
+        f"{values} {hold} for models that headway.Accelerator prepares; {program.name} trains with"
+        f" {program.imports}, without Headway, unless a module that it imports makes an Accelerator"
+        f" ({settings.where(*names)})"
+    ]
+
+
+def _of_unjoined_libraries(
+    settings: Settings, program: Program, supervised: str | None, in_process: bool
+) -> list[str]:
+    """Say how a library is joined that only a module of the script imports, if it is wanted."""
+    wanted = [name for name in ("resume", "time_limit") if settings.values[name].value is not None]
+    why = why_not_joined(settings, program, supervised, in_process)
+    if not (wanted and why and program.imports):
+        return []
+    return [
+        f"{listed(wanted)}: no Trainer of a library is joined in {program.name}: {why}"
+        f" ({settings.where(*wanted)})"
+    ]
+
+
+def _of_sharing(settings: Settings) -> dict[str, str]:
+    """Return which settings about sharding have no effect, and where."""
+    is_alone = settings.num_processes * settings.num_machines == 1
+    if settings.strategy in SHARDED and is_alone:
+        where = {"strategy": "with one process: the model is not sharded"}
+    else:
+        where = {}
+    is_sharded = settings.strategy in SHARDED and not is_alone
+    if settings.strategy != HSDP or is_alone:
+        where["shard_size"] = "without strategy hsdp and several processes"
+    if not is_sharded:
+        where["cpu_offload"] = "where the model is not sharded"
+    if not is_sharded and settings.activation_checkpointing == NO:
+        where["wrap"] = "without sharding or activation_checkpointing"
+    return where
+
+
+def _about_gpus(settings: Settings, machine: Machine) -> list[str]:
+    devices = settings.devices
+    selection = devices.select(machine.visible_gpus)
+    found = []
+    if settings.origin("devices").is_for_this_launch and devices.first is not None:
+        found.append(f"devices {devices} = {devices.reading()}")
+    if devices.idle is not None:
+        found.append(f"devices {devices} = GPU {', '.join(map(str, selection.indices))}")
+    found += [f"skipped {reason}" for reason in selection.passed_over]
+    if machine.mask_fault is not None:
+        found.append(f"{machine.mask_fault}: {machine.describe_gpus()}")
+    slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
+    if slices > 1 and devices.size is None:
+        found.append(f"only one of {slices} MIG slices is used: CUDA shows a process only one")
+    indices = [name for name in (*(devices.named or ()), *devices.without) if isinstance(name, int)]
+    if machine.scheduler is not None and indices:
+        found.append(
+            f"devices lists GPUs by index ({devices}; {settings.origin('devices')}), but "
+            f"{machine.scheduler} assigns the GPUs of this node: a count such as "
+            f"--devices {len(selection.indices)} works on any node"
+        )
+    mask = machine.mask or ""
+    if counts_fastest_first(machine) and any(part.strip().isdecimal() for part in mask.split(",")):
+        found.append(
+            f"CUDA_VISIBLE_DEVICES={mask} numbers the fastest GPU first, but nvidia-smi numbers by "
+            "PCI bus; set CUDA_DEVICE_ORDER=PCI_BUS_ID to make them equal"
+        )
+    return found
+
+
+def _of_debugging(settings: Settings, program: Program, supervised: str | None) -> list[str]:
+    if settings.debug_rank is None or supervised is None:
+        return []
+    found = []
+    if settings.log_dir is not None:
+        found.append(f"rank {settings.debug_rank} writes to the terminal, not to a log file")
+    if program.kind == "program":
+        found.append(
+            f"debug_rank does not disable timeouts in {program.name}, which is not a Python script"
+        )
+    return found
+
+
+def _too_late(settings: Settings) -> list[str]:
+    return [
+        f"env sets {name}, which a process reads when it starts: no effect with --in-process"
+        for name in settings.env
+        if name.startswith(("PYTHON", "LD_", "DYLD_"))
+    ]

@@ -1,0 +1,141 @@
+"""Resolved settings + a machine -> a frozen LaunchPlan. Pure: no I/O, no torch.
+
+Settings that cannot be used are rejected, with all problems at once; none is changed silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from headway.contract.run import Ranks
+from headway.devices.table import kind_of
+from headway.errors import Code, ConfigError, MachineError, Problem
+from headway.launcher.plan.accelerate import accelerate_problems
+from headway.launcher.plan.libraries import why_not_joined
+from headway.launcher.plan.notes import notes
+from headway.launcher.plan.program import Program
+from headway.launcher.plan.supervision import (
+    is_world_of_one,
+    program_problems,
+    why_supervised,
+)
+from headway.launcher.plan.variables import variables_of
+from headway.machine.facts import Machine
+from headway.settings.problems import problems as settings_problems
+from headway.settings.setting import Value
+from headway.settings.table import NO_CLUSTER, YES, Settings
+
+LOOPBACK = "127.0.0.1"
+
+
+class LaunchPlan(NamedTuple):
+    """The plan of a launch; `describe` prints it, `run` executes it."""
+
+    program: Program
+    python: Sequence[str]  # and its own flags
+    settings: Settings
+    gpus: tuple[int, ...]  # indices among the visible GPUs, one for each process
+    supervised: str | None  # why the launcher supervises the script; None: the script replaces it
+    in_process: bool  # the script runs in the launcher's interpreter
+    environment: Mapping[str, Value]  # what changes; a value of None means removed
+    notes: tuple[str, ...]
+    task: Ranks | None = None  # this process's place, where its scheduler starts each rank
+    estimated_bytes: int | None = None  # what tensors were estimated to take on each rank
+    not_joined: str | None = None  # why no training library is
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether all ranks run on this machine and communicate over the loopback interface."""
+        return self.settings.num_machines == 1
+
+    @property
+    def is_told_elsewhere(self) -> bool:
+        """Whether another process of the same cluster prints what holds for all of them."""
+        if self.task is not None:
+            return self.task.rank > 0
+        return self.settings.cluster != NO_CLUSTER and bool(self.settings.machine_rank)
+
+    @property
+    def is_world_of_one(self) -> bool:
+        """Whether the script, without a launcher beside it, finds the variables of a rank."""
+        is_replaced = self.supervised is None and self.task is None
+        return is_replaced and is_world_of_one(self.settings)
+
+
+def build_plan(
+    settings: Settings,
+    machine: Machine,
+    program: Program,
+    *,
+    python: Sequence[str],
+    environ: Mapping[str, str],
+    supervise: bool = False,
+    in_process: bool = False,
+    began_at: float = 0.0,
+    problems: Sequence[Problem] = (),
+    task: Ranks | None = None,
+    estimated_bytes: int | None = None,
+) -> LaunchPlan:
+    """Return the plan of one launch.
+
+    Args:
+        settings: resolved.
+        machine: this machine, or a recorded one.
+        program: the user's script or module.
+        python: the interpreter that runs it, and its own flags.
+        environ: the environment that the processes inherit.
+        supervise: supervise even a single process.
+        in_process: run a single process in this interpreter.
+        began_at: when the job began, in seconds since the epoch; its time limit counts from then.
+        problems: those that `try_resolve` found; reported with all others.
+        task: this process's place, if its scheduler has started it as one of several ranks.
+        estimated_bytes: what tensors were estimated to take on each rank; None without an estimate.
+
+    Raises:
+        ConfigError: there are such problems, or settings contradict each other.
+        MachineError: this machine cannot do what they request.
+    """
+    supervised = why_supervised(settings, supervise, task)
+    if supervised is None and settings.replace_accelerate == YES and program.kind != "program":
+        in_process = True  # before the script's first line
+    found = [
+        *problems,
+        *program_problems(
+            settings, program, python, supervise=supervise, in_process=in_process, task=task
+        ),
+        *accelerate_problems(settings, program),
+        *settings_problems(settings, machine),
+    ]
+    if task is not None:
+        from headway.launcher.plan.task import task_problems
+
+        found = [one for one in found if one.code is not Code.TOO_FEW_GPUS]  # explained below
+        found += task_problems(task, settings, machine, supervised)
+    if found:
+        is_of_machine = all(problem.is_of_machine for problem in found)
+        raise (MachineError if is_of_machine else ConfigError).of(found)
+    gpus: tuple[int, ...] = ()
+    if kind_of(settings.device).is_numbered:
+        selected = settings.devices.select(machine.gpus_of(settings.device)).indices
+        gpus = selected[: settings.num_processes]
+    environment = variables_of(
+        settings, machine, gpus, supervised, environ, began_at, task, estimated_bytes
+    )
+    if task is not None:
+        from headway.launcher.plan.task import task_variables
+
+        environment |= task_variables(task, settings, settings.main_address or LOOPBACK)
+    return LaunchPlan(
+        program=program,
+        python=python,
+        settings=settings,
+        gpus=gpus,
+        supervised=supervised,
+        in_process=in_process,
+        environment=environment,
+        notes=tuple(notes(settings, machine, program, supervised, in_process)),
+        task=task,
+        estimated_bytes=estimated_bytes,
+        not_joined=why_not_joined(settings, program, supervised, in_process),
+    )

@@ -1,0 +1,62 @@
+"""The user's program, and the Python interpreter with its flags that runs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+RUNTIMES = (
+    *("accelerate", "transformers.trainer", "deepspeed", "composer", "ignite.distributed"),
+    *("lightning", "lightning_fabric", "pytorch_lightning", "fastai.distributed", "mmengine"),
+    "ultralytics",
+)
+"""Modules with a runtime of their own, by RANK and so on, or ACCELERATE_MIXED_PRECISION."""
+
+
+class Program(NamedTuple):
+    """The user's program and its arguments."""
+
+    name: str  # a path, or a module's name
+    args: tuple[str, ...] = ()
+    kind: str = "script"  # script, module, or program if it is not Python
+    is_stream: bool = False  # a pipe, a terminal or a descriptor: for one reader, which has it open
+    imports: str = ""  # of a script without a word of Headway: what it trains with, as far as known
+    libraries: tuple[str, ...] = ()  # of LIBRARIES, that its text imports
+
+    def command(self, python: Sequence[str]) -> list[str]:
+        """Return the argv that runs it."""
+        dashes = ["--"] if self.name.startswith("-") else []
+        before = {"script": [*python, *dashes], "module": [*python, "-m"], "program": []}
+        return [*before[self.kind], self.name, *self.args]
+
+
+def interpreter() -> tuple[str, ...]:
+    """Return this Python and its flags: -O and -X dev of `python -O -X dev -m headway`.
+
+    Flags in the shebang of an installed `headway` come from its installer and are not included.
+    """
+    return (sys.executable, *flags_in(sys.orig_argv))
+
+
+def flags_in(command: Sequence[str]) -> tuple[str, ...]:
+    """Return Python's own flags in a command line that runs a module or code, one by one.
+
+    Source: the usage of `python --help`; -W and -X have values, and -m and -c end the flags.
+    """
+    flags: list[str] = []
+    words = iter(command[1:])
+    for word in words:
+        if not word.startswith("-") or word == "-":  # a script's name
+            return ()
+        if word.startswith("--"):
+            flags += [word, next(words, "")]
+            continue
+        for index, letter in enumerate(word[1:], 2):
+            if letter in "mc":
+                return tuple(flags)
+            if letter in "WX":
+                flags += [f"-{letter}", word[index:] or next(words, "")]
+                break
+            flags.append(f"-{letter}")
+    return ()

@@ -1,0 +1,337 @@
+"""torch's elastic agent with Headway's ranks: monitoring and restarts are torch's; starting and
+stopping the processes is done in `ranks.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from headway.contract.notes import say
+from headway.launcher.clusters.table import WITH_ONE_OUTPUT
+from headway.launcher.diagnosis.failures import (
+    Failure,
+    RankExit,
+    ServerDeath,
+    describe_killed,
+    find_failure,
+)
+from headway.launcher.diagnosis.hang import Hang, explain_divergence
+from headway.launcher.diagnosis.rank_channel import say_too_early
+from headway.launcher.diagnosis.watch import Watch
+from headway.launcher.machines.rendezvous import Rendezvous
+from headway.launcher.output.pipes import Output
+from headway.launcher.plan.grace import grace_of
+from headway.launcher.plan.plan import LaunchPlan
+from headway.launcher.plan.supervision import refuse_missing_ranks
+from headway.launcher.processes.failure_record import place_of, record_here
+from headway.launcher.processes.leftover_processes import describe, wait_for_left_processes
+from headway.launcher.processes.ranks import NoLogs, RankProcesses
+from headway.launcher.processes.restarts import MAX_DELAY_S, Restarts
+from headway.launcher.processes.starter import ServerEnded, Starter
+from headway.launcher.rank.debugging import CtrlC, breakpoint_variables
+from headway.machine.source import count_memory_kills
+from headway.settings.table import YES, Settings
+
+if TYPE_CHECKING:
+    from headway.launcher.machines.messages import Failed
+
+# torch's agent logs a traceback for a stop signal; Headway prints one line
+_torch_log = logging.getLogger("torch.distributed.elastic")
+_torch_log.addHandler(logging.NullHandler())
+_torch_log.propagate = False
+
+
+class Agent(LocalElasticAgent):
+    """torch's agent with Headway's rank processes.
+
+    The only class that relies on these private names of torch: `_start_workers(worker_group)` is
+    called after each rendezvous and returns the pids, `_restart_workers(worker_group)` before one
+    that follows a failure, `_pcontext` is the context that torch polls and closes, and
+    `_remaining_restarts` the number of failures that it still answers with a restart: 0 on several
+    machines, where machine 0 decides. `_monitor_workers(worker_group)` returns how the ranks are,
+    `_shutdown` stops them, and `_exit_barrier()` waits for the other machines.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        starter: Starter,
+        handler: Rendezvous,
+        output: Output,
+        watch: Watch,
+        environ: Mapping[str, str],
+    ) -> None:
+        spec = WorkerSpec(
+            role="headway",
+            local_world_size=plan.settings.num_processes,
+            rdzv_handler=handler,
+            entrypoint=plan.program.name,
+            max_restarts=plan.settings.max_restarts if plan.is_one_machine else 0,
+            monitor_interval=0.001,  # RankProcesses waits for the next end itself
+        )
+        super().__init__(spec, NoLogs())
+        self._plan = plan
+        self._starter = starter
+        self._environ = environ
+        self._handler = handler
+        handler.word = watch.last_word
+        handler.end_grace_period = self.end_grace_period
+        self.output = output
+        self.watch = watch
+        self._ranks: RankProcesses | None = None
+        settings = plan.settings
+        self._restarts = Restarts(settings.max_restarts, settings.restart_delay)
+        self._began_at = time.monotonic()  # the last attempt
+        self._kills_before = count_memory_kills()
+        self._ctrl_c = CtrlC()
+
+    @property
+    def exits(self) -> list[RankExit]:
+        """How the ranks of the last attempt ended, in order."""
+        return list(self._ranks.exits.values()) if self._ranks else []
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks run on this machine."""
+        return self._plan.settings.num_processes
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the launch."""
+        return self._plan.settings
+
+    @property
+    def estimated_bytes(self) -> int | None:
+        """What tensors were estimated to take on each rank; None without an estimate."""
+        return self._plan.estimated_bytes
+
+    @property
+    def machine(self) -> int:
+        """The rank of this machine."""
+        return self._handler.machine
+
+    @property
+    def ended_by(self) -> Failed | None:
+        """How the run failed, if another machine said so."""
+        return self._handler.ended_by
+
+    @property
+    def failed_amid_stop(self) -> Failed | None:
+        """How the run has failed on another machine while ranks here were to save and stop."""
+        return self._ranks.failed_amid_stop if self._ranks is not None else None
+
+    @property
+    def is_reported_by_machine_0(self) -> bool:
+        """Whether machine 0 prints the report of a failure to where this machine prints, too."""
+        is_one_output = self.settings.cluster in WITH_ONE_OUTPUT
+        return is_one_output and self.machine > 0 and not self._handler.has_lost_machine_0
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the ranks have been asked to stop."""
+        return self._ranks is not None and self._ranks.is_stopping
+
+    def end_grace_period(self) -> None:
+        """End the grace period of ranks that are being stopped; any thread may call it."""
+        if self._ranks:
+            self._ranks.end_grace_period()
+
+    def forwards_interrupt(self) -> bool:
+        """Send a first Ctrl-C to the debugged rank; a second one ends the run at once."""
+        if self._ranks is None or self._plan.settings.debug_rank is None:
+            return False
+        if self._ctrl_c.is_second():
+            self._ranks.end_grace_period()
+            return False
+        return self._ranks.interrupt_debugged()
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state == WorkerState.SUCCEEDED:
+            goes_on = not self._handler.are_all_done()
+        elif result.is_failed() and not self._remaining_restarts:
+            goes_on = self._handler.restarts_after(self._describe_failure)
+        else:
+            return result
+        return RunResult(state=WorkerState.HEALTHY) if goes_on else result
+
+    def _exit_barrier(self) -> None:
+        """Wait for nobody: `_monitor_workers` has told of no success before all machines had it."""
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch 2.11 has no timeout
+        if self._ranks is not None and (self._handler.ended_by or self._handler.restart):
+            self._ranks.are_victims = True
+        try:
+            super()._shutdown(*args, **kwargs)
+        except SignalException:  # in the middle: the ranks are to be stopped all the same
+            super()._shutdown(*args, **kwargs)
+            raise
+
+    def _describe_failure(self) -> Failed:
+        """Return how the ranks have failed here, as far as it is known, for the other machines."""
+        from headway.launcher.machines.messages import MAX_DETAILS, MAX_RECORD, Failed
+
+        if self._ranks is not None:
+            self._ranks.collect()
+        failure = self.find_failure()
+        assert failure is not None, "torch has seen it"
+        ago_s = 0.0
+        doubt = 0
+        if isinstance(failure, Failure):
+            doubt = failure.doubt
+            ago_s = max(time.time() - failure.first.time, 0.0)
+        folder = self.output.folder
+        record = record_here(failure, self._handler.machine, folder) if folder else ""
+        return Failed(
+            machine=self._handler.machine,
+            host=socket.gethostname(),
+            cause=failure.cause,
+            where=place_of(failure, folder),
+            details=failure.details[-MAX_DETAILS:],
+            fix=failure.fix,
+            exit_code=failure.exit_code,
+            doubt=doubt,
+            ago_s=ago_s,
+            record=record if len(record) < MAX_RECORD else "",
+        )
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        settings = self._plan.settings
+        refuse_missing_ranks(settings, worker_group.workers[0].world_size)
+        attempt = self._handler.round
+        if attempt > 0:
+            self._starter.restart_server()
+        shared = self._handler.rank_variables({**self._environ, **settings.env})
+        envs = {
+            worker.local_rank: {
+                **shared,
+                **_rank_environment(worker_group, worker, attempt, settings.max_restarts),
+                **breakpoint_variables(worker.global_rank, settings.debug_rank),
+            }
+            for worker in worker_group.workers
+        }
+        self.watch.begin_attempt()
+        self._began_at = time.monotonic()
+        self._ranks = self._pcontext = RankProcesses(
+            self._starter,
+            envs,
+            self.output,
+            self.watch,
+            attempt,
+            reports_its_end=self._plan.program.kind != "program",
+            debug_rank=settings.debug_rank,
+            grace=grace_of(settings, self._environ),
+            failed_elsewhere=self._handler.failed_elsewhere,
+        )
+        try:
+            self._ranks.start()
+        except ServerEnded:
+            if self._remaining_restarts:
+                self._remaining_restarts -= 1
+            elif not self._handler.restarts_after(self._describe_failure):
+                raise
+            self._restart_workers(worker_group)
+        return self._ranks.pids()
+
+    def tell_stop(self, number: int, *, ends_grace: bool) -> None:
+        """Tell the other machines of a stop signal; may be called from its handler."""
+        self._handler.tell_stop(number, ends_grace=ends_grace)
+
+    def forward(self, number: int) -> None:
+        """Send a signal on to the ranks that are alive; say so if it was the user's for none."""
+        if self._ranks:
+            self._ranks.forward(number)
+        elif number != signal.SIGWINCH:
+            say_too_early(number)
+
+    def leave_or_await_children(self) -> None:
+        """After a success: let what the ranks have left end by itself, or leave it."""
+        settings = self._plan.settings
+        if settings.leave_children == YES:
+            if left := self._starter.left_processes():
+                say(f"leaving {describe(left, self._ranks_by_pid())} (--leave-children)")
+            self._starter.close(leave_children=True)
+        else:
+            wait_for_left_processes(self._starter, self._ranks_by_pid(), settings.grace_period_s)
+
+    def _ranks_by_pid(self) -> dict[int, int]:
+        return self._ranks.ranks_by_pid() if self._ranks else {}
+
+    def find_failure(self) -> Failure | Hang | ServerDeath | None:
+        """Return how the last attempt failed on this machine, None if it did not."""
+        if self._starter.server_code is not None:
+            return ServerDeath(self._starter.server_code, self._memory_kills)
+        if self.watch.hang is not None:
+            size = self._worker_group.workers[0].world_size
+            aftermath = describe_killed(self.exits)
+            return self.watch.hang._replace(aftermath=aftermath, world_size=size)
+        return find_failure(
+            self.exits,
+            ranks=[worker.global_rank for worker in self._worker_group.workers],
+            world_size=self._worker_group.workers[0].world_size,
+            memory_kills=self._memory_kills,
+            last_lines={
+                end.rank: self.watch.crash_stack(end.rank) or self.output.tail(end.rank)
+                for end in self.exits
+            },
+            lost_reader=self.output.lost_reader,
+            divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
+        )
+
+    @property
+    def _memory_kills(self) -> int:
+        return count_memory_kills() - self._kills_before
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        self._stop_workers(worker_group)
+        lasted_s = time.monotonic() - self._began_at
+        made_progress = lasted_s > MAX_DELAY_S or self.watch.has_trained()
+        ordered = self._handler.restart
+        if ordered is None:
+            number = worker_group.spec.max_restarts - self._remaining_restarts
+            failure = self.find_failure()
+            assert failure is not None, "nobody else restarts ranks"
+            line, delay_s = self._restarts.after(failure, number, made_progress)
+        else:
+            line, delay_s = self._restarts.as_ordered(ordered, made_progress)
+        say(line)
+        self._handler.pause(delay_s)
+        super()._restart_workers(worker_group)
+
+
+def _rank_environment(
+    group: WorkerGroup, worker: Any, attempt: int, max_restarts: int
+) -> dict[str, str]:
+    """Return the variables for one rank that torchrun sets too."""
+    return {
+        "RANK": str(worker.global_rank),
+        "LOCAL_RANK": str(worker.local_rank),
+        "WORLD_SIZE": str(worker.world_size),
+        "LOCAL_WORLD_SIZE": str(group.spec.local_world_size),
+        "GROUP_RANK": str(group.group_rank),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_NAME": group.spec.role,
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": str(group.master_addr),
+        "MASTER_PORT": str(group.master_port),
+        # the same on all machines, so that the ranks of one attempt use the same store keys
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_RUN_ID": group.spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }

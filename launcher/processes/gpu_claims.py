@@ -1,0 +1,175 @@
+"""Claims idle GPUs, so that no other launch on this machine uses them: one socket name per GPU.
+
+A claim is a Unix socket that is bound to a name in Linux's abstract namespace, as one name can be
+bound only once, by whichever user. Chosen over lock files, as no folder is needed that all users
+may write, where one of them could put a link or a pipe in the place of a lock; and over flock(2) on
+/dev/nvidiaN, as opening that starts the GPU's driver, a MIG slice has no such file, and others that
+lock it do not say who they are. The kernel says who holds a name, and frees it when the launch
+ends, also if it is killed. A script that replaces the launcher inherits the socket. Names hold in
+one network namespace: a container with its own network does not see claims of the host.
+
+A user who binds names of GPUs in bad faith can only make them seem claimed, as they can occupy the
+GPUs themselves; the message says which process it is, and `--devices 0,1` ignores claims.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from headway.contract.notes import say, waiting_for
+from headway.errors import MachineError
+from headway.machine.facts import Machine
+from headway.settings.table import Settings
+
+NAMES = "headway-gpu"
+"""What the names of all users' claims begin with."""
+
+POLL_S = 2.0
+_TURN_WITHIN_S = 10.0
+_TURN_POLL_S = 0.02
+_HAS_NAMES = sys.platform == "linux"
+_UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
+
+
+def claim_idle(
+    settings: Settings,
+    look: Callable[[], Machine],
+    wait_s: float | None,
+    names: str = NAMES,
+) -> Machine:
+    """Claim the GPUs that `settings.devices` selects; return the snapshot that they are from.
+
+    If too few are idle and waiting does not help, nothing is claimed: the plan reports why.
+
+    Args:
+        settings: resolved, with `devices: idle:N`.
+        look: returns a new snapshot of the machine, with the use of each GPU.
+        wait_s: how long to wait for GPUs that become idle; None: not at all.
+        names: what the names of claims begin with.
+
+    Raises:
+        MachineError: this system has no such names.
+    """
+    _check_system()
+    began = time.monotonic()
+    is_waiting = False
+    while True:
+        with _turn(names, is_quiet=is_waiting):
+            machine = with_claims(look(), names)
+            gpus = machine.gpus_of(settings.device)
+            selection = settings.devices.select(gpus)
+            if not selection.problems:
+                chosen = selection.indices[: settings.num_processes]
+                if _claim([gpus[index].uuid for index in chosen], names):
+                    return machine
+                continue  # a launch that did not wait for its turn was faster
+        can_wait = settings.devices.may_become_idle(gpus)
+        if wait_s is None or not can_wait or time.monotonic() - began >= wait_s:
+            return machine
+        if not is_waiting:
+            say(f"waiting: {'; '.join(selection.problems)}")
+            is_waiting = True
+        time.sleep(min(POLL_S, max(0.0, began + wait_s - time.monotonic())))
+
+
+def with_claims(machine: Machine, names: str = NAMES) -> Machine:
+    """Return the machine with `claimed_by` set for GPUs that other launches have claimed."""
+    return machine._replace(
+        gpus=tuple(
+            gpu._replace(
+                claimed_by=_claimed_by(gpu.uuid, names),
+                slices=tuple(
+                    part._replace(claimed_by=_claimed_by(part.uuid, names)) for part in gpu.slices
+                ),
+            )
+            for gpu in machine.gpus
+        )
+    )
+
+
+def _claimed_by(uuid: str, names: str) -> str:
+    if not _HAS_NAMES:
+        return ""
+    with closing(socket.socket(socket.AF_UNIX)) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(_address(uuid, names))
+        except ConnectionRefusedError:  # nobody has the name
+            return ""
+        except OSError:  # more have asked since than the kernel keeps
+            return "another launch"
+        credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(credentials)
+    process = f"process {pid} " if pid else ""  # 0: it is in another container
+    return f"another launch ({process}of {_user(uid)})"
+
+
+def _claim(uuids: Sequence[str], names: str) -> bool:
+    """Claim these GPUs until this process, or the script that replaces it, ends; all or none."""
+    claims = [_bind(uuid, names) for uuid in uuids]
+    for claim in claims:
+        if claim is not None and None in claims:
+            claim.close()
+        elif claim is not None:
+            claim.set_inheritable(True)
+            claim.detach()
+    return None not in claims
+
+
+@contextmanager
+def _turn(names: str, is_quiet: bool) -> Iterator[None]:
+    """Let launches choose one after the other, so that none sees what another gives back at once.
+
+    A turn that somebody keeps is not waited for: each GPU is claimed by one launch without it too.
+    """
+    deadline = time.monotonic() + _TURN_WITHIN_S
+    with waiting_for("another launch that is selecting GPUs", is_quiet=is_quiet):
+        while (turn := _bind("turn", names)) is None and time.monotonic() < deadline:
+            time.sleep(_TURN_POLL_S)
+    try:
+        yield
+    finally:
+        if turn is not None:
+            turn.close()
+
+
+def _bind(name: str, names: str) -> socket.socket | None:
+    """Return a socket with this name; None if another process has it."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(_address(name, names))
+        claim.listen()
+    except OSError as error:
+        claim.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return claim
+
+
+def _address(name: str, names: str) -> str:
+    return f"\0{names}-{name}"
+
+
+def _check_system() -> None:
+    if not _HAS_NAMES:
+        raise MachineError(
+            "devices is 'idle:...', which needs Linux: elsewhere launches cannot claim GPUs",
+            where=f"system {sys.platform}",
+            fix="name the GPUs: --devices 0,1",
+        )
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

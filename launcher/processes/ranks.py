@@ -1,0 +1,400 @@
+"""The process context that torch's agent drives: the ranks of one machine in one attempt.
+
+A subclass of torch's public `PContext`: the agent is torch's; the processes, their pipes and their
+end are handled here. torch's log files, tailing threads and signal handlers are not used.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch.distributed.elastic.multiprocessing.api import (
+    LogsDest,
+    LogsSpecs,
+    PContext,
+    RunProcsResult,
+)
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from headway.contract.forking import ProcessHandle
+from headway.contract.notes import named, say, waiting_for
+from headway.contract.records import Crash, Ended
+from headway.launcher.diagnosis import hang
+from headway.launcher.diagnosis.failures import RankExit
+from headway.launcher.diagnosis.hang import RankStatus
+from headway.launcher.diagnosis.process_state import read_state
+from headway.launcher.diagnosis.reasons import is_of_communication
+from headway.launcher.diagnosis.watch import Watch
+from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, UNREAD_S, Output
+from headway.launcher.plan.grace import Grace
+from headway.launcher.processes.starter import Starter, cannot_start
+from headway.launcher.rank.process_cleanup import KILL_MARGIN_S
+
+if TYPE_CHECKING:
+    from headway.launcher.machines.messages import Failed
+
+_MIN_EXIT_S = 5.0  # for the exit of a rank whose program has failed
+_CHECK_EVERY_S = 0.25  # for other machines and for a hang, while no rank ends here
+
+
+class RankProcesses(PContext):
+    """All ranks of this machine, in one attempt.
+
+    Args:
+        starter: starts the processes and reports their ends.
+        envs: by local rank, the variables that differ from rank to rank; RANK is among them.
+        output: reads what the ranks write.
+        watch: reads the records that they send.
+        attempt: 0, and one more for each restart.
+        reports_its_end: the program is Python, and sends a record when it comes to its end.
+        debug_rank: the rank that has the launcher's terminal.
+        grace: how long ranks that are asked to stop may take; the agent of torch 2.11 has no such
+            argument to pass on.
+        failed_elsewhere: returns how the run has failed on another machine, as far as is known.
+    """
+
+    def __init__(
+        self,
+        starter: Starter,
+        envs: Mapping[int, dict[str, str]],
+        output: Output,
+        watch: Watch,
+        attempt: int,
+        reports_its_end: bool,
+        debug_rank: int | None,
+        grace: Grace,
+        failed_elsewhere: Callable[[], Failed | None],
+    ) -> None:
+        super().__init__(
+            name="headway",
+            entrypoint="headway",
+            args=dict.fromkeys(envs, ()),
+            envs=dict(envs),
+            logs_specs=NoLogs(),
+        )
+        self._starter = starter
+        self._output = output
+        self._watch = watch
+        self._attempt = attempt
+        self._reports_its_end = reports_its_end
+        self._debug_rank = debug_rank
+        self._grace = grace
+        self._failed_elsewhere = failed_elsewhere
+        self.failed_amid_stop: Failed | None = None  # on another machine, while ranks were to save
+        self.local_ranks: dict[int, int] = {}  # by pid
+        self.handles: dict[int, ProcessHandle] = {}  # by local rank
+        self._terminals: list[_Terminal] = []  # of rank 0
+        self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
+        self._kill_at = float("inf")  # when grace ends, on the monotonic clock
+        self._is_grace_over = False  # set by another thread, or a signal's handler
+        self._failed_at: dict[int, float] = {}  # by local rank: its program, on the monotonic clock
+        self._stuck: list[int] = []  # local ranks that failed, and do not end
+        self.are_victims = False  # the run has failed on another machine
+        self._killed_after_s: dict[int, float] = {}  # by local rank: SIGKILL ended its grace
+        self.statuses: list[RankStatus] = []  # of all ranks when communication failed
+        self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
+
+    def start(self) -> None:
+        """Start the ranks; unlike torch's, this leaves the launcher's signal handlers alone."""
+        self._start()
+
+    def pids(self) -> dict[int, int]:
+        return {local_rank: pid for pid, local_rank in self.local_ranks.items()}
+
+    def ranks_by_pid(self) -> dict[int, int]:
+        """Return the global ranks, by pid."""
+        return {pid: int(self.envs[one]["RANK"]) for pid, one in self.local_ranks.items()}
+
+    def _start(self) -> None:
+        ranks = {local_rank: int(env["RANK"]) for local_rank, env in self.envs.items()}
+        self._output.begin(self._attempt, ranks.values())
+        for local_rank, env in self.envs.items():
+            rank = ranks[local_rank]
+            try:
+                streams = _Streams(
+                    has_stdin=rank == (self._debug_rank or 0),
+                    is_debugged=rank == self._debug_rank,
+                    is_prefixed=env["WORLD_SIZE"] != "1",
+                )
+            except OSError as error:
+                raise cannot_start(error) from None
+            try:
+                pid = self._starter.start(env, streams.theirs)
+            finally:
+                for fd in streams.theirs:
+                    os.close(fd)
+            self._terminals += streams.terminals
+            self.handles[local_rank] = handle = ProcessHandle(pid)
+            self.local_ranks[pid] = local_rank
+            self._output.add(rank, streams.pipes)
+            self._watch.add(rank, pid, streams.channel, streams.stacks, handle.send)
+
+    def collect(self, timeout_s: float = 0) -> None:
+        """Record the ranks that have ended, after waiting at most `timeout_s` for the first."""
+        with suppress(queue.Empty):
+            while True:
+                self._starter.woken.get(timeout_s > 0, timeout_s or None)
+                timeout_s = 0
+        for pid, ended in self._starter.ends.copy().items():
+            local_rank = self.local_ranks.get(pid)
+            if local_rank is not None and local_rank not in self.exits:
+                self.exits[local_rank] = self._end_of(local_rank, ended)
+
+    def _end_of(self, local_rank: int, ended: Ended) -> RankExit:
+        rank = int(self.envs[local_rank]["RANK"])
+        end = RankExit(
+            rank=rank,
+            pid=ended.pid,
+            code=ended.code,
+            time=ended.time,
+            was_stopping=ended.time > self._stopped_at,
+            left_silently=self._reports_its_end,
+        )
+        if ended.code == -signal.SIGKILL:
+            end = end._replace(killed_after_s=self._killed_after_s.get(local_rank))
+        for record in self._watch.end(rank, ended.code):
+            if isinstance(record, Crash):
+                if is_of_communication(record):  # the rank has not printed it
+                    self._output.keep(rank, record.traceback)
+                end = end._replace(crash=record)
+            else:
+                end = end._replace(message=record.message, uses=record.uses, memory=record.memory)
+            end = end._replace(time=record.time, left_silently=False)
+            if record.code:
+                end = end._replace(was_stopping=record.time > self._stopped_at)
+                if record.time < self._stopped_at < ended.time:  # stopped while it was ending
+                    end = end._replace(code=record.code)
+        return end
+
+    def _poll(self) -> RunProcsResult | None:
+        self.collect(timeout_s=_CHECK_EVERY_S if self._alive() else 0)
+        failures = {
+            local_rank: ProcessFailure(local_rank, end.pid, end.code, error_file="")
+            for local_rank, end in self.exits.items()
+            if end.is_failure
+        } or {
+            local_rank: ProcessFailure(local_rank, self.pids()[local_rank], 1, error_file="")
+            for local_rank in self._find_stuck()
+        }
+        if self._watch.hang is not None:  # torch expects a process that failed
+            failures = {
+                local_rank: ProcessFailure(local_rank, pid, hang.EXIT_CODE, error_file="")
+                for local_rank, pid in self.pids().items()
+            }
+        if failures:
+            return RunProcsResult(failures=failures)
+        if len(self.exits) == self.nprocs:
+            return RunProcsResult(return_values=dict.fromkeys(self.exits))
+        return None
+
+    def _find_stuck(self) -> list[int]:
+        """Return the ranks whose program failed, and whose process has not ended in time.
+
+        An exit handler or a thread of theirs hangs, and the other ranks may wait for them for ever.
+        """
+        is_alone = self.envs[0]["WORLD_SIZE"] == "1"
+        if is_alone or self._debug_rank is not None:  # who may be at a debugger's prompt
+            return []
+        now = time.monotonic()
+        ranks = {one: int(self.envs[one]["RANK"]) for one in self._alive()}
+        failed = [one for one, rank in ranks.items() if self._watch.has_failed(rank)]
+        since = {one: self._failed_at.setdefault(one, now) for one in failed}
+        limit_s = max(self._grace.usual_s, _MIN_EXIT_S)
+        self._stuck = [one for one, began in since.items() if now - began > limit_s]
+        if self._stuck:
+            which = named([ranks[one] for one in self._stuck])
+            say(f"{which} failed, and did not end within {limit_s:g} s (--grace-period-s)")
+        return self._stuck
+
+    def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
+        """Stop the running ranks, and unless all have succeeded, what they have left running."""
+        self.collect()
+        failed = [end for end in self.exits.values() if end.is_failure]
+        is_failure = bool(failed or self._stuck) or self._watch.hang is not None
+        is_success = not is_failure and not self._alive()
+        if self._stopped_at == float("inf"):
+            self._watch.begin_to_stop()
+            if any(end.crash and is_of_communication(end.crash) for end in failed):
+                self.statuses = self._watch.statuses()  # now, while the others still run
+            self._stopped_at = time.time()
+            self.forward(death_sig)
+            if self._alive():  # what they print while they save must not hold them up
+                self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
+        self._wait_and_kill(death_sig, self._grace_of(is_failure))
+        for handle in self.handles.values():
+            handle.close()
+        while self._terminals:
+            os.close(self._terminals.pop().fd)
+        if not is_success:
+            self._starter.end_left_processes()
+
+    def _hurry_where_none_can_save(self) -> None:
+        """Shorten the grace period of ranks that were to save, once one has failed anywhere."""
+        if not self._watch.will_save():
+            return
+        failed = [end.time for end in self.exits.values() if end.is_failure]
+        if self.failed_amid_stop is None and (elsewhere := self._failed_elsewhere()):
+            self.failed_amid_stop = elsewhere
+            failed.append(time.time())
+        if failed:
+            left_s = min(failed) + self._grace.victim_s - time.time()
+            self._kill_at = min(self._kill_at, time.monotonic() + left_s)
+
+    def _grace_of(self, is_failure: bool) -> float:
+        if is_failure or self.are_victims:
+            return self._grace.victim_s
+        if self._watch.will_save():
+            return self._grace.saving_s(time.time())
+        return self._grace.usual_s
+
+    def _wait_and_kill(self, death_sig: signal.Signals, grace_s: float) -> None:
+        self._starter.resume_server()
+        self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
+        with waiting_for(self._describe_stop(death_sig, grace_s)):
+            while self._alive() and (left_s := self._grace_left_s()) > 0:
+                self.collect(timeout_s=min(left_s, _CHECK_EVERY_S))
+                self._hurry_where_none_can_save()
+        waited_s = time.time() - self._stopped_at
+        self._killed_after_s |= dict.fromkeys(self._alive(), waited_s)
+        given_up_at = time.monotonic() + KILL_MARGIN_S
+        while alive := self._alive():
+            self.forward(signal.SIGKILL)
+            self.collect(timeout_s=1)
+            for local_rank in alive:
+                self._give_up_if_kept(local_rank, is_late=time.monotonic() > given_up_at)
+
+    def _grace_left_s(self) -> float:
+        return 0.0 if self._is_grace_over else self._kill_at - time.monotonic()
+
+    def _give_up_if_kept(self, local_rank: int, *, is_late: bool) -> None:
+        """Take a killed rank that the kernel does not remove for ended, and say what keeps it."""
+        pid = self.pids()[local_rank]
+        state = read_state(pid)
+        if local_rank in self.exits or not (is_late or state.is_kept_by_tracer):
+            return
+        holder = f"held by process {state.tracer}, which traces it" if state.tracer else state
+        say(
+            f"rank {self.envs[local_rank]['RANK']} (process {pid}) has been killed, but is {holder}"
+        )
+        killed = Ended(pid, -signal.SIGKILL, time.time(), left_processes=False)
+        self.exits[local_rank] = self._end_of(local_rank, killed)
+
+    def _describe_stop(self, death_sig: signal.Signals, grace_s: float) -> str:
+        ranks = named([int(self.envs[local_rank]["RANK"]) for local_rank in self._alive()])
+        again = "; Ctrl-C again ends them now" if death_sig == signal.SIGINT else ""
+        verb = "save and stop" if self._watch.will_save() else "stop"
+        return f"{ranks} to {verb}, up to {round(grace_s, 1):g} s{again}"
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopped_at != float("inf")
+
+    def end_grace_period(self) -> None:
+        """End the grace period; any thread may call it, and a signal's handler."""
+        self._is_grace_over = True
+        self._starter.woken.put(None)
+
+    def forward(self, number: int) -> None:
+        """Send a signal to the running ranks, but not to their child processes."""
+        if number == signal.SIGWINCH:
+            for terminal in self._terminals:
+                terminal.fit()
+        for local_rank in self._alive():
+            self.handles[local_rank].send(number)
+
+    def interrupt_debugged(self) -> bool:
+        """Send Ctrl-C to the debugged rank; False if it is not running."""
+        for local_rank in self._alive():
+            if int(self.envs[local_rank]["RANK"]) == self._debug_rank:
+                self.handles[local_rank].send(signal.SIGINT)
+                return True
+        return False
+
+    def _alive(self) -> list[int]:
+        return [one for one in self.local_ranks.values() if one not in self.exits]
+
+
+class _Terminal(NamedTuple):
+    """A pseudo-terminal of a rank, which is as large as the launcher's, less the prefix."""
+
+    fd: int
+    target: int  # 1 or 2: the launcher's terminal
+    margin: int  # the columns of the prefix
+
+    def fit(self) -> None:
+        """Take over the present size of the launcher's terminal."""
+        import termios
+
+        with suppress(termios.error, AttributeError):  # Python 3.10 has no such functions
+            rows, columns = termios.tcgetwinsize(self.target)
+            termios.tcsetwinsize(self.fd, (rows, max(columns - self.margin, 0)))
+
+
+class _Streams:
+    """The descriptors of a new rank: `theirs`, five that it gets, and those the launcher reads.
+
+    Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does. A rank that
+    is debugged has the launcher's own three streams instead, and rank 0 is then like any other.
+    """
+
+    def __init__(self, has_stdin: bool, is_debugged: bool, is_prefixed: bool) -> None:
+        self._margin = len("[0] ") if is_prefixed else 0
+        self._opened: list[int] = []
+        self.terminals: list[_Terminal] = []
+        self.pipes: dict[int, int] = {}  # 1 for stdout, 2 for stderr: the reading end
+        try:
+            (stdin,) = self._keep(os.dup(0) if has_stdin else os.open(os.devnull, os.O_RDONLY))
+            if is_debugged:
+                out, err = self._keep(os.dup(1), os.dup(2))
+            else:
+                self.pipes[1], out = self._channel(1, has_stdin and os.isatty(1))
+                self.pipes[2], err = self._channel(2, has_stdin and os.isatty(2))
+            ours, theirs = socket.socketpair()
+            self.channel, channel = self._keep(ours.detach(), theirs.detach())
+            self.stacks, stacks = self._keep(*os.pipe())
+        except OSError:
+            for fd in self._opened:
+                os.close(fd)
+            raise
+        self.theirs = (stdin, out, err, channel, stacks)
+
+    def _channel(self, target: int, is_terminal: bool) -> tuple[int, int]:
+        """Return the reading and the writing end of a pipe or a pseudo-terminal for a stream."""
+        if not is_terminal:
+            reading, writing = self._keep(*os.pipe())
+            return reading, writing
+        import pty
+        import termios
+
+        reading, writing = self._keep(*pty.openpty())
+        modes = termios.tcgetattr(writing)
+        modes[1] &= ~termios.OPOST  # the launcher's own terminal does this
+        termios.tcsetattr(writing, termios.TCSANOW, modes)
+        (own,) = self._keep(os.dup(reading))  # the other is closed by who reads it
+        terminal = _Terminal(own, target, self._margin)
+        terminal.fit()
+        self.terminals.append(terminal)
+        return reading, writing
+
+    def _keep(self, *fds: int) -> tuple[int, ...]:
+        self._opened += fds
+        return fds
+
+
+class NoLogs(LogsSpecs):
+    """Tells torch that there are no files to write, redirect or tail."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        nowhere = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
+
+    @property
+    def root_log_dir(self) -> str:
+        return ""

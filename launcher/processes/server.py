@@ -1,0 +1,306 @@
+"""The fork server: a process that starts the ranks for the launcher, and ends them all with it.
+
+It starts before the launcher's own imports and runs in parallel with them. To fork ranks it imports
+torch once; it then has one Python thread, no CUDA context, and a session of its own. Requests
+are JSON over a socket, answers are records; a request carries the rank's stdin, stdout, stderr,
+status channel and pipe of stacks. When the launcher ends, also if it is killed, all descendants of
+this process are ended. Orphans among them are adopted, and reaped when they end.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import gc
+import io
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import NamedTuple
+
+from headway.contract import signals
+from headway.contract.forking import (
+    adopt_orphans,
+    become_new,
+    die_with_parent,
+    open_pidfd,
+    reap,
+    set_title,
+    wake_on_child_end,
+)
+from headway.contract.lines import encode
+from headway.contract.records import Ended, NotStarted, Record, Serving, Started
+from headway.launcher.plan.program import interpreter
+from headway.launcher.processes.guardian import fork_below_guardian
+from headway.launcher.rank import preloaded, rank_monitor, worker
+from headway.launcher.rank.process_cleanup import end_descendants, has_children
+
+
+class Job(NamedTuple):
+    """What all ranks share, from this process's command line."""
+
+    method: str  # fork, exec; program: not a Python script
+    grace_s: float
+    kind: str  # script or module
+    name: str
+    args: list[str]
+
+
+class Rank(NamedTuple):
+    """A request to start one rank."""
+
+    env: dict[str, str]
+    fds: list[int]  # stdin, stdout, stderr, status channel, stacks
+
+
+LEAVE_CHILDREN = Rank({}, [])
+"""The request to end, and to leave the processes that the ranks have started alone."""
+
+
+def main() -> None:
+    """Serve until the launcher has ended; in a forked rank, run the program and return."""
+    fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
+    job = Job(method, float(grace_s), kind, name, args)
+    atexit.register(worker.finish_process)
+    # left to the launcher
+    signals.outlive(signal.SIGINT, signal.SIGQUIT, *worker.USER_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, worker.USER_SIGNALS)  # blocked by the launcher
+    server = socket.socket(fileno=int(fd))
+    server.set_inheritable(False)
+    fork_below_guardian(server, job.grace_s)
+    _answer(server, Serving(os.getpid()))
+    adopt_orphans()  # a fork clears it
+    if method == "fork":
+        _warm_up()
+    signals.outlive(signal.SIGTERM)  # until here it ends this process at once, amid an import too
+    rank = _Server(server, job).serve()
+    if rank is None:
+        os._exit(0)  # skips torch's finalization, which takes 0.25 s
+    set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
+    rank_monitor.start(*rank.fds[3:])
+    preloaded.hand_out_torch()
+    worker.run_program(kind, name, args, blocked=worker.STOP_SIGNALS)
+
+
+def _warm_up() -> None:
+    """Import torch, and exempt its objects from garbage collection."""
+    with preloaded.recorded_filters():
+        import torch.distributed
+
+    assert torch
+    gc.collect()
+    gc.freeze()
+
+
+class _Server:
+    """Serves requests until the launcher has ended."""
+
+    def __init__(self, launcher: socket.socket, job: Job) -> None:
+        self._launcher = launcher
+        self._job = job
+        self._wake_fds = wake_on_child_end()
+        self._ranks: dict[int, int | None] = {}  # by pid, its pidfd
+        self._selector = selectors.DefaultSelector()
+        for fd in (launcher.fileno(), self._wake_fds[0]):
+            self._selector.register(fd, selectors.EVENT_READ)
+
+    def serve(self) -> Rank | None:
+        """Return None when the launcher has ended, or the rank in a forked child."""
+        while True:
+            ready = {key.fd: key.data for key, _ in self._selector.select()}
+            for pid in filter(None, ready.values()):  # in the order in which they ended
+                self._end_or_unwatch(pid)
+            if self._wake_fds[0] in ready:
+                self._reap()
+            if self._launcher.fileno() not in ready:
+                continue
+            request = _receive(self._launcher)
+            if request is None:
+                end_descendants(self._job.grace_s if self._ranks else 0)
+                return None
+            if request == LEAVE_CHILDREN:
+                return None
+            if self._start(request) == 0:
+                return request
+
+    def _start(self, rank: Rank) -> int | None:
+        """Start a rank and return its pid; 0 in the forked child, which is set up then.
+
+        None if the system refuses.
+        """
+        here = os.getpid()
+        try:
+            pid = _fork() if self._job.method == "fork" else _start_fresh(self._job, rank)
+        except OSError as error:  # too many processes, or too little memory
+            _answer(self._launcher, NotStarted(error.errno or 0))
+            pid = None
+        if pid == 0:
+            self._close()
+            _become_rank(here, rank)
+            return 0
+        for theirs in rank.fds:
+            os.close(theirs)
+        if pid is None:
+            return None
+        self._ranks[pid] = fd = open_pidfd(pid)
+        if fd is not None:
+            self._selector.register(fd, selectors.EVENT_READ, pid)
+        _answer(self._launcher, Started(pid))
+        return pid
+
+    def _end_or_unwatch(self, pid: int) -> None:
+        """Report the end of a rank, unless a tracer holds it: the rest is left to `_reap`."""
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            self._end(pid, status)
+        else:
+            self._unwatch(pid)
+
+    def _unwatch(self, pid: int) -> None:
+        fd = self._ranks[pid]
+        if fd is not None:
+            self._selector.unregister(fd)
+            os.close(fd)
+        self._ranks[pid] = None
+
+    def _reap(self) -> None:
+        """Reap adopted orphans, and ranks that have ended since."""
+        os.read(self._wake_fds[0], 4096)
+        with suppress(ChildProcessError):
+            for pid, status in reap():
+                if pid in self._ranks:
+                    self._end(pid, status)
+
+    def _end(self, pid: int, status: int) -> None:
+        """Report the end of a rank."""
+        self._unwatch(pid)
+        del self._ranks[pid]
+        ended = time.time()
+        left_processes = not self._ranks and has_children()
+        code = os.waitstatus_to_exitcode(status)
+        _answer(self._launcher, Ended(pid, code, ended, left_processes))
+
+    def _close(self) -> None:
+        """Close in a forked child what is the server's."""
+        self._selector.close()
+        self._launcher.close()
+        for fd in (*self._wake_fds, *self._ranks.values()):
+            if fd is not None:
+                os.close(fd)
+
+
+def _receive(server: socket.socket) -> Rank | None:
+    fds = array.array("i")
+    try:
+        message, ancillary, _, _ = server.recvmsg(2**20, socket.CMSG_LEN(5 * fds.itemsize))
+    except OSError:
+        return None
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return Rank(json.loads(message), list(fds)) if message else None
+
+
+def _answer(server: socket.socket, record: Record) -> None:
+    with suppress(OSError):  # the launcher has ended; the next request is the end of the stream
+        server.sendall(encode(record))
+
+
+@contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Block stop signals while a process is started; in a forked child they stay blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOP_SIGNALS)
+    here = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == here:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings(), _stop_signals_blocked():
+        # Python warns of OpenBLAS's idle thread pool, which survives a fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _start_fresh(job: Job, rank: Rank) -> int:
+    here = os.getpid()
+    stdin, stdout, stderr, *ours = rank.fds
+    command = [job.name, *job.args]
+    is_ours = job.method == "exec"
+    if is_ours:
+        arguments = [*map(str, ours), job.kind, *command]
+        command = [*interpreter(), "-c", worker.bootstrap_code("rank.worker"), *arguments]
+    try:
+        with _stop_signals_blocked() if is_ours else nullcontext():
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **rank.env},
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=ours if is_ours else [],
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(here),
+            )
+    except OSError as error:
+        if is_ours:
+            raise
+        os.write(stderr, f"{job.name}: {error.strerror}\n".encode())
+        return _fork() or os._exit(127)  # as a shell would
+    process.returncode = 0  # reaped by the server, not by Popen
+    return process.pid
+
+
+def _become_rank(server_pid: int, rank: Rank) -> None:
+    """Set up the forked process like a new interpreter for this rank."""
+    become_new(server_pid, rank.fds[:3])
+    os.environ.update(rank.env)
+    signals.do_as_usual(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
+    _reopen_streams()
+    _reseed()
+
+
+def _reseed() -> None:
+    """Reseed torch's and NumPy's generators, which the fork copied; `random` reseeds itself."""
+    import torch
+
+    torch.default_generator.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _reopen_streams() -> None:
+    """Reopen Python's three standard streams with the buffering of a new process.
+
+    Those of the server may be None (closed), or what a sitecustomize has put there.
+    """
+    unbuffered = getattr(sys.stdout, "write_through", False)  # by -u or PYTHONUNBUFFERED
+    usual = {"stderr": "backslashreplace"}
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        old = getattr(sys, name)
+        raw = open(fd, mode + "b", buffering=0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
+        getattr(raw, "raw", raw).name = f"<{name}>"  # type: ignore[misc]
+        stream = io.TextIOWrapper(
+            raw,
+            encoding=getattr(old, "encoding", None),
+            errors=getattr(old, "errors", usual.get(name)),
+            newline=None if fd == 0 else "\n",
+            line_buffering=(fd == 2 or raw.isatty()) and not unbuffered,
+            write_through=unbuffered and fd != 0,
+        )
+        stream.mode = mode  # type: ignore[misc]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)

@@ -1,0 +1,274 @@
+"""The launcher's side of `server.py`: requests ranks, and reads which have ended.
+
+Imports no torch, so that the server can be started before the launcher's own slow imports.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from headway.contract.forking import ProcessHandle, adopt_orphans, open_pidfd
+from headway.contract.notes import waiting_for
+from headway.contract.records import Ended, NotStarted, Refused, Serving, Started, decode_record
+from headway.errors import LaunchError
+from headway.launcher.plan.plan import LaunchPlan
+from headway.launcher.rank import worker
+from headway.launcher.rank.process_cleanup import end_descendants, end_processes, is_running
+
+if TYPE_CHECKING:
+    from psutil import Process
+
+_CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
+_TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
+
+
+class ServerEnded(Exception):
+    """The fork server has ended, and cannot start a rank."""
+
+
+class Starter:
+    """Starts ranks, keeps how they ended in `ends`, and wakes a thread that waits for `woken`.
+
+    The queue does not hold the ends: an exception from a signal handler could lose one that was
+    just removed from it.
+
+    Args:
+        plan: how the ranks start.
+        environ: variables that all ranks share; set before the server imports torch.
+        is_quiet: do not say that the server is waited for.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False
+    ) -> None:
+        self._is_quiet = is_quiet
+        self.ends: dict[int, Ended] = {}  # by pid
+        self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.server_code: int | None = None  # of a server that ended on its own; negative: signal
+        self._plan = plan
+        self._environ = environ
+        adopt_orphans()
+        self._start_server()
+
+    def _start_server(self) -> None:
+        self._started: queue.SimpleQueue[int | OSError | Refused | None] = queue.SimpleQueue()
+        self._server_pid = 0
+        self._server: ProcessHandle | None = None
+        self._watcher: threading.Thread | None = None
+        self._left_processes = False
+        self._is_closing = False
+        self._socket, theirs = socket.socketpair()
+        # until the new process has handlers
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, worker.USER_SIGNALS)
+        try:
+            self._guardian = subprocess.Popen(  # which forks the server
+                self._command(theirs.fileno()),
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=1,  # passed on also where it is the null device instead of a closed stream
+                stderr=2,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone
+            )
+        except OSError as error:
+            self._socket.close()
+            raise cannot_start(error) from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            theirs.close()
+        self._reader = threading.Thread(target=self._read, name="headway-starter", daemon=True)
+        try:
+            self._reader.start()
+        except RuntimeError as error:  # too many threads
+            self._socket.close()  # which ends the server
+            self._guardian.wait()
+            raise cannot_start(OSError(errno.EAGAIN, str(error))) from None
+
+    def _command(self, fd: int) -> list[str]:
+        program, settings = self._plan.program, self._plan.settings
+        return [
+            *unbuffered(self._plan.python, self._environ),
+            "-c",
+            worker.bootstrap_code("processes.server"),
+            str(fd),
+            "program" if program.kind == "program" else settings.start_method,
+            str(settings.grace_period_s),
+            _TITLE_ROOM,
+            program.kind,
+            program.name,
+            *program.args,
+        ]
+
+    def start(self, env: Mapping[str, str], fds: tuple[int, ...]) -> int:
+        """Start one rank and return its pid.
+
+        Args:
+            env: the variables that differ from rank to rank.
+            fds: the rank's stdin, stdout, stderr, status channel and pipe of stacks; the caller
+                closes them.
+
+        Raises:
+            LaunchError: the system refuses to start it, or the server is that of another version.
+            ServerEnded: the server has ended.
+        """
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
+        pid: int | OSError | Refused | None = None
+        with suppress(OSError):
+            self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
+            with waiting_for("the process that starts the ranks", is_quiet=self._is_quiet):
+                pid = self._next_start()
+        if isinstance(pid, OSError):
+            raise cannot_start(pid)
+        if isinstance(pid, Refused):
+            raise LaunchError(
+                f"the process that starts the ranks belongs to another Headway: {pid.reason}",
+                where=f"{self._plan.python[0]}, where Headway was changed after this launch began",
+                fix="start the launch again",
+            )
+        if pid is None:
+            self._reader.join()  # which sets `server_code`
+            raise ServerEnded
+        return pid
+
+    def _next_start(self) -> int | OSError | Refused | None:
+        while True:
+            with suppress(queue.Empty):
+                return self._started.get(timeout=_CHECK_EVERY_S)
+
+    def restart_server(self) -> None:
+        """Start another server if the last one has ended on its own."""
+        if self.server_code is not None:
+            self.close()
+            self.server_code = None
+            self._start_server()
+
+    def left_processes(self) -> list[Process]:
+        """Return what ranks have started and left running; empty while a rank runs."""
+        if not self._left_processes:
+            return []
+        import psutil
+
+        try:
+            below = psutil.Process(self._server_pid).children(recursive=True)
+        except (psutil.Error, OSError):  # it has ended, or /proc cannot be read
+            return []  # its guardian or itself ends what is left
+        return [one for one in below if is_running(one)]
+
+    def end_left_processes(self) -> None:
+        """End what ranks have started and left running."""
+        if self._left_processes:
+            end_processes(lambda: self.left_processes() or None, 0)
+
+    def resume_server(self) -> None:
+        """Let a suspended server go on; it could neither report nor end anything."""
+        self._guardian.send_signal(signal.SIGCONT)
+        if self._server is not None:
+            self._server.send(signal.SIGCONT)
+
+    def close(self, leave_children: bool = False) -> None:
+        """Have the server end the remaining processes of the ranks, or leave them; wait for it."""
+        self._is_closing = True
+        with suppress(OSError):
+            if leave_children:
+                from headway.launcher.processes.server import LEAVE_CHILDREN
+
+                self._socket.sendall(json.dumps(LEAVE_CHILDREN.env).encode())
+            self._socket.shutdown(socket.SHUT_WR)
+        self.resume_server()
+        self._guardian.terminate()  # ends one that has started no server yet
+        if self._guardian.wait() != 0 and not leave_children:
+            end_descendants(0)  # which this process has adopted
+        self._reader.join()
+        if self._watcher is not None:
+            self._watcher.join()
+        self._socket.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _read(self) -> None:
+        alive: set[int] = set()
+        with suppress(OSError), self._socket.makefile("rb") as answers:
+            for line in answers:
+                record = decode_record(line)
+                if isinstance(record, Refused):
+                    self._started.put(record)
+                elif isinstance(record, Serving):
+                    self._server_pid = record.pid
+                    self._server = ProcessHandle(record.pid)
+                    self._watch_server(record.pid)
+                elif isinstance(record, Started):
+                    alive.add(record.pid)
+                    self._left_processes = False
+                    self.ends.pop(record.pid, None)  # the system reuses process ids
+                    self._started.put(record.pid)
+                elif isinstance(record, NotStarted):
+                    self._started.put(OSError(record.errno, os.strerror(record.errno)))
+                elif isinstance(record, Ended):
+                    alive.discard(record.pid)
+                    self._left_processes = record.left_processes
+                    self._note(record)
+        if not self._is_closing:
+            code = self._guardian.wait()
+            self.server_code = code if code <= 128 else 128 - code  # as a shell gives it
+        self._started.put(None)
+        for pid in alive:  # the server died, and all ranks with it
+            self._note(Ended(pid, -signal.SIGKILL, time.time(), left_processes=False))
+
+    def _watch_server(self, pid: int) -> None:
+        """Let a suspended guardian go on when its server ends: it has to end what is left."""
+        server = open_pidfd(pid)
+        if server is None:
+            return
+
+        def resume_guardian() -> None:
+            ended = select.poll()
+            ended.register(server, select.POLLIN)
+            ended.poll()
+            os.close(server)
+            self._guardian.send_signal(signal.SIGCONT)
+
+        watcher = threading.Thread(target=resume_guardian, name="headway-guardian", daemon=True)
+        try:
+            watcher.start()
+            self._watcher = watcher
+        except RuntimeError:  # too many threads
+            os.close(server)
+
+    def _note(self, end: Ended) -> None:
+        self.ends[end.pid] = end
+        self.woken.put(None)
+
+
+def unbuffered(python: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Replace PYTHONUNBUFFERED by -u where Python is told to ignore its variables (-E, -I)."""
+    ignores_variables = "-E" in python or "-I" in python
+    return [*python, *(["-u"] if ignores_variables and environ.get("PYTHONUNBUFFERED") else [])]
+
+
+def cannot_start(error: OSError) -> LaunchError:
+    """Return the error for a process that the operating system cannot start."""
+    fixes = {
+        errno.E2BIG: "shorten the arguments or the environment",
+        errno.EMFILE: "raise the limit of open files: `ulimit -n 4096`",
+        errno.ENFILE: "close files of other programs: the whole system has too many open",
+        errno.EAGAIN: "raise the limit of processes: `ulimit -u`, or start fewer ranks",
+        errno.ENOMEM: "start fewer ranks, or free some memory",
+    }
+    return LaunchError(
+        f"the ranks cannot be started: {error.strerror}",
+        where="the operating system",
+        fix=fixes.get(error.errno or 0, "reinstall Headway in a working Python"),
+    )

@@ -1,0 +1,400 @@
+"""Runs the user's script as `__main__` in a rank's process, and reports how it ended.
+
+The script must not notice a difference from `python script.py`. The same code runs in a process
+forked from the fork server and in a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import io
+import os
+import signal
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable, Collection, Iterator, Sequence
+from importlib.machinery import SourceFileLoader
+from types import TracebackType
+from typing import NoReturn, TypeVar
+
+from headway.contract import process_groups, records, signals
+from headway.contract.memory_use import read_memory_use
+from headway.contract.records import Crash, End, Frame, Uses
+from headway.contract.run import read_ranks, read_run
+from headway.errors import ConfigError, HeadwayError
+from headway.launcher.diagnosis.reasons import is_of_communication
+from headway.launcher.plan.program import RUNTIMES
+from headway.launcher.rank import library_hooks, rank_monitor
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""Blocked while a rank's process is started, so that none is lost or runs the parent's handler."""
+
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""For the ranks; a cluster sends them to all processes of a job, at any time."""
+
+T = TypeVar("T")
+
+_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
+_LAUNCHER = os.path.join(_PACKAGE, "launcher") + os.sep
+
+
+_BOOTSTRAP = """\
+import sys
+if sys.path[:1] == [""]: del sys.path[0]
+from headway.launcher.{module} import {function}
+{function}()
+"""
+
+
+def bootstrap_code(module: str, function: str = "main") -> str:
+    """Return the code that `python -c` runs to call a function of a module of the launcher.
+
+    With -c, Python puts the working directory first on sys.path, where a user's file could shadow
+    any module.
+    """
+    return _BOOTSTRAP.format(module=module, function=function)
+
+
+def main() -> None:
+    """Run the program in this fresh interpreter, given by the fork server's command line."""
+    channel, stacks, kind, name, *args = sys.argv[1:]
+    for fd in (channel, stacks):
+        os.set_inheritable(int(fd), False)
+    atexit.register(finish_process)
+    rank_monitor.start(int(channel), int(stacks))
+    run_program(kind, name, args, blocked=STOP_SIGNALS)
+
+
+def main_alone() -> None:
+    """Run the program in this process, which has replaced the launcher."""
+    kind, name, *args = sys.argv[1:]
+    atexit.register(finish_process)
+    run_program(kind, name, args)
+
+
+def run_program(
+    kind: str, name: str, args: Sequence[str], *, blocked: Collection[signal.Signals] = ()
+) -> None:
+    """Run the user's program as `__main__`; the caller then lets the interpreter end as usual.
+
+    Args:
+        kind: `script` or `module`.
+        name: the script's path, or the module's name.
+        args: the program's own arguments.
+        blocked: signals to unblock just before the program starts.
+
+    Raises:
+        SystemExit: the script's own, or the exit code after an unhandled exception was shown.
+    """
+    run = read_run()
+    if run is not None and run.debug_rank is not None:
+        from headway.launcher.rank.debugging import skip_prompts, suspend_timeouts
+
+        suspend_timeouts()
+        ranks = read_ranks()
+        if ranks is not None and ranks.rank != run.debug_rank:
+            skip_prompts()
+    if run is not None and run.replace_accelerate:
+        from headway.compat.replacing import replace_accelerate
+
+        replace_accelerate()
+    if run is not None and run.library_hooks:
+        library_hooks.install()
+    sys.argv = [name, *args]
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    vars(main).update(__builtins__=builtins, __annotations__={})
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+        if kind == "module":
+            _run_module(name)
+        elif os.path.isdir(name) or not _is_source(name):
+            _run_container(name)
+        else:
+            _run_file(name, main)
+    except SystemExit as stop:
+        _report_end(stop)
+        raise
+    except BaseException as error:  # noqa: BLE001  it is shown and reported, and ends the process
+        crash = error, sys.exc_info()[2]  # error.__traceback__ may be the script's own property
+    else:
+        _report_end(None)
+        return
+    _report_crash(*crash)  # out of the handler: an exception in sys.excepthook has no context
+
+
+def _run_file(path: str, main: types.ModuleType) -> None:
+    file = os.path.abspath(path)
+    if not is_path_safe():
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    main.__file__ = file
+    main.__cached__ = None  # type: ignore[attr-defined]
+    main.__loader__ = SourceFileLoader("__main__", file)
+    try:
+        with io.open_code(file) as source:
+            text = source.read()
+    except OSError as error:
+        raise ConfigError(
+            f"script {path!r} cannot be read any more: {error.strerror}",
+            where="the start of this rank, after that of the launch",
+            fix="leave the script where it is until all ranks have started, and at each restart",
+        ) from None
+    code = compile(text, file, "exec", dont_inherit=True)
+    exec(code, main.__dict__)  # noqa: S102  the user's script
+
+
+def _run_module(name: str) -> None:
+    if not is_path_safe():
+        sys.path.insert(0, os.getcwd())
+    run_module_as_main(name, alter_argv=True)
+
+
+def _run_container(path: str) -> None:
+    """Run the `__main__` of a directory or a zip file, or a compiled script."""
+    sys.path.insert(0, path)
+    run_module_as_main("__main__", alter_argv=False)
+
+
+def run_module_as_main(name: str, alter_argv: bool) -> None:
+    """Do what `python -m` does.
+
+    Relies on a private function of runpy: its public ones replace `__main__` only temporarily.
+    """
+    import runpy
+
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+
+
+def is_path_safe() -> bool:
+    """Return whether Python was told not to put the program's folder on sys.path (-P, -I)."""
+    return bool(getattr(sys.flags, "safe_path", False))
+
+
+def _is_source(path: str) -> bool:
+    if not os.path.isfile(path):  # a pipe can be read only once
+        return True
+    with open(path, "rb") as file:
+        return b"\0" not in file.read(512)
+
+
+def _now(clock: Callable[[], float] = time.time) -> float:
+    """Return the seconds since the epoch, also where the script has replaced `time.time`.
+
+    A default is out of reach of tools that replace it in all modules.
+    """
+    return clock()
+
+
+def _attempt(do: Callable[[], T], otherwise: T) -> T:
+    """Return what `do` returns, or `otherwise` if it raises: objects of the script may raise
+    anything at any access, and the script may have replaced functions of any module.
+    """
+    try:
+        return do()
+    except BaseException:  # noqa: BLE001  also a SystemExit from `__str__`, as in Python
+        return otherwise
+
+
+def _report_end(stop: SystemExit | None) -> None:
+    """Report that the program ended by itself; not reached after os._exit."""
+    end = End(
+        time=_now(),
+        code=0,
+        groups=_attempt(rank_monitor.read_groups, ()),
+        uses=_uses(),
+        memory=_attempt(read_memory_use, None),
+    )
+    if stop is not None:
+        end = _attempt(lambda: _with_exit(end, stop), end._replace(code=1))
+    records.send(end)
+
+
+def _uses() -> Uses:
+    """Return what the program has used so far."""
+    return Uses(
+        accelerator=records.channel.has_made_accelerator,
+        group=records.channel.has_joined_group,
+        resuming=records.channel.has_resumed,
+        stopping=records.channel.obeys_stops,
+        readers=tuple(name for name in RUNTIMES if name in sys.modules),
+    )
+
+
+def _with_exit(end: End, stop: SystemExit) -> End:
+    frame = traceback.extract_tb(stop.__traceback__)[-1]
+    return end._replace(
+        code=stop.code & 255 if isinstance(stop.code, int) else int(stop.code is not None),
+        message=stop.code[:2000] if isinstance(stop.code, str) else "",
+        exited_at=Frame(frame.filename, frame.lineno or 0, frame.name),
+    )
+
+
+def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn:
+    """Report an unhandled exception to the launcher, print it as Python would, and exit.
+
+    A HeadwayError is a user error: it is printed without Headway's frames, with its own exit
+    code. A KeyboardInterrupt is not printed.
+    """
+    shown = _without_our_frames(trace)
+    BaseException.with_traceback(error, shown)
+    kind = type.__dict__["__name__"].__get__(type(error))  # a metaclass may have its own
+    message = _attempt(lambda: str(error)[:2000], "<exception str() failed>")  # as in Python
+    ours = issubclass(type(error), HeadwayError)
+    text = _attempt(
+        lambda: "".join(_format_briefly(error) if ours else traceback.format_exception(error)),
+        "".join([*_format_frames(shown), f"{kind}: {message}\n"]),
+    )
+    code = error.exit_code if isinstance(error, HeadwayError) else 1
+    crash = Crash(
+        time=_now(),
+        kind=kind,
+        message=message,
+        traceback=text[-20000:],
+        is_from_torch=_attempt(lambda: _is_from_torch(shown), False),
+        code=-signal.SIGINT if isinstance(error, KeyboardInterrupt) else code,
+        groups=_attempt(rank_monitor.read_groups, ()),
+        is_from_headway=_attempt(lambda: _is_from_headway(error, trace), False),
+    )
+    if isinstance(error, HeadwayError):
+        crash = _attempt(lambda: _with_fix(crash, error), crash)
+    records.send(crash)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
+    if isinstance(error, KeyboardInterrupt):
+        _end_by_sigint_at_exit()
+    elif ours:
+        _write_error(text)
+    elif not _attempt(lambda: _is_for_the_launcher(error, crash), False):
+        _show(error, shown)
+    sys.exit(code)
+
+
+def _with_fix(crash: Crash, error: HeadwayError) -> Crash:
+    """Move the fix out of the traceback: the launcher prints it as that of the run's failure."""
+    problems = "\n".join(problem.without_fix for problem in error.problems)
+    return crash._replace(
+        traceback="".join(_format_briefly(error, problems))[-20000:],
+        fix="; ".join(problem.fix for problem in error.problems),
+    )
+
+
+def _show(error: BaseException, trace: TracebackType | None) -> None:
+    """Print an exception as Python does: by the script's hook, and if that raises, both."""
+    if not hasattr(sys, "excepthook"):
+        _write_error("sys.excepthook is missing\n")
+        sys.__excepthook__(type(error), error, trace)
+        return
+    try:
+        sys.excepthook(type(error), error, trace)
+        return
+    except SystemExit:
+        raise
+    except BaseException as raised:  # noqa: BLE001  it is shown
+        own = _without_our_frames(sys.exc_info()[2])
+        second = BaseException.with_traceback(raised, own)
+    _write_error("Error in sys.excepthook:\n")
+    sys.__excepthook__(type(second), second, own)
+    _write_error("\nOriginal exception was:\n")
+    sys.__excepthook__(type(error), error, trace)
+
+
+def _write_error(text: str) -> None:
+    _attempt(lambda: sys.stderr.write(text), 0)
+
+
+def _format_frames(trace: TracebackType | None) -> Iterator[str]:
+    """Yield the lines of a traceback without their sources, with no function of a module."""
+    yield "Traceback (most recent call last):\n"
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        yield f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}\n'
+        trace = trace.tb_next
+
+
+def _is_from_torch(trace: TracebackType | None) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("torch.")
+
+
+def _is_from_headway(error: BaseException, trace: TracebackType | None) -> bool:
+    """Return whether Headway's own code failed; a script's syntax is found out by ours."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    is_on_purpose = isinstance(error, (HeadwayError, SyntaxError, KeyboardInterrupt))
+    return bool(files) and files[-1].startswith(_PACKAGE) and not is_on_purpose
+
+
+def _is_for_the_launcher(error: BaseException, crash: Crash) -> bool:
+    """Return whether the launcher reports the exception instead of this process."""
+    is_known = is_of_communication(crash) or (
+        isinstance(error, BrokenPipeError) and _has_lost_reader()
+    )
+    return is_known and records.is_connected() and _has_default_excepthook()
+
+
+def _has_lost_reader() -> bool:
+    """Return whether nobody reads the pipe that is this process's stdout or stderr."""
+    import select
+
+    poll = select.poll()
+    for fd in (1, 2):
+        poll.register(fd, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _has_default_excepthook() -> bool:
+    """Return whether sys.excepthook is Python's, or torch's, which adds the rank.
+
+    The launcher then reports a communication error, which only means that another rank ended.
+    """
+    module = sys.excepthook.__module__ or ""
+    return module == "sys" or module.startswith("torch.")
+
+
+def _format_briefly(error: BaseException, text: str | None = None) -> list[str]:
+    """Return the script's frames, and the error's own lines or `text` instead of them."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    said = str(error) if text is None else text
+    return [*traceback.format_list(theirs), f"{type(error).__name__}: {said}\n"]
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Remove the launcher's calls: those before the script, and our wrappers of torch functions."""
+    while trace is not None and _is_before_the_script(trace):
+        trace = trace.tb_next
+    kept = trace
+    while kept is not None:
+        while kept.tb_next is not None and _is_our_wrapper(kept.tb_next):
+            kept.tb_next = kept.tb_next.tb_next
+        kept = kept.tb_next
+    return trace
+
+
+def _is_before_the_script(trace: TracebackType) -> bool:
+    file = trace.tb_frame.f_code.co_filename
+    return file.startswith((_LAUNCHER, "<frozen runpy"))
+
+
+def _is_our_wrapper(trace: TracebackType) -> bool:
+    return trace.tb_frame.f_code.co_filename in (rank_monitor.__file__, process_groups.__file__)
+
+
+def _end_by_sigint_at_exit() -> None:
+    """Make `finish_process` end this process by SIGINT, as Python does after KeyboardInterrupt."""
+    global _ends_by_sigint
+    _ends_by_sigint = True
+
+
+_ends_by_sigint = False
+
+
+def finish_process() -> None:
+    """Exit handler that runs last: it must be the first one that is registered with atexit."""
+    if "torch.distributed" in sys.modules:
+        time.sleep(0.02)  # gloo's threads release their last works; see headway.distributed.world
+    if _ends_by_sigint:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signals.put_back({signal.SIGINT: signal.SIG_DFL})
+        os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,250 @@
+"""A connection to an agent on another host, over ssh, which ends with this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TextIO, TypeVar
+
+from headway.contract.forking import die_with_parent
+from headway.contract.lines import decode, kinds_of
+from headway.errors import LaunchError, MachineError
+from headway.launcher.remote.orders import End, Found, Route
+
+Answer = TypeVar("Answer", Found, Route)
+
+_OPTIONS = {
+    "BatchMode": "yes",  # no prompts: nobody could tell which host asks
+    "ConnectTimeout": "15",
+    "ServerAliveInterval": "5",  # a cut connection is noticed after 15 s
+    "ServerAliveCountMax": "3",
+}
+_READY_WITHIN_S = 120.0  # Python may start slowly from a network's file system
+CLOSE_WITHIN_S = 5.0  # for ssh to end after its agent
+_REAPED_WITHIN_S = 1.0  # after SIGKILL
+_MOST_HELD_BYTES = 1 << 16  # of an unfinished line
+_LONGEST_ANSWER_BYTES = 1 << 23  # of an agent: how its launch has ended, with the report
+_MOST_BEFORE_READY_MIB = 1  # of output of a login shell, before the agent answers
+
+
+def ssh_command(host: str, agent: Sequence[str]) -> list[str]:
+    """Return the command that runs an agent on a host."""
+    options = [f"-o{name}={value}" for name, value in _OPTIONS.items()]
+    return ["ssh", "-T", *options, host, f"exec {shlex.join(agent)}"]
+
+
+class Connection:
+    """The connection to an agent."""
+
+    def __init__(self, name: str, process: Process, mark: str) -> None:
+        self.name = name
+        self.has_answered = False
+        self._process = process
+        self._mark = mark.encode()
+        self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._held_errors: bytearray | None = bytearray()  # of ssh, until the agent answers
+        self._read_before_ready = 0
+        self._killer: asyncio.TimerHandle | None = None
+        self._is_killed = False
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._readers = [
+            asyncio.create_task(self._read(process.stdout, self._take_output)),
+            asyncio.create_task(self._read(process.stderr, self._take_error)),
+        ]
+        self._exit = asyncio.create_task(process.wait())
+
+    @property
+    def is_open(self) -> bool:
+        return self._process.returncode is None
+
+    def send(self, line: bytes) -> None:
+        """Send a line; where the connection is gone, `end` says so."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(line)
+
+    async def ask(self, line: bytes, kind: type[Answer]) -> Answer:
+        """Send a line, and return the agent's answer.
+
+        Raises:
+            LaunchError: none comes.
+        """
+        self.send(line)
+        try:
+            answer = await asyncio.wait_for(self._answers.get(), _READY_WITHIN_S)
+        except asyncio.TimeoutError:
+            raise self._unreachable("no answer") from None
+        if answer is None:
+            self.close_input(CLOSE_WITHIN_S)
+            await self.ended()
+            raise self._unreachable(self._why_it_ended())
+        self._show_held_errors()
+        found: Answer = decode(kinds_of(kind), answer)
+        return found
+
+    def _why_it_ended(self) -> str:
+        if self._says_too_much():
+            return f"more than {_MOST_BEFORE_READY_MIB} MiB of output came from its login shell"
+        lines = bytes(self._held_errors or b"").decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "the connection ended"
+
+    def _says_too_much(self) -> bool:
+        return not self.has_answered and self._read_before_ready > _MOST_BEFORE_READY_MIB << 20
+
+    def _unreachable(self, reason: str) -> LaunchError:
+        return LaunchError(
+            f"nothing can be launched on {self.name}: {reason.strip()}",
+            where=f"host {self.name}",
+            fix=f"`ssh -oBatchMode=yes {self.name} {sys.executable} --version` has to work without "
+            "a question, with the same Python there",
+        )
+
+    async def end(self) -> End | None:
+        """Return how the launch has ended; None if the connection did before."""
+        answer = await self._answers.get()
+        if answer is not None:
+            end: End = decode(kinds_of(End), answer)
+            return end
+        self.close_input(CLOSE_WITHIN_S)
+        await self.ended()
+        return None
+
+    def lost(self) -> End:
+        """Return what is said of a host whose connection has ended."""
+        error = LaunchError(
+            f"the connection to {self.name} was lost at {time.strftime('%H:%M:%S')}: "
+            + self._how_it_ended(),
+            where=f"host {self.name}",
+            fix="see the messages of ssh above; a host that is only cut off ends its launch when "
+            "the network is back, or after some 15 minutes: wait for that before you start again",
+        )
+        return End(error.exit_code, f"error: {error}")
+
+    def _how_it_ended(self) -> str:
+        code = self._process.returncode
+        if self._is_killed or code is None:
+            return "it did not end in time"
+        if code < 0:
+            return f"ssh was ended by signal {-code} ({signal.strsignal(-code)})"
+        return f"ssh ended with exit code {code}"
+
+    def close_input(self, within_s: float) -> None:
+        """Let the agent stop its launch; ssh is killed where it has not ended in time."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self.kill_after(within_s)
+
+    def kill_after(self, seconds: float) -> None:
+        """Kill ssh in so many seconds; what was said before does not hold any more."""
+        if self._killer is not None:
+            self._killer.cancel()
+        self._killer = asyncio.get_running_loop().call_later(seconds, self.kill)
+
+    def kill(self) -> None:
+        """End ssh, and what it has started here, at once; what they still say is left out."""
+        if self.is_open:
+            self._is_killed = True
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        asyncio.get_running_loop().call_later(_REAPED_WITHIN_S, self._abandon)
+
+    def _abandon(self) -> None:
+        """Wait no longer: what ssh has started for later connections may hold its pipes."""
+        for task in (*self._readers, self._exit):
+            task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until ssh has ended, and all that it has written is shown."""
+        await asyncio.wait([*self._readers, self._exit])
+
+    async def _read(self, stream: asyncio.StreamReader, take: Callable[[bytes], None]) -> None:
+        """Take whole lines, so that those of several hosts do not mix; and what is left."""
+        rest = b""
+        try:
+            while data := await stream.read(_MOST_HELD_BYTES):
+                if self._is_killed:
+                    continue
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    take(line + b"\n")
+                held = _LONGEST_ANSWER_BYTES if self._mark in rest else _MOST_HELD_BYTES
+                if len(rest) > held:
+                    take(rest)
+                    rest = b""
+                self._read_before_ready += len(data) * (not self.has_answered)
+                if self._says_too_much():
+                    self.kill()
+            if rest:
+                take(rest)
+        finally:
+            if take == self._take_output:
+                self._answers.put_nowait(None)
+
+    def _take_output(self, line: bytes) -> None:
+        shown, mark, answer = line.partition(self._mark)  # it may follow an unfinished line
+        if shown:
+            _write(sys.stdout, shown)
+        if mark:
+            self.has_answered = True
+        if answer.strip():  # else the agent only shows that it is there
+            self._answers.put_nowait(answer)
+
+    def _take_error(self, line: bytes) -> None:
+        if self._held_errors is None:
+            _write(sys.stderr, line)
+        else:
+            self._held_errors += line
+
+    def _show_held_errors(self) -> None:
+        if self._held_errors:
+            _write(sys.stderr, bytes(self._held_errors))
+        self._held_errors = None
+
+
+async def connect(host: str, agent: Sequence[str], mark: str) -> Connection:
+    """Start ssh to a host.
+
+    Args:
+        host: its name, as ssh knows it.
+        agent: the command that runs the agent.
+        mark: what precedes each answer of the agent among what else comes from there.
+
+    Raises:
+        MachineError: there is no ssh here.
+        LaunchError: it cannot be started.
+    """
+    command = ssh_command(host, agent)
+    here = os.getpid()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is for this process, which passes it on
+            preexec_fn=lambda: die_with_parent(here),
+        )
+    except FileNotFoundError:
+        raise MachineError(
+            "ssh was not found", where="PATH", fix="install OpenSSH's client"
+        ) from None
+    except OSError as error:
+        raise LaunchError(
+            f"ssh cannot be started for {host}: {error.strerror}",
+            where=f"host {host}",
+            fix="each host takes a process and some open files here: see `ulimit -u` and -n",
+        ) from None
+    return Connection(host, process, mark)
+
+
+def _write(stream: TextIO, data: bytes) -> None:
+    stream.buffer.write(data)
+    stream.buffer.flush()

@@ -1,3 +1,0 @@
-"""What a run says: the output of its ranks, why they failed, where they hang. All of the launcher
-comes in.
-"""

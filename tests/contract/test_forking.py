@@ -1,0 +1,153 @@
+"""A signal reaches the process that it is meant for, and nobody who has been given its number."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from headway.contract.forking import ProcessHandle
+from headway.contract.records import Ended
+from headway.launcher.plan.grace import Grace
+from headway.launcher.rank.process_cleanup import end_processes
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def bystander(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, in a session of its own as each rank is; a signal by its number fails."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+
+        def guarded(send: Callable[[int, int], None]) -> Callable[[int, int], None]:
+            def send_to_others(pid: int, number: int) -> None:
+                assert pid != process.pid
+                send(pid, number)
+
+            return send_to_others
+
+        for name in ("kill", "killpg"):
+            monkeypatch.setattr(os, name, guarded(getattr(os, name)))
+        yield process
+        monkeypatch.undo()
+        process.kill()
+
+
+def give_number(ended: psutil.Process, process: subprocess.Popen[bytes]) -> None:
+    """Make of a process that has ended what it looks like once another one has its number."""
+    vars(ended)["_pid"] = process.pid
+
+
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_a_handle_signals_its_process_and_no_later_one_of_that_number(
+    has_pidfds: bool, monkeypatch: pytest.MonkeyPatch, bystander: subprocess.Popen[bytes]
+) -> None:
+    if not has_pidfds:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    elif sys.platform != "linux":
+        pytest.skip("pidfds are Linux's")
+    with subprocess.Popen(["sleep", "60"]) as process:
+        handle = ProcessHandle(process.pid)
+        handle.send(signal.SIGTERM)
+        assert process.wait(timeout=10) == -signal.SIGTERM
+    if not has_pidfds:
+        assert handle.process is not None
+        give_number(handle.process, bystander)
+    handle.send(signal.SIGKILL)
+    handle.close()
+    handle.send(signal.SIGKILL)
+
+
+def test_what_ranks_have_left_is_not_signalled_by_a_number_that_another_process_has_now(
+    bystander: subprocess.Popen[bytes],
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        left = psutil.Process(process.pid)
+        process.kill()
+    give_number(left, bystander)
+    looks = iter([[left], [left], None])
+    end_processes(lambda: next(looks), 0)
+    assert next(looks, "all were taken") == "all were taken"
+
+
+def test_the_end_of_a_run_does_not_signal_a_group_that_has_a_reaped_ranks_number(
+    bystander: subprocess.Popen[bytes],
+) -> None:
+    pytest.importorskip("torch")
+    from headway.launcher.processes.ranks import RankProcesses
+
+    # the system has given its number to somebody else
+    ended = Ended(bystander.pid, 1, 1.0, left_processes=False)
+    starter: Any = SimpleNamespace(
+        ends={ended.pid: ended},
+        woken=queue.SimpleQueue(),
+        resume_server=lambda: None,
+        end_left_processes=lambda: None,
+    )
+    watch: Any = SimpleNamespace(
+        end=lambda *_: [], hang=None, begin_to_stop=lambda: None, will_save=lambda: False
+    )
+    nothing: Any = None
+    ranks = RankProcesses(
+        starter,
+        {0: {"RANK": "0"}},
+        nothing,
+        watch,
+        attempt=0,
+        reports_its_end=True,
+        debug_rank=None,
+        grace=Grace(0, 0, 0),
+        failed_elsewhere=lambda: None,
+    )
+    ranks.local_ranks[bystander.pid] = 0
+    ranks.close()
+
+
+def test_ranks_that_save_before_they_stop_are_not_waited_for_once_a_machine_is_lost() -> None:
+    pytest.importorskip("torch")
+    from headway.launcher.processes.ranks import RankProcesses
+
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as rank:
+        handle = ProcessHandle(rank.pid)
+        starter: Any = SimpleNamespace(
+            ends={},
+            woken=queue.SimpleQueue(),
+            resume_server=lambda: None,
+            end_left_processes=lambda: None,
+        )
+
+        def send(number: signal.Signals) -> None:
+            if number == signal.SIGKILL:
+                handle.send(number)
+                starter.ends[rank.pid] = Ended(rank.pid, -number, time.time(), False)
+
+        output: Any = SimpleNamespace(limit_wait=lambda _: None)
+        watch: Any = SimpleNamespace(
+            end=lambda *_: [], hang=None, begin_to_stop=lambda: None, will_save=lambda: True
+        )
+        lost: Any = object()
+        ranks = RankProcesses(
+            starter,
+            {0: {"RANK": "0"}},
+            output,
+            watch,
+            attempt=0,
+            reports_its_end=True,
+            debug_rank=None,
+            grace=Grace(usual_s=0, victim_s=0, to_save_s=600),
+            failed_elsewhere=lambda: lost,
+        )
+        ranks.local_ranks[rank.pid] = 0
+        ranks.handles[0] = SimpleNamespace(send=send, close=handle.close)  # type: ignore[assignment]
+        ranks.close()
+    assert ranks.exits[0].killed_after_s is not None
+    assert ranks.failed_amid_stop is lost

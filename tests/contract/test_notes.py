@@ -1,0 +1,142 @@
+"""What is said on stderr: a wait of more than a second, and how ranks are named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.commands import launch
+from headway.contract import notes
+from headway.contract.notes import named, ranges, waiting_for
+from headway.launcher.processes.gpu_claims import claim_idle
+from tests.launcher.processes.test_gpu_claims import FOUR, asking_for, bound
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Announce every wait at once; set when one was announced."""
+    event = threading.Event()
+    say = notes.announce
+
+    def announce(what: str) -> None:
+        say(what)
+        event.set()
+
+    monkeypatch.setattr(notes, "SILENT_S", 0)
+    monkeypatch.setattr(notes, "announce", announce)
+    return event
+
+
+def test_a_long_wait_is_announced_once(
+    announced: threading.Event, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with waiting_for("the sun"):
+        assert announced.wait(30)
+    assert capsys.readouterr().err == "headway: waiting for the sun\n"
+
+
+def test_a_short_or_a_quiet_wait_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(notes, "SILENT_S", 3600)
+    with waiting_for("the sun"):
+        pass
+    monkeypatch.setattr(notes, "SILENT_S", 0)
+    with waiting_for("the moon", is_quiet=True):
+        threading.Event().wait(0)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_wait_for_a_launch_that_selects_gpus_is_announced(
+    announced: threading.Event, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = f"headway-test-{uuid.uuid4().hex}"
+    turn = bound(names, "turn")  # another launch's
+
+    def let_go() -> None:
+        announced.wait(30)
+        turn.close()
+
+    helper = threading.Thread(target=let_go)
+    helper.start()
+    claim_idle(asking_for("idle:9"), lambda: FOUR, None, names)
+    helper.join()
+    assert "another launch that is selecting GPUs" in capsys.readouterr().err
+
+
+def test_a_slow_look_at_the_gpus_is_announced(
+    announced: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def detect(*_: object, **__: object) -> object:
+        assert announced.wait(30)
+        return FOUR
+
+    monkeypatch.setattr(launch, "detect_machine", detect)
+    monkeypatch.setattr(
+        "headway.launcher.processes.gpu_claims.claim_idle", lambda _, look, __: look()
+    )
+    flags = SimpleNamespace(dry_run=False, wait=None)
+    asked: Any = SimpleNamespace(
+        settings=asking_for("idle:1"), parsed=flags, environ={}, problems=[]
+    )
+    assert launch._look_for_idle_gpus(asked) is FOUR
+    assert "the use of the GPUs" in capsys.readouterr().err
+
+
+BLOCKS = """
+import os, time
+while not os.path.exists({go!r}):
+    time.sleep(0.02)
+raise ImportError("not in this test")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "awaited"),
+    [
+        (["launch", "--cpu", "--num-processes", "2", "script.py"], "the import of torch"),
+        (["test", "--cpu"], "the ranks to start"),
+    ],
+)
+def test_a_slow_import_of_torch_is_announced(
+    words: list[str], awaited: str, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    slow = tmp_path / "slow" / "torch"
+    slow.mkdir(parents=True)
+    (slow / "__init__.py").write_text(BLOCKS.format(go=str(go)))
+    Path("script.py").touch()
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(slow.parent), *sys.path])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headway", *words],
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(f"headway: waiting for {awaited}"):
+            break
+    else:
+        pytest.fail("nothing was announced")
+    go.touch()
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+
+
+def test_ranks_are_written_as_ranges() -> None:
+    assert ranges([7, 0, 2, 3, 4]) == "0, 2-4, 7"
+    assert named([3]) == "rank 3"
+    assert named([0, 2, 3]) == "ranks 0, 2-3"

@@ -1,0 +1,88 @@
+"""Trainers of libraries are stopped and killed while they save, and lose nothing by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.launching import launch, start
+
+pytestmark = [pytest.mark.distributed, pytest.mark.long]
+
+WORKER = str(Path(__file__).with_name("library_worker.py"))
+SLOW = ("--nap", "0.05", "--save-nap", "0.3")
+
+
+def require(*packages: str) -> None:
+    """Skip a test without these; importing them would change this process's environment."""
+    if not all(map(find_spec, packages)):
+        pytest.skip(f"needs {packages}")
+
+
+def begin_of_save(folder: Path, step: int) -> None:
+    """Wait until a checkpoint is being written."""
+    deadline = time.monotonic() + 120
+    while not (folder / "out" / f"checkpoint-{step}" / "optimizer.pt").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def steps(folder: Path) -> list[int]:
+    return [int(line) for line in (folder / "steps-0").read_text().split()]
+
+
+def done(folder: Path) -> dict[str, object]:
+    return dict(json.loads((folder / "done.json").read_text()))
+
+
+def test_trainer_on_two_ranks_is_killed_and_stopped_amid_saves_and_ends_with_the_same_weights(
+    tmp_path: Path,
+) -> None:
+    require("transformers", "accelerate")
+    words = ("--cpu", "--num-processes", "2")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert launch(*words, WORKER, "trainer", str(whole), "--nap", "0").returncode == 0
+    run = start(*words, WORKER, "trainer", str(cut), *SLOW)
+    begin_of_save(cut, 10)
+    os.kill(int((cut / "pid-0").read_text()), signal.SIGKILL)
+    run.communicate(timeout=120)
+    assert run.returncode == 137
+    partial = cut / "out" / "checkpoint-10"
+    assert not (partial / "trainer_state.json").exists(), "it was being written"
+    run = start(*words, "--resume", "latest", WORKER, "trainer", str(cut), *SLOW)
+    while steps(cut)[-2:] != [6, 7]:
+        time.sleep(0.02)
+    assert partial.exists(), "it is left where it is"
+    os.kill(run.pid, signal.SIGTERM)
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 75, told
+    assert f"left out: {partial}" in told
+    assert f"going on from {cut / 'out' / 'checkpoint-5'}" in told
+    stopped_after = steps(cut)[-1]
+    again = launch(*words, WORKER, "trainer", str(cut), *SLOW)
+    assert again.returncode == 0, again.stderr
+    assert stopped_after + 1 in steps(cut)[steps(cut).index(stopped_after) :]
+    assert done(cut) == done(whole)
+
+
+def test_lightning_leaves_after_the_step_when_it_is_asked_to_stop_and_goes_on_when_it_is_run_again(
+    tmp_path: Path,
+) -> None:
+    require("lightning")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert launch("--cpu", WORKER, "lightning", str(whole), "--nap", "0").returncode == 0
+    run = start("--cpu", WORKER, "lightning", str(cut), "--nap", "0.2")
+    while not (cut / "steps-0").exists() or len(steps(cut)) < 7:
+        time.sleep(0.02)
+    os.kill(run.pid, signal.SIGTERM)
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 75, told
+    again = launch("--cpu", WORKER, "lightning", str(cut), "--nap", "0")
+    assert (again.returncode, steps(cut)) == (0, [*range(1, 29)]), again.stderr
+    assert done(cut) == done(whole)

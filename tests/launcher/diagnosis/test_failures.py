@@ -1,0 +1,229 @@
+"""One report of a failed run: the right rank, its own reason, what it took with it."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from headway.contract.records import Crash, Group
+from headway.launcher.diagnosis.failures import (
+    Failure,
+    RankExit,
+    find_failure,
+)
+from headway.launcher.diagnosis.reasons import REASONS, is_of_communication
+
+BOOM = Crash(2.0, "ValueError", "boom", "Traceback ...\nValueError: boom\n")
+LOST = "Connection closed by peer"
+PEER = Crash(2.1, "RuntimeError", LOST, f"Traceback ...\nRuntimeError: {LOST}\n", True)
+
+
+NO_NCCL = "Distributed package doesn't have NCCL built in"
+
+
+def ended(rank: int, code: int, time: float, **more: object) -> RankExit:
+    facts = {"was_stopping": False, "left_silently": code <= 0, **more}
+    return RankExit(rank, 100 + rank, code, time, **facts)  # type: ignore[arg-type]
+
+
+def failure(*exits: RankExit, **more: object) -> Failure:
+    found = find_failure(exits, ranks=range(4), world_size=4, **more)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def test_the_first_exception_is_the_cause_whoever_ends_first() -> None:
+    victim = ended(0, 1, PEER.time, crash=PEER)
+    found = failure(victim, ended(1, 1, BOOM.time, crash=BOOM), ended(2, -15, 3, was_stopping=True))
+    assert found.cause == "rank 1 of 4 failed with ValueError"
+    assert found.aftermath == "; ranks 0, 2-3 stopped after rank 1 failed"
+    assert found.details.endswith("ValueError: boom")
+    assert found.exit_code == 1
+
+
+def test_control_characters_of_a_script_are_shown_as_text_in_one_line() -> None:
+    odd = Crash(2.0, "Bad\n\x1b[31m\x85" + "x" * 500, "boom", "")
+    other = Crash(2.1, "Worse\r\x07", "bang", "")
+    found = failure(ended(1, 1, 2.0, crash=odd), ended(2, 1, 2.1, crash=other))
+    assert found.cause.startswith("rank 1 of 4 failed with Bad\\n\\x1b[31m\\x85xxx")
+    assert len(found.cause) < 250
+    assert "rank 2 failed with Worse\\r\\x07" in found.aftermath
+    left = failure(ended(1, 3, 2.0, message="no\ndata\x1b[2J"))
+    assert left.cause == "rank 1 of 4 ended with exit code 3: no\\ndata\\x1b[2J"
+
+
+def test_the_text_of_an_exit_is_told_once() -> None:
+    printed = {1: ["loading", "no data", "for me"]}
+    found = failure(ended(1, 1, 2.0, message="no data\nfor me"), last_lines=printed)
+    assert found.cause.endswith("no data\\nfor me")
+    assert found.details == "loading"
+    assert failure(ended(1, 1, 2.0), last_lines=printed).details.endswith("for me")
+
+
+def test_a_rank_that_left_with_a_code_of_its_own_is_blamed_before_one_that_left_with_0() -> None:
+    found = failure(ended(0, 0, 1.5), ended(1, 7, 1.6, left_silently=True))  # exec'ed programs
+    assert found.cause == "rank 1 of 4 ended with exit code 7"
+    assert found.exit_code == 7
+
+
+def test_an_error_of_headway_in_the_script_says_the_fix_itself() -> None:
+    usage = Crash(2.0, "UsageError", "", "UsageError: batch is -1\n  from: a\n", fix="pass 1")
+    assert failure(ended(1, 2, 2.0, crash=usage)).fix == "pass 1"
+
+
+def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> None:
+    found = failure(ended(2, 0, 1.5), ended(0, 1, PEER.time, crash=PEER))
+    assert found.cause == "rank 2 of 4 left by os._exit(0) while the others went on"
+    assert found.exit_code == 1
+
+
+@pytest.mark.parametrize("code", [0, -9, -11])
+def test_a_silent_death_that_is_found_a_moment_later_still_came_first(code: int) -> None:
+    victim = ended(0, 1, PEER.time, crash=PEER)
+    assert failure(victim, ended(2, code, PEER.time + 0.3)).first.rank == 2
+    assert failure(victim, ended(2, code, PEER.time + 30)).first.rank == 0
+    assert failure(victim, ended(2, code, PEER.time + 0.3, was_stopping=True)).first.rank == 0
+
+
+def test_an_exception_of_the_rank_s_own_is_no_victim_s() -> None:
+    found = failure(ended(2, 0, 1.0), ended(0, 1, BOOM.time, crash=BOOM))
+    assert found.cause == "rank 0 of 4 failed with ValueError"
+    other = BOOM._replace(time=2.2, kind="KeyError", message="gloo_options", traceback="KeyError")
+    found = failure(ended(0, 1, BOOM.time, crash=BOOM), ended(1, 1, 2.2, crash=other))
+    assert "; rank 1 failed with KeyError; ranks 2-3 stopped" in found.aftermath
+
+
+def test_only_torchs_own_errors_are_of_communication() -> None:
+    assert is_of_communication(PEER)
+    assert is_of_communication(PEER._replace(kind="DistBackendError", message="NCCL error"))
+    assert not is_of_communication(PEER._replace(is_from_torch=False))
+    assert not is_of_communication(PEER._replace(kind="FileNotFoundError"))
+    assert not is_of_communication(PEER._replace(message="cannot parse gloo_options"))
+    assert not is_of_communication(PEER._replace(message=NO_NCCL))
+
+
+def test_a_backend_that_is_not_there_gets_advice() -> None:
+    crash = PEER._replace(message=NO_NCCL, traceback=NO_NCCL)
+    assert 'init_process_group("gloo")' in failure(ended(0, 1, PEER.time, crash=crash)).fix
+
+
+def test_an_aborting_victim_is_not_blamed_for_the_exception_before_it() -> None:
+    found = failure(ended(1, 1, BOOM.time, crash=BOOM), ended(0, -6, BOOM.time + 0.2))
+    assert found.first.rank == 1
+
+
+def test_a_rank_that_came_to_its_end_is_not_blamed() -> None:
+    fine = ended(2, 0, 1.5, left_silently=False)
+    found = failure(fine, ended(0, 1, BOOM.time, crash=BOOM))
+    assert found.first.rank == 0
+    assert 2 not in found.victims
+
+
+@pytest.mark.parametrize(
+    ("end", "words", "code"),
+    [
+        (ended(1, 3, 1), "ended with exit code 3", 3),
+        (ended(1, 1, 1, message="no data"), "ended with exit code 1: no data", 1),
+        (ended(1, -signal.SIGSEGV, 1), "was ended by SIGSEGV", 139),
+        (ended(1, -signal.SIGKILL, 1), "was ended by SIGKILL", 137),
+    ],
+)
+def test_each_kind_of_end_has_its_words_and_its_code(end: RankExit, words: str, code: int) -> None:
+    found = failure(end)
+    assert found.cause == f"rank 1 of 4 {words}"
+    assert found.exit_code == code
+
+
+def test_the_memory_killer_is_named_only_for_a_kill() -> None:
+    killed = failure(ended(1, -9, 1), memory_kills=2)
+    assert killed.cause.endswith("SIGKILL (OOM kills by the kernel during the run: 2)")
+    assert "fewer processes" in killed.fix
+    assert "OOM" not in failure(ended(1, 3, 1), memory_kills=2).cause
+    assert "OOM" not in failure(ended(1, -9, 1)).cause
+
+
+def test_a_loader_worker_that_is_killed_for_memory_is_no_fault_of_the_script() -> None:
+    text = "DataLoader worker (pid 7) is killed by signal: Killed. "
+    ended_too = "DataLoader worker (pid(s) 7) exited unexpectedly"
+    crash = BOOM._replace(kind="RuntimeError", message=text, traceback=f"RuntimeError: {text}\n")
+    trace = f"{crash.traceback}\nThe above ...\n\nRuntimeError: {ended_too}\n"
+    killed = failure(ended(1, 1, 1, crash=crash), memory_kills=1)
+    assert killed.reason.name == "loader_worker_killed_for_memory"
+    assert "OOM kills by the kernel during the run: 1" in killed.cause
+    assert killed.fix == failure(ended(1, -9, 1), memory_kills=1).fix
+    assert failure(ended(1, 1, 1, crash=crash)).fix == failure(ended(1, -9, 1)).fix
+    assert failure(ended(1, 1, 1, crash=BOOM), memory_kills=1).reason.name == "exception"
+    chained = crash._replace(message=ended_too, traceback=trace)  # as torch raises it mostly
+    assert failure(ended(1, 1, 1, crash=chained), memory_kills=1).reason == killed.reason
+    assert failure(ended(1, 1, 1, crash=chained)).reason.name == "loader_worker_killed"
+    silent = chained._replace(traceback=f"RuntimeError: {ended_too}\n")
+    assert failure(ended(1, 1, 1, crash=silent), memory_kills=1).reason == killed.reason
+    assert failure(ended(1, 1, 1, crash=silent)).reason.name == "exception"
+
+
+def test_a_full_device_gets_advice() -> None:
+    full = BOOM._replace(kind="OutOfMemoryError", message="CUDA out of memory")
+    assert "batch smaller" in failure(ended(1, 1, 1, crash=full)).fix
+
+
+def test_an_error_in_our_own_files_is_not_to_be_fixed_in_the_script() -> None:
+    found = failure(ended(1, 1, 1, crash=BOOM._replace(is_from_headway=True)))
+    assert found.reason.name == "error_in_headway"
+    assert found.fix != failure(ended(1, 1, 1, crash=BOOM)).fix
+    assert failure(ended(1, 1, 1, crash=PEER._replace(message=NO_NCCL))).reason.name == "no_nccl"
+
+
+def test_without_a_traceback_the_last_lines_stand_in() -> None:
+    lines = {1: [f"line {number}" for number in range(40)]}
+    found = failure(ended(1, -11, 1), last_lines=lines)
+    assert found.details.splitlines() == lines[1][-12:]
+
+
+def test_a_stopped_rank_is_the_cause_only_if_nothing_else_failed() -> None:
+    found = failure(ended(0, -15, 1, was_stopping=True), ended(3, 2, 5))
+    assert found.first.rank == 3
+    assert find_failure([ended(0, 75, 1)], ranks=[0], world_size=1) is None
+
+
+def test_only_the_same_exception_at_the_same_place_is_a_repeat() -> None:
+    first = failure(ended(1, 1, 1, crash=BOOM))
+    assert failure(ended(2, 1, 9, crash=BOOM._replace(time=9))).is_repeat_of(first)
+    assert not failure(ended(1, 1, 1, crash=PEER)).is_repeat_of(first)
+    assert not failure(ended(1, -9, 1)).is_repeat_of(failure(ended(1, -9, 1)))
+    assert not first.is_repeat_of(None)
+
+
+def test_ranks_that_failed_alike_are_no_victims() -> None:
+    found = failure(*(ended(rank, 2, rank) for rank in (3, 0, 1)))
+    assert found.aftermath == "; so did ranks 1, 3; rank 2 stopped after rank 0 failed"
+    on_its_way_out = ended(1, -signal.SIGTERM, 2.1, crash=BOOM._replace(time=2.1))
+    found = failure(ended(0, 1, BOOM.time, crash=BOOM), on_its_way_out)
+    assert found.aftermath.startswith("; so did rank 1")
+
+
+def test_a_report_for_programs_names_the_reason_by_a_word_that_no_wording_changes() -> None:
+    full = BOOM._replace(kind="OutOfMemoryError", groups=(Group("0", (0, 1), ()),))
+    report = failure(ended(1, 1, 1, crash=full)).as_json()
+    assert report["reason"] == "device_out_of_memory"
+    assert json.dumps(report)
+    assert "groups" not in str(report["exception"])
+    names = [reason.name for reason in REASONS]
+    assert len({*names}) == len(names)
+
+
+@pytest.mark.wording
+def test_a_rank_that_the_launcher_killed_is_not_told_about_memory() -> None:
+    found = failure(ended(1, -9, 1, killed_after_s=600.0), ended(0, -9, 2, killed_after_s=600.0))
+    assert found.cause == "rank 1 of 4 was asked to stop, and did not"
+    assert "headway stack" in found.fix
+    assert "OOM" not in found.fix
+    assert "killed, still stopping after 600 s" in found.aftermath
+
+
+def test_a_rank_that_somebody_killed_is_told_the_usual_killer() -> None:
+    killed = failure(ended(1, -9, 1))
+    assert killed.reason.name == "killed"
+    assert "OOM killer" in killed.fix
+    assert "dmesg" in killed.fix

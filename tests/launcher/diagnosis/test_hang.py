@@ -1,0 +1,261 @@
+"""Who is behind, told from what the ranks say: every case without a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.contract.records import Collective, Frame, Group, Progress
+from headway.launcher.diagnosis.hang import (
+    Exit,
+    Hang,
+    NoStack,
+    RankStatus,
+    describe_stacks,
+    explain,
+    explain_divergence,
+)
+from headway.launcher.diagnosis.process_state import ProcessState
+from headway.launcher.diagnosis.stacks import (
+    describe_crash,
+    is_complete,
+    parse_stacks,
+    parse_traceback,
+    users_frame,
+)
+
+ALL = (0, 1, 2, 3)
+TRAIN = (Frame("/w/train.py", 3, "<module>"), Frame("/w/train.py", 14, "main"))
+SLEEP = (Frame("/w/train.py", 3, "<module>"), Frame("/w/train.py", 12, "main"))
+
+
+def group(*operations: str, open: int = 0, name: str = "0", ranks: tuple[int, ...] = ALL) -> Group:
+    """Return a group whose last `open` collectives are not done."""
+    done = len(operations) - open
+    return Group(
+        name,
+        ranks,
+        tuple(
+            Collective(number + 1, *operation.partition("/")[::2], number < done, 0.0)
+            for number, operation in enumerate(operations)
+        ),
+    )
+
+
+def ranks(*groups: Group | None, place: tuple[Frame, ...] = TRAIN) -> list[RankStatus]:
+    return [
+        RankStatus(rank, stacks=(place,), groups=None if one is None else (one,))
+        for rank, one in enumerate(groups)
+    ]
+
+
+def test_a_call_that_only_some_ranks_make_is_named_with_its_fix() -> None:
+    one, other = ranks(group("all_gather", open=1, ranks=(0, 1)), group("broadcast", ranks=(0, 1)))
+    told = (
+        one._replace(progress=Progress(3, "checkpoint")),
+        other._replace(progress=Progress(3, "script")),
+    )
+    assert "accelerator.checkpoint" in Hang(told, 60).fix
+    assert "in step 4 (checkpoint)" in Hang(told, 60).cause + Hang(told, 60).details
+    both = tuple(status._replace(progress=Progress(3, "checkpoint")) for status in told)
+    assert "accelerator" not in Hang(both, 60).fix
+
+
+def test_the_rank_that_did_not_enter_a_collective_is_behind() -> None:
+    inside = group("broadcast", "all_reduce", open=1)
+    told = ranks(inside, group("broadcast"), inside, inside)
+    told[1] = told[1]._replace(stacks=(SLEEP,))
+    assert explain(told) == [
+        "rank 1 is behind, and did not enter all_reduce #2, at /w/train.py:12 in main",
+        "ranks 0, 2-3 wait in all_reduce #2, at /w/train.py:14 in main",
+    ]
+
+
+def test_ranks_that_ran_ahead_wait_for_the_first_open_collective() -> None:
+    ahead = group("all_reduce", "all_gather", "all_reduce", open=2)
+    assert explain(ranks(ahead, ahead, group("all_reduce"), ahead))[0].startswith(
+        "rank 2 is behind, and did not enter all_gather #2"
+    )
+
+
+def test_a_rank_that_left_is_named_with_its_way_out() -> None:
+    inside = group("all_reduce", "all_reduce", open=1)
+    told = ranks(inside, group("all_reduce"), inside, inside)
+    told[1] = RankStatus(1, Exit(0, True), groups=told[1].groups)
+    assert explain(told)[0] == (
+        "rank 1 left (exit code 0, at the end of the script) before all_reduce #2"
+    )
+
+
+def test_a_rank_that_left_without_a_word_is_missed_too() -> None:
+    told = ranks(group("all_reduce", open=1), None)
+    told[1] = RankStatus(1, Exit(0))
+    assert explain(told)[0] == "rank 1 left (exit code 0) before all_reduce #1"
+
+
+def test_different_collectives_are_told_apart_by_name_and_by_size() -> None:
+    reduce, gather = group("all_reduce/[4]", open=1), group("all_gather/[4]", open=1)
+    assert explain(ranks(reduce, reduce, gather, reduce))[:2] == [
+        "the ranks entered different collectives: rank 2 all_gather #1, at /w/train.py:14 in main",
+        "ranks 0-1, 3 entered all_reduce #1 of [4], at /w/train.py:14 in main",
+    ]
+    larger = group("all_reduce/[8]", open=1)
+    assert "rank 1 all_reduce #1 of [8]" in explain(ranks(reduce, larger, reduce, reduce))[0]
+    gathers = (group("gather/[4]", open=1), group("gather/[8]", open=1))
+    assert explain_divergence(ranks(*gathers)) == []  # sizes may differ there
+
+
+def test_the_rank_that_waits_for_nobody_is_named_first() -> None:
+    pair = group("all_gather", open=1, name="1", ranks=(0, 1))
+    world_open, world = group("all_reduce", open=1), group()
+    told = [
+        RankStatus(0, groups=(world, pair)),
+        RankStatus(1, groups=(world, group(name="1", ranks=(0, 1)))),
+        RankStatus(2, groups=(world_open,)),
+    ]
+    lines = explain(told)
+    assert lines[0].startswith("rank 1 is behind, and did not enter all_gather #1 of group 1")
+    assert any("rank 2 waits in all_reduce #1" in line for line in lines)
+
+
+def test_all_in_the_same_collective_blames_nobody() -> None:
+    inside = group("all_reduce", open=1)
+    assert explain(ranks(inside, inside))[0] == "no rank is known to be behind the others"
+    assert explain_divergence(ranks(inside, inside)) == []
+
+
+def test_the_network_is_suspected_where_only_ranks_of_other_machines_can_be_behind() -> None:
+    inside = group("all_reduce", open=1, ranks=(0, 1, 2))
+    waiting = Hang(tuple(ranks(inside, inside)), 60)
+    assert "network" not in waiting._replace(world_size=2).fix
+    assert "network" in waiting._replace(world_size=3).fix
+    behind = Hang(tuple(ranks(inside, group())), 60)
+    assert behind._replace(world_size=3).fix == behind.fix
+
+
+def test_a_rank_that_never_formed_the_group_is_seen_on_the_stacks() -> None:
+    forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
+    told = [RankStatus(0, stacks=(forming,)), RankStatus(1, stacks=(SLEEP,))]
+    assert explain(told)[0].startswith("rank 1 is behind, and did not enter init_process_group")
+    on_its_way_out = [told[0], RankStatus(1, stacks=((),))]
+    assert explain_divergence(on_its_way_out) == []
+
+
+def test_steps_are_compared_where_nothing_else_is_known() -> None:
+    told = [
+        RankStatus(rank, stacks=(TRAIN,), progress=Progress(step, "data"))
+        for rank, step in enumerate((7, 5, 7))
+    ]
+    assert explain(told)[0] == (
+        "rank 1 is behind, after 5 optimizer steps, in step 6 (data), at /w/train.py:14 in main"
+    )
+
+
+def test_equal_stacks_are_shown_once() -> None:
+    told = ranks(*[None] * 4)
+    told[2] = told[2]._replace(stacks=(SLEEP,))
+    text = describe_stacks(told)
+    assert text.count("ranks 0-1, 3, most recent call last:") == 1
+    assert text.count('File "/w/train.py", line 12, in main') == 1
+    assert "no stack" in describe_stacks([RankStatus(0)])
+
+
+def test_stacks_are_read_as_faulthandler_writes_them() -> None:
+    ours = Path(users_frame.__code__.co_filename).with_name("rank_monitor.py")
+    text = (
+        "Thread 0x00 (most recent call first):\n"
+        '  File "/lib/json/encoder.py", line 1 in encode\n'
+        f'  File "{ours}", line 1 in _answer_questions\n\n'
+        "Thread 0x01 (most recent call first):\n"
+        '  File "/lib/threading.py", line 9 in wait\n\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/w/train.py", line 14 in main\n'
+        '  File "/w/train.py", line 3 in <module>\n'
+        '  File "<string>", line 4 in <module>\n'
+    )
+    assert is_complete(text)
+    assert not is_complete(text[:-5])
+    assert not is_complete("")
+    assert parse_stacks(text) == (TRAIN, (Frame("/lib/threading.py", 9, "wait"),))
+    crash = describe_crash(
+        f"Fatal Python error: Segmentation fault\n\n{text}\nExtension modules: a"
+    )
+    assert crash[0] == "Segmentation fault, most recent call last:"
+    assert crash[-1] == '  File "/w/train.py", line 14, in main'
+    assert describe_crash("") == []
+
+
+def test_equal_threads_are_shown_once_with_their_number() -> None:
+    text = describe_stacks([RankStatus(0, stacks=(TRAIN, SLEEP, SLEEP, SLEEP))])
+    assert text.count("another 3 threads:") == 1
+    assert text.count("line 12") == 1
+
+
+def test_why_there_is_no_stack_is_said() -> None:
+    told = [
+        RankStatus(0),
+        RankStatus(1, no_stack=NoStack.STOPPED),
+        RankStatus(2, Exit(0)),
+    ]
+    assert "no stack: it is not in the script" in describe_stacks(told)
+    assert "no stack: its process is stopped" in describe_stacks(told)
+    assert "rank 2" not in describe_stacks(told)
+
+
+def test_a_rank_that_does_not_answer_is_named_with_what_the_kernel_says_of_it() -> None:
+    inside = group("all_reduce", "all_reduce", open=1)
+    told = ranks(inside, group("all_reduce"), inside)
+    told[1] = told[1]._replace(
+        stacks=(), no_stack=NoStack.SILENT, process=ProcessState("S", "futex_wait")
+    )
+    assert explain(told)[0] == (
+        "rank 1 does not answer, and had not entered all_reduce #2 before, "
+        "its main thread is sleeping, in the kernel's futex_wait"
+    )
+    assert "sleeping, in the kernel's futex_wait" in describe_stacks(told)
+    told[1] = told[1]._replace(groups=None)  # it never answered
+    assert explain(told)[0].startswith("rank 1 does not answer, and had not entered all_reduce #2")
+    told[2] = told[2]._replace(groups=(group("all_reduce"),))  # answered, and is behind
+    assert explain(told)[0].startswith("rank 2 is behind, and did not enter all_reduce #2")
+
+
+def test_a_rank_that_is_behind_and_executes_code_is_said_to_do_so() -> None:
+    inside = group("all_reduce", "all_reduce", open=1)
+    told = ranks(inside, group("all_reduce"))
+    told[1] = told[1]._replace(is_working=True)
+    assert explain(told)[0].endswith("at /w/train.py:14 in main (and still executes code)")
+
+
+def test_a_rank_that_left_before_the_group_was_formed_is_said_to_have_left() -> None:
+    forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
+    told = [
+        RankStatus(0, stacks=(forming,)),
+        RankStatus(1, Exit(0, True, Frame("x.py", 3, "f"))),
+    ]
+    assert explain(told)[0] == (
+        "rank 1 left (exit code 0, by sys.exit at x.py:3 in f) before init_process_group"
+    )
+
+
+def test_a_traceback_has_the_same_frames() -> None:
+    text = 'Traceback:\n  File "/w/train.py", line 3, in <module>\n    main()\nValueError: x\n'
+    assert parse_traceback(text) == TRAIN[:1]
+
+
+def test_the_users_frame_is_in_no_library() -> None:
+    library = Frame(users_frame.__code__.co_filename, 1, "f")
+    assert users_frame((*TRAIN, library)) == TRAIN[-1]
+    assert users_frame((library,)) == library
+    of_user = Frame("/home/u/.local/lib/python3/site-packages/torch/x.py", 1, "f")
+    assert users_frame((*TRAIN, of_user)) == TRAIN[-1]
+    assert users_frame(()) is None
+
+
+def test_a_hang_is_a_failure_of_its_own_code_and_comes_back_only_in_the_same_way() -> None:
+    inside = group("all_reduce", open=1)
+    hang = Hang(tuple(ranks(inside, group())), 30)
+    assert hang.cause.startswith("no progress for 30 s: rank 1 is behind")
+    assert hang.exit_code == 124
+    assert hang.as_json()["explanation"] == explain(hang.statuses)
+    assert hang.is_repeat_of(Hang(tuple(ranks(inside, group())), 30))
+    assert not hang.is_repeat_of(Hang(tuple(ranks(group(), inside)), 30))
+    assert not hang.is_repeat_of(None)

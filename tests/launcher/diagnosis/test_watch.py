@@ -1,0 +1,175 @@
+"""The status channel of a rank: a script may write anything to it, and the launcher goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from headway.contract.lines import encode
+from headway.contract.records import (
+    Answer,
+    Collective,
+    End,
+    Frame,
+    Group,
+    Heartbeat,
+    Progress,
+    Ready,
+    Record,
+)
+from headway.launcher.diagnosis import rank_channel
+from headway.launcher.diagnosis.hang import Exit, NoStack, RankStatus, describe_stacks, explain
+from headway.launcher.diagnosis.rank_channel import RankChannel
+from headway.launcher.diagnosis.watch import Watch
+
+
+class Rank:
+    """One rank's end of its channel, and the launcher's watch over it."""
+
+    def __init__(self) -> None:
+        self.watch = Watch(None, lambda: 0.0)
+        self.signals: list[int] = []  # that its process was sent
+        ours, self.channel = socket.socketpair()
+        reading, self.stacks = os.pipe()
+        self.watch.begin_attempt()
+        self.watch.add(0, os.getpid(), ours.detach(), reading, self.signals.append)
+
+    def tell(self, *records: Record) -> None:
+        self.channel.sendall(b"".join(map(encode, records)))
+
+    def close(self) -> None:
+        self.watch.end(0, 0)
+        self.watch.close()
+        self.channel.close()
+        os.close(self.stacks)
+
+
+def test_the_signal_for_stacks_goes_to_the_ranks_process_not_to_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_channel, "handles_quit", lambda _: True)
+    monkeypatch.setattr(os, "kill", None)
+    signals: list[int] = []
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    with ours, theirs, open(reading, "rb") as stacks, open(writing, "wb"):
+        for fd in (ours.fileno(), reading):
+            os.set_blocking(fd, False)
+        one = RankChannel(0, os.getpid(), ours.fileno(), stacks.fileno(), signals.append)
+        theirs.sendall(encode(Ready()))
+        one.read()
+        one.ask()
+        one.interrupt()
+    assert signals == [signal.SIGQUIT]
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    made = Rank()
+    yield made
+    made.close()
+
+
+def test_garbage_on_the_channel_is_said_once_and_what_comes_after_it_is_read(
+    rank: Rank, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rank.channel.sendall(b"hello\n\xff\xfe\n[]\n" + b"[" * 100_000 + b"\n")
+    rank.tell(Heartbeat(Progress(3, "data")))
+    deadline = time.monotonic() + 120
+    while rank.watch.statuses()[0].progress != Progress(3, "data"):
+        assert time.monotonic() < deadline
+    assert capfd.readouterr().err.count("rank 0 wrote to the launcher's status channel") == 1
+
+
+def test_how_a_rank_left_is_what_it_reported_and_the_code_of_its_process(rank: Rank) -> None:
+    place = Frame("train.py", 3, "main")
+    end = End(1.0, 0, "", place, (Group("0", (0,), ()),))
+    rank.tell(end)
+    assert rank.watch.end(0, 5) == [end]
+    (status,) = rank.watch.statuses()
+    assert status.exit == Exit(5, True, place)
+    assert str(status.exit) == "exit code 5, by sys.exit at train.py:3 in main"
+    assert status.groups == end.groups
+
+
+def test_control_characters_in_a_place_are_shown_as_text(rank: Rank) -> None:
+    place = Frame("a\n\x1b[2Jb.py", 3, "main")
+    rank.tell(End(1.0, 0, "", place, ()))
+    rank.watch.end(0, 5)
+    (status,) = rank.watch.statuses()
+    assert str(status.exit) == "exit code 5, by sys.exit at a\\n\\x1b[2Jb.py:3 in main"
+    group = Group("0", (0, 1), (Collective(1, "all\n\x1breduce", "[4]", False, 0.0),))
+    waiting = RankStatus(1, stacks=((place,),), groups=(group,))
+    report = "\n".join([*explain([status, waiting]), describe_stacks([status, waiting])])
+    assert "\x1b" not in report
+    assert "all\\n\\x1breduce" in report
+    assert 'File "a\\n\\x1b[2Jb.py"' in report
+
+
+def test_a_rank_that_left_without_a_word_has_only_its_code(rank: Rank) -> None:
+    assert rank.watch.end(0, -9) == []
+    assert str(rank.watch.statuses()[0].exit) == "exit code -9"
+
+
+def test_millions_of_empty_lines_hold_up_neither_the_rank_nor_the_launcher(
+    rank: Rank, capfd: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    rank.channel.sendall(b"\n" * 5_000_000)
+    rank.watch.end(0, 0)
+    assert time.monotonic() - began < 60  # byte by byte it takes minutes
+    assert capfd.readouterr().err.count("status channel") == 1
+
+
+@pytest.mark.parametrize("junk", [b"\n", b"x"])
+def test_a_rank_that_never_stops_to_write_can_be_ended_at_any_time(rank: Rank, junk: bytes) -> None:
+    def write() -> None:
+        with suppress(OSError):
+            while True:
+                rank.channel.sendall(junk * 100_000)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    time.sleep(1)
+    rank.watch.end(0, 0)
+    writer.join(60)
+    assert not writer.is_alive()
+
+
+def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: Rank) -> None:
+    collective = Collective(1, "all_reduce", "[4]", True, 0.0)
+    place = Frame("train.py", 3, "main")
+    groups = (Group("0", (0, 1), (collective,)),)
+    rank.tell(Ready())
+    rank.tell(Answer(time.monotonic(), groups, Progress(), 1, ((place,),), False))
+
+    def close_when_asked() -> None:
+        rank.channel.recv(1)
+        rank.channel.shutdown(socket.SHUT_RDWR)
+
+    closing = threading.Thread(target=close_when_asked)
+    closing.start()
+    while closing.is_alive():
+        (status,) = rank.watch.statuses()
+    (status,) = rank.watch.statuses()
+    assert status.no_stack is NoStack.CLOSED
+    assert status.groups is None
+    assert not status.is_absent
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Rank) -> None:
+    rank.tell(Ready())
+    (status,) = rank.watch.statuses()
+    while status.no_stack is NoStack.NOT_PYTHON:
+        (status,) = rank.watch.statuses()
+    assert status.no_stack is NoStack.SILENT
+    assert status.process is not None
+    assert status.process.letter in "RSD"

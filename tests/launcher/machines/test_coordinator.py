@@ -1,0 +1,454 @@
+"""Machine 0 decides for all: who is in, when ranks start, whose failure it was, what follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.launcher.machines.coordinator import SETTLE_S, Coordinator
+from headway.launcher.machines.machine_state import loss
+from headway.launcher.machines.messages import (
+    Accepted,
+    AllDone,
+    Beat,
+    Done,
+    Fact,
+    Facts,
+    Failed,
+    Join,
+    Leave,
+    Message,
+    Missing,
+    Probe,
+    Probed,
+    Ready,
+    Refused,
+    Restart,
+    Round,
+    Stopping,
+)
+
+
+def facts(script: str) -> Facts:
+    return Facts((Fact("script", script), Fact("torch", "2.13.0")), (Fact("python", "3.11"),))
+
+
+class Run:
+    """A coordinator, the machines that talk to it, and a clock."""
+
+    def __init__(self, least: int, most: int, max_restarts: int = 0) -> None:
+        self.now = 100.0
+        self.lines: list[str] = []
+        self.least, self.most = least, most
+        self.coordinator = Coordinator(
+            least=least,
+            most=most,
+            max_restarts=max_restarts,
+            join_timeout_s=600,
+            machine_timeout_s=15,
+            facts=facts("a"),
+            say=self.lines.append,
+            now=self.now,
+        )
+
+    def join(self, peer: int, machine: int | None, script: str = "a", clock: float = 0.0) -> bool:
+        join = Join(machine, self.least, self.most, f"n{peer}", 1, clock)
+        address = "" if peer == 1 else f"10.0.0.{peer}"
+        is_in = self.coordinator.join(peer, join, address, "10.0.0.1", 0.0, self.now)
+        if script != "a":
+            self.take(peer, facts(script))
+        return is_in
+
+    def take(self, peer: int, message: Message) -> None:
+        self.coordinator.take(peer, message, self.now)
+
+    def ready(self, *peers: int) -> None:
+        for peer in peers:
+            self.take(peer, Ready(1000 + peer, 29501 if peer == 1 else None))
+
+    def probed(self, *peers: int, problem: str = "") -> None:
+        for peer in peers:
+            self.take(peer, Probed(problem))
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.coordinator.tick(self.now)
+
+    def sent(self) -> list[tuple[int, Message]]:
+        """Return what has been sent since the last call, without what says nothing."""
+        sent, self.coordinator.outbox = self.coordinator.outbox, []
+        return [one for one in sent if not isinstance(one[1], (Accepted, Beat))]
+
+    def begin(self, count: int) -> None:
+        """Start the ranks of so many machines."""
+        for peer in range(1, count + 1):
+            assert self.join(peer, peer - 1 if self.least == self.most else None if peer > 1 else 0)
+        self.ready(*range(1, count + 1))
+        self.wait(SETTLE_S + 1)
+        self.probed(*range(1, count + 1))
+        rounds = [message for _, message in self.sent() if isinstance(message, Round)]
+        assert [one.machine for one in rounds] == list(range(count))
+
+
+def failed(doubt: int = 0, cause: str = "rank 1 failed", ago_s: float = 0.0) -> Failed:
+    return Failed(9, "x", cause, "", "", "", 7, doubt, ago_s)
+
+
+def kinds(sent: list[tuple[int, Message]]) -> list[tuple[int, str]]:
+    return [(peer, type(message).__name__) for peer, message in sent]
+
+
+def test_ranks_start_once_all_are_there_and_each_has_been_reached_by_another() -> None:
+    run = Run(3, 3)
+    run.join(2, 1)
+    run.join(1, 0)
+    run.ready(1, 2)
+    run.wait(2)
+    assert [(peer, message) for peer, message in run.sent()] == [
+        (2, Missing("machine 2 of 3")),
+        (1, Missing("machine 2 of 3")),
+    ]
+    run.join(3, 2)
+    run.ready(3)
+    assert run.sent() == [
+        (1, Probe("machine 1 (n2)", "10.0.0.2", 1002)),
+        (2, Probe("machine 2 (n3)", "10.0.0.3", 1003)),
+        (3, Probe("machine 0 (n1)", "10.0.0.1", 1001)),
+    ]
+    run.probed(1, 2)
+    assert not run.sent()
+    run.probed(3)
+    assert run.sent() == [
+        (1, Round(0, 0, 3, 0, "10.0.0.1", 29501)),
+        (2, Round(0, 1, 3, 0, "10.0.0.2", 29501)),
+        (3, Round(0, 2, 3, 0, "10.0.0.3", 29501)),
+    ]
+
+
+def test_a_machine_that_cannot_be_reached_ends_the_run_before_a_rank_starts() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    run.join(2, 1)
+    run.ready(1, 2)
+    run.probed(1, problem="cannot reach machine 1 (n2) at 10.0.0.2: timed out")
+    run.probed(2)
+    ends = [message for _, message in run.sent() if isinstance(message, Failed)]
+    assert len(ends) == 2
+    assert "cannot reach machine 1" in ends[0].details
+
+
+def test_a_machine_with_another_script_ends_the_run_with_a_table() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    run.join(2, 1, script="bbbb", clock=3600.0)
+    run.ready(1, 2)
+    for _, end in run.sent():
+        assert isinstance(end, Failed)
+        assert end.exit_code == 4
+        row = end.details.splitlines()[1]
+        assert row.split() == ["machine", "1", "(n2)", "script", "bbbb", "a"]
+    assert any("3600 s ahead" in line for line in run.lines)  # a warning
+
+
+def test_a_machine_that_fails_before_it_joins_ends_the_wait_of_all_others() -> None:
+    run = Run(3, 3)
+    run.join(1, 0)
+    run.ready(1)
+    run.coordinator.give_up(failed(cause="no such script")._replace(machine=2, host="n3"))
+    ((_, end),) = run.sent()
+    assert isinstance(end, Failed)
+    assert end.exit_code == failed().exit_code
+    assert "machine 2 (n3) cannot take part: no such script" in end.cause
+
+
+def test_machines_that_come_after_the_run_has_ended_are_told_why() -> None:
+    """Machine 0 itself may come last: its hub listens before it joins."""
+    run = Run(4, 4)
+    run.join(2, 1)
+    run.coordinator.give_up(failed()._replace(machine=2))
+    assert run.coordinator.num_untold == 2
+    run.coordinator.give_up(failed()._replace(machine=3))
+    assert not run.join(1, 0)
+    assert kinds(run.sent()) == [(2, "Failed"), (1, "Failed")]
+    assert run.coordinator.num_untold == 0
+
+
+def test_a_machine_that_fails_before_it_joins_changes_no_run_that_can_do_without_it() -> None:
+    began, elastic, twice = Run(2, 2), Run(2, 3), Run(3, 3)
+    began.begin(2)
+    elastic.join(1, 0)
+    twice.join(1, 0)
+    twice.join(2, 1)
+    for run in (began, elastic, twice):
+        run.coordinator.give_up(failed()._replace(machine=1))
+        assert not run.sent()
+        assert any("gives up" in line for line in run.lines)
+
+
+def test_a_machine_that_expects_another_number_of_machines_ends_the_wait_of_all() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    run.ready(1)
+    run.coordinator.join(2, Join(1, 3, 3, "n2", 1, 0.0), "10.0.0.2", "10.0.0.1", 0.0, run.now)
+    (_, refused), (peer, end) = run.sent()
+    assert isinstance(refused, Refused)
+    assert isinstance(end, Failed)
+    assert peer == 1
+    assert "num_machines is 3 here, but 2 on machine 0" in end.cause
+
+
+def test_a_launcher_that_fails_between_joining_and_the_ranks_ends_the_wait_of_all() -> None:
+    run = Run(3, 3)
+    run.join(1, 0)
+    run.join(2, 1)
+    run.take(2, failed(cause="too many open files")._replace(is_final=True))
+    assert kinds(run.sent()) == [(1, "Failed"), (2, "Failed")]
+
+
+def test_a_stop_signal_to_machine_0_before_the_ranks_start_stops_those_that_wait_for_it() -> None:
+    run = Run(3, 3)
+    run.join(1, 0)
+    run.join(2, 1)
+    run.take(2, Stopping(15, "n2"))
+    assert not run.sent()  # that machine may come again
+    run.take(1, Stopping(15, "n1"))
+    run.coordinator.lose(1, "its launcher has ended", run.now)
+    assert run.sent() == [(2, Stopping(15, "n1"))]
+    assert not run.lines
+
+
+def test_machine_0_alone_is_told_the_whole_record_of_a_failure() -> None:
+    run = Run(3, 3)
+    run.begin(3)
+    run.take(3, failed()._replace(details="Traceback", record="{}"))
+    ends = [message for _, message in run.sent() if isinstance(message, Failed)]
+    assert [(end.details, end.record) for end in ends] == [("Traceback", "{}"), ("", ""), ("", "")]
+
+
+def test_a_machine_that_does_not_come_ends_the_wait_of_all() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    run.ready(1)
+    run.wait(601)
+    ((_, end),) = run.sent()
+    assert isinstance(end, Failed)
+    assert "machine 1 of 2 did not join" in end.cause
+
+
+@pytest.mark.parametrize("machine", [0, 1])
+def test_a_second_machine_of_a_rank_is_refused_and_the_first_stays(machine: int) -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    run.join(2, 1)
+    assert not run.join(3, machine)
+    ((_, refused),) = run.sent()
+    assert isinstance(refused, Refused)
+    assert f"machine_rank {machine} was given to two machines" in refused.what
+    assert len(run.coordinator.machines) == 2
+
+
+def test_a_range_is_no_advice_against_the_loss_of_machine_0_which_it_does_not_survive() -> None:
+    advice = [loss(f"machine {rank}", rank, "n", "it was killed", "").fix for rank in (0, 1)]
+    assert ["--num-machines" in one for one in advice] == [False, True]
+
+
+def test_a_machine_without_a_rank_is_refused_as_a_machine_and_not_as_none() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    run.least = 1
+    assert not run.join(2, None)
+    (line,) = run.lines
+    assert line.startswith("refused a machine (n2, 10.0.0.2): ")
+    causes = [message.cause for _, message in run.sent() if isinstance(message, Failed)]
+    assert causes
+    assert "None" not in causes[0] + line
+
+
+def test_a_machine_rank_that_the_run_does_not_have_is_refused_before_ranks_are_given() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    assert not run.join(2, 2)
+    ((_, refused),) = run.sent()
+    assert isinstance(refused, Refused)
+    assert "machine_rank is 2" in refused.what
+
+
+def test_a_failure_of_a_rank_ends_all_machines_at_once() -> None:
+    run = Run(2, 2)
+    run.begin(2)
+    run.take(2, failed())
+    assert kinds(run.sent()) == [(1, "Failed"), (2, "Failed")]
+
+
+def test_a_victim_is_blamed_only_if_nobody_else_is_to_blame() -> None:
+    run = Run(2, 2)
+    run.begin(2)
+    run.take(1, failed(doubt=2, cause="victim"))
+    run.wait(1)
+    assert not run.sent()
+    run.take(2, failed(doubt=1, cause="killed"))
+    run.take(1, Beat(""))
+    run.wait(2)
+    run.take(1, Beat(""))
+    run.wait(0.1)
+    ends = run.sent()
+    assert [message.cause for _, message in ends if isinstance(message, Failed)] == ["killed"] * 2
+
+
+def test_a_lost_machine_is_blamed_before_the_ranks_that_lost_their_connection_to_it() -> None:
+    run = Run(2, 2)
+    run.begin(2)
+    run.take(2, Beat("rank 1 at optimizer step 7"))
+    run.wait(1)
+    run.take(1, failed(doubt=2, cause="victim"))
+    run.wait(5)  # machine 1 has not answered
+    assert not run.sent()
+    run.coordinator.lose(2, "nothing was heard from it", run.now)
+    ((_, end),) = run.sent()
+    assert isinstance(end, Failed)
+    assert "machine 1 (n2) was lost" in end.cause
+    assert "step 7" in end.details
+
+
+def test_restarts_are_counted_once_for_all_machines() -> None:
+    run = Run(2, 2, max_restarts=1)
+    run.begin(2)
+    run.take(1, failed(cause="first"))
+    run.take(2, failed(cause="second"))
+    assert run.sent() == [(1, Restart("first", 1)), (2, Restart("first", 1))]
+    run.ready(2)
+    assert not run.sent()  # machine 0 still stops its ranks
+    run.ready(1)
+    assert run.sent() == [
+        (1, Round(1, 0, 2, 1, "10.0.0.1", 29501)),
+        (2, Round(1, 1, 2, 1, "10.0.0.2", 29501)),
+    ]
+    run.take(2, failed(cause="third"))
+    assert kinds(run.sent()) == [(1, "Failed"), (2, "Failed")]
+
+
+def test_a_failure_that_a_restart_does_not_help_ends_the_run() -> None:
+    run = Run(2, 2, max_restarts=3)
+    run.begin(2)
+    run.take(1, failed()._replace(is_final=True))
+    assert kinds(run.sent()) == [(1, "Failed"), (2, "Failed")]
+
+
+def test_a_range_starts_with_the_least_a_moment_later_and_takes_more_at_the_next_restart() -> None:
+    run = Run(2, 4, max_restarts=1)
+    run.begin(3)
+    assert run.join(4, None)
+    run.ready(4)
+    run.wait(10)
+    assert run.sent() == [(4, Missing("the next restart of the run, which has begun"))]
+    run.take(2, failed())
+    run.sent()
+    run.ready(1, 2, 3)
+    run.probed(1, 2, 3, 4)
+    rounds = [message for _, message in run.sent() if isinstance(message, Round)]
+    assert [(one.machine, one.num_machines) for one in rounds] == [(n, 4) for n in range(4)]
+
+
+def test_a_range_goes_on_without_a_lost_machine_and_counts_no_restart() -> None:
+    run = Run(2, 3)
+    run.begin(3)
+    run.take(1, failed(doubt=2))
+    run.coordinator.lose(2, "its launcher has ended", run.now)
+    sent = run.sent()
+    assert [(peer, message.number) for peer, message in sent if isinstance(message, Restart)] == [
+        (1, 0),
+        (3, 0),
+    ]
+    run.ready(1, 3)
+    run.wait(SETTLE_S + 1)
+    rounds = [message for _, message in run.sent() if isinstance(message, Round)]
+    assert [(one.machine, one.num_machines, one.num_restarts) for one in rounds] == [
+        (0, 2, 0),
+        (1, 2, 0),
+    ]
+
+
+def test_who_is_ready_only_once_others_were_told_what_is_missing_is_told_as_well() -> None:
+    run = Run(3, 3)
+    run.join(1, 0)
+    run.ready(1)
+    run.wait(2)
+    run.sent()
+    run.join(2, 1)
+    run.ready(2)
+    assert run.sent() == [(2, Missing("machine 2 of 3"))]
+
+
+def test_a_machine_whose_ranks_stop_for_long_is_told_what_is_missing_once_they_have() -> None:
+    run = Run(2, 3)
+    run.begin(2)
+    run.coordinator.lose(2, "its launcher has ended", run.now)
+    run.wait(SETTLE_S + 1)
+    run.sent()
+    run.ready(1)
+    assert run.sent() == [(1, Missing("1 more machine"))]
+
+
+def test_a_range_waits_for_another_machine_when_too_few_are_left() -> None:
+    run = Run(2, 3)
+    run.begin(2)
+    run.coordinator.lose(2, "its launcher has ended", run.now)
+    run.ready(1)
+    run.wait(SETTLE_S + 1)
+    assert (1, Missing("1 more machine")) in run.sent()
+    run.join(5, None)
+    run.ready(5)
+    run.wait(SETTLE_S + 1)
+    run.probed(1, 5)
+    assert kinds(run.sent())[-2:] == [(1, "Round"), (5, "Round")]
+
+
+def test_the_run_is_done_once_all_machines_are_and_a_loss_after_that_is_none() -> None:
+    run = Run(2, 2)
+    run.begin(2)
+    run.take(2, Done())
+    run.coordinator.lose(2, "its launcher has ended", run.now)
+    assert not run.sent()
+    run.take(1, Done())
+    assert run.sent() == [(1, AllDone())]
+
+
+def test_a_stop_signal_on_one_machine_stops_the_others_and_blames_nobody() -> None:
+    run = Run(3, 3)
+    run.begin(3)
+    run.take(2, Stopping(15, "n2"))
+    assert run.sent() == [(1, Stopping(15, "n2")), (3, Stopping(15, "n2"))]
+    run.take(1, failed())
+    run.take(2, Leave())
+    run.coordinator.lose(2, "its launcher has ended", run.now)
+    assert not run.sent()
+
+
+def test_a_machine_that_is_lost_while_the_run_stops_is_told_to_those_that_wait_for_it() -> None:
+    run = Run(3, 3)
+    run.begin(3)
+    run.take(2, Stopping(15, "n2"))
+    run.sent()
+    run.coordinator.lose(2, "nothing was heard from it for 15 s", run.now)
+    assert kinds(run.sent()) == [(1, "Failed"), (3, "Failed")]
+
+
+def test_a_second_stop_signal_on_any_machine_ends_the_grace_period_of_all() -> None:
+    run = Run(3, 3)
+    run.begin(3)
+    run.take(2, Stopping(2, "n2"))
+    run.take(1, Stopping(2, "n1"))
+    run.sent()
+    now = Stopping(2, "n3", ends_grace=True)
+    run.take(3, now)
+    assert run.sent() == [(1, now), (2, now)]
+
+
+def test_a_machine_that_leaves_before_ranks_start_can_come_again() -> None:
+    run = Run(2, 2)
+    run.join(1, 0)
+    run.join(2, 1)
+    run.ready(1)
+    run.coordinator.lose(2, "its launcher has ended", run.now)
+    assert run.join(3, 1)
+    run.ready(3)
+    assert kinds(run.sent()) == [(1, "Probe"), (3, "Probe")]

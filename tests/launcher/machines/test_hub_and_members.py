@@ -1,0 +1,433 @@
+"""The channel over real sockets: strangers change nothing, and who falls silent is lost in time."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+
+from headway.launcher.machines.coordinator import Coordinator
+from headway.launcher.machines.hub import Hub
+from headway.launcher.machines.machine_state import ended
+from headway.launcher.machines.member import Member
+from headway.launcher.machines.messages import (
+    Beat,
+    Done,
+    Facts,
+    Failed,
+    HeartbeatLost,
+    Join,
+    Leave,
+    Message,
+    Missing,
+    Probed,
+    Ready,
+    Session,
+    Stopping,
+    new_greeting,
+    read_greeting,
+)
+from tests.waiting import wait_until
+
+KEY = b"0123456789abcdef"
+
+
+class Channel:
+    """A hub on the loopback device, and its members."""
+
+    def __init__(
+        self, machines: int, timeout_s: float, key: bytes, listener: socket.socket | None
+    ) -> None:
+        self.lines: list[str] = []
+        self.timeout_s = timeout_s
+        self.machines = machines
+        listener = listener or socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        self.coordinator = Coordinator(
+            least=machines,
+            most=machines,
+            max_restarts=0,
+            join_timeout_s=600,
+            machine_timeout_s=timeout_s,
+            facts=Facts((), ()),
+            say=self.lines.append,
+            now=time.monotonic(),
+        )
+        self.hub = Hub(listener, key, self.coordinator, timeout_s, self.lines.append)
+        self.members: list[Member] = []
+
+    def join(self, machine: int, key: bytes = KEY, link: socket.socket | None = None) -> Member:
+        if link is None:
+            own = machine == 0
+            link = self.hub.take_own_end() if own else socket.create_connection(self.address)
+        member = Member(link, key, self.timeout_s, lambda: f"rank {machine} at optimizer step 3")
+        self.members.append(member)
+        member.send(Join(machine, self.machines, self.machines, f"n{machine}", 1, time.time()))
+        member.send(Ready(1, 29501 if machine == 0 else None))
+        return member
+
+
+@contextmanager
+def channel(
+    machines: int = 2,
+    timeout_s: float = 60.0,
+    key: bytes = KEY,
+    listener: socket.socket | None = None,
+) -> Iterator[Channel]:
+    opened = Channel(machines, timeout_s, key, listener)
+    try:
+        yield opened
+    finally:
+        for member in opened.members:
+            member.send(Leave())
+            member.close()
+        opened.hub.close(0.5)
+
+
+def begin(some: Channel) -> list[Member]:
+    """Have all machines join, and their ranks start."""
+    members = [some.join(machine) for machine in range(some.machines)]
+    start_ranks(members)
+    return members
+
+
+def start_ranks(members: list[Member]) -> None:
+    wait_until(lambda: all(one.probe for one in members))
+    for member in members:
+        member.send(Probed(""))
+    wait_until(lambda: all(one.round for one in members))
+
+
+def test_machines_meet_and_end_together() -> None:
+    with channel(3) as some:
+        members = begin(some)
+        assert [one.round.machine for one in members if one.round] == [0, 1, 2]
+        for one in members:
+            one.send(Done())
+        wait_until(lambda: all(one.is_all_done for one in members))
+        assert not some.lines
+
+
+def test_a_machine_without_the_key_is_refused_and_named_and_the_run_goes_on() -> None:
+    with channel() as some:
+        members = begin(some)
+        other = some.join(1, key=b"another run's key")
+        keyless = some.join(1, key=b"")
+        wait_until(lambda: other.unacceptable and keyless.unacceptable)
+        for one in (other, keyless):
+            assert one.unacceptable is not None
+            assert one.unacceptable.reason == "key"
+        wait_until(lambda: len(some.lines) >= 2)
+        assert all("refused a connection from 127.0.0.1" in line for line in some.lines)
+        assert not any(one.is_over for one in members)
+
+
+def idle(some: Channel, count: int, source: str = "127.0.0.1") -> list[socket.socket]:
+    """Open connections that say nothing; a socket has no more than 128 to be accepted."""
+    links = []
+    for _ in range(count):
+        links.append(socket.create_connection(some.address, source_address=(source, 0)))
+        links[-1].settimeout(20)
+        assert links[-1].recv(1)  # of the greeting: it has been accepted
+    return links
+
+
+def test_idle_strangers_keep_no_machine_from_joining_neither_machine_0() -> None:
+    with channel(2) as some:
+        strangers = idle(some, 300)
+        begin(some)
+        strangers += idle(some, 300)
+        assert not any(one.is_over for one in some.members)
+        for one in strangers:
+            one.close()
+
+
+def test_strangers_of_one_address_push_out_none_of_another() -> None:
+    with channel(2) as some:
+        (first,) = idle(some, 1)
+        crowd = [link for number in range(2, 9) for link in idle(some, 60, f"127.0.0.{number}")]
+        first.setblocking(False)
+        with suppress(BlockingIOError):  # it is open, and has been sent nothing else
+            while data := first.recv(2**14):
+                assert data.endswith(b"\n")
+            pytest.fail("it was closed")
+        begin(some)
+        for one in (first, *crowd):
+            one.close()
+
+
+def test_a_machine_joins_though_200_strangers_of_its_address_come_just_behind_it() -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    link, *strangers = [socket.create_connection(listener.getsockname()) for _ in range(200)]
+    machine = Member(link, KEY, 60, str)
+    machine.send(Join(1, 2, 2, "n1", 1, time.time()))
+    with channel(listener=listener) as some:
+        some.join(0)
+        wait_until(lambda: machine.accepted or machine.is_over)
+        assert machine.accepted is not None
+        machine.send(Leave())
+        machine.close()
+    for one in strangers:
+        one.close()
+
+
+def greeted(link: socket.socket, key: bytes) -> Session:
+    """Greet as a member does; return what seals its messages."""
+    ours = new_greeting(key)
+    link.sendall(ours.line())
+    file = link.makefile("rb")
+    theirs = read_greeting(file.readline().rstrip(b"\n"))
+    file.close()
+    return Session(key, ours, theirs, is_hub=False)
+
+
+def failure() -> Failed:
+    return Failed(0, "stranger", "ended by a stranger", "", "", "", 1, is_final=True)
+
+
+def attacks(some: Channel) -> Iterator[bytes]:
+    """Yield what strangers send after the greeting; each goes to a connection of its own."""
+    yield b"GET / HTTP/1.1\r\n\r\n"
+    yield b"\x80\x04\x95" + bytes(200)  # a pickle
+    yield b"x" * 300_000
+    yield b'["Failed",0,"h","c","w","d","f",1,0,0.0,true]\n'
+    yield b"0" * 22 + b'["Failed",0,"h","c","w","d","f",1,0,0.0,true]\n'
+    with socket.create_connection(some.address) as other:  # recorded on another connection
+        session = greeted(other, KEY)
+        yield session.seal(Join(1, 2, 2, "n1", 1, time.time())) + session.seal(failure())
+
+
+def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
+    with channel() as some:
+        members = begin(some)
+        sent = 0
+        for data in [b"", *attacks(some)]:
+            for greets in (False, True):
+                with socket.create_connection(some.address) as stranger, suppress(OSError):
+                    if greets:
+                        stranger.sendall(new_greeting(KEY).line())
+                    stranger.sendall(data)
+                    sent += 1
+        assert sent == 14
+        for one in members:
+            one.send(Beat("still here"))
+            one.send(Done())
+        wait_until(lambda: all(one.is_all_done for one in members))
+        assert not any(one.ended_by or one.lost for one in members)
+        assert not any("stranger" in line for line in some.lines)
+
+
+def test_one_with_the_key_who_has_not_joined_cannot_end_a_run_that_has_begun() -> None:
+    with channel() as some:
+        members = begin(some)
+        told = Member(socket.create_connection(some.address), KEY, some.timeout_s, str)
+        told.send(failure())
+        wait_until(lambda: told.refused)  # its failure is known, and it need not say so again
+        told.send(Leave())
+        told.close()
+        messages: list[Message] = [Done(), HeartbeatLost("10:15:00")]
+        for number, message in enumerate(messages, 2):
+            with socket.create_connection(some.address) as early:
+                early.sendall(greeted(early, KEY).seal(message))
+                wait_until(lambda number=number: len(some.lines) == number)  # type: ignore[misc]
+        assert "gives up" in some.lines[0]
+        assert all("has not joined" in line for line in some.lines[1:])
+        assert not any(one.is_over for one in members)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", new_greeting(KEY).line(), b"220 another program"],
+    ids=["nothing", "a greeting", "another program"],
+)
+def test_an_end_that_closes_unanswered_is_told_from_one_that_speaks_something_else(
+    said: bytes,
+) -> None:
+    here, there = socket.socketpair()
+    member = Member(here, KEY, 60, str)
+    there.sendall(said)
+    there.close()
+    wait_until(lambda: member.is_over)
+    assert (member.unacceptable is not None) == said.startswith(b"220")
+    assert member.is_closed_unanswered == (member.unacceptable is None)
+    member.close()
+
+
+def test_a_refused_machine_leaves_without_another_line_on_machine_0() -> None:
+    with channel() as some:
+        main = some.join(0)
+        wait_until(lambda: main.accepted)
+        link = socket.create_connection(some.address)
+        other = Member(link, KEY, some.timeout_s, str)
+        other.send(Join(1, 3, 3, "n1", 1, time.time()))
+        wait_until(lambda: other.refused)
+        other.send(Leave())
+        other.close()
+        wait_until(lambda: len(some.hub.peers) == 1)
+        (line,) = some.lines
+        assert "refused machine 1 (n1, 127.0.0.1)" in line
+
+
+def test_the_second_ctrl_c_on_a_machine_ends_the_grace_period_of_the_ranks_on_the_others() -> None:
+    with channel() as some:
+        main, other = begin(some)
+        ended: list[str] = []
+        main.on_grace_end = lambda: ended.append("main")
+        other.on_grace_end = lambda: ended.append("other")
+        other.send(Stopping(2, "n1"))
+        wait_until(lambda: main.stopping)
+        assert not ended
+        other.send(Stopping(2, "n1", ends_grace=True))
+        wait_until(lambda: ended)
+        assert ended == ["main"]
+
+
+def test_a_machine_whose_launcher_is_killed_is_known_as_lost_to_all() -> None:
+    with channel(3) as some:
+        members = begin(some)
+        members[2].connection.link.shutdown(socket.SHUT_RDWR)  # as the kernel does
+        wait_until(lambda: members[0].ended_by and members[1].ended_by)
+        for one in members[:2]:
+            assert one.ended_by is not None
+            assert "machine 2 (n2) was lost: its launcher has ended" in one.ended_by.cause
+
+
+class Relay:
+    """Passes bytes between a member and the hub, in the directions that are open."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        import selectors
+        import threading
+
+        self.end, inner = socket.socketpair()
+        outer = socket.create_connection(address)
+        self.passes = {inner: True, outer: True}
+        other = {inner: outer, outer: inner}
+        selector = selectors.DefaultSelector()
+        for one in other:
+            selector.register(one, selectors.EVENT_READ)
+
+        def run() -> None:
+            with suppress(OSError), inner, outer, selector:
+                while True:
+                    for key, _ in selector.select():
+                        one = key.fileobj
+                        assert isinstance(one, socket.socket)
+                        data = one.recv(65536)
+                        if not data:
+                            return
+                        if self.passes[one]:
+                            other[one].sendall(data)
+
+        self.to_hub, self.from_hub = inner, outer
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+
+
+@pytest.mark.slow
+def test_a_cut_link_is_known_at_both_ends_whatever_way_it_is_cut() -> None:
+    with ExitStack() as stack:
+        cuts = []
+        for is_cut in ((True, True), (True, False), (False, True)):
+            some = stack.enter_context(channel(timeout_s=4.0))
+            relay = Relay(some.address)
+            stack.callback(relay.thread.join)
+            members = [some.join(0), some.join(1, link=relay.end)]
+            start_ranks(members)
+            wait_until(lambda some=some: some.coordinator.machines[2].word)  # type: ignore[misc]
+            cuts.append((relay, is_cut, members))
+        for relay, is_cut, _ in cuts:
+            for link, is_it in zip((relay.to_hub, relay.from_hub), is_cut, strict=True):
+                relay.passes[link] = not is_it
+        for _, _, (main, other) in cuts:
+            wait_until(lambda main=main: main.ended_by)  # type: ignore[misc]
+            wait_until(lambda other=other: other.ended_by or other.lost)  # type: ignore[misc]
+            assert main.ended_by is not None
+            assert "machine 1 (n1) was lost" in main.ended_by.cause
+            assert "rank 1 at optimizer step 3" in main.ended_by.details
+            other.close()
+
+
+@contextmanager
+def cut_off(machines: int, *, from_hub: bool) -> Iterator[list[Member]]:
+    """Have a run in which the link of the last machine is cut, in one direction alone.
+
+    The end that hears nothing notices it first: the channel's own timeout is 60 s.
+    """
+    with ExitStack() as stack:
+        some = stack.enter_context(channel(machines))
+        relay = Relay(some.address)
+        stack.callback(relay.thread.join)
+        members = [some.join(machine) for machine in range(machines - 1)]
+        members.append(some.join(machines - 1, link=relay.end))
+        start_ranks(members)
+        relay.passes[relay.from_hub if from_hub else relay.to_hub] = False
+        if from_hub:
+            members[-1].timeout_s = 0.2
+            members[-1].send(Beat(""))
+        else:
+            some.hub.peers[machines].heard_at -= 2 * some.timeout_s
+        yield members
+        members[-1].close()
+
+
+@pytest.mark.parametrize("machines", [2, 3])
+def test_a_machine_that_hears_nothing_says_so_and_the_others_blame_the_link(machines: int) -> None:
+    with cut_off(machines, from_hub=True) as members:
+        *others, last = members
+        wait_until(lambda: all(one.ended_by for one in others))
+        for one in others:
+            assert one.ended_by is not None
+            assert one.ended_by.exit_code == 4
+            assert f"machine {machines - 1} (n{machines - 1}) was lost" in one.ended_by.cause
+            assert re.search(r"nothing from machine 0 since \d\d:\d\d:\d\d", one.ended_by.cause)
+        assert last.lost is not None
+        assert "nothing was heard from it" in last.lost
+
+
+def test_a_machine_that_machine_0_has_not_heard_is_told_so() -> None:
+    with cut_off(2, from_hub=False) as (main, other):
+
+        def is_known() -> object:
+            main.send(Beat(""))  # wakes the hub
+            return main.ended_by and other.lost
+
+        wait_until(is_known)
+        assert main.ended_by is not None
+        assert other.lost is not None
+        assert "machine 1 (n1) was lost: nothing was heard from it" in main.ended_by.cause
+        assert re.search(r"nothing from this machine since \d\d:\d\d:\d\d", other.lost)
+
+
+def test_a_connection_that_the_system_gives_up_is_no_end_of_a_launcher() -> None:
+    assert ended(EOFError()) == ended(ConnectionResetError()) == "its launcher has ended"
+    assert "No route to host" in ended(OSError(errno.EHOSTUNREACH, "No route to host"))
+
+
+def test_what_a_machine_waits_for_is_told_to_it() -> None:
+    with channel(3) as some:
+        main, other = some.join(0), some.join(2)
+        wait_until(lambda: main.missing and other.missing)
+        assert main.missing == other.missing == Missing("machine 1 of 3")
+
+
+def test_all_kinds_of_messages_can_be_sent() -> None:
+    """Each field has a type that JSON and the reader of records know."""
+    from typing import get_args
+
+    ours, theirs = new_greeting(KEY), new_greeting(KEY)
+    hub = Session(KEY, ours, theirs, is_hub=True)
+    member = Session(KEY, theirs, ours, is_hub=False)
+    samples = {"int": 1, "float": 0.5, "str": "x", "bool": True, "int | None": None}
+    for kind in get_args(Message):
+        values = [
+            samples.get(getattr(type_, "__forward_arg__", str(type_)), ())
+            for type_ in kind.__annotations__.values()
+        ]
+        message = kind(*values)
+        assert member.open(hub.seal(message).rstrip(b"\n")) == message

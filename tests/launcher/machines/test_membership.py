@@ -1,0 +1,130 @@
+"""A machine joins once machine 0 is there, whatever stands before it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from headway.contract.origin import Layer, Origin
+from headway.errors import LaunchError
+from headway.launcher.machines.coordinator import Coordinator
+from headway.launcher.machines.hub import Hub
+from headway.launcher.machines.messages import Facts
+from headway.launcher.plan.plan import build_plan
+from headway.launcher.plan.program import Program
+from headway.machine.facts import Machine
+from headway.settings.profile import Entry
+from headway.settings.resolve import resolve
+from tests.distributed.launching import free_port
+
+pytest.importorskip("torch")
+from headway.launcher.machines import membership
+from headway.launcher.machines.membership import Membership
+
+
+def machine_1(port: int, join_timeout_s: float) -> Membership:
+    Path("script.py").write_text("pass")
+    flags = {"num_machines": "2", "machine_rank": "1", "main_address": "127.0.0.1"}
+    values = {**flags, "main_port": str(port), "device": "cpu"}
+    typed = {name: Entry(text, Origin(Layer.FLAG, flag=name)) for name, text in values.items()}
+    plan = build_plan(
+        resolve([typed], Machine(), {}),
+        Machine(),
+        Program("script.py"),
+        python=["python"],
+        environ={},
+    )
+    return Membership(plan, {}, join_timeout_s)
+
+
+@contextmanager
+def closing(port: int) -> Iterator[None]:
+    """Accept each connection and close it, as a tunnel to a port where nothing listens does."""
+    listener = socket.create_server(("127.0.0.1", port))
+
+    def close_each() -> None:
+        with suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    thread = threading.Thread(target=close_each)
+    thread.start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        listener.close()
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.wording
+def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    lines: list[str] = []
+    has_said = threading.Event()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        has_said.set()
+
+    monkeypatch.setattr(membership, "say", say)
+    one = machine_1(port, 600)
+    joining = threading.Thread(target=one.join, args=(str,))
+    with closing(port):
+        joining.start()
+        assert has_said.wait(60)
+    (line,) = lines
+    assert f"waiting for machine 0 at 127.0.0.1:{port}" in line
+    coordinator = Coordinator(
+        least=2,
+        most=2,
+        max_restarts=0,
+        join_timeout_s=600,
+        machine_timeout_s=60,
+        facts=Facts((), ()),
+        say=lambda _: None,
+        now=time.monotonic(),
+    )
+    hub = Hub(socket.create_server(("127.0.0.1", port)), b"", coordinator, 60, lambda _: None)
+    joining.join(60)
+    assert not joining.is_alive()
+    assert one.member is not None
+    assert one.member.accepted is not None
+    one.leave()
+    hub.take_own_end().close()
+    hub.close(60)
+
+
+@pytest.mark.wording
+def test_what_closes_each_connection_until_the_join_timeout_is_no_machine_0() -> None:
+    port = free_port()
+    refusal = r"cannot reach machine 0.* closes the connection"
+    with closing(port), pytest.raises(LaunchError, match=refusal):
+        machine_1(port, 0.0).join(str)
+
+
+@pytest.mark.wording
+def test_what_speaks_something_else_is_an_error_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def speak() -> None:
+            link, _ = listener.accept()
+            link.sendall(b"220 another program")
+            link.close()
+
+        speaking = threading.Thread(target=speak)
+        speaking.start()
+        one = machine_1(listener.getsockname()[1], 600)
+        with pytest.raises(LaunchError, match="is not machine 0"):
+            one.join(str)
+        one.leave()
+        speaking.join()

@@ -1,0 +1,158 @@
+"""A message is taken only as the other end sent it: the right key, order, direction and shape."""
+
+from __future__ import annotations
+
+import json
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.contract import lines
+from headway.launcher.machines.messages import (
+    MAX_DETAILS,
+    MAX_LINE,
+    MAX_RECORD,
+    Beat,
+    Failed,
+    Join,
+    Message,
+    Missing,
+    Ready,
+    Round,
+    Session,
+    Stopping,
+    Unacceptable,
+    new_greeting,
+    read_greeting,
+)
+
+KEY = b"0123456789abcdef"
+
+
+def sessions(key: bytes = KEY, other_key: bytes = KEY) -> tuple[Session, Session]:
+    """Return the two ends of a connection: machine 0's, and that of another machine."""
+    hub, member = new_greeting(key), new_greeting(other_key)
+    return (
+        Session(key, hub, member, is_hub=True),
+        Session(other_key, member, hub, is_hub=False),
+    )
+
+
+def sealed(session: Session, *texts: str) -> list[bytes]:
+    return [session.seal(Missing(text)).rstrip(b"\n") for text in texts]
+
+
+def test_messages_arrive_as_they_were_sent_in_both_directions() -> None:
+    hub, member = sessions()
+    failed = Failed(1, "n2", "cause\n\u2028", "where", "lines\nof details", "fix", 9, 2, 0.5)
+    for message in (failed, Beat(""), Round(0, 1, 2, 0, "10.0.0.1", 4711)):
+        assert member.open(hub.seal(message).rstrip(b"\n")) == message
+        assert hub.open(member.seal(message).rstrip(b"\n")) == message
+
+
+def test_the_longest_report_of_a_failure_arrives_whatever_its_characters() -> None:
+    for character in ("\N{GRINNING FACE}", "\udc80", '"', "\0"):
+        hub, member = sessions()
+        record = json.dumps(character * MAX_RECORD)[: MAX_RECORD - 1]
+        failed = Failed(1, "n2", "", "", character * MAX_DETAILS, "", 9, record=record)
+        line = member.seal(failed).rstrip(b"\n")
+        assert len(line) < MAX_LINE
+        assert hub.open(line) == failed
+
+
+FAILED = Failed(1, "n2", "cause", "where", "", "fix", 9)
+IMPOSSIBLE: list[Message] = [
+    Stopping(9, "n2"),  # SIGKILL, which no launcher would pass on
+    Stopping(12345, "n2"),
+    FAILED._replace(exit_code=0),  # the other machines would end well
+    FAILED._replace(exit_code=300),
+    FAILED._replace(ago_s=float("nan")),
+    FAILED._replace(host="n2\x1b[2J"),
+    Join(-1, 2, 2, "n2", 1, 0.0),
+    Join(1, 2, 2, "n2", 1, float("inf")),
+    Ready(99_999, None),
+]
+
+
+@pytest.mark.parametrize("message", IMPOSSIBLE, ids=str)
+def test_a_message_that_no_launcher_sends_is_refused_also_with_the_key(message: Message) -> None:
+    hub, member = sessions()
+    with pytest.raises(Unacceptable, match="cannot be read"):
+        hub.open(member.seal(message).rstrip(b"\n"))
+
+
+def test_a_message_made_with_another_key_is_refused() -> None:
+    hub, stranger = sessions(other_key=b"another key, as long")
+    with pytest.raises(Unacceptable) as error:
+        hub.open(*sealed(stranger, "hello"))
+    assert error.value.reason == "key"
+
+
+def test_a_message_that_is_repeated_left_out_or_reordered_is_refused() -> None:
+    for *before, last in ([0, 0], [1], [0, 2], [0, 1, 0]):
+        hub, member = sessions()
+        lines = sealed(member, "a", "b", "c")
+        for index in before:
+            hub.open(lines[index])
+        with pytest.raises(Unacceptable):
+            hub.open(lines[last])
+
+
+def test_a_message_of_this_end_or_of_another_connection_is_refused() -> None:
+    hub, _ = sessions()
+    with pytest.raises(Unacceptable):
+        hub.open(*sealed(sessions()[1], "of another connection"))
+    with pytest.raises(Unacceptable):
+        hub.open(*sealed(hub, "reflected"))
+
+
+@given(st.binary(max_size=300), st.integers(0, 200), st.integers(0, 7))
+def test_no_bytes_and_no_changed_bit_are_taken_for_a_message(
+    data: bytes, place: int, bit: int
+) -> None:
+    hub, member = sessions()
+    with pytest.raises(Unacceptable):
+        hub.open(data)
+    line = bytearray(sealed(member, "x" * 200)[0])
+    line[place] ^= 1 << bit
+    with pytest.raises(Unacceptable):
+        hub.open(bytes(line))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+KINDS = st.sampled_from(["Join", "Ready", "Failed", "Round", "Beat", "Restart", "exec", ""])
+
+
+@given(st.one_of(JSON, st.builds(lambda kind, rest: [kind, *rest], KINDS, st.lists(JSON))))
+def test_whatever_one_with_the_key_sends_is_a_message_of_the_declared_types_or_refused(
+    content: object,
+) -> None:
+    hub, member = sessions()
+    text = json.dumps(content)
+    with patch.object(lines, "_dumps", lambda *_, **__: text):
+        line = member.seal(Beat("")).rstrip(b"\n")
+    try:
+        message = hub.open(line)
+    except Unacceptable:
+        return
+    assert json.loads(json.dumps([type(message).__name__, *message])) == json.loads(text)
+
+
+@given(st.binary(max_size=100))
+def test_no_bytes_are_taken_for_a_greeting(data: bytes) -> None:
+    with pytest.raises(Unacceptable):
+        read_greeting(data)
+
+
+def test_a_greeting_of_another_version_says_so() -> None:
+    line = new_greeting(KEY).line().rstrip(b"\n")
+    assert read_greeting(line).has_key
+    with pytest.raises(Unacceptable) as error:
+        read_greeting(line.replace(b"channel/1", b"channel/2"))
+    assert error.value.reason == "version"

@@ -1,0 +1,530 @@
+"""A plan does what was asked, or says why it cannot; on any machine, without starting anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from headway.contract.origin import Layer, Origin
+from headway.contract.run import RANK_VARIABLES
+from headway.errors import ConfigError, HeadwayError, MachineError
+from headway.launcher.plan.describe import describe
+from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.program import Program, flags_in
+from headway.launcher.plan.summary import summary
+from headway.launcher.processes.starter import unbuffered
+from headway.launcher.run import changed
+from headway.machine.facts import Gpu, Machine
+from headway.settings.profile import Entry
+from headway.settings.resolve import resolve
+from headway.settings.setting import Raw
+from headway.settings.table import TABLE
+
+H100 = Gpu("NVIDIA H100", "GPU-h", 80 * 2**30, (9, 0))
+T4 = Gpu("Tesla T4", "GPU-t", 16 * 2**30, (7, 5))
+LAPTOP = Machine(cores=8, cores_reason="8 usable cores")
+SERVER = Machine(cores=64, gpus=tuple(H100._replace(uuid=f"GPU-{i}") for i in range(8)))
+MAC = Machine(system="Darwin", cores=8, mps=True, mps_reason="Apple silicon")
+SCRIPT = Program("train.py", ("--lr", "3"))
+
+
+def plan(
+    machine: Machine = LAPTOP,
+    environ: Mapping[str, str] | None = None,
+    *,
+    layer: Layer = Layer.FLAG,
+    program: Program = SCRIPT,
+    supervise: bool = False,
+    in_process: bool = False,
+    python: Sequence[str] = ("/bin/python",),
+    **values: Any,
+) -> LaunchPlan:
+    entries = {
+        name: Entry(raw, Origin(layer, reason=f"{layer.label} {TABLE[name].flag}"))
+        for name, raw in values.items()
+    }
+    environ = environ or {}
+    return build_plan(
+        resolve([entries], machine, environ),
+        machine,
+        program,
+        python=python,
+        environ=environ,
+        supervise=supervise,
+        in_process=in_process,
+    )
+
+
+def set_by(launch: LaunchPlan) -> dict[str, str | None]:
+    return {name: change.value for name, change in launch.environment.items()}
+
+
+def test_one_process_replaces_the_launcher() -> None:
+    launch = plan()
+    assert launch.supervised is None
+    assert launch.program.command(launch.python) == ["/bin/python", "train.py", "--lr", "3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ("-m headway launch -O a.py", ""),
+        ("-O -m headway launch a.py", "-O"),
+        ("-OOuBm headway", "-O -O -u -B"),
+        ("-Xdev -X importtime -Wd -W error -m headway", "-X dev -X importtime -W d -W error"),
+        (
+            "-uWerror --check-hash-based-pycs never -Im headway",
+            "-u -W error --check-hash-based-pycs never -I",
+        ),
+        ("-E -c pass", "-E"),
+        ("-sP /bin/headway launch a.py", ""),
+        ("-u -", ""),
+        ("", ""),
+    ],
+)
+def test_pythons_own_flags_are_found_in_its_command_line(words: str, flags: str) -> None:
+    assert flags_in(["python", *words.split()]) == tuple(flags.split())
+
+
+def test_a_python_that_reads_no_variables_is_told_by_a_flag_not_to_buffer() -> None:
+    environ = {"PYTHONUNBUFFERED": "1"}
+    assert unbuffered(["python", "-E"], environ) == ["python", "-E", "-u"]
+    assert unbuffered(["python", "-I"], {}) == ["python", "-I"]
+    assert unbuffered(["python", "-O"], environ) == ["python", "-O"]
+
+
+def test_a_prompt_after_the_script_is_for_one_process() -> None:
+    python = ["/bin/python", "-i"]
+    launch = plan(python=python)
+    assert launch.program.command(launch.python)[:3] == ["/bin/python", "-i", "train.py"]
+    with pytest.raises(ConfigError, match="ranks under a launcher cannot, but num_processes is 2"):
+        plan(python=python, num_processes="2")
+
+
+@pytest.mark.parametrize(
+    ("why", "values"),
+    [
+        ("num_processes is 2", {"num_processes": "2"}),
+        ("max_restarts is 1", {"max_restarts": "1"}),
+        ("log_dir is logs", {"log_dir": "logs"}),
+        ("num_machines is 2", {"num_machines": "2", "main_address": "a"}),
+    ],
+)
+def test_what_needs_a_launcher_keeps_one(why: str, values: dict[str, Any]) -> None:
+    assert plan(layer=Layer.FLAG, **values).supervised == why
+    assert plan(supervise=True).supervised == "--supervise"
+
+
+def test_no_variable_of_a_run_around_it_reaches_an_inner_run() -> None:
+    stale = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_ERROR_FILE": "/x", "RANK": "1"}
+    for launch in (plan(environ=stale), plan(environ=stale, num_processes="2")):
+        assert not changed(launch, stale).keys() & stale.keys()
+    alone = changed(plan(environ=stale, num_processes="1"), stale)
+    assert alone["RANK"] == "0"
+    assert not alone.keys() & {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"}
+
+
+def test_one_process_is_not_told_the_ranks_of_a_run_around_it() -> None:
+    stale = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "PATH": "/bin"}
+    environment = changed(plan(environ=stale), stale)
+    assert environment["PATH"] == "/bin"
+    assert not environment.keys() & {"RANK", "WORLD_SIZE", "MASTER_ADDR"}
+
+
+def test_scripts_written_for_accelerate_see_the_same_settings() -> None:
+    environment = set_by(plan(mixed_precision="bf16", gradient_accumulation_steps="4"))
+    assert environment["ACCELERATE_USE_CPU"] == "true"
+    assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert environment["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
+    # Accelerate takes it for more than the script's own argument
+    assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS" not in set_by(plan())
+    assert set_by(plan(SERVER))["ACCELERATE_USE_CPU"] == "false"
+
+
+@pytest.mark.wording
+def test_the_contract_says_what_was_typed_and_where_the_rest_came_from() -> None:
+    run = json.loads(set_by(plan(mixed_precision="bf16"))["HEADWAY_RUN"] or "")
+    assert run["mixed_precision"] == "bf16"
+    assert run["origins"]["mixed_precision"] == {
+        "layer": "FLAG",
+        "reason": "flag --mixed-precision",
+    }
+    assert run["origins"]["device"]["layer"] == "DETECTED"
+
+
+def test_threads_are_set_unless_the_users_variable_says_them() -> None:
+    assert set_by(plan(num_processes="4"))["OMP_NUM_THREADS"] == "2"
+    mine = {"OMP_NUM_THREADS": "3"}
+    assert "OMP_NUM_THREADS" not in set_by(plan(environ=mine))
+    assert set_by(plan(environ=mine, threads_per_process="5"))["OMP_NUM_THREADS"] == "5"
+    nonsense = {"OMP_NUM_THREADS": "abc"}
+    assert set_by(plan(environ=nonsense))["OMP_NUM_THREADS"] == "8"
+
+
+def test_ranks_on_one_machine_stay_on_loopback_unless_the_user_named_a_device() -> None:
+    assert set_by(plan(num_processes="2"))["GLOO_SOCKET_IFNAME"] == "lo"
+    assert set_by(plan(MAC, device="cpu", num_processes="2"))["GLOO_SOCKET_IFNAME"] == "lo0"
+    mine = {"GLOO_SOCKET_IFNAME": "eth7"}
+    assert "GLOO_SOCKET_IFNAME" not in set_by(plan(environ=mine, num_processes="2"))
+    far = plan(num_machines="2", main_address="10.0.0.1")
+    assert "GLOO_SOCKET_IFNAME" not in set_by(far)
+    near = plan(num_machines="2", main_address="127.0.0.1")
+    assert set_by(near)["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize(
+    ("given", "value"), [(None, "1"), ("0", "0"), ("1", "1"), ("true", "1"), ("no", "0"), ("", "0")]
+)
+def test_the_mps_fallback_is_a_number_before_python_starts(given: str | None, value: str) -> None:
+    environ = {} if given is None else {"PYTORCH_ENABLE_MPS_FALLBACK": given}
+    assert set_by(plan(MAC, environ))["PYTORCH_ENABLE_MPS_FALLBACK"] == value
+    assert "PYTORCH_ENABLE_MPS_FALLBACK" not in set_by(plan(MAC, environ, device="cpu"))
+
+
+def test_extra_variables_reach_the_script_and_beat_what_is_computed() -> None:
+    environment = set_by(plan(env="A=1 OMP_NUM_THREADS=7"))
+    assert environment["A"] == "1"
+    assert environment["OMP_NUM_THREADS"] == "7"
+    assert plan(env="OMP_NUM_THREADS=7").settings.threads_per_process == 7
+
+
+class TestGpus:
+    def test_all_gpus_are_used_without_a_word(self) -> None:
+        launch = plan(SERVER)
+        assert launch.gpus == tuple(range(8))
+        assert launch.settings.num_processes == 8
+        assert "CUDA_VISIBLE_DEVICES" not in set_by(launch)
+
+    @pytest.mark.parametrize(
+        ("devices", "mask"), [("3", "0,1,2"), ("1,3", "1,3"), ("3,", "3"), (["5", "0"], "5,0")]
+    )
+    def test_a_selection_becomes_the_mask(self, devices: Raw, mask: str) -> None:
+        assert set_by(plan(SERVER, devices=devices))["CUDA_VISIBLE_DEVICES"] == mask
+
+    def test_fewer_processes_take_the_first_gpus(self) -> None:
+        assert set_by(plan(SERVER, num_processes="2"))["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+    def test_indices_go_through_an_existing_mask(self) -> None:
+        masked = SERVER._replace(cuda_visible_devices="6,4,GPU-2")
+        assert set_by(plan(masked, devices="2,0"))["CUDA_VISIBLE_DEVICES"] == "GPU-2,6"
+
+    def test_cpu_on_a_gpu_machine_hides_the_gpus_from_plain_scripts(self) -> None:
+        assert set_by(plan(SERVER, device="cpu"))["CUDA_VISIBLE_DEVICES"] == ""
+
+
+REFUSED: dict[str, tuple[Machine, dict[str, Any], type[HeadwayError], str]] = {
+    "cuda without a GPU": (
+        LAPTOP,
+        {"device": "cuda", "num_processes": "4"},
+        MachineError,
+        "no GPU",
+    ),
+    "cuda behind an empty mask": (
+        SERVER._replace(cuda_visible_devices=""),
+        {"device": "cuda"},
+        MachineError,
+        "CUDA_VISIBLE_DEVICES='' hides all GPUs",
+    ),
+    "more processes than GPUs": (SERVER, {"num_processes": "9"}, MachineError, "8 GPUs"),
+    "a GPU that is not there": (SERVER, {"devices": "7,8"}, MachineError, "7 NVIDIA H100"),
+    "mps without a Mac": (LAPTOP, {"device": "mps"}, MachineError, "not a Mac"),
+    "two processes on one MPS device": (
+        MAC,
+        {"num_processes": "2"},
+        MachineError,
+        "only one process",
+    ),
+    "bf16 on an old GPU": (
+        Machine(gpus=(T4,)),
+        {"mixed_precision": "bf16"},
+        MachineError,
+        "Tesla T4 \\(sm_75",
+    ),
+    "fp16 on a CPU": (LAPTOP, {"mixed_precision": "fp16"}, ConfigError, "bf16"),
+    "GPUs chosen for a CPU run": (
+        SERVER,
+        {"device": "cpu", "devices": "2"},
+        ConfigError,
+        "selects",
+    ),
+    "disagreeing counts": (
+        SERVER,
+        {"devices": "3", "num_processes": "2"},
+        ConfigError,
+        "selects 3 GPUs .the first 3",
+    ),
+    "a machine rank beyond the last": (
+        LAPTOP,
+        {"num_machines": "2", "machine_rank": "2", "main_address": "a"},
+        ConfigError,
+        "ranks are 0 to 1",
+    ),
+    "a machine rank on one machine": (LAPTOP, {"machine_rank": "1"}, ConfigError, "only rank is 0"),
+    "machines without an address": (
+        LAPTOP,
+        {"num_machines": "2"},
+        ConfigError,
+        "main_address is not set",
+    ),
+    "a variable of the launcher's": (LAPTOP, {"env": "RANK=3"}, ConfigError, "RANK"),
+    "an inner rank's variable": (LAPTOP, {"env": "GROUP_RANK=3"}, ConfigError, "GROUP_RANK"),
+    "a variable that follows from a setting": (
+        LAPTOP,
+        {"env": "ACCELERATE_MIXED_PRECISION=bf16"},
+        ConfigError,
+        "which Headway derives from the setting mixed_precision",
+    ),
+    "a rank to show that is not there": (
+        LAPTOP,
+        {"ranks": "0-2", "num_processes": "2"},
+        ConfigError,
+        "ranks contains rank 2, but ranks are 0 to 1",
+    ),
+    "another rank than the only one": (LAPTOP, {"ranks": "1"}, ConfigError, "the only rank is 0"),
+    "a rank to debug that is not there": (
+        LAPTOP,
+        {"debug_rank": "2", "num_processes": "2"},
+        ConfigError,
+        "debug_rank contains rank 2",
+    ),
+    "a rank to debug among machines": (
+        LAPTOP,
+        {"debug_rank": "1", "num_machines": "2", "main_address": "a"},
+        ConfigError,
+        "other machines would not wait",
+    ),
+    "threads said twice": (
+        LAPTOP,
+        {"env": "OMP_NUM_THREADS=3", "threads_per_process": "2"},
+        ConfigError,
+        "OMP_NUM_THREADS=3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_honoured_is_refused_with_reason_place_and_fix(case: str) -> None:
+    machine, values, kind, reason = REFUSED[case]
+    with pytest.raises(kind, match=reason) as caught:
+        plan(machine, layer=Layer.PROJECT_PROFILE, **values)
+    for problem in caught.value.problems:
+        assert problem.where
+        assert problem.fix
+
+
+@pytest.mark.parametrize(
+    ("reason", "place", "values"),
+    [
+        ("num_processes is 2", "--num-processes", {"num_processes": "2"}),
+        ("log_dir is logs", "--log-dir", {"log_dir": "logs"}),
+        ("--supervise", "--supervise", {"supervise": True}),
+        ("Python", "--no-python", {"program": Program("/bin/ls", kind="program")}),
+    ],
+)
+def test_what_cannot_run_in_this_process_is_refused(
+    reason: str, place: str, values: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        plan(in_process=True, **values)
+    assert place in caught.value.problems[0].where
+
+
+def test_a_plan_in_this_process_says_so() -> None:
+    launch = plan(in_process=True, env="PYTHONHASHSEED=0 A=1")
+    assert "in this interpreter" in describe(launch)
+    assert "PYTHONHASHSEED" in launch.notes[0]
+    assert len(launch.notes) == 1
+
+
+def test_ranks_that_are_chosen_or_debugged_need_no_launcher_beside_the_only_one() -> None:
+    assert plan(ranks="0", debug_rank="0").supervised is None
+
+
+@pytest.mark.wording
+def test_a_debugged_run_says_who_has_the_terminal_and_what_it_goes_without() -> None:
+    launch = plan(SERVER, num_processes="2", debug_rank="1", ranks="0", log_dir="logs")
+    assert "rank 1 has the terminal" in summary(launch)
+    assert "ranks has no effect with debug_rank (flag --ranks)" in launch.notes
+    assert "rank 1 writes to the terminal, not to a log file" in launch.notes
+    assert set_by(launch)["TORCH_NCCL_ENABLE_MONITORING"] == "0"
+    assert json.loads(set_by(launch)["HEADWAY_RUN"] or "")["debug_rank"] == 1
+    ls = Program("/bin/ls", kind="program")
+    assert (
+        "does not disable timeouts in /bin/ls"
+        in plan(program=ls, num_processes="2", debug_rank="1").notes[0]
+    )
+
+
+def test_cpu_ranks_on_a_mac_are_fine() -> None:
+    assert plan(MAC, device="cpu", num_processes="4").settings.num_processes == 4
+
+
+def test_a_flag_without_effect_gets_a_note_and_a_profiles_default_none() -> None:
+    assert "main_port has no effect on one machine" in plan(main_port="1234").notes[0]
+    assert plan(layer=Layer.USER_PROFILE, main_port="1234").notes == ()
+
+
+OF_THE_LAUNCHER = {
+    "restart_delay": "3",
+    "grace_period_s": "5",
+    "leave_children": "no",
+    "ranks": "0",
+    "output": "raw",
+    "start_method": "exec",
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_LAUNCHER)
+def test_a_flag_for_the_launcher_of_ranks_gets_a_note_where_the_script_replaces_it(
+    name: str,
+) -> None:
+    values: dict[str, Any] = {name: OF_THE_LAUNCHER[name]}
+    assert f"{name} has no effect on one process" in plan(**values).notes[0]
+    assert "--supervise" in plan(**values).notes[0]
+    assert plan(layer=Layer.USER_PROFILE, **values).notes == ()
+    assert plan(num_processes="2", max_restarts="1", **values).notes == ()
+
+
+def test_a_flag_that_another_setting_makes_useless_gets_a_note_that_names_it() -> None:
+    launch = plan(num_processes="2", restart_delay="3")
+    assert "restart_delay has no effect without max_restarts" in launch.notes[0]
+    launch = plan(num_processes="2", debug_rank="0", output="raw")
+    assert "output has no effect with debug_rank" in launch.notes[0]
+    tool = Program("tool", (), kind="program")
+    launch = plan(num_processes="2", start_method="fork", program=tool)
+    assert "start_method has no effect with --no-python" in launch.notes[0]
+
+
+def test_the_description_shows_every_setting_with_its_origin_and_every_change() -> None:
+    launch = plan(SERVER, {"RANK": "0"}, devices="1,")
+    text = describe(launch)
+    for name in TABLE:
+        (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
+        assert launch.settings.origin(name).brief in line
+    for name in launch.environment:
+        assert f" {name} " in text
+    assert "- RANK" in text
+    assert "/bin/python train.py --lr 3" in text
+
+
+WORLD = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
+def test_the_flag_for_one_process_makes_it_the_only_rank_of_a_world_of_one() -> None:
+    launch = plan(num_processes="1")
+    assert launch.supervised is None
+    assert set_by(launch).items() >= WORLD.items()
+    assert launch.environment["RANK"].origin.layer is Layer.FLAG
+    assert set_by(launch)["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize("layer", [Layer.USER_PROFILE, Layer.ENVIRONMENT, Layer.CLUSTER])
+def test_one_process_that_no_flag_asks_for_is_plain_python(layer: Layer) -> None:
+    for launch in (plan(), plan(layer=layer, num_processes="1")):
+        assert not set_by(launch).keys() & {*RANK_VARIABLES, "GLOO_SOCKET_IFNAME"}
+
+
+def test_a_supervised_process_gets_its_variables_from_the_agent_alone() -> None:
+    assert "RANK" not in set_by(plan(num_processes="1", supervise=True))
+    several = plan(num_processes="1", num_machines="2", main_address="a")
+    assert "RANK" not in set_by(several)
+
+
+@pytest.mark.wording
+def test_the_summary_says_which_flag_gives_one_process_a_rank() -> None:
+    assert "--num-processes 1" in summary(plan())
+    assert "--num-processes 1" in summary(plan(in_process=True))
+    for launch in (plan(num_processes="1"), plan(supervise=True), plan(num_processes="2")):
+        assert "--num-processes 1" not in summary(launch)
+
+
+def test_the_summary_is_one_line_with_all_that_matters() -> None:
+    line = summary(plan(num_processes="3", mixed_precision="bf16"))
+    assert line == "train.py: 3 processes on cpu, precision bf16, 2 threads each"
+
+
+@pytest.mark.parametrize(
+    ("program", "num_notes"),
+    [(SCRIPT._replace(imports="transformers"), 1), (SCRIPT, 0)],
+)
+def test_sharding_is_said_to_need_the_accelerator_before_a_script_that_makes_none(
+    program: Program, num_notes: int
+) -> None:
+    asked: dict[str, Any] = {"strategy": "fsdp", "activation_checkpointing": "yes"}
+    launch = plan(program=program, num_processes="2", **asked)
+    assert len(launch.notes) == num_notes
+    assert all("--strategy" in note and "transformers" in note for note in launch.notes)
+    assert plan(program=program, num_processes="2", strategy="ddp").notes == ()
+
+
+TRAINER = Program("train.py", imports="transformers", libraries=("transformers",))
+
+
+@pytest.mark.parametrize("wrap", ["auto", "Block,Head", "1000"])
+def test_accelerates_own_runtime_is_told_to_shard_as_the_settings_say(
+    wrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Any = {"strategy": "fsdp", "wrap": wrap, "activation_checkpointing": "yes"}
+    told = set_by(plan(SERVER, program=TRAINER, num_processes="8", cpu_offload="yes", **asked))
+    assert plan(SERVER, program=TRAINER, num_processes="8", **asked).notes == ()
+    plugins = pytest.importorskip("accelerate.utils")
+    for name, text in told.items():
+        if name.startswith("FSDP_") and text is not None:
+            monkeypatch.setenv(name, text)
+    plugin = plugins.FullyShardedDataParallelPlugin()
+    assert told["ACCELERATE_USE_FSDP"] == "true"
+    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, True)
+    assert (bool(plugin.cpu_offload), plugin.activation_checkpointing) == (True, True)
+    policy = "size_based_auto_wrap_policy" if wrap == "1000" else "transformer_auto_wrap_policy"
+    assert plugin.auto_wrap_policy.__name__ == policy
+    assert plugin.min_num_params == (1000 if wrap == "1000" else None)
+    layers = ["Block", "Head"] if wrap == "Block,Head" else None
+    assert plugin.transformer_cls_names_to_wrap == layers
+
+
+def test_copies_of_shards_are_told_in_accelerates_first_version() -> None:
+    machines = {"num_machines": "2", "machine_rank": "0", "main_address": "a"}
+    asked: Any = {**machines, "num_processes": "8", "strategy": "hsdp"}
+    told = set_by(plan(SERVER, program=TRAINER, **asked))
+    assert (told["FSDP_VERSION"], told["FSDP_SHARDING_STRATEGY"]) == ("1", "HYBRID_SHARD")
+
+
+def test_a_script_without_sharding_finds_no_variable_of_it() -> None:
+    for strategy in ("auto", "ddp"):
+        told = set_by(plan(SERVER, program=TRAINER, num_processes="8", strategy=strategy))
+        assert not [name for name in told if "FSDP" in name]
+    assert "ACCELERATE_USE_FSDP" not in set_by(plan(num_processes="2", strategy="fsdp"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "asked"),
+    [
+        (LAPTOP, {"strategy": "fsdp"}),
+        (SERVER, {"strategy": "hsdp", "shard_size": "4"}),
+        (SERVER, {"activation_checkpointing": "yes"}),
+    ],
+)
+def test_what_accelerates_own_runtime_cannot_do_is_refused_before_its_script_starts(
+    machine: Machine, asked: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"train\.py trains with transformers, without Headway"):
+        plan(machine, program=TRAINER, num_processes="8", **asked)
+    plan(machine, program=TRAINER._replace(imports=""), num_processes="8", **asked)
+
+
+def test_a_launch_says_which_libraries_it_joins_and_why_it_joins_none() -> None:
+    assert "joins" in describe(plan(program=TRAINER))
+    assert plan(program=TRAINER).not_joined is None
+    assert plan(num_processes="2").not_joined is None, "whatever its modules import"
+    assert plan(program=TRAINER, library_hooks="no").not_joined == (
+        "library_hooks: flag --library-hooks"
+    )
+    alone = plan(time_limit="60", program=SCRIPT._replace(imports="torch"))
+    assert alone.not_joined is not None
+    (note,) = alone.notes
+    assert "time_limit" in note
+    assert "--library-hooks" in note
+    assert plan(library_hooks="yes").not_joined is None

@@ -1,0 +1,80 @@
+"""Where a scheduler starts a process for each rank, the process is the rank, or is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE, Ranks
+from headway.errors import Code, ConfigError
+from headway.launcher.plan.describe import describe
+from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.program import Program
+from tests.launcher.clusters.test_cluster import settings_in
+from tests.launcher.clusters.test_detection import STEP
+from tests.machines.recorded import load
+
+TASKS = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+TASK = Ranks(rank=3, local_rank=1, world_size=4, local_world_size=2)
+
+
+def plan(machine: str = "laptop_cpu", **flags: str) -> LaunchPlan:
+    settings = settings_in(TASKS, **{"device": "cpu", **flags})
+    return build_plan(
+        settings,
+        load(machine),
+        Program("train.py"),
+        python=["python"],
+        environ={**TASKS, "RANK": "0", KEY_VARIABLE: "secret"},
+        task=TASK,
+    )
+
+
+def refused(machine: str = "laptop_cpu", **flags: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan(machine, **flags)
+    (problem,) = caught.value.problems
+    assert problem.code is Code.TASKS
+    return problem.what
+
+
+def test_the_task_replaces_the_launcher_with_the_variables_of_its_rank() -> None:
+    found = plan()
+    assert found.supervised is None
+    variables = {name: change.value for name, change in found.environment.items()}
+    assert (
+        variables.items()
+        >= {
+            "RANK": "3",
+            "LOCAL_RANK": "1",
+            "WORLD_SIZE": "4",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "1",
+            "GROUP_WORLD_SIZE": "2",
+            "MASTER_ADDR": "n1",
+            "MASTER_PORT": str(found.settings.main_port),
+        }.items()
+    )
+    assert variables[KEY_VARIABLE] is None  # it is the launchers'
+    assert variables[ALLOCATION_VARIABLE] == "3:"
+    assert f"n1:{found.settings.main_port}" in describe(found)
+
+
+def test_another_number_of_processes_is_refused_with_both_numbers() -> None:
+    what = refused(num_processes="4")
+    assert "4" in what
+    assert "2" in what
+    assert plan(num_processes="2").task == TASK
+
+
+@pytest.mark.parametrize("setting", [{"max_restarts": "1"}, {"hang_timeout": "60"}])
+def test_a_setting_that_needs_a_launcher_beside_the_ranks_is_refused(
+    setting: dict[str, str],
+) -> None:
+    assert next(iter(setting)) in refused(**setting)
+
+
+def test_tasks_that_see_fewer_gpus_than_there_are_tasks_are_refused_with_both_numbers() -> None:
+    what = refused("gpu_1", device="cuda")
+    assert "1 GPU" in what
+    assert "2 tasks" in what
+    assert plan("gpu_4", device="cuda").gpus == (0, 1)

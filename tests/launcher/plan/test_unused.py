@@ -1,0 +1,88 @@
+"""After a success, a setting that nothing used is named; where something may have, nothing is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.contract.origin import Layer, Origin
+from headway.contract.records import Uses
+from headway.launcher.plan.unused import unused
+from headway.machine.facts import Machine
+from headway.settings.profile import Entry
+from headway.settings.resolve import resolve
+from headway.settings.table import Settings
+
+NOTHING = Uses(accelerator=False, group=False)
+GROUP = Uses(accelerator=False, group=True)
+ACCELERATOR = Uses(accelerator=True, group=True)
+
+
+def settings(**values: Any) -> Settings:
+    layer = {name: Entry(raw, Origin(Layer.FLAG, flag=f"--{name}")) for name, raw in values.items()}
+    return resolve([layer], Machine(cores=8))
+
+
+def test_a_precision_without_an_accelerator_is_named_with_its_origin() -> None:
+    (note,) = unused(settings(num_processes="2", mixed_precision="bf16"), [GROUP, GROUP])
+    assert "mixed_precision bf16 was not used" in note
+    assert "--mixed_precision" in note
+
+
+def test_ranks_without_a_group_are_named_in_the_same_note() -> None:
+    (note,) = unused(
+        settings(num_processes="2", mixed_precision="bf16", gradient_accumulation_steps="4"),
+        [NOTHING, NOTHING],
+    )
+    assert "mixed_precision bf16 and gradient_accumulation_steps 4 were not used" in note
+    assert "all 2 ranks did the same work" in note
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [ACCELERATOR, ACCELERATOR],
+        [NOTHING, ACCELERATOR],  # one rank is enough
+        [NOTHING, None],  # os._exit: it is not known what it did
+        [NOTHING, NOTHING._replace(readers=("accelerate",))],
+    ],
+)
+def test_nothing_is_said_where_something_used_the_settings(ranks: list[Uses | None]) -> None:
+    assert unused(settings(num_processes="2", mixed_precision="bf16"), ranks) == []
+
+
+@pytest.mark.parametrize("library", [(), ("transformers.trainer",)])
+def test_sharding_that_no_accelerator_obeys_is_named_whatever_else_trains(
+    library: tuple[str, ...],
+) -> None:
+    rank = GROUP._replace(readers=library)
+    asked = settings(
+        num_processes="2", strategy="fsdp", activation_checkpointing="yes", wrap="Block"
+    )
+    (note,) = unused(asked, [rank, rank])
+    assert "strategy fsdp, wrap Block and activation_checkpointing yes were not used" in note
+    (note,) = unused(settings(activation_checkpointing="yes", strategy="fsdp"), [rank])
+    assert "activation_checkpointing yes was not used" in note  # on one rank nothing is sharded
+    assert unused(asked, [ACCELERATOR._replace(readers=library)] * 2) == []
+
+
+def test_a_library_does_not_resume_by_headways_settings() -> None:
+    rank = GROUP._replace(readers=("lightning",))
+    (note,) = unused(settings(resume="latest"), [rank])
+    assert "resume was not used" in note
+
+
+def test_nothing_is_said_of_settings_that_nobody_set() -> None:
+    assert unused(settings(num_processes="2"), [GROUP, GROUP]) == []
+    assert unused(settings(), [NOTHING]) == []
+
+
+def test_a_checkpoint_and_a_time_limit_that_the_script_does_not_look_at_are_named() -> None:
+    asked = settings(resume="latest", time_limit="1h")
+    (note,) = unused(asked, [ACCELERATOR])
+    assert "resume was not used" in note
+    assert "time_limit was not used" in note
+    (note,) = unused(asked, [ACCELERATOR._replace(resuming=True)])
+    assert note.startswith("time_limit was not used")
+    assert unused(asked, [ACCELERATOR._replace(resuming=True, stopping=True)]) == []

@@ -1,0 +1,71 @@
+"""The launcher's side of the process that starts the ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.errors import LaunchError
+from headway.launcher.plan.plan import build_plan
+from headway.launcher.plan.program import Program
+from headway.launcher.processes import starter as starting
+from headway.launcher.rank import worker
+from headway.settings.resolve import resolve
+from tests.machines.recorded import load
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_server_of_another_version_is_an_error_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = b'["Serving", 1, "of a later version"]\n'
+    code = f"""
+import socket, sys
+launcher = socket.socket(fileno=int(sys.argv[1]))
+launcher.sendall({line!r})
+launcher.recv(9)
+"""
+    monkeypatch.setattr(worker, "bootstrap_code", lambda _: code)
+    machine = load("laptop_cpu")
+    settings = resolve([], machine, {})
+    plan = build_plan(settings, machine, Program("a.py"), python=[sys.executable], environ={})
+    starter = starting.Starter(plan, os.environ)
+    try:
+        with pytest.raises(LaunchError, match="has 2 values, not 1"):
+            starter.start({}, ())
+    finally:
+        starter.close()
+
+
+def test_a_server_has_the_standard_streams_of_a_launcher_that_opened_them_for_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code = f"""
+import os
+found = [(one.st_dev, one.st_ino) for one in (os.fstat(1), os.fstat(2))]
+with open({str(tmp_path / "found")!r}, "w") as file:
+    file.write(repr(found))
+"""
+    monkeypatch.setattr(worker, "bootstrap_code", lambda _: code)
+    machine = load("laptop_cpu")
+    settings = resolve([], machine, {})
+    plan = build_plan(settings, machine, Program("a.py"), python=[sys.executable], environ={})
+    before = [os.get_inheritable(fd) for fd in (1, 2)]
+    for fd in (1, 2):  # as the null device, in the place of a stream that was closed
+        os.set_inheritable(fd, False)
+    try:
+        starter = starting.Starter(plan, os.environ)
+    finally:
+        for fd, is_inherited in zip((1, 2), before, strict=True):
+            os.set_inheritable(fd, is_inherited)
+    try:
+        with pytest.raises(starting.ServerEnded):
+            starter.start({}, ())
+    finally:
+        starter.close()
+    expected = [(one.st_dev, one.st_ino) for one in (os.fstat(1), os.fstat(2))]
+    assert (tmp_path / "found").read_text() == repr(expected)

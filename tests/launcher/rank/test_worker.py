@@ -1,0 +1,149 @@
+"""How a script crashes in a rank: it prints what plain Python prints, and the launcher is told."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from headway.contract.records import Crash, RecordReader
+from headway.launcher.diagnosis.stacks import parse_traceback
+from headway.launcher.rank.worker import bootstrap_code
+from tests.distributed.launching import environment, script
+
+pytestmark = pytest.mark.processes
+
+FAILED = "<exception str() failed>"
+ODD = "class Odd(Exception):\n    def __str__(self): {}\nraise Odd\n"
+REPLACED = "{}\nraise ValueError('boom')\n"
+CRASHES = {
+    "its text raises": (ODD.format("raise RuntimeError"), "Odd", FAILED),
+    "its text is a number": (ODD.format("return 5"), "Odd", FAILED),
+    "its text exits": (ODD.format("raise SystemExit(3)"), "Odd", FAILED),
+    "its repr raises": (
+        "class Odd(Exception):\n    def __repr__(self): raise KeyError\nraise Odd('x')\n",
+        "Odd",
+        "x",
+    ),
+    "its class has no name": (
+        "class Meta(type):\n    @property\n    def __name__(cls): raise KeyError\n"
+        "class Odd(Exception, metaclass=Meta): pass\nraise Odd('x')\n",
+        "Odd",
+        "x",
+    ),
+    "it cannot be changed": (
+        "import dataclasses\n@dataclasses.dataclass(frozen=True)\n"
+        "class Odd(Exception):\n    n: int\nraise Odd(5)\n",
+        "Odd",
+        "5",
+    ),
+    "a module without a name": (
+        "code = compile('1/0', 'odd.py', 'exec')\nexec(code, {'__name__': None})\n",
+        "ZeroDivisionError",
+        "division by zero",
+    ),
+    "json.dumps is replaced": (
+        REPLACED.format("import json; json.dumps = None"),
+        "ValueError",
+        "boom",
+    ),
+    "os.write is replaced": (REPLACED.format("import os; os.write = None"), "ValueError", "boom"),
+    "time.time is an int": (
+        REPLACED.format("import time; time.time = lambda: 5"),
+        "ValueError",
+        "boom",
+    ),
+    "time.time is a text": (
+        REPLACED.format("import time; time.time = lambda: 'now'"),
+        "ValueError",
+        "boom",
+    ),
+    "the hook raises": (
+        REPLACED.format("import sys\ndef hook(*_): 1/0\nsys.excepthook = hook"),
+        "ValueError",
+        "boom",
+    ),
+    "there is no hook": (REPLACED.format("import sys; del sys.excepthook"), "ValueError", "boom"),
+}
+
+
+def run_as_rank(name: str) -> tuple[subprocess.CompletedProcess[str], bytes]:
+    """Run a script as a rank of its own; return how it ended, and what it sent."""
+    ours, channel = socket.socketpair()
+    reading, stacks = os.pipe()
+    arguments = [str(channel.fileno()), str(stacks), "script", name]
+    with ours, channel:
+        process = subprocess.run(
+            [sys.executable, "-c", bootstrap_code("rank.worker"), *arguments],
+            env=environment(),
+            pass_fds=[channel.fileno(), stacks],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        ours.settimeout(60)
+        sent = ours.recv(2**20)
+    os.close(reading)
+    os.close(stacks)
+    return process, sent
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
+@pytest.mark.parametrize("crash", CRASHES)
+def test_an_odd_exception_is_shown_as_plain_python_does_and_reported(crash: str) -> None:
+    text, kind, message = CRASHES[crash]
+    name = script(text)
+    plain = subprocess.run(
+        [sys.executable, name], env=environment(), capture_output=True, text=True, timeout=120
+    )
+    rank, sent = run_as_rank(name)
+    assert (rank.returncode, rank.stderr) == (plain.returncode, plain.stderr)
+    reported = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
+    assert [(one.kind, one.message) for one in reported] == [(kind, message)]
+    assert abs(reported[0].time - time.time()) < 60
+    first = parse_traceback(reported[0].traceback)[0]
+    assert (os.path.basename(first.file), first.line) == (name, text.count("\n"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
+def test_the_fix_of_an_error_of_headway_is_reported_apart_and_printed_once() -> None:
+    text = "from headway.errors import UsageError\nraise UsageError('a', where='b', fix='c')\n"
+    rank, sent = run_as_rank(script(text))
+    (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
+    assert crash.fix == "c"
+    assert crash.traceback.endswith("UsageError: a\n  from: b\n")
+    assert rank.stderr == crash.traceback + "  fix:  c\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
+def test_a_script_that_is_gone_when_its_rank_starts_is_no_error_of_headway() -> None:
+    rank, sent = run_as_rank("gone.py")
+    (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
+    assert (rank.returncode, crash.kind, crash.is_from_headway) == (2, "ConfigError", False)
+    assert "gone.py" in rank.stderr
+    assert "leave the script" in crash.fix
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
+@pytest.mark.parametrize(
+    ("text", "is_ours"),
+    [
+        ("from headway.settings.table import TABLE\nTABLE['device'].parse(None).x\n", True),
+        ("from headway.errors import did_you_mean\ndid_you_mean('a', None)\n", True),
+        (
+            "from headway.errors import UsageError\nraise UsageError('a', where='b', fix='c')\n",
+            False,
+        ),
+        ("from headway.machine.facts import is_on\nis_on({'A': 'maybe'}, 'A')\n", False),
+        ("raise ValueError\n", False),
+        ("def f(:\n", False),
+    ],
+)
+def test_an_error_in_our_own_files_is_told_from_one_in_the_script(text: str, is_ours: bool) -> None:
+    _, sent = run_as_rank(script(text))
+    (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
+    assert crash.is_from_headway is is_ours
