@@ -234,7 +234,9 @@ class Accelerator:
             Preemption(checkpoints, tracking, connected.settings, self.end_training),
             connected.handlers,
         )
-        self.state = share(connected.world, training.precision.name, connected.dynamo)
+        self.state = share(
+            connected.world, training.precision.name, connected.dynamo, connected.fsdp_plugin
+        )
         self.gradient_state = share_accumulation(training.accumulation)
         tell(connected, strategy)
 
@@ -323,6 +325,7 @@ class Accelerator:
     rng_types = Attribute[list[RNGType]](
         "parts.preparer.rng_types",
         "The random generators that all ranks get from rank 0 at each pass over a loader.",
+        settable=True,
     )
     dataloader_config = Attribute[DataLoaderConfiguration](
         "parts.preparer.data",
@@ -440,7 +443,9 @@ class Accelerator:
 
     sync_gradients = Attribute[bool](
         "parts.training.accumulation.sync_gradients",
-        "Whether gradients are due: optimizers step, and ranks exchange gradients.",
+        "Whether gradients are due: optimizers step, and ranks exchange gradients; a script that"
+        " accumulates by itself may change it.",
+        settable=True,
     )
 
     @property
@@ -768,10 +773,9 @@ class Accelerator:
         "parts.process.device", "The device of this rank's model and batches."
     )
 
-    @property
-    def distributed_type(self) -> DistributedType:
-        """How the ranks work together."""
-        return DistributedType.FSDP if self.is_fsdp2 else self.parts.process.distributed_type
+    distributed_type = Attribute[DistributedType](
+        "state.distributed_type", "How the ranks work together."
+    )
 
     num_processes = Attribute[int](
         "parts.process.num_processes",

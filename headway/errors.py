@@ -219,7 +219,7 @@ class MachineError(HeadwayError):
     exit_code = 3
 
 
-class LaunchError(HeadwayError):
+class LaunchError(HeadwayError, RuntimeError):
     """The ranks could not be started."""
 
     exit_code = 4
@@ -239,11 +239,11 @@ class WorkerFailed(LaunchError):
         self.exit_code = exit_code
 
 
-class CheckpointError(HeadwayError):
+class CheckpointError(HeadwayError, ValueError, RuntimeError):
     """A checkpoint is missing, damaged or does not fit."""
 
 
-class UsageError(HeadwayError):
+class UsageError(HeadwayError, ValueError):
     """A script calls the runtime in a way that cannot work."""
 
     exit_code = 2
@@ -253,7 +253,7 @@ class WrongType(UsageError, TypeError):
     """A function got an argument of a type that it cannot work with."""
 
 
-class WrongValue(UsageError, ValueError):
+class WrongValue(UsageError):
     """A function got a value that it cannot work with."""
 
 

@@ -14,6 +14,7 @@ from headway.devices.table import kind_of
 from headway.distributed.process import Process
 from headway.distributed.world import (
     USUAL_GROUP,
+    DistributedType,
     GroupSettings,
     World,
     best_device,
@@ -24,6 +25,7 @@ from headway.distributed.world import (
 from headway.errors import UsageError
 from headway.plugins.compilation import TorchDynamoPlugin
 from headway.plugins.handlers import GradientAccumulationPlugin
+from headway.plugins.sharding import FullyShardedDataParallelPlugin
 from headway.training.accumulation import Accumulation
 from headway.training.arguments import (
     STATE_CALL,
@@ -88,7 +90,7 @@ class _SharedProcess(Process):
 
     def __getattr__(self, name: str) -> NoReturn:
         reason = "" if self.initialized else ": its state was reset; make a new one"
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{reason}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
 
 
 class PartialState(_SharedProcess):
@@ -161,14 +163,13 @@ class AcceleratorState(_SharedProcess):
 
     deepspeed_plugin = None  # what scripts written for Accelerate look at
     deepspeed_plugins = None
-    fsdp_plugin = None
     torch_tp_plugin = None
     parallelism_config = None
     device_mesh = None
-    is_fsdp2 = False
 
     mixed_precision: str
     dynamo_plugin: TorchDynamoPlugin
+    fsdp_plugin: FullyShardedDataParallelPlugin | None = None
     _shared_state: ClassVar[dict[str, Any]] = {}
 
     def __init__(
@@ -190,6 +191,16 @@ class AcceleratorState(_SharedProcess):
         elif mixed_precision not in (None, self.mixed_precision):
             argument = f"mixed_precision={mixed_precision!r}"
             raise _cannot_change(argument, repr(self.mixed_precision), "AcceleratorState")
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded, by `torch.distributed.fsdp.fully_shard`."""
+        return self.fsdp_plugin is not None
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How the ranks work together."""
+        return DistributedType.FSDP if self.is_fsdp2 else super().distributed_type
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
@@ -217,11 +228,21 @@ def shared_precision() -> str | None:
     return AcceleratorState._shared_state.get("mixed_precision")
 
 
-def share(world: World, mixed_precision: str, dynamo_plugin: TorchDynamoPlugin) -> AcceleratorState:
+def share(
+    world: World,
+    mixed_precision: str,
+    dynamo_plugin: TorchDynamoPlugin,
+    fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
+) -> AcceleratorState:
     """Let the states show these from now on; return one that keeps showing them."""
     PartialState._shared_state["world"] = world
     shared = AcceleratorState._shared_state
-    shared.update(world=world, mixed_precision=mixed_precision, dynamo_plugin=dynamo_plugin)
+    shared.update(
+        world=world,
+        mixed_precision=mixed_precision,
+        dynamo_plugin=dynamo_plugin,
+        fsdp_plugin=fsdp_plugin,
+    )
     own = AcceleratorState.__new__(AcceleratorState)
     own.__dict__ = {**shared}
     return own
@@ -277,9 +298,13 @@ class GradientState:
         """Whether gradients are due: optimizers step, and ranks exchange gradients."""
         return self.accumulation.sync_gradients
 
+    @sync_gradients.setter
+    def sync_gradients(self, is_due: bool) -> None:
+        self.accumulation.sync_gradients = is_due
+
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         """Make gradients due, or not; scripts written for Accelerate call it."""
-        self.accumulation.sync_gradients = sync_gradients
+        self.sync_gradients = sync_gradients
 
     @property
     def plugin_kwargs(self) -> dict[str, Any]:

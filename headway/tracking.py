@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from headway.trackers.choice import LoggerType, get_available_trackers, register_tracker_class
+from headway.trackers.choice import (
+    LOGGER_TYPE_TO_CLASS,
+    LoggerType,
+    get_available_trackers,
+    register_tracker_class,
+)
 from headway.trackers.jsonl import JsonlTracker
 from headway.trackers.mlflow import MLflowTracker
 from headway.trackers.package_runs import CometMLTracker, TrackioTracker, WandBTracker
@@ -10,6 +15,7 @@ from headway.trackers.tensorboard import TensorBoardTracker
 from headway.trackers.tracker import GeneralTracker, on_main_process
 
 __all__ = [
+    "LOGGER_TYPE_TO_CLASS",
     "CometMLTracker",
     "GeneralTracker",
     "JsonlTracker",

@@ -14,6 +14,7 @@ from headway.checkpoint.weights import (
 )
 from headway.data.configuration import DataLoaderConfiguration
 from headway.distributed.collectives import (
+    CannotPadNestedTensorWarning,
     broadcast,
     broadcast_object_list,
     copy_tensor_to_devices,
@@ -154,6 +155,7 @@ __all__ = [
     "WEIGHTS_INDEX_NAME",
     "WEIGHTS_NAME",
     "AutocastKwargs",
+    "CannotPadNestedTensorWarning",
     "ConvertOutputsToFp32",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",

@@ -248,7 +248,12 @@ class Checkpointer:
         from headway.checkpoint.loading import load_checkpoint
         from headway.checkpoint.project import next_number
         from headway.checkpoint.saving import agree, on_rank_0
-        from headway.checkpoint.training_state import Checkpoint, Restoring, spread_as
+        from headway.checkpoint.training_state import (
+            Checkpoint,
+            Restoring,
+            parts_of,
+            spread_as,
+        )
 
         with in_phase("load_state"):
             if self._background is not None:
@@ -260,7 +265,7 @@ class Checkpointer:
             folder = Path(on_rank_0(lambda: str(given)))
             loaded = load_checkpoint(folder, spread_as(self.training))
             checkpoint = Checkpoint(loaded, folder, strict=strict, allow_pickle=allow_pickle)
-            restoring = Restoring(checkpoint, self.training)
+            restoring = Restoring(checkpoint, parts_of(self.training))
             agree(restoring.check)
             if self.training.world.is_main and checkpoint.lacks_other_ranks:
                 say(

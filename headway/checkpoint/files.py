@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import torch
 
 from headway.contract.run import Ranks, read_ranks
 from headway.distributed.world import rank_and_size
+
+_logger = logging.getLogger(__name__)
 
 
 def save(
@@ -66,8 +69,8 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
 def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state dict that safetensors can write: contiguous tensors that share no memory.
 
-    Of several names for one and the same tensor (tied weights) the first stays. Tensors that
-    share memory in another way are copied.
+    Of several names for one and the same tensor (tied weights) the first stays, and a warning of
+    the logger of this module names the others. Tensors that share memory in another way are copied.
     """
     kept: dict[str, Any] = {}
     tensors, storages = set(), set()
@@ -86,6 +89,9 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
             )
         tensors.add(tensor)
         storages.add(storage)
+    dropped = [name for name in state_dict if name not in kept]
+    if dropped:
+        _logger.warning("Removed shared tensor %s while saving: another name has it", dropped)
     return kept
 
 

@@ -479,12 +479,16 @@ def over_where_left(
     return [position for position, _ in judged]
 
 
-class Restoring:
-    """A checkpoint that is about to become the state of a training."""
+def parts_of(training: Training) -> list[Any]:
+    """Return the parts of the state of a whole training, but for the weights of models."""
+    return [*(kind(training) for kind in _SHARED), OwnOfRank(training)]
 
-    def __init__(self, checkpoint: Checkpoint, training: Training) -> None:
-        self._checkpoint, self._training = checkpoint, training
-        self._parts: list[Any] = [kind(training) for kind in _SHARED] + [OwnOfRank(training)]
+
+class Restoring:
+    """A checkpoint whose parts are about to become those of a training."""
+
+    def __init__(self, checkpoint: Checkpoint, parts: Sequence[Any]) -> None:
+        self._checkpoint, self._parts = checkpoint, parts
 
     def check(self) -> None:
         """Compare all but the models with the training, which stays as it is.

@@ -13,7 +13,7 @@ from headway.compat.data_loader import prepare_data_loader
 from headway.compat.forwarding import forward
 from headway.compat.scheduler import AcceleratedScheduler
 from headway.contract.notes import say
-from headway.data.sharding import is_plain
+from headway.data.sharding import as_plain, is_plain
 from headway.distributed.world import rank_and_size_without_group
 from headway.errors import UsageError
 from headway.training.preparer import Preparer
@@ -28,12 +28,13 @@ class _Preparer(Preparer):
     skips_itself = True
 
     def make_loader(self, loader: Any, device: torch.device | None) -> None:
-        if not is_plain(loader):
+        plain = as_plain(loader)
+        if not is_plain(plain):
             super().make_loader(loader, device)
             return
         strategy, data = self.training.strategy, self.data
         prepared = prepare_data_loader(
-            loader,
+            plain,
             device,
             num_processes=strategy.data_size,
             process_index=strategy.data_rank,
@@ -107,6 +108,11 @@ class Accelerator(native.Accelerator):
     """
 
     part_types = native.PartTypes(_Preparer, _Steps, _accepted)
+    _models = native.Attribute[Any]("parts.training.models", "As libraries look at them.")
+    _optimizers = native.Attribute[Any]("parts.training.optimizers", "The same.")
+    _schedulers = native.Attribute[Any]("parts.training.schedulers", "The same.")
+    _dataloaders = native.Attribute[Any]("parts.training.loaders", "The same.")
+    _custom_objects = native.Attribute[Any]("parts.training.registered", "The same.")
     step = 0
     """The micro-batches since training began, or since a loader ended."""
 

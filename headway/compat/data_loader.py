@@ -31,15 +31,17 @@ from headway.data.active_loader import GlobalBatch, current_loop
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import PreparedDataLoader, skip_first_batches
 from headway.data.samplers import SeedableRandomSampler, SkipBatchSampler, with_seedable_sampler
-from headway.data.sharding import MADE_OF, Share
+from headway.data.sharding import MADE_OF, Share, batches_of
 from headway.distributed.rng import synchronize_rng_states
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 
 __all__ = [
     "BatchSamplerShard",
+    "DataLoaderAdapter",
     "DataLoaderDispatcher",
     "DataLoaderShard",
+    "DataLoaderStateMixin",
     "IterableDatasetShard",
     "SeedableRandomSampler",
     "SkipBatchSampler",
@@ -48,6 +50,9 @@ __all__ = [
     "prepare_data_loader",
     "skip_first_batches",
 ]
+
+
+DataLoaderAdapter = DataLoaderStateMixin = AcceleratedDataLoader
 
 
 class DataLoaderShard(AcceleratedDataLoader):
@@ -62,7 +67,7 @@ class DataLoaderShard(AcceleratedDataLoader):
             `torch`, `cuda`, `generator` (the next argument).
         synchronized_generator: a generator of a sampler or stream.
         skip_batches: batches to leave out at the beginning of each pass.
-        use_stateful_dataloader: changes nothing; see `DataLoaderConfiguration`.
+        use_stateful_dataloader: see `AcceleratedDataLoader`.
         torch_device_mesh: refused.
         iteration: the number of the first pass.
     """
@@ -85,18 +90,14 @@ class DataLoaderShard(AcceleratedDataLoader):
         config = DataLoaderConfiguration(
             non_blocking=_non_blocking, use_stateful_dataloader=use_stateful_dataloader
         )
-        super().__init__(DataLoader(dataset, **kwargs), config=config, device=device)
-        self._share = Share(self._original, skip_batches)
+        super().__init__({"dataset": dataset, **kwargs}, config, device=device)
+        self._share = _ReadAhead(self._original, skip_batches)
         self._drop_last = _drop_last
         self.device = device
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
         self.skip_batches = skip_batches
         self._passes.following = iteration
-
-    @property
-    def base_dataloader(self) -> Any:
-        return self._original
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         _synchronize(self.rng_types or (), self.synchronized_generator)
@@ -106,6 +107,10 @@ class DataLoaderShard(AcceleratedDataLoader):
                 total = self.total_batch_size
                 current_loop().batch = GlobalBatch(self.remainder, total, total)
             yield batch
+
+    def without_first(self, batches: int) -> DataLoaderShard:
+        """Return this loader without the first batches of each pass; see `skip_first_batches`."""
+        return self._with_share(_ReadAhead(self._original, batches), batches)
 
     @contextmanager
     def sharing_evenly(self, even_batches: bool) -> Iterator[None]:
@@ -151,13 +156,21 @@ class DataLoaderShard(AcceleratedDataLoader):
         return super().total_dataset_length if length is None else length
 
 
-class SkipDataLoader(PreparedDataLoader):
+class _ReadAhead(Share):
+    """Loads each batch before the one before it is given: random numbers are drawn as there."""
+
+    @property
+    def lookahead(self) -> None:
+        return None
+
+
+class SkipDataLoader(AcceleratedDataLoader):
     """A DataLoader that leaves out the first batches of each pass.
 
     Args:
         dataset: as for `torch.utils.data.DataLoader`, which also takes `kwargs`.
         skip_batches: the number of batches to leave out.
-        use_stateful_dataloader: changes nothing; see `DataLoaderConfiguration`.
+        use_stateful_dataloader: see `AcceleratedDataLoader`.
     """
 
     def __init__(
@@ -168,9 +181,12 @@ class SkipDataLoader(PreparedDataLoader):
         **kwargs: Any,
     ) -> None:
         config = DataLoaderConfiguration(use_stateful_dataloader=use_stateful_dataloader)
-        super().__init__(DataLoader(dataset, **kwargs), config=config)
+        super().__init__({"dataset": dataset, **kwargs}, config)
         self._share = Share(self._original, skip_batches)
         self.skip_batches = skip_batches
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return self._one_pass()
 
 
 def prepare_data_loader(
@@ -201,7 +217,7 @@ def prepare_data_loader(
             whose batches are put on the device.
         use_seedable_sampler, data_seed, non_blocking: see `DataLoaderConfiguration`.
         slice_fn_for_dispatch: see `DataLoaderDispatcher`.
-        use_stateful_dataloader: changes nothing; see `DataLoaderConfiguration`.
+        use_stateful_dataloader: see `AcceleratedDataLoader`.
         torch_device_mesh: refused.
 
     Raises:
@@ -235,7 +251,7 @@ def prepare_data_loader(
         "_drop_last": dataloader.drop_last,
         "_non_blocking": non_blocking,
     }
-    options |= _source_of(dataloader)
+    options |= batches_of(dataloader)
     if dispatch_batches:
         options |= {"slice_fn": slice_fn_for_dispatch, "generator": None}  # so there
         return DataLoaderDispatcher(split_batches=split_batches, **options)
@@ -277,15 +293,6 @@ def _shard_of_stream(
         "dataset": IterableDatasetShard(dataset, *shard),
         "batch_size": size // num_ranks if size and split_batches else size,
     }
-
-
-def _source_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments of a DataLoader that say how samples become batches."""
-    if isinstance(loader.dataset, IterableDataset):
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_sampler is None:
-        return {"sampler": loader.sampler, "batch_size": None}
-    return {"batch_sampler": loader.batch_sampler}
 
 
 def _generator_of(sampler: Any) -> torch.Generator | None:

@@ -33,7 +33,7 @@ class DataLoaderDispatcher(AcceleratedDataLoader):
         dataset: as for `torch.utils.data.DataLoader`, which also takes `kwargs`.
         split_batches: divide each batch among the ranks, instead of as many batches as ranks.
         skip_batches: batches to leave out at the beginning of each pass.
-        use_stateful_dataloader: changes nothing; see `DataLoaderConfiguration`.
+        use_stateful_dataloader: see `AcceleratedDataLoader`.
         slice_fn: returns the samples that a slice means:
             `slice_fn(batch, slice, process_index=..., num_processes=...)`.
         torch_device_mesh: refused.
@@ -64,9 +64,7 @@ class DataLoaderDispatcher(AcceleratedDataLoader):
             use_stateful_dataloader=use_stateful_dataloader,
         )
         rank, num_ranks = rank_and_size()
-        super().__init__(
-            DataLoader(dataset, **kwargs), rank, num_ranks, config=config, device=device
-        )
+        super().__init__({"dataset": dataset, **kwargs}, config, rank, num_ranks, device=device)
         self.split_batches = split_batches
         self.skip_batches = skip_batches
         self._drop_last = _drop_last

@@ -18,7 +18,7 @@ _NAMES = """
 big_modeling checkpointing commands hooks inference launchers local_sgd logging memory_utils
 optimizer parallelism_config state tracking
 utils.ao utils.bnb utils.constants utils.dataclasses utils.deepspeed utils.environment
-utils.fsdp_utils utils.imports utils.launch utils.megatron_lm utils.memory utils.modeling
+utils.imports utils.launch utils.megatron_lm utils.memory utils.modeling
 utils.offload utils.operations utils.other utils.random utils.rich utils.torch_xla utils.tqdm
 utils.transformer_engine utils.versions
 """

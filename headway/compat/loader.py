@@ -6,21 +6,76 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler
+import torch
+from torch.utils.data import BatchSampler, DataLoader
 
+from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import PreparedDataLoader
+from headway.data.position import Pass, Start
 from headway.errors import UsageError
+from headway.state import GradientState
+from headway.training.availability import is_torchdata_stateful_dataloader_available
 
 
 class AcceleratedDataLoader(PreparedDataLoader):
-    """A prepared loader that counts its passes as Accelerate does.
+    """A prepared loader that makes the loader which it reads, and counts its passes as Accelerate.
 
     A pass counts once it has come to its end; one without its first batches is not counted by the
     loader that it was made of.
+
+    With `use_stateful_dataloader` the loader that is read is torchdata's StatefulDataLoader, where
+    that is installed: this one then has its state, and is one by `isinstance`.
+
+    Args:
+        arguments: of the loader that is read.
     """
 
     remainder = -1
     """The samples of the last global batch, if it is not full, in a pass."""
+
+    def __init__(
+        self,
+        arguments: dict[str, Any],
+        config: DataLoaderConfiguration,
+        rank: int = 0,
+        num_ranks: int = 1,
+        *,
+        device: torch.device | None = None,
+    ) -> None:
+        kind: type[DataLoader[Any]] = DataLoader
+        if config.use_stateful_dataloader and is_torchdata_stateful_dataloader_available():
+            from torchdata.stateful_dataloader import StatefulDataLoader
+
+            kind = StatefulDataLoader
+        super().__init__(kind(**arguments), rank, num_ranks, config=config, device=device)
+        self.use_stateful_dataloader = config.use_stateful_dataloader
+        self.base_dataloader, self.gradient_state = self._original, GradientState()
+        self._latest: Pass | None = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self) if self._stream is not self._original else type(self._original)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the passes stand; of a StatefulDataLoader in the form of torchdata."""
+        if self._stream is not self._original:
+            return super().state_dict()
+        state, latest = self._original.state_dict(), self._latest
+        if latest is not None and not latest.is_complete:
+            state = latest.stream  # before the batch that is read ahead
+        return {**state, "_iterator_finished": self.end_of_dataloader}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next pass go on where `state_dict()` was called."""
+        if self._stream is self._original:
+            self._latest = None
+            self._original.load_state_dict(state_dict)
+        else:
+            super().load_state_dict(state_dict)
+
+    def _begin_pass(self) -> tuple[Start, Pass]:
+        start, self._latest = super()._begin_pass()
+        return start, self._latest
 
     @property
     def iteration(self) -> int:

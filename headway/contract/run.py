@@ -75,6 +75,7 @@ class RunContract(NamedTuple):
     wrap: str = AUTO  # as `read_wrap` returns it
     activation_checkpointing: bool = False
     cpu_offload: bool = False
+    replace_accelerate: bool = False
     estimated_bytes: int | None = None  # what tensors were estimated to take on each rank
     library_hooks: bool = True  # training libraries that the script imports are joined
 

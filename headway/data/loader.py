@@ -38,7 +38,15 @@ from headway.data.samplers import (
     with_seedable_sampler,
 )
 from headway.data.seeds import SampleSeeds, give_generators
-from headway.data.sharding import NoBatch, Unpack, batch_size_of, is_plain, source_of, without_first
+from headway.data.sharding import (
+    NoBatch,
+    Unpack,
+    batch_size_of,
+    is_plain,
+    is_stateful,
+    source_of,
+    without_first,
+)
 from headway.data.workers import starting_workers
 from headway.devices.table import kind_of
 from headway.distributed.meeting import named
@@ -144,7 +152,11 @@ class PreparedDataLoader(DataLoader[Any]):
         dataset = getattr(loader, "dataset", None)
         has_state = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         is_stream = isinstance(dataset, IterableDataset) and is_plain(loader)
-        self._stream = dataset if is_stream and has_state and loader.num_workers == 0 else None
+        self._stream: Any = None  # what has a state of its own in a pass
+        if is_stateful(loader) and self._share.reads:
+            self._stream = loader
+        elif is_stream and has_state and loader.num_workers == 0:
+            self._stream = dataset
         self._is_map = is_plain(loader) and not is_stream
         self._workers_last = self._share.reads and getattr(loader, "persistent_workers", False)
         self._loads_here = (self._is_map or self._stream is not None) and not loader.num_workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
@@ -25,6 +26,7 @@ from headway.data.samplers import SkipBatchSampler, changed
 from headway.data.streams import mark, require_one_stream
 from headway.distributed.collectives import broadcast_object_list
 from headway.distributed.meeting import named
+from headway.errors import UsageError
 
 MADE_OF = (  # the arguments of a DataLoader that every share keeps
     *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
@@ -356,6 +358,40 @@ class _Generators:
 def is_plain(loader: Any) -> bool:
     """Return whether `loader` is a DataLoader that iterates as torch's does."""
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+
+
+def is_stateful(loader: Any) -> bool:
+    """Return whether `loader` is torchdata's StatefulDataLoader."""
+    torchdata = sys.modules.get("torchdata.stateful_dataloader")
+    return torchdata is not None and type(loader) is torchdata.StatefulDataLoader
+
+
+def as_plain(loader: Any) -> Any:
+    """Return torchdata's StatefulDataLoader as one of torch; others are returned as they are.
+
+    A prepared loader keeps its state itself, for any number of ranks.
+
+    Raises:
+        UsageError: it has been given a state, which would be lost.
+    """
+    if not is_stateful(loader):
+        return loader
+    if loader.next_iter_state is not None:
+        raise UsageError(
+            "a StatefulDataLoader was given a state before it was prepared",
+            where="the script's load_state_dict(...)",
+            fix="prepare the loader first, and let save_state() and load_state() keep its state",
+        )
+    return rebuilt(loader, **batches_of(loader))
+
+
+def batches_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the arguments of a DataLoader that say how samples become batches."""
+    if isinstance(loader.dataset, IterableDataset):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_sampler is None:
+        return {"sampler": loader.sampler, "batch_size": None}
+    return {"batch_sampler": loader.batch_sampler}
 
 
 def source_of(loader: DataLoader[Any]) -> Any:

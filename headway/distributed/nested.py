@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headway.errors import UsageError, WrongType, WrongValue
+from headway.errors import WrongType, WrongValue
 
 
 def send_to_device(
@@ -35,6 +35,8 @@ def send_to_device(
         if isinstance(data, Mapping) and skipped:
             kept = {key: one if key in skipped else send(one) for key, one in data.items()}
             return same_kind(data, kept)
+        if isinstance(data, torch.Tensor):
+            return data.to(device, non_blocking=non_blocking)
         if callable(getattr(data, "to", None)):
             try:
                 return data.to(device, non_blocking=non_blocking)
@@ -70,14 +72,14 @@ def for_each_tensor(
         strict: name of the operation that takes tensors only; None lets other leaves pass.
 
     Raises:
-        UsageError: a leaf is no tensor, and `strict` is given.
+        WrongType: a leaf is no tensor, and `strict` is given.
     """
     if isinstance(data, torch.Tensor):
         return function(data)
     if isinstance(data, (list, tuple, Mapping)) or _is_dataclass(data):
         return for_each_part(lambda one: for_each_tensor(function, one, strict=strict), data)
     if strict is not None:
-        raise UsageError(
+        raise WrongType(
             f"{strict}() got a {type(data).__name__}, which is neither a tensor"
             " nor a list, tuple or mapping of tensors",
             where=f"the script's {strict}(...)",

@@ -33,11 +33,14 @@ HOMES: dict[str, dict[str, str]] = {
         "is_rich_available": "headway.training.availability.is_rich_available",
     },
     "accelerator": {
-        name: f"headway.checkpoint.weights.{name}"
-        for name in (
-            *("SAFE_WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME"),
-            *("WEIGHTS_INDEX_NAME", "WEIGHTS_NAME"),
-        )
+        "LOGGER_TYPE_TO_CLASS": "headway.trackers.choice.LOGGER_TYPE_TO_CLASS",
+        **{
+            name: f"headway.checkpoint.weights.{name}"
+            for name in (
+                *("SAFE_WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME"),
+                *("WEIGHTS_INDEX_NAME", "WEIGHTS_NAME"),
+            )
+        },
     },
     "launchers": {
         "debug_launcher": "headway.notebook.debug_launcher",
@@ -48,6 +51,13 @@ HOMES: dict[str, dict[str, str]] = {
     "memory_utils": _BATCH_SIZE,
     "utils": {
         **_BATCH_SIZE,
+        **{
+            name: f"headway.compat.utils.fsdp_utils.{name}"
+            for name in (
+                *("load_fsdp_model", "load_fsdp_optimizer"),
+                *("save_fsdp_model", "save_fsdp_optimizer"),
+            )
+        },
         "DistributedOperationException": "headway.distributed.collectives.DifferentTensors",
     },
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from headway.errors import UsageError
 from headway.migration.homes import module_with
@@ -63,6 +63,41 @@ def refuse_member(name: str, asked: object) -> None:
     if topic is not None:
         where = f"{type(asked).__name__}.{name}"
         raise MissingAttributeError(_said(name, topic), where=where, fix=topic.instead)
+
+
+def refused_when_called(name: str, topic: Topic | None, asked: str) -> type:
+    """Return what stands for a name of Accelerate's: a class without objects.
+
+    Libraries import names that they may never use: `isinstance` of such a class is False.
+
+    Args:
+        topic: what the name is for, as far as known.
+        asked: the name with its module.
+
+    Raises:
+        MissingAttributeError: by the class, if it is called or an attribute is used.
+    """
+    instead = "" if topic is None else f"{topic.instead}; or "
+
+    def refuse() -> NoReturn:
+        raise MissingAttributeError(
+            f"{name}, of Accelerate, has no counterpart in Headway"
+            if topic is None
+            else _said(name, topic),
+            where=asked,
+            fix=f"{instead}run the script without --replace-accelerate",
+        )
+
+    class Refusing(type):
+        def __call__(cls, *_: object, **__: object) -> NoReturn:
+            refuse()
+
+        def __getattr__(cls, attribute: str) -> Any:
+            if attribute.startswith("__"):
+                raise AttributeError(attribute)
+            refuse()
+
+    return Refusing(name, (), {"__module__": asked.rpartition(".")[0]})
 
 
 def _said(name: str, topic: Topic) -> str:

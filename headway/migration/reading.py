@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import deque
 from collections.abc import Iterator
 from enum import Enum
 from functools import cached_property
@@ -18,6 +20,10 @@ _MEMBER_CLASSES = {
     (ACCELERATOR, "gradient_state"): "GradientState",
 }
 _USUAL_NAMES = ("accelerator", "_accelerator")  # of an Accelerator that comes from elsewhere
+_OF_TESTS = re.compile(
+    r"(?:os\.)?(?:environ(?:\.get\(|\[)|getenv\()'\w*TEST\w*'(?:, (?P<otherwise>.+))?[\])]"
+)
+"""An environment variable that tests of the script set."""
 _PASSED = ("scheduler", "loader")  # kinds of objects that are known by the names of variables
 
 
@@ -67,19 +73,20 @@ class Script:
 
     def __init__(self, text: str) -> None:
         self.tree = ast.parse(text)
+        self._nodes = [*_in_a_run(self.tree)]
         self.imports = [
             node
-            for node in ast.walk(self.tree)
+            for node in self._nodes
             if isinstance(node, ast.Import | ast.ImportFrom) and imports_original(node)
         ]
         self._modules: dict[str, str] = {}  # the script's names for modules of Accelerate
         self._names: dict[str, tuple[str, str]] = {}  # and for names of these modules
         self._others: set[str] = set()  # names of other modules
         self._variables: dict[str, str] = {}  # `self.accelerator` -> its class
-        for node in ast.walk(self.tree):
+        for node in self._nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._bind(node)
-        for node in ast.walk(self.tree):
+        for node in self._nodes:
             self._infer(node)
 
     @cached_property
@@ -169,7 +176,7 @@ class Script:
                     need = self._imported(statement, alias)
                     if need is not None:
                         yield need, alias.lineno
-        for node in ast.walk(self.tree):
+        for node in self._nodes:
             if isinstance(node, ast.Attribute):
                 used = self._used(node)
                 if used is not None:
@@ -211,6 +218,32 @@ class Script:
             for word in _PASSED:
                 if any(word in text for text in texts):
                     yield Need(Kind.PASSED, called, word)
+
+
+def _in_a_run(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walk through a tree, but not where an environment variable of tests has to be set."""
+    waiting: deque[ast.AST] = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        if isinstance(node, ast.If) and _holds_in_tests(node.test):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+def _holds_in_tests(condition: ast.expr) -> bool:
+    """Return whether a condition holds only where an environment variable of tests is set."""
+    if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And):
+        return any(map(_holds_in_tests, condition.values))
+    asked, equal = condition, "None"
+    if isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.Eq):
+        asked, equal = condition.left, ast.unparse(condition.comparators[0])
+    found = _OF_TESTS.fullmatch(ast.unparse(asked))
+    otherwise = found and (found["otherwise"] or "None")
+    if asked is condition:  # the variable itself
+        return otherwise in ("None", "''", "False")
+    return found is not None and otherwise != equal
 
 
 def imports_original(node: ast.Import | ast.ImportFrom, alias: ast.alias | None = None) -> bool:

@@ -201,7 +201,6 @@ REFUSED = (
         "write the value itself in the script",
         _names("""
             BaseEnum CustomDtype EnumWithContains
-            LOGGER_TYPE_TO_CLASS
             CUDA_DISTRIBUTED_TYPES STR_OPERATION_TO_FUNC TENSOR_INT_TO_DTYPE
             TENSOR_TYPE_TO_INT TORCH_DISTRIBUTED_OPERATION_TYPES TORCH_DYNAMO_MODES
             TORCH_SAFE_GLOBALS MITA_PROFILING_AVAILABLE_PYTORCH_VERSION
@@ -214,7 +213,6 @@ REFUSED = (
         "Accelerate's own use",
         "copy the function from Accelerate into the script, if it needs it",
         _names("""
-            CannotPadNestedTensorWarning DataLoaderAdapter DataLoaderStateMixin
             ThreadLocalSharedDict filter_trackers
             chained_operation clean_state_dict_for_safetensors
             convert_bytes do_nothing
@@ -251,8 +249,7 @@ PLANNED = (
             disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading
             ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names
             fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters
-            get_fsdp2_grad_scaler load_fsdp_model load_fsdp_optimizer merge_fsdp_weights
-            save_fsdp_model save_fsdp_optimizer
+            get_fsdp2_grad_scaler merge_fsdp_weights
         """),
         modules=("utils.fsdp_utils",),
     ),

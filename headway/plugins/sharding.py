@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headway.contract.strategies import AUTO, DDP, FSDP, HSDP
@@ -133,6 +133,25 @@ class FullyShardedDataParallelPlugin:
         if policy == "TRANSFORMER_BASED_WRAP" and self.transformer_cls_names_to_wrap:
             return ",".join(self.transformer_cls_names_to_wrap)
         return AUTO
+
+
+def shown_plugin(
+    given: FullyShardedDataParallelPlugin | None,
+    *,
+    activation_checkpointing: bool,
+    cpu_offload: bool,
+) -> FullyShardedDataParallelPlugin:
+    """Return the plugin that libraries find in the state where models are sharded.
+
+    Args:
+        given: the script's own; None if settings ask for it.
+    """
+    if given is None:
+        given = FullyShardedDataParallelPlugin(
+            activation_checkpointing=activation_checkpointing, cpu_offload=cpu_offload
+        )
+    whole = given.state_dict_type or "FULL_STATE_DICT"  # as `get_state_dict` returns it
+    return replace(given, fsdp_version=2, state_dict_type=whole)
 
 
 def _name(value: Any) -> str:

@@ -126,6 +126,13 @@ class Settings:
         "CPU",
         bare=YES,
     )
+    replace_accelerate = Setting(
+        Choice(YES, NO, same=_YES_OR_NO),
+        NO,
+        "give a script and its libraries that import accelerate Headway's runtime instead: strategy"
+        ", wrap and exact errors then hold in transformers' Trainer, TRL and diffusers' scripts",
+        bare=YES,
+    )
     threads_per_process = Setting(
         Count(1),
         AUTO,
@@ -349,7 +356,9 @@ TABLE: Mapping[str, Setting[Any]] = {
 TOPICS: Mapping[str, tuple[str, ...]] = {
     "device": ("device", "devices", "mps_fallback"),
     "ranks on this machine": ("num_processes", "threads_per_process", "start_method", "env"),
-    "training": ("mixed_precision", "gradient_accumulation_steps", "resume"),
+    "training": (
+        *("mixed_precision", "gradient_accumulation_steps", "resume", "replace_accelerate"),
+    ),
     "sharing the model out": (
         *("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload"),
     ),

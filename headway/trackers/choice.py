@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections import UserDict
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from headway.errors import UsageError, did_you_mean
+from headway.errors import UsageError, WrongValue, did_you_mean
 from headway.trackers.tracker import GeneralTracker
 
 CALL = "the script's Accelerator(log_with=...)"
@@ -77,7 +79,21 @@ ADAPTERS = {
     "mlflow": Adapter(("mlflow", "MLflowTracker"), ("mlflow",), "mlflow"),
 }
 
-_registered: dict[str, type[GeneralTracker]] = {}
+
+class _Classes(UserDict[str, Any]):
+    """The classes of trackers by their names; an adapter is imported on demand."""
+
+    def __getitem__(self, name: str) -> type[GeneralTracker]:
+        found = self.data[name]
+        return found.load() if isinstance(found, Adapter) else found
+
+    def installed(self) -> list[str]:
+        """Return the names of the trackers that are registered, or whose package is installed."""
+        return [name for name, one in self.data.items() if getattr(one, "is_installed", True)]
+
+
+LOGGER_TYPE_TO_CLASS = _Classes(ADAPTERS)
+"""The trackers that `log_with` may name: those of Headway, and those that are registered."""
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
@@ -86,8 +102,10 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     It is constructed with the project's name, the logging directory if it requires one, and its
     `init_kwargs`.
 
+    Warns of another class of that name, in whose place it comes.
+
     Raises:
-        UsageError: it is no GeneralTracker with `name` and `requires_logging_directory`.
+        WrongValue: it is no GeneralTracker with `name` and `requires_logging_directory`.
 
     Examples:
         >>> from headway import Accelerator
@@ -106,17 +124,25 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
         or not getattr(tracker_class, "name", None)
         or not hasattr(tracker_class, "requires_logging_directory")
     ):
-        raise UsageError(
+        raise WrongValue(
             f"{tracker_class!r} cannot be registered as a tracker",
             where="the script's register_tracker_class(...)",
             fix="pass a subclass of GeneralTracker with name and requires_logging_directory",
         )
-    _registered[tracker_class.name] = tracker_class
+    name = tracker_class.name
+    if name in LOGGER_TYPE_TO_CLASS:
+        before = LOGGER_TYPE_TO_CLASS[name].__qualname__
+        warnings.warn(
+            f"the tracker {name!r} was {before}, and is {tracker_class.__qualname__} from now on",
+            UserWarning,
+            stacklevel=2,
+        )
+    LOGGER_TYPE_TO_CLASS[name] = tracker_class
 
 
 def known_names() -> list[str]:
     """Return the names that `log_with`, `init_kwargs` and `log_kwargs` may use."""
-    return [*LoggerType.__members__.values(), *_registered]
+    return [*LoggerType.__members__.values(), *LOGGER_TYPE_TO_CLASS]
 
 
 def get_available_trackers() -> list[str]:
@@ -127,7 +153,7 @@ def get_available_trackers() -> list[str]:
         >>> "jsonl" in get_available_trackers()
         True
     """
-    return [*(name for name, one in ADAPTERS.items() if one.is_installed), *_registered]
+    return LOGGER_TYPE_TO_CLASS.installed()
 
 
 Chosen = str | GeneralTracker
@@ -157,30 +183,28 @@ def _checked(wanted: Any) -> Chosen:
     if isinstance(wanted, GeneralTracker):
         return wanted
     name = str(wanted)
-    if name in _registered:
-        return name
-    if name not in ADAPTERS:
+    if name not in LOGGER_TYPE_TO_CLASS:
         raise _unknown(wanted)
-    adapter = ADAPTERS[name]
-    if not adapter.is_installed:
+    if name not in LOGGER_TYPE_TO_CLASS.installed():
+        package = ADAPTERS[name].install
         raise UsageError(
-            f"log_with={name!r} needs {adapter.install}, which is not installed",
+            f"log_with={name!r} needs {package}, which is not installed",
             where=CALL,
-            fix=f"`pip install {adapter.install}`, or log_with='jsonl', which needs nothing",
+            fix=f"`pip install {package}`, or log_with='jsonl', which needs nothing",
         )
     return name
 
 
-def _unknown(wanted: Any) -> UsageError:
+def _unknown(wanted: Any) -> WrongValue:
     own = "pass an instance of a GeneralTracker of your own"
     if wanted in list(LoggerType):
         what, fix = f"Headway has no adapter for {str(wanted)!r}", f"{own}, or log_with='jsonl'"
     else:
         guess = did_you_mean(str(wanted), get_available_trackers())
         what = f"log_with is {wanted!r}, which is not a tracker"
-        fix = f"{f'did you mean {guess!r}? ' if guess else ''}use one of {_listed(ADAPTERS)}"
-        fix += f", 'all', or {own}"
-    return UsageError(what, where=CALL, fix=fix)
+        hint = f"did you mean {guess!r}? " if guess else ""
+        fix = f"{hint}use one of {_listed(LOGGER_TYPE_TO_CLASS)}, 'all', or {own}"
+    return WrongValue(what, where=CALL, fix=fix)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -211,7 +235,7 @@ def make_trackers(
         if isinstance(one, GeneralTracker):
             made.append(one)
             continue
-        kind: Any = class_of(one)
+        kind: Any = LOGGER_TYPE_TO_CLASS[one]
         places = [_folder(kind, logging_dir)] if kind.requires_logging_directory else []
         made.append(kind(project_name, *places, **init_kwargs.get(one, {})))
     return made
@@ -221,14 +245,9 @@ def check_folders(chosen: Sequence[Chosen], logging_dir: str | os.PathLike[str] 
     """Refuse a tracker that needs a folder where there is none."""
     for one in chosen:
         if isinstance(one, str):
-            kind = class_of(one)
+            kind = LOGGER_TYPE_TO_CLASS[one]
             if kind.requires_logging_directory:
                 _folder(kind, logging_dir)
-
-
-def class_of(name: str) -> type[GeneralTracker]:
-    """Return the class of a registered tracker or adapter; the package is not imported yet."""
-    return _registered[name] if name in _registered else ADAPTERS[name].load()
 
 
 def _folder(
@@ -236,7 +255,7 @@ def _folder(
 ) -> str | os.PathLike[str]:
     folder = logging_dir or kind.default_logging_directory
     if folder is None:
-        raise UsageError(
+        raise WrongValue(
             f"log_with={kind.name!r} needs a folder for its files",
             where=CALL,
             fix='pass project_dir, such as Accelerator(log_with=..., project_dir="runs")',

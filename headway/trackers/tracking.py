@@ -12,11 +12,11 @@ from headway.contract.notes import say, say_once
 from headway.errors import UsageError
 from headway.plugins.project import ProjectConfiguration
 from headway.trackers.choice import (
+    LOGGER_TYPE_TO_CLASS,
     LoggerType,
     check_folders,
     check_names,
     choose_trackers,
-    class_of,
     make_trackers,
 )
 from headway.trackers.tracker import GeneralTracker, NoTracker
@@ -177,7 +177,7 @@ class Tracking:
         self._check_names(init_kwargs, "init_kwargs")
         for name, run_id in self._runs_before.items():
             if name in self.log_with:
-                keywords = class_of(name).going_on(run_id)
+                keywords = LOGGER_TYPE_TO_CLASS[name].going_on(run_id)
                 init_kwargs[name] = keywords | init_kwargs.get(name, {})
         self.finish()
         made = make_trackers(self.log_with, project_name, self._project.logging_dir, init_kwargs)

@@ -164,20 +164,23 @@ def is_weights_only_available() -> bool:
     return True
 
 
-def _package(package: str, *distributions: str) -> Callable[[], bool]:
+def _package(package: str, *distributions: str) -> Callable[..., bool]:
     """Return the function that says whether `package` is installed, by one of `distributions`."""
 
-    def is_installed() -> bool:
+    def is_installed(min_version: str | None = None) -> bool:
         # a folder of that name, such as the `wandb` that wandb writes into, has no distribution
-        return find_spec(package) is not None and any(map(_has_version, distributions or [package]))
+        found = [one for one in distributions or [package] if _has_version(one, min_version)]
+        return bool(found) and find_spec(package) is not None
 
-    is_installed.__doc__ = f"Return whether the package `{package}` is installed."
+    is_installed.__doc__ = (
+        f"Return whether the package `{package}` is installed, in at least `min_version`."
+    )
     return is_installed
 
 
-def _has_version(distribution: str) -> bool:
+def _has_version(distribution: str, at_least: str | None) -> bool:
     try:
-        return bool(version(distribution))
+        return TorchVersion(version(distribution)) >= (at_least or "0")
     except PackageNotFoundError:
         return False
 
@@ -224,6 +227,16 @@ is_triton_available = _package("triton")
 is_wandb_available = _package("wandb")
 
 
+def is_torchdata_stateful_dataloader_available() -> bool:
+    """Return whether torchdata has a StatefulDataLoader.
+
+    Examples:
+        >>> from headway.utils import is_torchdata_stateful_dataloader_available
+        >>> kind = "stateful" if is_torchdata_stateful_dataloader_available() else "usual"
+    """
+    return is_torchdata_available("0.8.0")
+
+
 def is_tensorboard_available() -> bool:
     """Return whether tensorboard or tensorboardX is installed.
 
@@ -248,6 +261,5 @@ is_pippy_available = _unsupported("pippy")
 is_sagemaker_available = _unsupported("SageMaker")
 is_sdaa_available = _unsupported("SDAA devices")
 is_torch_xla_available = _unsupported("torch_xla")
-is_torchdata_stateful_dataloader_available = _unsupported("torchdata's StatefulDataLoader")
 is_transformer_engine_available = _unsupported("Transformer Engine")
 is_transformer_engine_mxfp8_available = _unsupported("Transformer Engine")

@@ -27,6 +27,7 @@ from headway.plugins.handlers import (
     ProfileKwargs,
 )
 from headway.plugins.project import ProjectConfiguration, merged_project
+from headway.plugins.sharding import FullyShardedDataParallelPlugin, shown_plugin
 from headway.precision.choice import precision_for
 from headway.precision.precision import PrecisionSettings
 from headway.state import shared_precision, shared_world
@@ -63,6 +64,7 @@ class Connected(NamedTuple):
     project: ProjectConfiguration
     handlers: Handlers
     dynamo: TorchDynamoPlugin
+    fsdp_plugin: FullyShardedDataParallelPlugin | None  # where models are sharded
     settings: EffectiveSettings
 
 
@@ -122,7 +124,14 @@ def connect(given: Any) -> Connected:
     if given.seed is not None:
         set_seed(given.seed)
     project = merged_project(given.project_config, given.project_dir)
-    return Connected(world, training, data, project, handlers, dynamo, settings)
+    shown = None
+    if strategy.shards:
+        shown = shown_plugin(
+            given.fsdp_plugin,
+            activation_checkpointing=run.activation_checkpointing,
+            cpu_offload=run.cpu_offload,
+        )
+    return Connected(world, training, data, project, handlers, dynamo, shown, settings)
 
 
 def tell(connected: Connected, strategy: str | None) -> None:

@@ -18,6 +18,7 @@ from headway.data.configuration import (
     with_micro_batch,
 )
 from headway.data.loader import PreparedDataLoader
+from headway.data.sharding import as_plain
 from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
 from headway.errors import UsageError
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
@@ -259,7 +260,7 @@ class Preparer:
         if isinstance(loader, DataLoader):
             strategy = self.training.strategy
             prepared = PreparedDataLoader(
-                self._with_its_batch_size(loader),
+                self._with_its_batch_size(as_plain(loader)),
                 strategy.data_rank,
                 strategy.data_size,
                 config=self._data,

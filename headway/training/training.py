@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 from itertools import chain
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from headway.data.loader import PreparedDataLoader
 from headway.distributed.world import World
-from headway.errors import UsageError
+from headway.errors import UsageError, WrongValue
 from headway.memory.device import clear_device_cache
 from headway.plugins.handlers import check_steps
 from headway.precision.precision import Precision
 from headway.strategies.strategy import Strategy
 from headway.training.accumulation import Accumulation, TokenMean
 from headway.training.arguments import CALL
-from headway.training.models import extract_model_from_parallel
+from headway.training.models import extract_model_from_parallel, model_has_dtensor
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 
 Kind = TypeVar("Kind")
@@ -89,6 +89,25 @@ class Training:
             elif isinstance(obj, (PreparedDataLoader, PreparedScheduler)):
                 self.prepared.append((obj, obj))
 
+    def only(self, *objects: Any) -> Training:
+        """Return a training of these prepared objects alone, with all else of this one.
+
+        Raises:
+            WrongValue: one has not been prepared.
+        """
+        other = copy(self)
+        for one in objects:
+            if self.find(one) is None:
+                raise WrongValue(
+                    f"a {type(one).__name__} has not been prepared",
+                    where="the script's call that saves or loads it",
+                    fix="give it to prepare() first",
+                )
+        prepared = [self.find(one) for one in objects]
+        other.prepared = [pair for pair in self.prepared if any(pair[1] is one for one in prepared)]
+        other.registered = []
+        return other
+
     def forget(self) -> None:
         """Drop all prepared objects, free their memory, and begin a new accumulation."""
         self.prepared.clear()
@@ -133,7 +152,7 @@ class Training:
     @property
     def has_sharded_weights(self) -> bool:
         """Whether a rank alone does not have all weights."""
-        return self.strategy.shards or any(isinstance(one, DTensor) for one in self.parameters())
+        return self.strategy.shards or any(map(model_has_dtensor, self.models))
 
     @property
     def accumulation_steps(self) -> int:

@@ -19,7 +19,7 @@ _MAX_ROWS = 12  # of a table
 _ARGUMENTS = "arguments"
 _MUST_AGREE = (
     *("device", "mixed_precision", "gradient_accumulation_steps", "strategy", "shard_size"),
-    *("wrap", "activation_checkpointing", "cpu_offload", "max_restarts"),
+    *("wrap", "activation_checkpointing", "cpu_offload", "replace_accelerate", "max_restarts"),
 )
 _SHOULD_AGREE = (
     *("machine_timeout_s", "hang_timeout", "grace_period_s", "resume", "time_limit"),

@@ -7,7 +7,7 @@ from headway.devices.table import kind_of
 from headway.errors import Code, Problem
 from headway.launcher.plan.libraries import OF_ACCELERATE
 from headway.launcher.plan.program import Program
-from headway.settings.table import YES, Settings
+from headway.settings.table import NO, YES, Settings
 
 FSDP_CONFIG = "fsdp_config"
 _LAYERS = "fsdp_transformer_layer_cls_to_wrap"
@@ -48,7 +48,8 @@ def fsdp_config(settings: Settings) -> dict[str, object]:
 def fsdp_variables(settings: Settings) -> dict[str, tuple[str, str]]:
     """Return the variables that Accelerate reads of sharding, each with its text and setting."""
     config = fsdp_config(settings)
-    if not config or not kind_of(settings.device).is_numbered:
+    is_there = kind_of(settings.device).is_numbered and settings.replace_accelerate == NO
+    if not config or not is_there:
         return {}
     texts = {
         key: str(value).lower() if isinstance(value, bool) else str(value)
@@ -63,15 +64,16 @@ def fsdp_variables(settings: Settings) -> dict[str, tuple[str, str]]:
     }
 
 
-def keeps_accelerate(program: Program) -> bool:
+def keeps_accelerate(settings: Settings, program: Program) -> bool:
     """Return whether a script trains with Accelerate's own runtime, as far as its text shows."""
     has_library = any(name in OF_ACCELERATE for name in program.libraries)
-    return bool(program.imports) and (program.imports == "accelerate" or has_library)
+    has_runtime = program.imports == "accelerate" or has_library
+    return bool(program.imports) and has_runtime and settings.replace_accelerate == NO
 
 
 def accelerate_problems(settings: Settings, program: Program) -> list[Problem]:
     """Return what is asked for that Accelerate's own runtime cannot do, before a script with it."""
-    if not keeps_accelerate(program):
+    if not keeps_accelerate(settings, program):
         return []
     is_sharded, size = bool(fsdp_config(settings)), settings.shard_size
     if is_sharded and not kind_of(settings.device).is_numbered:

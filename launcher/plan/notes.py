@@ -67,6 +67,8 @@ def _without_effect(settings: Settings, program: Program, supervised: str | None
         where["restart_delay"] = "without max_restarts"
     if supervised is not None and program.kind == "program":
         where["start_method"] = "with --no-python"
+    if program.kind == "program" and settings.replace_accelerate != NO:
+        where["replace_accelerate"] = "with --no-python"
     if settings.num_machines == 1:
         names = ("main_address", "main_port", "machine_timeout_s")
         where |= dict.fromkeys(names, "on one machine")
@@ -87,7 +89,8 @@ def _without_effect(settings: Settings, program: Program, supervised: str | None
 def _of_another_runtime(settings: Settings, program: Program) -> list[str]:
     """Name what only Headway's Accelerator obeys, before a script that seems to make none."""
     names = sharing_asked(settings)
-    if not names or not program.imports or keeps_accelerate(program):
+    is_obeyed = settings.replace_accelerate != NO or keeps_accelerate(settings, program)
+    if not names or not program.imports or is_obeyed:
         return []
     values = listed(f"{name} {settings.values[name].value}" for name in names)
     hold = "holds" if len(names) == 1 else "hold"

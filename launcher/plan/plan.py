@@ -24,7 +24,7 @@ from headway.launcher.plan.variables import variables_of
 from headway.machine.facts import Machine
 from headway.settings.problems import problems as settings_problems
 from headway.settings.setting import Value
-from headway.settings.table import NO_CLUSTER, Settings
+from headway.settings.table import NO_CLUSTER, YES, Settings
 
 LOOPBACK = "127.0.0.1"
 
@@ -97,6 +97,8 @@ def build_plan(
         MachineError: this machine cannot do what they request.
     """
     supervised = why_supervised(settings, supervise, task)
+    if supervised is None and settings.replace_accelerate == YES and program.kind != "program":
+        in_process = True  # before the script's first line
     found = [
         *problems,
         *program_problems(

@@ -97,6 +97,10 @@ def run_program(
         ranks = read_ranks()
         if ranks is not None and ranks.rank != run.debug_rank:
             skip_prompts()
+    if run is not None and run.replace_accelerate:
+        from headway.compat.replacing import replace_accelerate
+
+        replace_accelerate()
     if run is not None and run.library_hooks:
         library_hooks.install()
     sys.argv = [name, *args]

@@ -11,8 +11,10 @@ import doctest
 import inspect
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -129,13 +131,23 @@ def test_examples_are_sections_that_the_site_shows_as_such() -> None:
 @pytest.fixture
 def own_globals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put back what examples change for the whole process."""
-    monkeypatch.setattr(choice, "_registered", {})
+    monkeypatch.setattr(choice.LOGGER_TYPE_TO_CLASS, "data", {**choice.ADAPTERS})
     monkeypatch.setattr(logging.root, "level", logging.root.level)
     logging.root.manager._clear_cache()  # type: ignore[attr-defined]
     monkeypatch.setattr(pytest.importorskip("tqdm").tqdm, "monitor_interval", 0)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])  # for replace_accelerate()
+    accelerate = taken_modules("accelerate")
     with torch.random.fork_rng(devices=[]):
         yield
+    taken_modules("accelerate")
+    sys.modules.update(accelerate)
     logging.root.manager._clear_cache()  # type: ignore[attr-defined]
+
+
+def taken_modules(package: str) -> dict[str, ModuleType]:
+    """Remove a package from the imported modules, and return what was there."""
+    names = [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 @pytest.mark.parametrize(

@@ -95,3 +95,30 @@ def test_others_are_not_taken_for_accelerate(text: str) -> None:
 def test_another_modules_accelerator_is_not_taken_for_one() -> None:
     found = needs("import torch\nimport accelerate\ntorch.accelerator.is_available()\n")
     assert not found
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_counted"),
+    [
+        ("os.environ.get('TESTING_MOCKED_DATALOADERS', None) == '1'", False),
+        ("os.environ.get('RUN_TESTS')", False),
+        ("args.fast and os.getenv('TESTING', '0') == '1'", False),
+        ("os.environ['TESTING'] == '1'", False),
+        ("os.environ.get('TESTING', '0') == '0'", True),
+        ("os.environ.get('TESTING', '1')", True),
+        ("not os.environ.get('TESTING')", True),
+        ("os.environ.get('TESTING') != '1'", True),
+        ("os.environ.get('LARGE') == '1'", True),
+        ("args.test", True),
+    ],
+)
+def test_what_only_a_test_of_the_script_imports_is_not_counted(
+    condition: str, is_counted: bool
+) -> None:
+    name = "from accelerate.test_utils.training import mocked_dataloaders"
+    found = needs(f"from accelerate import Accelerator\nif {condition}:\n    {name}\n")
+    assert ("accelerate.test_utils.training.mocked_dataloaders" in found) is is_counted
+    assert "accelerate.Accelerator" in found
+    assert "accelerate.utils.tqdm" in needs(
+        f"if {condition}:\n    pass\nelse:\n    from accelerate.utils import tqdm\n"
+    )

@@ -42,7 +42,7 @@ class Diary(GeneralTracker):
 
 @pytest.fixture(autouse=True)
 def diary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_registered", {})
+    monkeypatch.setattr(choice.LOGGER_TYPE_TO_CLASS, "data", {**choice.ADAPTERS})
     register_tracker_class(Diary)
 
 

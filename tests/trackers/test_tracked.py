@@ -77,7 +77,7 @@ def test_a_second_run_ends_the_first(recorder: Recorder) -> None:
 
 
 def test_a_registered_class_has_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(choice, "_registered", {})
+    monkeypatch.setattr(choice.LOGGER_TYPE_TO_CLASS, "data", {**choice.ADAPTERS})
     register_tracker_class(Recorder)
     accelerator = Accelerator(cpu=True, log_with=["recorder", "jsonl"], project_dir=tmp_path)
     accelerator.init_trackers("project", init_kwargs={"recorder": {}})

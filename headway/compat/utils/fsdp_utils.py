@@ -1,0 +1,178 @@
+"""Names of `accelerate.utils.fsdp_utils`: a sharded model or its optimizer in an own folder.
+
+transformers' Trainer saves and loads by them. Each folder is a checkpoint like those of
+`save_state`: written in parts, verified when it is loaded, for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headway.compat.forwarding import forward
+from headway.distributed.meeting import meet
+from headway.errors import WrongValue
+
+if TYPE_CHECKING:
+    from headway.checkpoint.training_state import Checkpoint
+    from headway.training.training import Training
+
+__getattr__, __dir__ = forward(__name__)
+
+Folder = str | os.PathLike[str]
+
+
+class LoadResult(NamedTuple):
+    """The names that only a model or only a checkpoint has, as `load_state_dict` returns them."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def save_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    model: Any,
+    output_dir: Folder,
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Save the weights of a model into `output_dir/pytorch_model_fsdp_0`; every rank calls this.
+
+    Args:
+        fsdp_plugin: not looked at: there is one format.
+        accelerator: the one that has prepared `model`.
+        model_index: the number in the name of the folder.
+        adapter_only: of a peft model, save what is trained alone.
+        use_dcp: False is refused: files are written by torch.distributed.checkpoint.
+
+    Raises:
+        CheckpointError: a rank could not save; an earlier folder still stands.
+    """
+    from headway.training.models import is_peft_model
+
+    _require_dcp(use_dcp)
+    training = accelerator.parts.training.only(model)
+    [inner] = training.inner_models
+    weights = training.strategy.own_state_dict(inner)
+    if adapter_only and is_peft_model(inner):
+        trained = {name for name, one in inner.named_parameters() if one.requires_grad}
+        weights = {name: one for name, one in weights.items() if name in trained}
+    _save(training, Path(output_dir, f"pytorch_model_fsdp_{model_index}"), [weights])
+
+
+def load_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    model: Any,
+    input_dir: Folder,
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> LoadResult:
+    """Load what `save_fsdp_model` saved; every rank calls this.
+
+    Raises:
+        CheckpointError: it is missing, damaged or does not fit; the model is as it was.
+    """
+    from headway.training.models import is_peft_model
+
+    _require_dcp(use_dcp)
+    training = accelerator.parts.training.only(model)
+    [inner] = training.inner_models
+    is_part = adapter_only and is_peft_model(inner)
+    folder = _named(input_dir, f"pytorch_model_fsdp_{model_index}")
+    checkpoint = _load(training, folder, [inner], [], strict=not is_part)
+    saved, live = checkpoint.shared["models"][0].keys(), inner.state_dict().keys()
+    return LoadResult([*(live - saved)], [*(saved - live)])
+
+
+def save_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    optimizer: Any,
+    model: Any,
+    output_dir: Folder,
+    optimizer_index: int = 0,
+    use_dcp: bool = True,
+) -> None:
+    """Save what an optimizer remembers into `output_dir/optimizer_0`; every rank calls this.
+
+    Raises:
+        CheckpointError: a rank could not save; an earlier folder still stands.
+    """
+    _require_dcp(use_dcp)
+    training = accelerator.parts.training.only(model, optimizer)
+    _save(training, Path(output_dir, f"optimizer_{optimizer_index}"), [])
+
+
+def load_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    optimizer: Any,
+    model: Any,
+    input_dir: Folder,
+    optimizer_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Load what `save_fsdp_optimizer` saved; every rank calls this.
+
+    Raises:
+        CheckpointError: it is missing, damaged or does not fit; the optimizer is as it was.
+    """
+    from headway.checkpoint.training_state import Optimizers
+
+    _require_dcp(use_dcp)
+    training = accelerator.parts.training.only(model, optimizer)
+    folder = _named(input_dir, f"optimizer_{optimizer_index}")
+    _load(training, folder, [], [Optimizers(training)])
+
+
+def _save(training: Training, folder: Path, weights: Sequence[dict[str, Any]]) -> None:
+    from headway.checkpoint.saving import Progress, prepare_checkpoint, write_prepared
+    from headway.checkpoint.training_state import state_of
+
+    meet("the saving of a sharded model or optimizer")
+    progress = Progress(training.steps_done, 0, 0.0)
+    state = state_of(training, weights, allow_pickle=False)
+    write_prepared(prepare_checkpoint(folder, lambda _: state, progress))
+
+
+def _load(
+    training: Training,
+    folder: Path,
+    models: Sequence[Any],
+    parts: Sequence[Any],
+    *,
+    strict: bool = True,
+) -> Checkpoint:
+    from headway.checkpoint.loading import load_checkpoint
+    from headway.checkpoint.saving import agree
+    from headway.checkpoint.training_state import Checkpoint, Restoring, spread_as
+
+    meet("the loading of a sharded model or optimizer")
+    checkpoint = Checkpoint(load_checkpoint(folder, spread_as(training)), folder, strict=strict)
+    restoring = Restoring(checkpoint, parts)
+    agree(restoring.check)
+    agree(lambda: restoring.check_models(models))
+    restoring.apply(models)
+    return checkpoint
+
+
+def _named(folder: Folder, name: str) -> Path:
+    """Return the folder of this name in another one, which may be it already."""
+    given = Path(folder)
+    return given if given.name == name else given / name
+
+
+def _require_dcp(use_dcp: bool) -> None:
+    if not use_dcp:
+        raise WrongValue(
+            "use_dcp is False",
+            where="the script's call that saves or loads a sharded model or optimizer",
+            fix="leave it out: each rank writes its own part in any case",
+        )

@@ -1,0 +1,215 @@
+"""What scripts and tests of others rely on in Accelerate: classes of errors, warnings, state."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from headway import compat
+from headway.compat import Accelerator
+from headway.compat.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipDataLoader
+from headway.compat.utils import gather, pad_across_processes, save, send_to_device
+from headway.data.loader import PreparedDataLoader
+from headway.data.sharding import as_plain
+from headway.tracking import (
+    LOGGER_TYPE_TO_CLASS,
+    GeneralTracker,
+    TensorBoardTracker,
+    register_tracker_class,
+)
+from headway.utils import CannotPadNestedTensorWarning, find_batch_size, reduce
+
+pytestmark = [  # of torch
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+]
+
+
+class Recorder(GeneralTracker):
+    name = "recorder"
+    requires_logging_directory = True
+    tracker = None
+
+    def __init__(self, run: str, folder: str) -> None:
+        super().__init__()
+        self.run, self.folder = run, folder
+
+
+@pytest.fixture
+def trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LOGGER_TYPE_TO_CLASS, "data", {**LOGGER_TYPE_TO_CLASS.data})
+
+
+def test_the_classes_of_trackers_are_found_by_name_also_registered_ones(trackers: None) -> None:
+    assert LOGGER_TYPE_TO_CLASS["tensorboard"] is TensorBoardTracker
+    assert compat.accelerator.LOGGER_TYPE_TO_CLASS is LOGGER_TYPE_TO_CLASS
+    register_tracker_class(Recorder)
+    assert LOGGER_TYPE_TO_CLASS["recorder"] is Recorder
+    with pytest.warns(UserWarning, match="'recorder' was Recorder"):
+        register_tracker_class(type("Other", (Recorder,), {}))
+
+
+def test_a_tracker_that_needs_a_folder_gets_one_or_says_so(trackers: None, tmp_path: Path) -> None:
+    register_tracker_class(Recorder)
+    with pytest.raises(ValueError, match="'recorder' needs a folder"):
+        Accelerator(cpu=True, log_with="recorder")
+    accelerator = Accelerator(cpu=True, log_with="recorder", project_dir=str(tmp_path))
+    accelerator.init_trackers("run")
+    tracker: Any = accelerator.get_tracker("recorder")
+    assert (tracker.run, tracker.folder) == ("run", str(tmp_path))
+    accelerator.end_training()
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (ValueError, lambda accelerator: accelerator.register_for_checkpointing(torch.ones(1))),
+        (ValueError, lambda _: Accelerator(mixed_precision="fp7")),
+        (ValueError, lambda accelerator: accelerator.load_state("no such folder")),
+        (ValueError, lambda _: register_tracker_class(cast(Any, dict))),
+        (TypeError, lambda _: gather(["a text"])),
+        (TypeError, lambda _: find_batch_size({"x": "a text"})),
+        (ValueError, lambda _: reduce(torch.ones(1), "product")),
+        (AttributeError, lambda accelerator: accelerator.state.nothing),
+    ],
+)
+def test_errors_are_also_of_the_class_that_accelerate_raises(
+    kind: type[Exception], call: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(kind):
+        call(Accelerator(cpu=True))
+
+
+def test_a_script_may_say_itself_when_gradients_are_due() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    for owner in (accelerator, accelerator.gradient_state):
+        owner.sync_gradients = False
+        assert not accelerator.sync_gradients
+        owner.sync_gradients = True
+        assert accelerator.gradient_state.sync_gradients
+    accelerator.rng_types = ["torch"]
+    assert accelerator.rng_types == ["torch"]
+
+
+def test_a_loader_that_nobody_has_any_more_is_no_active_one() -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(4))))
+    batches = iter(loader)
+    next(batches)
+    assert accelerator.gradient_state.active_dataloader is loader
+    accelerator.free_memory()
+    del loader, batches
+    gc.collect()
+    assert accelerator.gradient_state.active_dataloader is None
+
+
+def test_a_nested_tensor_is_not_padded_and_a_warning_says_so() -> None:
+    nested = torch.nested.nested_tensor([[1.0, 2.0], [1.0]])
+    with pytest.warns(CannotPadNestedTensorWarning):
+        assert pad_across_processes(nested) is nested
+
+
+def test_names_of_a_shared_tensor_that_are_not_written_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = torch.ones(2)
+    with caplog.at_level(logging.WARNING):
+        save({"a": weight, "b": weight}, tmp_path / "model.safetensors", safe_serialization=True)
+    assert "['b']" in caplog.text
+
+
+@pytest.mark.parametrize("function", [send_to_device, gather, reduce, pad_across_processes])
+def test_operations_compile_without_a_break_in_the_graph(function: Callable[..., Any]) -> None:
+    Accelerator(cpu=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    data: dict[str, Any] = {"a": torch.ones(2, 3), "b": [torch.zeros(1)]}
+    arguments = ("cpu",) if function is send_to_device else ()
+    assert torch.equal(compiled(data, *arguments)["a"], data["a"])
+    assert torch.equal(compiled(data["a"], *arguments), data["a"])
+
+
+# ---------------------------------------------------------------------- torchdata
+
+
+@pytest.fixture
+def stateful() -> Any:
+    return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+
+def left_after(loader: Any, count: int) -> tuple[dict[str, Any], list[Any]]:
+    """Return the state after so many batches, and the batches that follow."""
+    batches = iter(loader)
+    for _ in range(count):
+        next(batches)
+    return loader.state_dict(), [one.tolist() for one in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [DataLoaderShard, DataLoaderDispatcher, SkipDataLoader])
+def test_a_loader_with_torchdatas_state_goes_on_by_it(
+    kind: Any, workers: int, stateful: Any
+) -> None:
+    def options() -> dict[str, Any]:
+        seed = torch.Generator().manual_seed(1)
+        return {"batch_size": 4, "num_workers": workers, "generator": seed}
+
+    def make() -> Any:
+        return kind(range(16), use_stateful_dataloader=True, **options())
+
+    loader = make()
+    assert isinstance(loader, stateful)
+    assert isinstance(loader, kind)
+    state, rest = left_after(loader, 2)
+    assert rest == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    reference = stateful(range(16), **options())
+    assert state == left_after(reference, 2)[0]
+    other = make()
+    other.load_state_dict(state)
+    assert [one.tolist() for one in other] == rest
+    assert other.end_of_dataloader
+    assert [one.tolist() for one in other] == left_after(make(), 0)[1], "a whole pass again"
+
+
+@pytest.mark.parametrize("make", [Accelerator, compat.accelerator.native.Accelerator])
+def test_torchdatas_loader_is_prepared_and_its_place_saved(
+    make: Any, stateful: Any, tmp_path: Path
+) -> None:
+    config = compat.utils.DataLoaderConfiguration(use_stateful_dataloader=True)
+
+    def begun() -> tuple[Any, Any, Iterator[Any]]:
+        torch.manual_seed(1)
+        accelerator = make(cpu=True, dataloader_config=config)
+        loader = accelerator.prepare(stateful(range(24), batch_size=4, shuffle=True))
+        return accelerator, loader, iter(loader)
+
+    accelerator, loader, batches = begun()
+    given = [next(batches).tolist() for _ in range(3)]
+    accelerator.save_state(tmp_path / "saved")
+    rest = [one.tolist() for one in batches]
+    assert sorted(chain(*given, *rest)) == [*range(24)]
+    accelerator, loader, _ = begun()
+    accelerator.load_state(tmp_path / "saved")
+    assert [one.tolist() for one in loader] == rest
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchdatas_loader_is_shared_out_like_any_other(rank: int, stateful: Any) -> None:
+    shared = PreparedDataLoader(as_plain(stateful(range(10), batch_size=2)), rank, 2)
+    usual = PreparedDataLoader(DataLoader(range(10), batch_size=2), rank, 2)  # type: ignore[arg-type]
+    assert [one.tolist() for one in shared] == [one.tolist() for one in usual]
+
+
+def test_a_state_that_a_loader_had_before_it_is_prepared_is_not_lost(stateful: Any) -> None:
+    loader = stateful(range(8))
+    loader.load_state_dict(left_after(stateful(range(8)), 3)[0])
+    with pytest.raises(ValueError, match="before it was prepared"):
+        Accelerator(cpu=True).prepare(loader)

@@ -1,0 +1,226 @@
+"""`replace_accelerate()`: what imports accelerate gets Headway's runtime, with and without one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.launching import environment, executed, launch, script
+
+HIDING = """
+from importlib.machinery import PathFinder
+def hides(usual, nothing=None):
+    def hidden(first, *more, **named):
+        name = getattr(first, "name", first)
+        is_hidden = str(name).partition(".")[0] == "accelerate"
+        return nothing if is_hidden else usual(first, *more, **named)
+    return hidden
+PathFinder.find_spec = hides(PathFinder.find_spec)
+PathFinder.find_distributions = hides(PathFinder.find_distributions, ())
+"""
+"""As if no Accelerate were installed."""
+
+LOOKING = """
+import json, sys, warnings
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+import headway
+
+headway.replace_accelerate()
+headway.replace_accelerate()  # again is no error
+facts = {"found": find_spec("accelerate") is not None, "version": version("accelerate")}
+from accelerate import Accelerator, dispatch_model
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DeepSpeedPlugin, MegatronLMPlugin, gather, set_seed, tqdm
+from accelerate.utils.operations import GatheredParameters, send_to_device
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+import accelerate, accelerate.utils.fsdp_utils as fsdp_utils, torch
+
+same = import_module("headway.compat")
+facts["ours"] = [
+    one is other
+    for one, other in (
+        (Accelerator, same.Accelerator),
+        (accelerate.state.PartialState, headway.PartialState),
+        (AcceleratorState, same.state.AcceleratorState),
+        (GradientState, same.state.GradientState),
+        (accelerate.data_loader.DataLoaderShard, same.data_loader.DataLoaderShard),
+        (accelerate.optimizer.AcceleratedOptimizer, same.optimizer.AcceleratedOptimizer),
+        (accelerate.scheduler.AcceleratedScheduler, same.scheduler.AcceleratedScheduler),
+        (accelerate.tracking.GeneralTracker, same.tracking.GeneralTracker),
+        (gather, same.utils.gather),
+        (send_to_device, same.utils.send_to_device),
+        (set_seed, same.utils.set_seed),
+        (tqdm, same.utils.tqdm),
+        (fsdp_utils.save_fsdp_model, same.utils.fsdp_utils.save_fsdp_model),
+        (accelerate.utils.save_fsdp_optimizer, same.utils.fsdp_utils.save_fsdp_optimizer),
+    )
+]
+
+def said(call):
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    return "nothing"
+
+model = torch.nn.Linear(2, 1)
+facts["refused"] = said(GatheredParameters)
+facts["isinstance"] = isinstance(model, GatheredParameters)
+facts["dispatch"] = said(lambda: dispatch_model(model, {"": "cpu"}))
+facts["hook"] = said(lambda: add_hook_to_module(model, AlignDevicesHook()))
+facts["unknown"] = [said(lambda: accelerate.no_such_name), hasattr(accelerate.state, "nothing")]
+facts["runtimes"] = sorted(
+    name
+    for name, module in sys.modules.items()
+    if name.startswith("accelerate.") and (getattr(module, "__file__", None) or "").endswith(
+        ("accelerator.py", "state.py", "operations.py", "data_loader.py", "optimizer.py")
+    )
+)
+print(json.dumps(facts))
+"""
+
+
+def facts_of(source: str) -> dict[str, Any]:
+    Path("looking.py").write_text(source)
+    ended = subprocess.run(
+        [sys.executable, "looking.py"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.returncode == 0, ended.stderr
+    facts: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return facts
+
+
+def test_without_an_installed_accelerate_what_is_not_the_runtime_is_refused_when_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    facts = facts_of(HIDING + LOOKING)
+    assert facts["found"]
+    assert facts["version"] == "1.15.0"
+    assert all(facts["ours"]), facts["ours"]
+    for name in ("refused", "dispatch", "hook"):
+        assert "has no counterpart in Headway" in facts[name]
+        assert "without --replace-accelerate" in facts[name]
+    assert not facts["isinstance"]
+    assert facts["unknown"] == ["module 'accelerate' has no attribute 'no_such_name'", False]
+    assert not facts["runtimes"]
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="Accelerate is not installed")
+def test_device_maps_and_hooks_stay_those_of_the_installed_accelerate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    facts = facts_of(LOOKING)
+    assert facts["found"]
+    assert all(facts["ours"]), facts["ours"]
+    assert facts["dispatch"] == facts["hook"] == "nothing"
+    assert "has no counterpart in Headway" in facts["refused"]
+    assert facts["unknown"] == ["module 'accelerate' has no attribute 'no_such_name'", False]
+    assert not facts["runtimes"], "no second runtime is executed"
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="Accelerate is not installed")
+def test_a_script_that_has_imported_accelerate_before_is_told_where_to_replace_it() -> None:
+    source = "import accelerate, headway\nheadway.replace_accelerate()"
+    ended = subprocess.run(
+        [sys.executable, "-c", source], env=environment(), capture_output=True, text=True
+    )
+    assert "accelerate has been imported already" in ended.stderr
+    assert "headway launch --replace-accelerate" in ended.stderr
+
+
+def test_a_single_process_gets_it_before_its_first_line_and_pays_nothing_without_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = script(
+        "import sys\n"
+        "print('torch' in sys.modules, 'headway.compat' in sys.modules)\n"
+        "try:\n    import accelerate\n    print(accelerate.Accelerator.__module__)\n"
+        "except ImportError:\n    print('none')\n"
+    )
+    with executed():
+        ended, usual = launch("--replace-accelerate", name), launch(name)
+    assert ended.stdout.split() == ["False", "True", "headway.compat.accelerator"], ended.stderr
+    assert usual.stdout.split()[:2] == ["False", "False"]
+    ended = launch("--replace-accelerate", "--no-python", "true")
+    assert "replace_accelerate has no effect with --no-python" in ended.stderr
+
+
+TRAINING = """
+import json, sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, TrainerCallback
+
+folder = sys.argv[1]
+config = GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=32, n_positions=8, resid_pdrop=0,
+                    embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=1)
+tokens = torch.randint(0, 32, (32, 8), generator=torch.Generator().manual_seed(1))
+data = [{"input_ids": one, "labels": one} for one in tokens]
+
+class Held(TrainerCallback):
+    def on_train_begin(self, args, state, control, model=None, **_):
+        self.parameters = [0, 0]
+        for one in model.parameters():
+            own = one.to_local() if hasattr(one, "to_local") else one
+            self.parameters = [self.parameters[0] + own.numel(), self.parameters[1] + one.numel()]
+
+def train(resumed_from=None):
+    torch.manual_seed(1)
+    held = Held()
+    arguments = TrainingArguments(
+        folder, per_device_train_batch_size=4, max_steps=4, logging_steps=1, save_steps=2,
+        report_to=[], use_cpu=True, disable_tqdm=True, learning_rate=0.01, seed=1,
+        gradient_accumulation_steps=2,
+    )
+    trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, eval_dataset=data[:3],
+                      callbacks=[held])
+    trainer.train(resume_from_checkpoint=resumed_from)
+    trainer.save_model(f"{folder}/last")
+    losses = [one["loss"] for one in trainer.state.log_history if "loss" in one]
+    return {"losses": [*losses, trainer.evaluate()["eval_loss"]], "held": held.parameters,
+            "runtime": type(trainer.accelerator).__module__}
+
+whole, resumed = train(), train(f"{folder}/checkpoint-2")
+print("seen", json.dumps([whole, resumed]), flush=True)
+"""
+
+
+@pytest.mark.distributed
+def test_the_trainer_shards_models_by_a_flag_with_the_losses_of_ddp_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    monkeypatch.chdir(tmp_path)
+    name = script(TRAINING)
+    words = ["--cpu", "--num-processes", "2", "--replace-accelerate", "--strategy"]
+    seen = {}
+    for strategy in ("ddp", "fsdp"):
+        ended = launch(*words, strategy, name, str(tmp_path / strategy))
+        assert ended.returncode == 0, ended.stderr
+        lines = [one for one in ended.stdout.splitlines() if "] seen " in one]
+        assert len(lines) == 2, ended.stdout
+        seen[strategy] = [json.loads(one.partition(" seen ")[2]) for one in lines]
+    for ranks in seen.values():
+        for whole, resumed in ranks:
+            assert whole["runtime"] == "headway.compat.accelerator"
+            assert resumed["losses"] == pytest.approx(whole["losses"], abs=1e-6)
+    for sharded, copied in zip(seen["fsdp"], seen["ddp"], strict=True):
+        assert sharded[0]["losses"] == pytest.approx(copied[0]["losses"], abs=1e-6)
+        own, every = sharded[0]["held"]
+        assert own * 2 == every == copied[0]["held"][0]
+    assert (tmp_path / "fsdp" / "last" / "model.safetensors").exists(), "whole, for from_pretrained"
