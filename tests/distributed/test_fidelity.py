@@ -35,9 +35,10 @@ ALLOWED = {  # what may differ from plain python, and why
         "environ",
         "sys.orig_argv",  # the server's
         "faulthandler",  # on, for the report of a crash
+        "sys.meta_path",  # what joins a library once the script imports it
         "streams",  # pipes to the launcher, unbuffered; compared by themselves below
     },
-    "fresh": {"environ", "sys.orig_argv", "streams", "faulthandler"},
+    "fresh": {"environ", "sys.orig_argv", "streams", "faulthandler", "sys.meta_path"},
 }
 
 VARIABLES = {  # what the launcher may add to the environment
