@@ -13,17 +13,19 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
-from headway import Accelerator
-from headway.checkpoint.exchange import weights_in
-from headway.errors import CheckpointError, UsageError
-from headway.precision.fp16 import Fp16
-from headway.precision.precision import PrecisionSettings
-from tests.checkpoint.saved import rewrite
+torch = pytest.importorskip("torch")
+
+import numpy as np  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from headway import Accelerator  # noqa: E402
+from headway.checkpoint.exchange import weights_in  # noqa: E402
+from headway.errors import CheckpointError, UsageError  # noqa: E402
+from headway.precision.fp16 import Fp16  # noqa: E402
+from headway.precision.precision import PrecisionSettings  # noqa: E402
+from tests.checkpoint.saved import rewrite  # noqa: E402
 
 TORCH = os.path.dirname(torch.__file__)
 OTHERS: list[Any] = [
