@@ -255,6 +255,12 @@ class Parser:
         """Raise a ConfigError about the command line."""
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
 
+    def _with_value(self, name: str, value: str) -> str:
+        """Return a known flag as it is typed with a value, if it takes this one."""
+        if name in self._default_value:  # a word after it is the next one
+            return f"{name}={value}" if self._reads[name](value) else name
+        return f"{name} {value}".rstrip() if self.known[name] else name
+
     def _raise_unknown(self, name: str, value: str) -> NoReturn:
         from headway.commands.flag_aliases import FLAGS, foreign_flag
 
@@ -282,7 +288,7 @@ class Parser:
         close = names.get(did_you_mean(name.removeprefix("--"), names) or "", "")
         fix = f"see `{self.prog} --help`"
         if close:
-            fix = f"pass {close} {value}".rstrip() if self.known[close] else f"pass {close}"
+            fix = f"pass {self._with_value(close, value)}"
         if self.command == "launch":
             of_script = "put flags of the script after the script"
             fix = f"{fix}, or {of_script}" if close else of_script

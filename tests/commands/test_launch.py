@@ -249,6 +249,14 @@ REFUSALS = {
     "a missing script": (["scirpt.py"], "did you mean 'script.py'"),
     "a directory": (["folder"], "is a directory"),
     "an unknown flag": (["--num-procesess", "2", "script.py"], "did you mean --num-processes"),
+    "an unknown flag with an optional value": (
+        ["--replace-acelerate", "yes", "script.py"],
+        "pass --replace-accelerate=yes,",
+    ),
+    "an unknown flag, and no value of it": (
+        ["--replace-acelerate", "script.py"],
+        "pass --replace-accelerate,",
+    ),
     "an abbreviated flag": (["--num-proc", "2", "script.py"], "unknown flag"),
     "a wrong number": (["--num-processes", "two", "script.py"], "which is not a whole number"),
     "a wrong choice": (["--device=tpu", "script.py"], "one of cpu, cuda, gpu, mps"),
