@@ -99,8 +99,10 @@ class Ranks(NamedTuple):
 
 
 def encode(run: RunContract) -> str:
-    """Return the value of `HEADWAY_RUN` for `run`, without settings that have their default."""
-    unset = {name for name, value in run._field_defaults.items() if getattr(run, name) == value}
+    """Return the value of `HEADWAY_RUN` for `run`, without defaults that nobody has set."""
+    said = {name for name, origin in run.origins.items() if origin.is_user_set}
+    defaults = run._field_defaults.items()
+    unset = {name for name, value in defaults if getattr(run, name) == value} - said
     fields = {name: value for name, value in run._asdict().items() if name not in unset}
     fields["origins"] = {
         name: _fields(origin) for name, origin in run.origins.items() if name not in unset
