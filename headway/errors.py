@@ -8,7 +8,6 @@
     ├── CheckpointError     a checkpoint is missing, damaged or does not fit      exit 1
     └── UsageError          a script calls the runtime in a way that cannot work  exit 2
         ├── WrongType       with an argument of the wrong type; also a TypeError  exit 2
-        ├── WrongValue      with a value that is impossible; also a ValueError    exit 2
         └── OutOfMemory     with no batch size that fits; also a RuntimeError     exit 2
 
 Printed once, by `headway/commands/main.py`. A traceback from a command is a bug in Headway.
@@ -251,10 +250,6 @@ class UsageError(HeadwayError, ValueError):
 
 class WrongType(UsageError, TypeError):
     """A function got an argument of a type that it cannot work with."""
-
-
-class WrongValue(UsageError):
-    """A function got a value that it cannot work with."""
 
 
 class OutOfMemory(UsageError, RuntimeError):

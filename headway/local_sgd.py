@@ -10,7 +10,7 @@ import torch
 from headway.accelerator import Accelerator
 from headway.distributed.collectives import average_in_place
 from headway.distributed.meeting import meet
-from headway.errors import WrongValue
+from headway.errors import UsageError
 
 
 class LocalSGD:
@@ -28,7 +28,7 @@ class LocalSGD:
         enabled: False exchanges gradients in every step, as without this context.
 
     Raises:
-        WrongValue: `local_sgd_steps` is below 1.
+        UsageError: `local_sgd_steps` is below 1.
 
     Examples:
         >>> import torch
@@ -51,7 +51,7 @@ class LocalSGD:
         enabled: bool = True,
     ) -> None:
         if local_sgd_steps < 1:
-            raise WrongValue(
+            raise UsageError(
                 f"local_sgd_steps is {local_sgd_steps}",
                 where="the script's LocalSGD(...)",
                 fix="pass a number of at least 1",

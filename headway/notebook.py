@@ -26,13 +26,13 @@ import torch
 import torch.distributed as dist
 
 from headway.contract import signals
-from headway.contract.precisions import PRECISIONS
 from headway.contract.run import VARIABLE, Ranks, RunContract, encode, read_ranks
 from headway.devices.table import KINDS
 from headway.distributed.environment import patch_environment
 from headway.distributed.world import leave_world
-from headway.errors import UsageError, WorkerFailed, WrongValue
+from headway.errors import UsageError, WorkerFailed
 from headway.state import AcceleratorState
+from headway.training.arguments import check_precision
 
 GRACE_S = 5
 """How long a rank has to end, once another has failed or the launch was interrupted."""
@@ -91,20 +91,15 @@ def notebook_launcher(
         >>> notebook_launcher(train, ("small",), num_processes=1, mixed_precision="bf16")
         small: bf16
     """
-    if mixed_precision not in PRECISIONS:
-        raise WrongValue(
-            f"mixed_precision is {mixed_precision!r}, not one of {', '.join(PRECISIONS)}",
-            where=CALL,
-            fix="pass mixed_precision='bf16', or another of them",
-        )
+    check_precision(mixed_precision, where=CALL)
     if not 0 <= node_rank < num_nodes:
-        raise WrongValue(
+        raise UsageError(
             f"node_rank is {node_rank}, but num_nodes is {num_nodes}",
             where=CALL,
             fix="number the machines from 0 to num_nodes - 1",
         )
     if max_restarts and num_nodes > 1 and rdzv_backend == "static":
-        raise WrongValue(
+        raise UsageError(
             "max_restarts needs a rendezvous that can be repeated, and rdzv_backend is 'static'",
             where=CALL,
             fix="pass rdzv_backend='c10d' and rdzv_endpoint='HOST:PORT' on every machine",
@@ -132,7 +127,9 @@ def notebook_launcher(
         config |= _here(0 if str(use_port) == _ANY_PORT else use_port)
     else:
         config["rdzv_backend"] = rdzv_backend
-        config["rdzv_endpoint"] = rdzv_endpoint or (f"{master_addr}:{use_port}" * is_static)
+        config["rdzv_endpoint"] = rdzv_endpoint or (
+            f"{master_addr}:{use_port}" if is_static else ""
+        )
     _run_ranks(function, args, run, config, node_rank, log_line_prefix_template)
 
 
@@ -178,7 +175,7 @@ def _here(port: int | str) -> dict[str, str]:
 def _check_process(num_processes: int) -> None:
     where = "this process, which calls the launcher"
     if num_processes < 1:
-        raise WrongValue(
+        raise UsageError(
             f"num_processes is {num_processes}", where=where, fix="pass a number of at least 1"
         )
     if read_ranks() is not None or dist.is_initialized():

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from headway.checkpoint.saving import Prepared, agree, removed_on_failure, write_prepared
+from headway.checkpoint.tensors import own_part
 from headway.devices.table import kind_of
 from headway.distributed.meeting import meet
 from headway.distributed.world import before_leaving, group_timeout, is_alone, rank_and_size
@@ -154,17 +155,13 @@ def _copied(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
         own = torch.empty_like(
             tensor, device="cpu", pin_memory=is_pinned, memory_format=torch.contiguous_format
         )
-    _local(own).copy_(_local(tensor), non_blocking=True)
+    own_part(own).copy_(own_part(tensor), non_blocking=True)
     return own
 
 
 def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
     placements = tensor.placements if isinstance(tensor, DTensor) else ()
     return tensor.shape, tensor.dtype, placements
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _exit_with(code: int) -> None:

@@ -213,6 +213,13 @@ def _described(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this rank has."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 

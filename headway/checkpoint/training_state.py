@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from headway.checkpoint.layout import OPTIMIZER, OWN, SHARED, fits, require_layout
 from headway.checkpoint.loading import Like, Loaded
 from headway.checkpoint.saving import State, agree
+from headway.checkpoint.tensors import own_part
 from headway.checkpoint.values import encode
 from headway.contract.notes import say
 from headway.data.loader import PreparedDataLoader
@@ -409,14 +410,16 @@ class OwnOfRank:
         if training.has_own_optimizers and not training.world.is_main:
             own["optimizers"] = [one.state_dict() for one in training.optimizers]
         if training.accumulation.is_open and not is_alone():
-            own["gradients"] = [_own_part(one.grad) for one in _parameters(training)]
+            own["gradients"] = [
+                None if one.grad is None else own_part(one.grad) for one in _parameters(training)
+            ]
         return own
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError if a checkpoint does not fit; nothing changes."""
         models = self._training.inner_models
         if checkpoint.own is not None and "gradients" in checkpoint.own:
-            shapes = [_shape(_own_part(one)) for one in _parameters(self._training)]
+            shapes = [_shape(own_part(one)) for one in _parameters(self._training)]
             if not _have_shapes(checkpoint.own["gradients"], shapes):
                 raise checkpoint.misfit(
                     "the gradients are those of other models, or of another strategy"
@@ -667,11 +670,6 @@ def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor 
         pairs = zip(buffers, of_rank_0, strict=True)
         own.append([None if torch.equal(one, other) else one for one, other in pairs])
     return own
-
-
-def _own_part(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the part of a gradient that this rank has."""
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:

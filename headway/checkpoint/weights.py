@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from headway.checkpoint import files as saving
-from headway.errors import UsageError, WrongValue
+from headway.errors import UsageError
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 WEIGHTS_NAME = "pytorch_model.bin"
@@ -50,7 +50,7 @@ def save_weights(
         writes: whether this rank writes.
 
     Raises:
-        WrongValue: `max_shard_size` is no size.
+        UsageError: `max_shard_size` is no size.
         UsageError: `save_directory` is a file, or a tensor has no data (on the meta device).
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
@@ -83,7 +83,7 @@ def convert_file_size_to_int(size: int | str) -> int:
     """Return a size in bytes: that of 5000, "5KB" or "4.9KiB" is 5000, 5000 and 5017.
 
     Raises:
-        WrongValue: it is no such size.
+        UsageError: it is no such size.
 
     Examples:
         >>> from headway.utils import convert_file_size_to_int
@@ -94,7 +94,7 @@ def convert_file_size_to_int(size: int | str) -> int:
         return size
     found = _SIZE.fullmatch(str(size))
     if found is None or found[2].upper() not in _UNITS:
-        raise WrongValue(
+        raise UsageError(
             f"{size!r} is not a size in bytes",
             where="max_shard_size",
             fix='pass a whole number of bytes, or a text such as "5GB" or "500MiB"',

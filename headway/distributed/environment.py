@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headway.contract.run import YES
-from headway.errors import WrongValue
+from headway.errors import UsageError
 
 _NO = ("0", "false", "f", "no", "n", "off")  # as in Accelerate
 
@@ -20,7 +20,7 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
         to_bool: return True or False instead of 1 or 0.
 
     Raises:
-        WrongValue: it means neither.
+        UsageError: it means neither.
 
     Examples:
         >>> from headway.utils import str_to_bool
@@ -29,7 +29,7 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
     """
     lowered = value.lower()
     if lowered not in (*YES, *_NO):
-        raise WrongValue(
+        raise UsageError(
             f"{value!r} means neither yes nor no",
             where="str_to_bool(...)",
             fix=f"use one of {', '.join((*YES, *_NO))}",
@@ -41,7 +41,7 @@ def parse_flag_from_env(key: str, default: bool = False) -> bool:
     """Return whether the variable `key` means yes; `default` where it is not set.
 
     Raises:
-        WrongValue: it means neither yes nor no.
+        UsageError: it means neither yes nor no.
 
     Examples:
         >>> from headway.utils import parse_flag_from_env, patch_environment

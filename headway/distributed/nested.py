@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headway.errors import WrongType, WrongValue
+from headway.errors import UsageError, WrongType
 
 
 def send_to_device(
@@ -313,7 +313,7 @@ def find_batch_size(data: Any) -> int:
 
     Raises:
         WrongType: the first leaf is no tensor.
-        WrongValue: there is no leaf.
+        UsageError: there is no leaf.
 
     Examples:
         >>> import torch
@@ -323,7 +323,7 @@ def find_batch_size(data: Any) -> int:
     """
     if isinstance(data, (tuple, list, Mapping)):
         if not data:
-            raise WrongValue(
+            raise UsageError(
                 f"an empty {type(data).__name__} has no batch size",
                 where="find_batch_size(...)",
                 fix="pass a batch with at least one tensor",
@@ -349,7 +349,7 @@ def ignorant_find_batch_size(data: Any) -> int | None:
     """
     try:
         return find_batch_size(data)
-    except (WrongType, WrongValue):
+    except UsageError:
         return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway.contract.run import Ranks, read_ranks
-from headway.errors import UsageError, WrongValue
+from headway.errors import UsageError
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
@@ -15,7 +15,7 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
         main_process_only: False shows the bar of every rank.
 
     Raises:
-        WrongValue: the first argument is True or False, as in old versions of Accelerate.
+        UsageError: the first argument is True or False, as in old versions of Accelerate.
         UsageError: tqdm is not installed.
 
     Examples:
@@ -24,7 +24,7 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
         6
     """
     if args and isinstance(args[0], bool):
-        raise WrongValue(
+        raise UsageError(
             f"tqdm() got {args[0]} in place of what to iterate over",
             where="the script's tqdm(...)",
             fix=f"pass main_process_only={args[0]}",

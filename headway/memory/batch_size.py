@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeVar, overload
 
-from headway.errors import OutOfMemory, WrongType, WrongValue
+from headway.errors import OutOfMemory, UsageError, WrongType
 from headway.memory.device import clear_device_cache
 from headway.memory.oom import retry_on_all_ranks
 
@@ -63,7 +63,7 @@ def find_executable_batch_size(
 
     Raises:
         OutOfMemory: the size has fallen to 0.
-        WrongValue: the next size is no smaller than the one before.
+        UsageError: the next size is no smaller than the one before.
         WrongType: the decorated function was given the batch size, too, or does not take it.
 
     Examples:
@@ -109,7 +109,7 @@ def find_executable_batch_size(
 
 def _check_falls(before: int, size: int) -> None:
     if size >= before:
-        raise WrongValue(
+        raise UsageError(
             f"the batch size that follows {before}, for which memory ran out, is {size}",
             where="the script's find_executable_batch_size(...)",
             fix="pass a factor below 1, or a reduce_batch_size_fn whose sizes fall",

@@ -20,7 +20,7 @@ from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.secrets import MASK, masked, masked_value
-from headway.errors import ConfigError, WrongValue
+from headway.errors import ConfigError, UsageError
 from headway.settings.profile import VERSION, compose, parse_profile
 from headway.settings.profile_files import MAX_BYTES, chmod_fix, choose_profile, read_text, shown
 from headway.settings.setting import Raw
@@ -328,7 +328,7 @@ def write_basic_config(
         The file; False where there was one already, which stays as it is.
 
     Raises:
-        WrongValue: there is no such precision.
+        UsageError: there is no such precision.
         ConfigError: the file cannot be written.
 
     Examples:
@@ -337,7 +337,7 @@ def write_basic_config(
         'headway.yaml'
     """
     if mixed_precision.lower() not in PRECISIONS:
-        raise WrongValue(
+        raise UsageError(
             f"mixed_precision is {mixed_precision!r}, not one of {', '.join(PRECISIONS)}",
             where="the script's write_basic_config(...)",
             fix="pass mixed_precision='bf16', or another of them",

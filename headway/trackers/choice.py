@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from headway.errors import UsageError, WrongValue, did_you_mean
+from headway.errors import UsageError, did_you_mean
 from headway.trackers.tracker import GeneralTracker
 
 CALL = "the script's Accelerator(log_with=...)"
@@ -105,7 +105,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     Warns of another class of that name, in whose place it comes.
 
     Raises:
-        WrongValue: it is no GeneralTracker with `name` and `requires_logging_directory`.
+        UsageError: it is no GeneralTracker with `name` and `requires_logging_directory`.
 
     Examples:
         >>> from headway import Accelerator
@@ -124,7 +124,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
         or not getattr(tracker_class, "name", None)
         or not hasattr(tracker_class, "requires_logging_directory")
     ):
-        raise WrongValue(
+        raise UsageError(
             f"{tracker_class!r} cannot be registered as a tracker",
             where="the script's register_tracker_class(...)",
             fix="pass a subclass of GeneralTracker with name and requires_logging_directory",
@@ -195,7 +195,7 @@ def _checked(wanted: Any) -> Chosen:
     return name
 
 
-def _unknown(wanted: Any) -> WrongValue:
+def _unknown(wanted: Any) -> UsageError:
     own = "pass an instance of a GeneralTracker of your own"
     if wanted in list(LoggerType):
         what, fix = f"Headway has no adapter for {str(wanted)!r}", f"{own}, or log_with='jsonl'"
@@ -204,7 +204,7 @@ def _unknown(wanted: Any) -> WrongValue:
         what = f"log_with is {wanted!r}, which is not a tracker"
         hint = f"did you mean {guess!r}? " if guess else ""
         fix = f"{hint}use one of {_listed(LOGGER_TYPE_TO_CLASS)}, 'all', or {own}"
-    return WrongValue(what, where=CALL, fix=fix)
+    return UsageError(what, where=CALL, fix=fix)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -255,7 +255,7 @@ def _folder(
 ) -> str | os.PathLike[str]:
     folder = logging_dir or kind.default_logging_directory
     if folder is None:
-        raise WrongValue(
+        raise UsageError(
             f"log_with={kind.name!r} needs a folder for its files",
             where=CALL,
             fix='pass project_dir, such as Accelerator(log_with=..., project_dir="runs")',

@@ -12,7 +12,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from headway.devices.table import MPS
-from headway.errors import WrongValue
+from headway.errors import UsageError
 from headway.machine.detection import detect_machine
 
 _OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -34,7 +34,7 @@ def compare_versions(library_or_version: object, operation: str, requirement_ver
         requirement_version: the other version.
 
     Raises:
-        WrongValue: another operation.
+        UsageError: another operation.
         importlib.metadata.PackageNotFoundError: there is no such distribution.
 
     Examples:
@@ -43,7 +43,7 @@ def compare_versions(library_or_version: object, operation: str, requirement_ver
         True
     """
     if operation not in _OPERATIONS:
-        raise WrongValue(
+        raise UsageError(
             f"operation is {operation!r}, not one of {', '.join(_OPERATIONS)}",
             where="compare_versions(...)",
             fix="pass '>=' or another of them",

@@ -11,7 +11,7 @@ import torch
 from headway.data.position import samples_in
 from headway.distributed.collectives import any_rank, reduce
 from headway.distributed.nested import for_each_part
-from headway.errors import OutOfMemory, UsageError, WrongValue
+from headway.errors import OutOfMemory, UsageError
 from headway.memory.device import clear_device_cache
 from headway.memory.oom import is_out_of_memory
 from headway.strategies.strategy import Strategy
@@ -55,7 +55,7 @@ class MicroBatches:
 
         Raises:
             OutOfMemory: memory runs out with parts of `min_size` samples, too.
-            WrongValue: a size is below 1, or the batch has no samples.
+            UsageError: a size is below 1, or the batch has no samples.
         """
         samples = samples_in(batch)
         _check_sizes(samples, max_size, min_size)
@@ -138,13 +138,13 @@ class _Lost(Exception):
 
 
 def _check_sizes(samples: int, max_size: int | None, min_size: int) -> None:
-    """Raise WrongValue for sizes that no part can have."""
+    """Raise UsageError for sizes that no part can have."""
     where = "the script's accelerator.micro_batches(...)"
     for name, size in {"max_size": max_size, "min_size": min_size}.items():
         if size is not None and size < 1:
-            raise WrongValue(f"{name} is {size}", where=where, fix="pass a number of at least 1")
+            raise UsageError(f"{name} is {size}", where=where, fix="pass a number of at least 1")
     if not samples:
-        raise WrongValue(
+        raise UsageError(
             "the batch has no tensor with samples in dimension 0",
             where=where,
             fix="pass tensors of shape [samples, ...], alone or nested, with at least one sample",

@@ -148,7 +148,7 @@ class Steps:
 
         Raises:
             OutOfMemory: memory runs out with parts of `min_size` samples, too.
-            WrongValue: a size is below 1, or the batch has no samples.
+            UsageError: a size is below 1, or the batch has no samples.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, auto_micro_batch=True)

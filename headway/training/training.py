@@ -12,7 +12,7 @@ import torch
 
 from headway.data.loader import PreparedDataLoader
 from headway.distributed.world import World
-from headway.errors import UsageError, WrongValue
+from headway.errors import UsageError
 from headway.memory.device import clear_device_cache
 from headway.plugins.handlers import check_steps
 from headway.precision.precision import Precision
@@ -93,12 +93,12 @@ class Training:
         """Return a training of these prepared objects alone, with all else of this one.
 
         Raises:
-            WrongValue: one has not been prepared.
+            UsageError: one has not been prepared.
         """
         other = copy(self)
         for one in objects:
             if self.find(one) is None:
-                raise WrongValue(
+                raise UsageError(
                     f"a {type(one).__name__} has not been prepared",
                     where="the script's call that saves or loads it",
                     fix="give it to prepare() first",

@@ -119,7 +119,7 @@ class Weights:
                 torch.save.
 
         Raises:
-            WrongValue: `max_shard_size` is no size.
+            UsageError: `max_shard_size` is no size.
             UsageError: `save_directory` is a file, or a weight has no data (on the meta device).
 
         Examples:

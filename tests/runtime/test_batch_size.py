@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.errors import OutOfMemory, WrongType, WrongValue
+from headway.errors import OutOfMemory, UsageError, WrongType
 from headway.utils import find_executable_batch_size
 
 ERRORS = (
@@ -89,7 +89,7 @@ def test_sizes_that_do_not_fall_are_refused(options: dict[str, Any]) -> None:
         attempts.append(batch_size)
         raise ERRORS[0] if len(attempts) < 3 else AssertionError
 
-    with pytest.raises(WrongValue):
+    with pytest.raises(UsageError):
         train()
 
 

@@ -11,7 +11,7 @@ import torch
 
 from headway import Accelerator
 from headway.checkpoint import files as saving
-from headway.errors import UsageError, WrongValue
+from headway.errors import UsageError
 from headway.utils import convert_file_size_to_int
 
 
@@ -103,7 +103,7 @@ def test_sizes_are_those_of_accelerate_and_others_are_refused() -> None:
     for size in (7, "1KB", "5MB", "2.5GB", "3KiB", "1MiB", "1GIB"):
         assert convert_file_size_to_int(size) == modeling.convert_file_size_to_int(size)
     for size in (-1, "5", "MB", "5 bananas"):
-        with pytest.raises(WrongValue):
+        with pytest.raises(UsageError):
             convert_file_size_to_int(size)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.compat.forwarding import forward
 from headway.distributed.meeting import meet
-from headway.errors import WrongValue
+from headway.errors import UsageError
 
 if TYPE_CHECKING:
     from headway.checkpoint.training_state import Checkpoint
@@ -171,7 +171,7 @@ def _named(folder: Folder, name: str) -> Path:
 
 def _require_dcp(use_dcp: bool) -> None:
     if not use_dcp:
-        raise WrongValue(
+        raise UsageError(
             "use_dcp is False",
             where="the script's call that saves or loads a sharded model or optimizer",
             fix="leave it out: each rank writes its own part in any case",
