@@ -114,7 +114,7 @@ def warm_pythons(compile_cache: None, own_signals: None) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         forget_steering(patch)  # as each test does
-        with warm_python(), warm_python(OMP_NUM_THREADS="1"):
+        with warm_python(of_launches=True), warm_python(), warm_python(OMP_NUM_THREADS="1"):
             yield
 
 

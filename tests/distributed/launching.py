@@ -25,12 +25,12 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def warm_python(**variables: str) -> Iterator[None]:
+def warm_python(*, of_launches: bool = False, **variables: str) -> Iterator[None]:
     """Have a process with torch in memory, and these variables, which forks what is started."""
     if sys.platform != "linux":  # elsewhere no process can adopt another
         yield
         return
-    python = WarmPython(environment(**variables))
+    python = WarmPython(environment(**variables), of_launches=of_launches)
     _warm_pythons.append(python)
     try:
         yield
@@ -69,7 +69,7 @@ def run(
 def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
     """Start a Python program, forked where that is the same; see warm_start.py."""
     for python in _warm_pythons:
-        if python.can_start(options):
+        if python.can_start(command, options):
             return WarmPopen(python, command, **options)
     process: subprocess.Popen[str] = subprocess.Popen(command, **options)
     return process

@@ -1,32 +1,40 @@
 """Starts Python programs from a process that has imported torch: half the CPU time of a launch.
 
 The warm process forks. What it starts has the parent, process group, streams, variables, working
-directory, arguments and signal handlers of a program that is executed; of a launch, the fork server
-and the ranks start as always. What Python and torch settle when they start is the warm process's:
-programs with other variables for them are executed, and so are those with options of Popen that a
-fork cannot have.
+directory, arguments and signal handlers of a program that is executed. What Python and torch settle
+when they start is the warm process's: programs with other variables for them are executed, and so
+are those with options of Popen that a fork cannot have.
+
+A launch of several ranks gets another fork beside it, its child, which becomes the fork server when
+the launcher starts one. The ranks start as always.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
-from headway.launcher.processes.server import _reopen_streams
-from headway.launcher.rank.preloaded import READ_AT_IMPORT
+from headway.launcher.processes import server, starter
+from headway.launcher.rank import preloaded
 
-_READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TORCH", *READ_AT_IMPORT)
+_READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TORCH", *preloaded.READ_AT_IMPORT)
 _POSSIBLE = {"env", "cwd", "stdin", "stdout", "stderr", "text"}  # options of Popen
 _LONGEST = 2**17  # of a request
+_ROOM = "-" * 200  # in the command line, which titles of forks overwrite
+_SET_BY_LAUNCH = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_FR_BUFFER_SIZE": "2000"}
+"""What a launch of several ranks on the CPU sets for its fork server."""
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -35,12 +43,16 @@ class WarmPython:
 
     Args:
         environ: its variables; those that Python and torch read at their start hold for its forks.
+        of_launches: it forks launches of several ranks, and their fork servers, and nothing else.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], *, of_launches: bool = False) -> None:
+        self._of_launches = of_launches
+        if of_launches:
+            environ = {**environ, **_SET_BY_LAUNCH}
         self._settled = _read_at_start(environ)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        command = [sys.executable, "-m", __name__, str(theirs.fileno()), _ROOM]
         with theirs:
             self._process = subprocess.Popen(
                 command,
@@ -50,10 +62,14 @@ class WarmPython:
                 pass_fds=[theirs.fileno()],
             )
 
-    def can_start(self, options: Mapping[str, Any]) -> bool:
-        """Return whether a fork is the same as a Popen with these options."""
-        is_possible = options.keys() <= _POSSIBLE
-        return is_possible and _read_at_start(options["env"]) == self._settled
+    def can_start(self, command: Sequence[str], options: Mapping[str, Any]) -> bool:
+        """Return whether a fork is the same as a Popen with these words and options."""
+        environ = options["env"]
+        if self._of_launches:
+            if not _has_several_ranks(command):
+                return False
+            environ = {**_SET_BY_LAUNCH, **environ}
+        return options.keys() <= _POSSIBLE and _read_at_start(environ) == self._settled
 
     def fork(
         self, command: Sequence[str], cwd: str | None, env: Mapping[str, str], fds: Sequence[int]
@@ -94,6 +110,62 @@ class WarmPopen(subprocess.Popen[str]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
+class _ServerPopen(subprocess.Popen[bytes]):
+    """The Popen of a launcher, whose fork server is a child that it has already."""
+
+    reserved: socket.socket  # whose other end waits in that child
+    pid_of_reserved = 0  # 0: there is none any more
+
+    def _execute_child(self, command: Sequence[str], *details: Any) -> None:
+        (passed,), cwd, env, pipes = details[3], details[4], details[5], details[9:15]
+        cls = type(self)
+        if not cls.pid_of_reserved or _read_at_start(env) != _read_at_start(_environ_of_fork):
+            super()._execute_child(command, *details)  # type: ignore[misc]
+            return
+        self.pid, cls.pid_of_reserved = cls.pid_of_reserved, 0
+        ignored = [one for one in signal.valid_signals() if signal.getsignal(one) == signal.SIG_IGN]
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        folder = os.path.abspath(cwd or "")
+        request = json.dumps([[*command], folder, dict(env), passed, ignored, [*blocked]]).encode()
+        with cls.reserved:
+            socket.send_fds(cls.reserved, [request], [pipes[0], 1, 2, passed])
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+_environ_of_fork: dict[str, str] = {}  # of this process's warm Python
+
+
+def reserve_server() -> bool:
+    """Fork the later fork server of this launcher; return in it, once it is one, with True."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = _fork()
+    if pid != 0:
+        theirs.close()
+        _ServerPopen.reserved, _ServerPopen.pid_of_reserved = ours, pid
+        starter.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
+            Popen=_ServerPopen, DEVNULL=subprocess.DEVNULL
+        )
+        return False
+    os.setsid()
+    ours.close()
+    request, fds, _, _ = socket.recv_fds(theirs, _LONGEST, 4)
+    if not request:  # the launcher has ended, or is another program now
+        os._exit(0)
+    theirs.close()
+    command, cwd, env, passed, ignored, blocked = json.loads(request)
+    _become(cwd, env, fds[:3])
+    if fds[3] != passed:
+        os.dup2(fds[3], passed)
+        os.close(fds[3])
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    sys.orig_argv[:] = command
+    sys.argv = ["-c", *command[command.index("-c") + 2 :]]
+    return True
+
+
 def serve(requests: socket.socket) -> list[str]:
     """Fork until the socket's other end is closed; return in a fork, with its command line."""
     while True:
@@ -110,14 +182,18 @@ def serve(requests: socket.socket) -> list[str]:
             os.close(fd)
 
 
+def _fork() -> int:
+    with warnings.catch_warnings():  # of OpenBLAS's idle threads, which survive a fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def _fork_orphan() -> bool:
     """Fork a process, which another adopts because its parent ends; return whether it is this."""
     reading, writing = os.pipe()
-    with warnings.catch_warnings():  # of OpenBLAS's idle threads, which survive a fork
-        warnings.simplefilter("ignore", DeprecationWarning)
-        parent = os.fork()
-        if parent == 0 and os.fork() != 0:
-            os._exit(0)
+    parent = _fork()
+    if parent == 0 and _fork() != 0:
+        os._exit(0)
     if parent != 0:
         os.waitpid(parent, 0)
     os.close(writing)
@@ -135,7 +211,8 @@ def _become(cwd: str, env: Mapping[str, str], fds: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    _reopen_streams()
+    sys.stdout.reconfigure(write_through=bool(env.get("PYTHONUNBUFFERED")))  # type: ignore[union-attr]
+    server._reopen_streams()
 
 
 def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
@@ -166,13 +243,62 @@ def _run(command: Sequence[str]) -> None:
         runpy.run_path(command[1], run_name="__main__")
 
 
+def _skip_destructors() -> None:
+    """Let forks end without the destructors of torch's libraries, which take 0.2 s; on glibc.
+
+    What is registered later, and Python's own end, comes before. Source: exit(3), on_exit(3).
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
+        getattr(libc, "__cxa_atexit")(libc.fflush, None, None)  # noqa: B009
+
+
+def _has_several_ranks(command: Sequence[str]) -> bool:
+    words = [*command]
+    if words[1:4] != ["-m", "headway", "launch"] or "--num-processes" not in words:
+        return False
+    return words[words.index("--num-processes") + 1] != "1"
+
+
+def _serve_ranks(usual_modules: Collection[str], filters: list[Any]) -> None:
+    """Run a fork server as Python runs its command, but for the import of torch."""
+    from_torch = {**preloaded._filters}
+    for name in [*sys.modules]:
+        if name not in usual_modules or name.startswith(("headway", "tests")):
+            del sys.modules[name]
+    warnings.resetwarnings()
+    warnings.filters[:] = filters
+    from headway.launcher.processes import server
+    from headway.launcher.rank import preloaded as anew
+
+    anew._filters.update(from_torch)
+    server._warm_up = lambda: None
+    server.main()
+
+
 def main() -> None:
     """Serve; in a fork, run its command line."""
+    filters = [*warnings.filters]
+    with preloaded.recorded_filters():
+        import torch.distributed
+    usual_modules = [*sys.modules]
+    for package in ("numpy", "torch"):  # as they are where no fork server hides the import
+        preloaded._set_filters(preloaded._filters[package])
+
     import torch.distributed.elastic.agent.server.local_elastic_agent
     import torch.distributed.elastic.rendezvous
 
     assert torch
-    _run(serve(socket.socket(fileno=int(sys.argv[1]))))
+    gc.collect()
+    gc.freeze()  # as a fork server does
+    _skip_destructors()
+    _environ_of_fork.update(os.environ)
+    command = serve(socket.socket(fileno=int(sys.argv[1])))
+    if _has_several_ranks(command) and reserve_server():
+        _serve_ranks(usual_modules, filters)
+    else:
+        _run(command)
 
 
 if __name__ == "__main__":
