@@ -143,7 +143,7 @@ def reserve_server() -> bool:
     if pid != 0:
         theirs.close()
         _ServerPopen.reserved, _ServerPopen.pid_of_reserved = ours, pid
-        starter.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
+        vars(starter)["subprocess"] = SimpleNamespace(
             Popen=_ServerPopen, DEVNULL=subprocess.DEVNULL
         )
         return False
@@ -251,7 +251,7 @@ def _skip_destructors() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):
         libc.on_exit(libc._exit, None)
-        getattr(libc, "__cxa_atexit")(libc.fflush, None, None)  # noqa: B009
+        libc.__cxa_atexit(libc.fflush, None, None)
 
 
 def _has_several_ranks(command: Sequence[str]) -> bool:
@@ -268,7 +268,7 @@ def _serve_ranks(usual_modules: Collection[str], filters: list[Any]) -> None:
         if name not in usual_modules or name.startswith(("headway", "tests")):
             del sys.modules[name]
     warnings.resetwarnings()
-    warnings.filters[:] = filters
+    warnings.filters[:] = filters  # type: ignore[index]
     from headway.launcher.processes import server
     from headway.launcher.rank import preloaded as anew
 
