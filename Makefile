@@ -23,7 +23,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(COVERAGE) $(RANK_TESTS:%=--ignore %)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(RANK_TESTS)
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(RANK_TESTS)
 
 other-pythons: $(VENV)/.test
 	$(BIN)/python tests/other_pythons.py

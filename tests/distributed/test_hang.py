@@ -401,6 +401,7 @@ for step, batch in enumerate(data):
     assert f"in step 4 (backward), at {number}" in done.stderr
 
 
+@pytest.mark.usefixtures("executed_starts")
 def test_a_segmentation_fault_shows_its_stack() -> None:
     text = "import ctypes, os\nif os.environ['RANK'] == '1':\n    ctypes.string_at(0)  # crash\n"
     done = launch("--cpu", "--num-processes", "2", script(text, "train.py"))

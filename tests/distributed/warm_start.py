@@ -23,6 +23,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,9 +211,22 @@ def _become(cwd: str, env: Mapping[str, str], fds: Sequence[int]) -> None:
         os.close(fd)
     os.environ.clear()
     os.environ.update(env)
+    _show_environ(env)
     os.chdir(cwd)
     sys.stdout.reconfigure(write_through=bool(env.get("PYTHONUNBUFFERED")))  # type: ignore[union-attr]
     server._reopen_streams()
+
+
+def _show_environ(env: Mapping[str, str]) -> None:
+    """Let the system show these variables of this process, as far as there is room for them.
+
+    Source: proc(5), /proc/pid/stat fields 50 and 51 (env_start, env_end).
+    """
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    home_first = sorted(env.items(), key=lambda one: one[0] != "HOME")
+    text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in home_first)
+    ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)
 
 
 def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
