@@ -104,7 +104,7 @@ def _of_another_runtime(settings: Settings, program: Program) -> list[str]:
 def _of_unjoined_libraries(
     settings: Settings, program: Program, supervised: str | None, in_process: bool
 ) -> list[str]:
-    """Say how a library is joined that only a module of the script imports, if it is wanted."""
+    """Say how a library is joined that only an installed module imports, if it is wanted."""
     wanted = [name for name in ("resume", "time_limit") if settings.values[name].value is not None]
     why = why_not_joined(settings, program, supervised, in_process)
     if not (wanted and why and program.imports):
