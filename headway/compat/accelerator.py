@@ -34,7 +34,7 @@ class _Preparer(Preparer):
             super().make_loader(loader, device)
             return
         strategy, data = self.training.strategy, self.data
-        prepared = prepare_data_loader(
+        prepared: Any = prepare_data_loader(
             plain,
             device,
             num_processes=strategy.data_size,
@@ -48,6 +48,7 @@ class _Preparer(Preparer):
             data_seed=data.data_seed,
             non_blocking=data.non_blocking,
         )
+        prepared.use_stateful_dataloader = data.use_stateful_dataloader
         self.training.remember(loader, prepared)
 
     def make_scheduler(self, scheduler: Any, _: torch.device | None) -> None:

@@ -205,6 +205,7 @@ def test_torchdatas_loader_is_prepared_and_its_place_saved(
         torch.manual_seed(1)
         accelerator = make(cpu=True, dataloader_config=config)
         loader = accelerator.prepare(stateful(range(24), batch_size=4, shuffle=True))
+        assert isinstance(loader, stateful) == (make is Accelerator), "as scripts ask it"
         return accelerator, loader, iter(loader)
 
     accelerator, loader, batches = begun()
