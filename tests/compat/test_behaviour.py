@@ -104,6 +104,12 @@ def test_errors_are_also_of_the_class_that_accelerate_raises(
         call(Accelerator(cpu=True))
 
 
+def test_all_objects_that_cannot_be_registered_are_named_by_their_number() -> None:
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(ValueError, match=r"index 0 \(Tensor\), Item at index 2 \(int\): no"):
+        accelerator.register_for_checkpointing(torch.ones(1), torch.nn.Linear(1, 1), 1)
+
+
 def test_a_script_may_say_itself_when_gradients_are_due() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     for owner in (accelerator, accelerator.gradient_state):
