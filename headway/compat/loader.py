@@ -23,9 +23,9 @@ class AcceleratedDataLoader(PreparedDataLoader):
     A pass counts once it has come to its end; one without its first batches is not counted by the
     loader that it was made of.
 
-    With `use_stateful_dataloader` it is a StatefulDataLoader of torchdata by `isinstance`, where that
-    is installed: it has its methods. The loader that is read is one as well, and gives its state,
-    unless an Accelerator has prepared this one, which then keeps its place itself.
+    With `use_stateful_dataloader` it is a StatefulDataLoader of torchdata by `isinstance`, where
+    that is installed: it has its methods. The loader that is read is one as well, and gives its
+    state, unless an Accelerator has prepared this one, which then keeps its place itself.
 
     Args:
         arguments: of the loader that is read.
