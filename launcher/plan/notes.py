@@ -26,6 +26,7 @@ def notes(
     return [
         *_without_effect(settings, program, supervised),
         *_of_another_runtime(settings, program),
+        *_of_a_trainer(settings, program),
         *_of_unjoined_libraries(settings, program, supervised, in_process),
         *(_about_gpus(settings, machine) if kind_of(settings.device).is_numbered else []),
         *_unused_gpus(settings, machine),
@@ -98,6 +99,17 @@ def _of_another_runtime(settings: Settings, program: Program) -> list[str]:
         f"{values} {hold} for models that headway.Accelerator prepares; {program.name} trains with"
         f" {program.imports}, without Headway, unless a module that it imports makes an Accelerator"
         f" ({settings.where(*names)})"
+    ]
+
+
+def _of_a_trainer(settings: Settings, program: Program) -> list[str]:
+    """Name what Accelerate obeys, and transformers' Trainer has an argument of its own for."""
+    steps = settings.gradient_accumulation_steps
+    if steps == 1 or not (program.libraries and keeps_accelerate(settings, program)):
+        return []
+    return [
+        f"gradient_accumulation_steps {steps} holds for an Accelerator of the script; a Trainer"
+        f" takes its own argument of that name ({settings.where('gradient_accumulation_steps')})"
     ]
 
 
