@@ -31,7 +31,14 @@ from headway.distributed.rng import generator_states, set_generator_states
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 from headway.libraries.folders import LIGHTNING, Saved, lightning_checkpoints, lightning_fault
-from headway.libraries.resuming import Checkpoints, Start, select_start, tell_start, write_record
+from headway.libraries.resuming import (
+    Checkpoints,
+    Start,
+    note_stop,
+    select_start,
+    tell_start,
+    write_record,
+)
 from headway.libraries.stopping import Stopping
 
 _OWN = "headway-step="  # the beginning of the names of our checkpoints
@@ -310,11 +317,10 @@ class _Fit:
 
     def _leave(self) -> NoReturn:
         path = self._save()
-        if self._trainer.is_global_zero and self.stopping.is_to_be_run_again:
-            stopped = self._training._replace(stopped_by=str(self.stopping.request))
-            write_record(self._folder, stopped)
+        is_writer, request = self._trainer.is_global_zero, self.stopping.request
+        is_noted = is_writer and note_stop(self._folder, self._training, request)
         self.stopping.meet()  # until all is written
-        self.stopping.leave(self._trainer.global_step, str(path))
+        self.stopping.leave(self._trainer.global_step, str(path), is_noted=is_noted)
 
 
 def _inner_sampler(loader: Any) -> Any:
