@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from headway.commands.flags import Parsed
@@ -15,7 +16,7 @@ from headway.settings.profile_files import chmod_fix
 
 _WHERE = "the command line"
 _HEAD_BYTES = 512
-_SCRIPT_BYTES = 2**20
+_SCRIPT_BYTES, _MAX_MODULES = 2**20, 50  # that are looked at
 _MAIN = "__main__.py"
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish")
 _EXECUTABLES = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # of Linux and macOS
@@ -62,9 +63,10 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
         ConfigError: no program is given, it cannot be read, or Python cannot run it.
     """
     if parsed.module is not None:
-        package = parsed.module.partition(".")[0]
-        libraries = tuple(name for name in LIBRARIES if name == package)
-        return Program(parsed.module, tuple(rest), "module", libraries=libraries)
+        package, here = parsed.module.partition(".")[0], Path()
+        files = [*_files_of(parsed.module, here, here), here.joinpath(package, _MAIN)]
+        imported = {package}.union(*map(_packages_in, _texts_of(files, here)))
+        return Program(parsed.module, tuple(rest), "module", libraries=_libraries(imported))
     if not rest:
         raise ConfigError("no script given", where=_WHERE, fix="headway launch train.py")
     name, *args = rest
@@ -83,27 +85,77 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
 
 
 def _with_imports(program: Program) -> Program:
-    """Return the program with what its script's own text imports."""
-    with open(program.name, "rb") as opened:
-        text = opened.read(_SCRIPT_BYTES)
-    imported = _imported_in(text)
+    """Return the program with what its script imports: by its text, and its own modules' texts.
+
+    A launch of one process is plain Python, unless a library is joined in it; so this is known
+    without an import.
+    """
+    script = Path(program.name)
+    texts = _texts_of([script], script.parent)
+    own, *others = map(_packages_in, texts)
     runtimes = (*(name.partition(".")[0] for name in RUNTIMES), "torch")
-    runtime = next((name for name in runtimes if name in imported), "")
+    runtime = next((name for name in runtimes if name in own), "")
     return program._replace(
-        imports="" if b"headway" in text else runtime,
-        libraries=tuple(name for name in LIBRARIES if name in imported),
+        imports="" if any(b"headway" in text for text in texts) else runtime,
+        libraries=_libraries(own.union(*others)),
     )
 
 
+def _libraries(imported: set[str]) -> tuple[str, ...]:
+    return tuple(name for name in LIBRARIES if name in imported)
+
+
+def _packages_in(text: bytes) -> set[str]:
+    return {name.partition(".")[0] for name in _imported_in(text)}
+
+
+def _texts_of(files: list[Path], folder: Path) -> list[bytes]:
+    """Return the texts of files, and of the modules below a folder that they come to import."""
+    texts = []
+    for file in files:  # which grows
+        texts.append(_text_in(file))
+        for name in _imported_in(texts[-1]):
+            found = [one for one in _files_of(name, folder, file.parent) if one not in files]
+            files += found if len(files) < _MAX_MODULES else []
+    return texts
+
+
+def _text_in(file: Path) -> bytes:
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(_SCRIPT_BYTES)
+    except OSError:  # Python will say so
+        return b""
+
+
 def _imported_in(text: bytes) -> set[str]:
-    """Return the packages that the lines of a script import, as far as they show."""
+    """Return the modules that the lines of a script import, as far as they show."""
     imported = set()
     for word, _, rest in (line.strip().partition(b" ") for line in text.splitlines()):
         if word in (b"import", b"from"):
-            modules = rest.partition(b";")[0].split(b",") if word == b"import" else [rest]
-            names = [words[0] for words in map(bytes.split, modules) if words]
-            imported |= {name.partition(b".")[0].decode(errors="replace") for name in names}
+            source, _, names = rest.partition(b";")[0].replace(b"(", b"").rpartition(b"import ")
+            source = source.strip() if word == b"from" else b""
+            first = [words[0] for words in map(bytes.split, names.split(b",")) if words]
+            inner = [source + b"."[: not source.endswith(b".")] + one for one in first]
+            found = [source, *inner] if source else first
+            imported |= {name.decode(errors="replace") for name in found}
     return imported
+
+
+def _files_of(name: str, folder: Path, own: Path) -> Iterator[Path]:
+    """Yield the files below a script's folder that an import executes.
+
+    Args:
+        name: of the module, with dots before it where it is relative.
+        folder: that absolute names are looked up in.
+        own: that of the file with the import.
+    """
+    parts = name.lstrip(".").split(".")
+    depth = len(name) - len(".".join(parts))
+    place = folder if not depth else Path(own, *[".."] * (depth - 1))
+    for part in filter(str.isidentifier, parts):
+        place /= part
+        yield from filter(Path.is_file, (place.with_suffix(".py"), place / "__init__.py"))
 
 
 def _is_stream(script: str) -> bool:

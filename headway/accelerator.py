@@ -206,7 +206,8 @@ class Accelerator:
     ) -> None:
         given = SimpleNamespace(**locals())
         reject_unsupported(unsupported, vars(given))
-        connected = connect(self.part_types.accepted(given))
+        given = self.part_types.accepted(given)
+        connected = connect(given)
         training, project = connected.training, connected.project
         preparer = self.part_types.preparer(
             training,
@@ -216,7 +217,7 @@ class Accelerator:
             rng_types=rng_types,
             seed=seed,
         )
-        tracking = Tracking(connected.world.is_main, log_with, project)
+        tracking = Tracking(connected.world.is_main, given.log_with, project)
         checkpoints = Checkpointer(
             training,
             project,

@@ -289,19 +289,23 @@ class Checkpointer:
                 tuples and dicts of these, and `load_state_dict(state)`.
 
         Raises:
-            UsageError: one has no such methods; then none is registered.
+            UsageError: some have no such methods, and are named; then none is registered.
 
         Examples:
             >>> accelerator.register_for_checkpointing(torch.optim.swa_utils.AveragedModel(
             ...     torch.nn.Linear(2, 1)))
         """
-        for obj in objects:
-            if not all(hasattr(obj, name) for name in ("state_dict", "load_state_dict")):
-                raise UsageError(
-                    f"a {type(obj).__name__} has no state_dict() and load_state_dict()",
-                    where="the script's register_for_checkpointing(...)",
-                    fix="give its class these two methods",
-                )
+        without = [
+            f"Item at index {index} ({type(obj).__name__})"
+            for index, obj in enumerate(objects)
+            if not all(hasattr(obj, name) for name in ("state_dict", "load_state_dict"))
+        ]
+        if without:
+            raise UsageError(
+                f"{', '.join(without)}: no state_dict() and load_state_dict()",
+                where="the script's register_for_checkpointing(...)",
+                fix="give its class these two methods",
+            )
         self.training.registered.extend(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:

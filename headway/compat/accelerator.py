@@ -16,6 +16,7 @@ from headway.contract.notes import say
 from headway.data.sharding import as_plain, is_plain
 from headway.distributed.world import rank_and_size_without_group
 from headway.errors import UsageError
+from headway.trackers.choice import without_missing
 from headway.training.preparer import Preparer
 from headway.training.steps import Steps, Tensors
 
@@ -33,7 +34,7 @@ class _Preparer(Preparer):
             super().make_loader(loader, device)
             return
         strategy, data = self.training.strategy, self.data
-        prepared = prepare_data_loader(
+        prepared: Any = prepare_data_loader(
             plain,
             device,
             num_processes=strategy.data_size,
@@ -47,6 +48,7 @@ class _Preparer(Preparer):
             data_seed=data.data_seed,
             non_blocking=data.non_blocking,
         )
+        prepared.use_stateful_dataloader = data.use_stateful_dataloader
         self.training.remember(loader, prepared)
 
     def make_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
@@ -83,13 +85,18 @@ def _accepted(given: Any) -> Any:
                 where="the script's Accelerator(...) of headway.compat",
                 fix=f"use `from headway import Accelerator`, or remove {name}",
             )
+    given.log_with, missing = without_missing(given.log_with)
+    notes = [
+        f"{one} is not installed: nothing is logged to it, as in Accelerate" for one in missing
+    ]
     if given.split_batches:
         given.split_batches = False
-        if rank_and_size_without_group()[0] == 0:
-            say(
-                "note: split_batches=True has no effect, as in Accelerate; pass"
-                " dataloader_config=DataLoaderConfiguration(split_batches=True) to split batches"
-            )
+        notes.append(
+            "split_batches=True has no effect, as in Accelerate; pass"
+            " dataloader_config=DataLoaderConfiguration(split_batches=True) to split batches"
+        )
+    for note in notes if rank_and_size_without_group()[0] == 0 else ():
+        say(f"note: {note}")
     return given
 
 
@@ -102,6 +109,7 @@ class Accelerator(native.Accelerator):
     - Loaders fill the last round up to whole batches, see `headway.compat.data_loader`; only those
       with an `__iter__` of their own are shared out as by `headway.Accelerator`.
     - `split_batches=True` is for `DataLoaderConfiguration`: as an argument it has no effect.
+    - A tracker in `log_with` whose package is not installed is left out, with a note.
     - `reduce` adds up also with `reduction="none"`, and its `scale` has no effect.
     - After `load_state` a loader begins its epoch anew; `skip_first_batches` goes on in it, and so
       does the loader itself with `use_stateful_dataloader=True`.

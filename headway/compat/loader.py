@@ -23,8 +23,9 @@ class AcceleratedDataLoader(PreparedDataLoader):
     A pass counts once it has come to its end; one without its first batches is not counted by the
     loader that it was made of.
 
-    With `use_stateful_dataloader` the loader that is read is torchdata's StatefulDataLoader, where
-    that is installed: this one then has its state, and is one by `isinstance`.
+    With `use_stateful_dataloader` it is a StatefulDataLoader of torchdata by `isinstance`, where
+    that is installed: it has its methods. The loader that is read is one as well, and gives its
+    state, unless an Accelerator has prepared this one, which then keeps its place itself.
 
     Args:
         arguments: of the loader that is read.
@@ -42,11 +43,7 @@ class AcceleratedDataLoader(PreparedDataLoader):
         *,
         device: torch.device | None = None,
     ) -> None:
-        kind: type[DataLoader[Any]] = DataLoader
-        if config.use_stateful_dataloader and is_torchdata_stateful_dataloader_available():
-            from torchdata.stateful_dataloader import StatefulDataLoader
-
-            kind = StatefulDataLoader
+        kind = _stateful_class() if config.use_stateful_dataloader else DataLoader
         super().__init__(kind(**arguments), rank, num_ranks, config=config, device=device)
         self.use_stateful_dataloader = config.use_stateful_dataloader
         self.base_dataloader, self.gradient_state = self._original, GradientState()
@@ -54,7 +51,8 @@ class AcceleratedDataLoader(PreparedDataLoader):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        return type(self) if self._stream is not self._original else type(self._original)
+        is_stateful = vars(self).get("use_stateful_dataloader", False)
+        return _stateful_class() if is_stateful else type(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the passes stand; of a StatefulDataLoader in the form of torchdata."""
@@ -102,6 +100,16 @@ class AcceleratedDataLoader(PreparedDataLoader):
             yield batch
         is_counted = self.end_of_dataloader and not self._skipped  # not one without any batch
         self._passes.following = epoch + is_counted
+
+
+def _stateful_class() -> type[DataLoader[Any]]:
+    """Return torchdata's class of loaders that tell where they are; without torchdata torch's."""
+    if not is_torchdata_stateful_dataloader_available():
+        return DataLoader
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    found: type[DataLoader[Any]] = StatefulDataLoader
+    return found
 
 
 def get_sampler(dataloader: Any) -> Any:

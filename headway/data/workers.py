@@ -26,17 +26,20 @@ _CHECK_RANK_S = 5.0  # as torch's workers do between two batches
 _CAN_TELL_SENDERS = sys.platform == "linux"
 
 
-def with_lasting_workers(loader: Any) -> Any:
+def with_lasting_workers(loader: Any, *, will_save: bool = False) -> Any:
     """Return `loader`, whose workers outlive requests to stop if their rank saves then.
 
     Clusters send SIGTERM to every process of a job, and a terminal sends Ctrl-C to all of them: a
     rank could not complete its step without its workers.
+
+    Args:
+        will_save: the rank will, by the time that a request may come, though it does not yet.
     """
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return loader
     if isinstance(loader.worker_init_fn, LastingWorker):
         return loader
-    init = LastingWorker(loader.worker_init_fn)
+    init = LastingWorker(loader.worker_init_fn, will_save)
     if is_plain(loader):
         return changed(loader, worker_init_fn=init)
     loader.worker_init_fn = init  # a copy would not be the object that its __iter__ may change

@@ -11,7 +11,7 @@ import inspect
 import io
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -26,11 +26,19 @@ from headway.contract import signals
 from headway.contract.notes import say
 from headway.contract.records import report
 from headway.contract.run import Ranks, RunContract, read_ranks, read_run
+from headway.data.workers import with_lasting_workers
 from headway.distributed.rng import generator_states, set_generator_states
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 from headway.libraries.folders import LIGHTNING, Saved, lightning_checkpoints, lightning_fault
-from headway.libraries.resuming import Checkpoints, Start, select_start, tell_start, write_record
+from headway.libraries.resuming import (
+    Checkpoints,
+    Start,
+    note_stop,
+    select_start,
+    tell_start,
+    write_record,
+)
 from headway.libraries.stopping import Stopping
 
 _OWN = "headway-step="  # the beginning of the names of our checkpoints
@@ -45,6 +53,9 @@ def join(module: ModuleType) -> None:
     package = module.__name__.removesuffix(".trainer.trainer")
     # Lightning calls callbacks of this class last
     last: Any = importlib.import_module(f"{package}.callbacks").Checkpoint
+    seed_workers = importlib.import_module(
+        f"{package}.trainer.connectors.data_connector"
+    )._auto_add_worker_init_fn
     callback_class = type("HeadwayCheckpoint", (_Fit, last), {})
 
     @wraps(fit)
@@ -55,7 +66,11 @@ def join(module: ModuleType) -> None:
         if run is None or not is_joined or self.fast_dev_run or "://" in self.default_root_dir:
             return fit(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
-        with _joined(self, run, callback_class, bound.arguments.get("ckpt_path")) as checkpoint:
+        given = bound.arguments.get("ckpt_path")
+        with (
+            _joined(self, run, callback_class, given) as checkpoint,
+            _lasting_workers(self, seed_workers),
+        ):
             bound.arguments["ckpt_path"] = checkpoint
             return fit(*bound.args, **bound.kwargs)
 
@@ -74,6 +89,27 @@ def _joined(trainer: Any, run: RunContract, callback_class: Any, given: Any) -> 
         if callback in trainer.callbacks:
             trainer.callbacks.remove(callback)
         callback.stopping.release()
+
+
+@contextmanager
+def _lasting_workers(trainer: Any, seed_workers: Callable[[Any, int], None]) -> Iterator[None]:
+    """Let the workers of loaders serve until a rank that stops has saved.
+
+    Args:
+        seed_workers: what Lightning does afterwards, unless a loader has a `worker_init_fn`.
+    """
+    strategy, process = trainer.strategy, trainer.strategy.process_dataloader
+
+    def process_dataloader(loader: Any) -> Any:
+        loader = process(loader)
+        seed_workers(loader, trainer.global_rank)
+        return with_lasting_workers(loader, will_save=True)
+
+    strategy.process_dataloader = process_dataloader
+    try:
+        yield
+    finally:
+        del strategy.process_dataloader  # the instance's
 
 
 def _checkpoints(trainer: Any) -> Checkpoints:
@@ -281,11 +317,10 @@ class _Fit:
 
     def _leave(self) -> NoReturn:
         path = self._save()
-        if self._trainer.is_global_zero and self.stopping.is_to_be_run_again:
-            stopped = self._training._replace(stopped_by=str(self.stopping.request))
-            write_record(self._folder, stopped)
+        is_writer, request = self._trainer.is_global_zero, self.stopping.request
+        is_noted = is_writer and note_stop(self._folder, self._training, request)
         self.stopping.meet()  # until all is written
-        self.stopping.leave(self._trainer.global_step, str(path))
+        self.stopping.leave(self._trainer.global_step, str(path), is_noted=is_noted)
 
 
 def _inner_sampler(loader: Any) -> Any:

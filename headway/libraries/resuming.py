@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from headway.checkpoint.stopping import Request
 from headway.contract.notes import say, say_once
 from headway.contract.run import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
 from headway.contract.typed import parse, plain, read
@@ -103,6 +104,22 @@ def write_record(folder: Path, training: Training) -> Training:
         os.fsync(file.fileno())
     pending.replace(folder / RECORD)
     return training
+
+
+def note_stop(folder: Path, training: Training, request: Request) -> bool:
+    """Note what stops a training, so that it goes on when it is run again; not after Ctrl-C.
+
+    Returns:
+        Whether that is written: a disk may be full after the checkpoint.
+    """
+    if request is Request.SIGINT:
+        return False
+    try:
+        write_record(folder, training._replace(stopped_by=str(request)))
+    except OSError as error:
+        say(f"note: {folder / RECORD} cannot be written: {error.strerror}")
+        return False
+    return True
 
 
 def tell_start(library: str, start: Start) -> None:

@@ -51,16 +51,13 @@ class Stopping:
         self.request = self._by_saves.agree(wanted, False, 0).request
         return bool(self.request)
 
-    @property
-    def is_to_be_run_again(self) -> bool:
-        """Whether the run that is stopped goes on when it is run again; not after Ctrl-C."""
-        return self.request is not Request.SIGINT
+    def leave(self, step: int, saved: str, *, is_noted: bool) -> NoReturn:
+        """End this process, on all ranks, once all is saved.
 
-    def leave(self, step: int, saved: str) -> NoReturn:
-        """End this process, on all ranks, once all is saved."""
-        again = "run the same command again to go on"
-        if not self.is_to_be_run_again:
-            again = "--resume latest goes on"
+        Args:
+            is_noted: rank 0 has noted the stop: the same run, when it is run again, goes on.
+        """
+        again = "run the same command again to go on" if is_noted else "--resume latest goes on"
         tell_stopped(self.request, step, saved, again)
         self._signals.leave()
         self._has_left = True

@@ -29,6 +29,7 @@ from headway.libraries.resuming import (
     Checkpoints,
     Start,
     Training,
+    note_stop,
     select_start,
     tell_start,
     write_record,
@@ -199,14 +200,13 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             say(f"saved {self._checkpoint(step)}; leaving after the evaluation and a step more")
 
     def _leave(self, step: int) -> None:
-        if self._trainer.args.should_save and self.stopping.is_to_be_run_again:
-            stopped = self._training._replace(stopped_by=str(self.stopping.request))
-            write_record(self._folder, stopped)
+        is_writer, request = self._trainer.args.should_save, self.stopping.request
+        is_noted = is_writer and note_stop(self._folder, self._training, request)
         for callback in self._trainer.callback_handler.callbacks:
             if (writer := getattr(callback, "tb_writer", None)) is not None:
                 writer.flush()  # its thread ends with this process
         self.stopping.meet()  # until all is written
-        self.stopping.leave(step, str(self._checkpoint(step)))
+        self.stopping.leave(step, str(self._checkpoint(step)), is_noted=is_noted)
 
     def _checkpoint(self, step: int) -> Path:
         return self._folder / f"checkpoint-{step}"

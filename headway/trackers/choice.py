@@ -168,15 +168,30 @@ def choose_trackers(log_with: Any) -> list[Chosen]:
     Raises:
         UsageError: a name is unknown, or its package is not installed.
     """
-    if log_with is None:
-        return []
-    wanted = list(log_with) if isinstance(log_with, (list, tuple, set)) else [log_with]
     chosen: list[Chosen] = []
-    for one in wanted:
+    for one in _as_list(log_with):
         for found in get_available_trackers() if one == LoggerType.ALL else [_checked(one)]:
             if found not in chosen:
                 chosen.append(found)
     return chosen
+
+
+def without_missing(log_with: Any) -> tuple[list[Any], list[str]]:
+    """Return `log_with` without trackers whose package is not installed, and these."""
+    wanted = _as_list(log_with)
+    missing = [str(one) for one in wanted if _is_missing(one)]
+    return [one for one in wanted if str(one) not in missing], missing
+
+
+def _as_list(log_with: Any) -> list[Any]:
+    if log_with is None:
+        return []
+    return list(log_with) if isinstance(log_with, (list, tuple, set)) else [log_with]
+
+
+def _is_missing(wanted: Any) -> bool:
+    name = str(wanted)
+    return name in LOGGER_TYPE_TO_CLASS and name not in LOGGER_TYPE_TO_CLASS.installed()
 
 
 def _checked(wanted: Any) -> Chosen:
@@ -185,7 +200,7 @@ def _checked(wanted: Any) -> Chosen:
     name = str(wanted)
     if name not in LOGGER_TYPE_TO_CLASS:
         raise _unknown(wanted)
-    if name not in LOGGER_TYPE_TO_CLASS.installed():
+    if _is_missing(wanted):
         package = ADAPTERS[name].install
         raise UsageError(
             f"log_with={name!r} needs {package}, which is not installed",

@@ -37,7 +37,8 @@ def why_not_joined(
 ) -> str | None:
     """Return why no library is joined in the script's process; None: each is, once imported.
 
-    One process without a launcher is plain Python, unless its script imports a library itself.
+    One process without a launcher is plain Python, unless its script imports a library, itself or
+    by its own modules.
     """
     if settings.library_hooks != YES:
         return settings.where("library_hooks")
@@ -47,4 +48,6 @@ def why_not_joined(
         return None
     if program.libraries:
         return None
-    return f"one process whose script imports none itself ({TABLE['library_hooks'].flag} asks)"
+    return (
+        f"one process whose script and its modules import none ({TABLE['library_hooks'].flag} asks)"
+    )

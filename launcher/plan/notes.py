@@ -26,6 +26,7 @@ def notes(
     return [
         *_without_effect(settings, program, supervised),
         *_of_another_runtime(settings, program),
+        *_of_a_trainer(settings, program),
         *_of_unjoined_libraries(settings, program, supervised, in_process),
         *(_about_gpus(settings, machine) if kind_of(settings.device).is_numbered else []),
         *_unused_gpus(settings, machine),
@@ -101,10 +102,21 @@ def _of_another_runtime(settings: Settings, program: Program) -> list[str]:
     ]
 
 
+def _of_a_trainer(settings: Settings, program: Program) -> list[str]:
+    """Name what Accelerate obeys, and transformers' Trainer has an argument of its own for."""
+    steps = settings.gradient_accumulation_steps
+    if steps == 1 or not (program.libraries and keeps_accelerate(settings, program)):
+        return []
+    return [
+        f"gradient_accumulation_steps {steps} holds for an Accelerator of the script; a Trainer"
+        f" takes its own argument of that name ({settings.where('gradient_accumulation_steps')})"
+    ]
+
+
 def _of_unjoined_libraries(
     settings: Settings, program: Program, supervised: str | None, in_process: bool
 ) -> list[str]:
-    """Say how a library is joined that only a module of the script imports, if it is wanted."""
+    """Say how a library is joined that only an installed module imports, if it is wanted."""
     wanted = [name for name in ("resume", "time_limit") if settings.values[name].value is not None]
     why = why_not_joined(settings, program, supervised, in_process)
     if not (wanted and why and program.imports):

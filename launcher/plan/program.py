@@ -22,7 +22,7 @@ class Program(NamedTuple):
     kind: str = "script"  # script, module, or program if it is not Python
     is_stream: bool = False  # a pipe, a terminal or a descriptor: for one reader, which has it open
     imports: str = ""  # of a script without a word of Headway: what it trains with, as far as known
-    libraries: tuple[str, ...] = ()  # of LIBRARIES, that its text imports
+    libraries: tuple[str, ...] = ()  # of LIBRARIES, that it imports, itself or by modules beside it
 
     def command(self, python: Sequence[str]) -> list[str]:
         """Return the argv that runs it."""

@@ -210,3 +210,21 @@ def test_a_script_says_what_it_trains_with_unless_it_names_headway(text: str, ru
     Path("train.py").write_text(text)
     parsed = SimpleNamespace(module=None, no_python=False)
     assert program_from(parsed, ["train.py"]).imports == runtime
+
+
+def test_a_library_that_a_module_beside_the_script_imports_is_known() -> None:
+    files = {
+        "train.py": "import torch, json\nfrom own.steps import (train)\n",
+        "own/__init__.py": "",
+        "own/steps/__init__.py": "from .deep import *",
+        "own/steps/deep.py": "from ..top import fit",
+        "own/top.py": "import train\nfrom transformers import Trainer",
+        "own/unused.py": "import lightning",
+    }
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text, "utf-8")
+    found = program_from(SimpleNamespace(module=None, no_python=False), ["train.py"])
+    assert (found.imports, found.libraries) == ("torch", ("transformers",))
+    found = program_from(SimpleNamespace(module="own.steps", no_python=False), [])
+    assert found.libraries == ("transformers",)

@@ -13,12 +13,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from headway import accelerator as native
 from headway import compat
 from headway.compat import Accelerator
 from headway.compat.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipDataLoader
 from headway.compat.utils import gather, pad_across_processes, save, send_to_device
 from headway.data.loader import PreparedDataLoader
 from headway.data.sharding import as_plain
+from headway.errors import UsageError
+from headway.trackers.choice import Adapter
 from headway.tracking import (
     LOGGER_TYPE_TO_CLASS,
     GeneralTracker,
@@ -68,6 +71,19 @@ def test_a_tracker_that_needs_a_folder_gets_one_or_says_so(trackers: None, tmp_p
     accelerator.end_training()
 
 
+def test_a_tracker_that_is_not_installed_is_left_out_and_named(
+    trackers: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register_tracker_class(Recorder)
+    LOGGER_TYPE_TO_CLASS["tensorboard"] = Adapter(("absent", "Absent"), ("no_such_package",))
+    wanted = ["tensorboard", "recorder"]
+    accelerator = Accelerator(cpu=True, log_with=wanted, project_dir=str(tmp_path))
+    assert accelerator.log_with == ["recorder"]
+    assert "note: tensorboard is not installed: nothing is logged" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="needs "):
+        native.Accelerator(cpu=True, log_with="tensorboard")
+
+
 @pytest.mark.parametrize(
     ("kind", "call"),
     [
@@ -86,6 +102,12 @@ def test_errors_are_also_of_the_class_that_accelerate_raises(
 ) -> None:
     with pytest.raises(kind):
         call(Accelerator(cpu=True))
+
+
+def test_all_objects_that_cannot_be_registered_are_named_by_their_number() -> None:
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(ValueError, match=r"index 0 \(Tensor\), Item at index 2 \(int\): no"):
+        accelerator.register_for_checkpointing(torch.ones(1), torch.nn.Linear(1, 1), 1)
 
 
 def test_a_script_may_say_itself_when_gradients_are_due() -> None:
@@ -189,6 +211,7 @@ def test_torchdatas_loader_is_prepared_and_its_place_saved(
         torch.manual_seed(1)
         accelerator = make(cpu=True, dataloader_config=config)
         loader = accelerator.prepare(stateful(range(24), batch_size=4, shuffle=True))
+        assert isinstance(loader, stateful) == (make is Accelerator), "as scripts ask it"
         return accelerator, loader, iter(loader)
 
     accelerator, loader, batches = begun()

@@ -71,18 +71,26 @@ def test_trainer_on_two_ranks_is_killed_and_stopped_amid_saves_and_ends_with_the
     assert done(cut) == done(whole)
 
 
-def test_lightning_leaves_after_the_step_when_it_is_asked_to_stop_and_goes_on_when_it_is_run_again(
+def children(pid: int) -> list[int]:
+    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+def test_lightning_leaves_after_the_step_when_the_job_is_asked_to_stop_and_goes_on_when_run_again(
     tmp_path: Path,
 ) -> None:
     require("lightning")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert launch("--cpu", WORKER, "lightning", str(whole), "--nap", "0").returncode == 0
-    run = start("--cpu", WORKER, "lightning", str(cut), "--nap", "0.2")
+    words = ("--workers", "2", "--nap")
+    assert launch("--cpu", WORKER, "lightning", str(whole), *words, "0").returncode == 0
+    run = start("--cpu", WORKER, "lightning", str(cut), *words, "0.2")
     while not (cut / "steps-0").exists() or len(steps(cut)) < 7:
         time.sleep(0.02)
-    os.kill(run.pid, signal.SIGTERM)
+    workers = children(run.pid)
+    assert len(workers) >= 2
+    for process in (*workers, run.pid):  # as a cluster does
+        os.kill(process, signal.SIGTERM)
     _, told = run.communicate(timeout=120)
     assert run.returncode == 75, told
-    again = launch("--cpu", WORKER, "lightning", str(cut), "--nap", "0")
+    again = launch("--cpu", WORKER, "lightning", str(cut), *words, "0")
     assert (again.returncode, steps(cut)) == (0, [*range(1, 29)]), again.stderr
     assert done(cut) == done(whole)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from headway.checkpoint.stopping import Request
 from headway.contract.run import IF_ANY, LATEST, RunContract
 from headway.errors import CheckpointError
 from headway.libraries import resuming
@@ -16,6 +20,7 @@ from headway.libraries.resuming import (
     Checkpoints,
     Start,
     Training,
+    note_stop,
     read_record,
     select_start,
     write_record,
@@ -91,6 +96,24 @@ def test_a_training_that_was_stopped_to_be_run_again_goes_on_once(tmp_path: Path
     assert "SIGTERM" in begun.lines[-1]
     write_record(tmp_path, begun.training)
     assert start(tmp_path).path is None, "it was typed again after that"
+
+
+def test_a_stop_that_cannot_be_noted_on_a_full_disk_is_told_and_nothing_else_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = Training(100.0)
+    assert not note_stop(tmp_path, training, Request.SIGINT), "Ctrl-C ends it for good"
+    assert note_stop(tmp_path, training, Request.SIGTERM)
+    noted = read_record(tmp_path)
+    assert noted is not None
+    assert noted.stopped_by == "SIGTERM"
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(json, "dump", refuse)
+    assert not note_stop(tmp_path, training, Request.SIGTERM)
+    assert "cannot be written: No space left" in capsys.readouterr().err
 
 
 def test_what_was_being_written_is_passed_over_by_name(tmp_path: Path) -> None:

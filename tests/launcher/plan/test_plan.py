@@ -463,6 +463,14 @@ def test_sharding_is_said_to_need_the_accelerator_before_a_script_that_makes_non
 TRAINER = Program("train.py", imports="transformers", libraries=("transformers",))
 
 
+def test_a_note_names_the_setting_that_a_trainer_has_its_own_argument_for() -> None:
+    (note,) = plan(program=TRAINER, gradient_accumulation_steps="2").notes
+    assert "gradient_accumulation_steps 2 holds for an Accelerator of the script" in note
+    asked = {"gradient_accumulation_steps": "2", "replace_accelerate": "yes"}
+    assert plan(program=TRAINER, **asked).notes == (), "the Accelerator refuses another number"
+    assert plan(program=TRAINER._replace(libraries=()), gradient_accumulation_steps="2").notes == ()
+
+
 @pytest.mark.parametrize("wrap", ["auto", "Block,Head", "1000"])
 def test_accelerates_own_runtime_is_told_to_shard_as_the_settings_say(
     wrap: str, monkeypatch: pytest.MonkeyPatch
