@@ -264,8 +264,8 @@ def _skip_destructors() -> None:
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):
-        libc.on_exit(libc._exit, None)
-        libc.__cxa_atexit(libc.fflush, None, None)
+        libc.on_exit(libc["_exit"], None)
+        libc["__cxa_atexit"](libc.fflush, None, None)
 
 
 def _has_several_ranks(command: Sequence[str]) -> bool:
