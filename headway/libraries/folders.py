@@ -15,6 +15,7 @@ WEIGHTS_ALONE = "it has no state of the optimizer: it was saved with save_only_m
 _BEING_WRITTEN = "checkpoint-is-incomplete.txt"  # of Trainer's own saves on SIGTERM
 _NAME = re.compile(r"checkpoint-(\d+)$")
 _OPTIMIZERS = ("optimizer.*", "optimizer_*", "global_step*")  # the last two of FSDP, DeepSpeed
+_SCHEDULES, _GENERATORS = ("scheduler.pt", "global_step*"), "rng_state*.pth"
 LIGHTNING = ".ckpt"
 _LIGHTNING_PLACES = ("*", "checkpoints/*", "*/checkpoints/*", "*/*/checkpoints/*")
 
@@ -73,7 +74,11 @@ def trainer_fault(folder: Path) -> str | None:
                 return f"{file.relative_to(folder)} is cut off"
     except OSError as error:  # such as of a folder that is removed meanwhile
         return f"{error.filename} cannot be read: {error.strerror}"
-    return None if any(any(folder.glob(kind)) for kind in _OPTIMIZERS) else WEIGHTS_ALONE
+    if not any(any(folder.glob(kind)) for kind in _OPTIMIZERS):
+        return WEIGHTS_ALONE
+    if not any(any(folder.glob(kind)) for kind in _SCHEDULES):
+        return "scheduler.pt is missing, without which the optimizer begins anew"
+    return None if any(folder.glob(_GENERATORS)) else f"{_GENERATORS} is missing"
 
 
 def _is_cut_off(file: Path) -> bool:

@@ -20,7 +20,7 @@ from headway.compat.data_loader import DataLoaderDispatcher, DataLoaderShard, Sk
 from headway.compat.utils import gather, pad_across_processes, save, send_to_device
 from headway.data.loader import PreparedDataLoader
 from headway.data.sharding import as_plain
-from headway.errors import UsageError
+from headway.errors import CheckpointError, UsageError
 from headway.trackers.choice import Adapter
 from headway.tracking import (
     LOGGER_TYPE_TO_CLASS,
@@ -157,6 +157,13 @@ def test_operations_compile_without_a_break_in_the_graph(function: Callable[...,
     arguments = ("cpu",) if function is send_to_device else ()
     assert torch.equal(compiled(data, *arguments)["a"], data["a"])
     assert torch.equal(compiled(data["a"], *arguments), data["a"])
+
+
+def test_a_sharded_model_that_was_saved_whole_is_refused_with_the_reason(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match="a run that did not shard"):
+        compat.utils.load_fsdp_model(None, accelerator, model, tmp_path)
 
 
 # ---------------------------------------------------------------------- torchdata

@@ -36,6 +36,20 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path, name: str) -> None:
     assert trainer_fault(folder) == f"{name} is cut off"
 
 
+@pytest.mark.parametrize("name", ["scheduler.pt", "rng_state.pth"])
+def test_a_checkpoint_from_which_trainer_would_go_on_in_part_is_not_complete(
+    tmp_path: Path, name: str
+) -> None:
+    folder = save(tmp_path, 5, 1.0)
+    (folder / name).unlink()
+    fault = trainer_fault(folder)
+    assert fault is not None
+    assert "is missing" in fault
+    if name == "scheduler.pt":
+        (folder / "global_step5").mkdir()  # DeepSpeed has its own
+        assert trainer_fault(folder) is None
+
+
 def test_a_checkpoint_of_weights_alone_is_none_to_go_on_from(tmp_path: Path) -> None:
     folder = save(tmp_path, 5, 1.0)
     (folder / "optimizer.pt").unlink()

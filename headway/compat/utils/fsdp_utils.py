@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.compat.forwarding import forward
 from headway.distributed.meeting import meet
-from headway.errors import UsageError
+from headway.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from headway.checkpoint.training_state import Checkpoint
@@ -154,6 +154,12 @@ def _load(
     from headway.checkpoint.saving import agree
     from headway.checkpoint.training_state import Checkpoint, Restoring, spread_as
 
+    if not folder.exists():
+        raise CheckpointError(
+            f"there is no {folder.name}: this was saved by a run that did not shard",
+            where=str(folder.parent),
+            fix="go on with the strategy that saved it, such as `--strategy ddp`, or begin anew",
+        )
     meet("the loading of a sharded model or optimizer")
     checkpoint = Checkpoint(load_checkpoint(folder, spread_as(training)), folder, strict=strict)
     restoring = Restoring(checkpoint, parts)

@@ -466,7 +466,7 @@ TRAINER = Program("train.py", imports="transformers", libraries=("transformers",
 def test_a_note_names_the_setting_that_a_trainer_has_its_own_argument_for() -> None:
     (note,) = plan(program=TRAINER, gradient_accumulation_steps="2").notes
     assert "gradient_accumulation_steps 2 holds for an Accelerator of the script" in note
-    asked = {"gradient_accumulation_steps": "2", "replace_accelerate": "yes"}
+    asked: Any = {"gradient_accumulation_steps": "2", "replace_accelerate": "yes"}
     assert plan(program=TRAINER, **asked).notes == (), "the Accelerator refuses another number"
     assert plan(program=TRAINER._replace(libraries=()), gradient_accumulation_steps="2").notes == ()
 
