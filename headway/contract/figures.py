@@ -22,3 +22,4 @@ class Figures(NamedTuple):
     device_bytes: int | None  # held of the device's memory; None on a CPU
     total: int  # steps that the training will have; 0: not known
     loss: float | None  # the last one that is known
+    stolen_s: float = 0.0  # of `seconds`, ready to compute while others had its core; 0: not known

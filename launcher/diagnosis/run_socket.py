@@ -1,4 +1,4 @@
-"""The socket on which a launcher answers `headway ps` and `headway stack` of the same user.
+"""The socket on which a launcher answers `headway ps`, `stack` and `top` of the same user.
 
 On Linux its name is in the abstract namespace: it needs no folder, nobody can put a file in its
 place, and the kernel removes it with the launcher. Both ends ask the kernel who the other one is.
@@ -59,6 +59,8 @@ class RunSocket:
     def __init__(self, run: Run) -> None:
         self.describe: Callable[[bool], str] = lambda _: "no rank has started yet"
         """Returns where the ranks are; the argument: may silent ones be interrupted by a signal?"""
+        self.figures: Callable[[], dict[str, Any]] = lambda: {"ranks": [], "slowest": None}
+        """Returns what the ranks have told of their steps, for JSON."""
         self._run = run
         self._answering: list[tuple[threading.Thread, socket.socket]] = []
         self._is_closing = False
@@ -111,6 +113,8 @@ class RunSocket:
             answer = self._run._asdict()
             if isinstance(request, dict) and request.get("wants_stacks"):
                 answer["stacks"] = self.describe(bool(request.get("interrupts")))
+            if isinstance(request, dict) and request.get("wants_figures"):
+                answer["figures"] = self.figures()
             connection.sendall(json.dumps(answer).encode())
 
 

@@ -98,6 +98,10 @@ class Output:
         """Return the last lines of a rank's stderr and stdout; complete after `close`."""
         return self._tails[rank].lines() if rank in self._tails else []
 
+    def last_line(self, rank: int) -> str:
+        """Return what a rank wrote last."""
+        return next((line for line in reversed(self.tail(rank)) if line.strip()), "")
+
     @property
     def last_output_at(self) -> float:
         """When a rank last wrote, on the monotonic clock: now, while ranks wait for a reader."""

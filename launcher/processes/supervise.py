@@ -20,6 +20,7 @@ from headway.errors import STOP_SIGNALS, HeadwayError, Stopped, WorkerFailed
 from headway.launcher.diagnosis.failures import Failure, describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import Watch
+from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.console import Console
 from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
@@ -78,11 +79,17 @@ def supervise(
         is_raw=is_raw,
     )
     output = Output(console, folder=folder)
-    watch = Watch(None if is_debugged else settings.hang_timeout, lambda: output.last_output_at)
+    figures = RunFigures()
+    watch = Watch(
+        None if is_debugged else settings.hang_timeout,
+        lambda: output.last_output_at,
+        figures.note,
+    )
     if run_socket is not None:
+        run_socket.figures = lambda: figures.to_json(output.last_line)
         run_socket.describe = lambda interrupts: watch.observe(interrupts).describe()
     handler = _rendezvous_handler(plan, environ)
-    agent = Agent(plan, starter, handler, output, watch, environ)
+    agent = Agent(plan, starter, handler, output, watch, figures, environ)
     stopped_by = None
     try:
         with (
