@@ -18,7 +18,7 @@ _STRETCH_STEPS, _STRETCH_S = 5, 1.0  # the least of a stretch that is judged
 _NUM_STRETCHES = 4  # in which the same rank must be last, 20 steps in all
 _MOST_UNJUDGED = 120  # records of a rank, while another tells nothing
 _QUIET_S = 5.0  # without a record, which is then told
-_DATA_BOUND = 0.25  # of a step: all ranks wait for data, which is worth a word
+_DATA_BOUND = 1 / 3  # of a step: all ranks wait for data, which is worth a word
 
 
 class RankRow(NamedTuple):
@@ -71,13 +71,13 @@ class RunFigures:
 
     Attributes:
         listeners: called with each record, by the thread that notes it.
-        on_slow: called when a slow rank has lasted long enough, and again when it changes; with
-            None when there is none any more.
+        tell: called with a sentence when a slow rank, or waiting for data, has lasted long enough,
+            and again when it has changed.
     """
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[int, Figures], None]] = []
-        self.on_slow: Callable[[SlowRank | None], None] = lambda _: None
+        self.tell: Callable[[str], None] = lambda _: None
         self._machine = 0
         self.hosts: dict[int, str] = {}  # by machine
         self._num_ranks = 1
@@ -85,6 +85,7 @@ class RunFigures:
         self._ranks: dict[int, _Rank] = {}
         self._stretches: deque[dict[int, Times]] = deque(maxlen=_NUM_STRETCHES)
         self._slow: SlowRank | None = None
+        self._told: object = None  # what the last sentence was about
         self._lock = threading.RLock()
 
     def begin_attempt(self, num_ranks: int, machine: int = 0) -> None:
@@ -128,10 +129,15 @@ class RunFigures:
             known.unjudged.clear()
         if len(self._stretches) < _NUM_STRETCHES:
             return
-        slow, before = find_lasting([*self._stretches]), self._slow
-        self._slow = slow
-        if _named(slow) != _named(before):
-            self.on_slow(slow)
+        self._slow = slow = find_lasting([*self._stretches])
+        about: object = "data"
+        if slow is not None:
+            about, sentence = (slow.rank, slow.cause), self.describe_slowest()
+        else:
+            sentence = self.advice()
+        if sentence and about != self._told:
+            self._told = about
+            self.tell(sentence)
 
     # ------------------------------------------------------------------ what is known now
 
@@ -186,9 +192,12 @@ class RunFigures:
         )
 
     def line(self) -> str:
-        """Return one line about the run as it is now; empty before the first record."""
+        """Return one line about the run as it is now, for machine 0, which knows all of it.
+
+        It is empty elsewhere, and before the first record.
+        """
         rows = self.rows()
-        if not rows:
+        if not rows or self._machine != 0:
             return ""
         furthest = max(rows, key=lambda row: row.step)
         total = max(row.total for row in rows)
@@ -224,7 +233,7 @@ class RunFigures:
         least = min(one for one in shares if one is not None)
         who = "all ranks wait" if len(shares) > 1 else "the training waits"
         return (
-            f"{who} for data at least {least:.0%} of the time{each if samples else ''}: give the "
+            f"{who} for data {least * 100:.0f} % of the time{each if samples else ''}: give the "
             "DataLoader more num_workers, or let a sample cost less"
         )
 
@@ -241,10 +250,6 @@ class RunFigures:
             "slowest": found,
             "words": [*filter(None, (self.describe_slowest(), self.advice()))],
         }
-
-
-def _named(slow: SlowRank | None) -> tuple[int, str | None] | None:
-    return None if slow is None else (slow.rank, slow.cause)
 
 
 def _shares(rows: list[RankRow]) -> str:
