@@ -8,6 +8,7 @@ import sys
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from headway.contract.figures_file import leave_figures
 from headway.contract.notes import say
 from headway.contract.records import channel, is_connected
 from headway.contract.run import RunContract, read_ranks, read_run
@@ -145,6 +146,8 @@ def tell(connected: Connected, strategy: str | None) -> None:
     channel.has_made_accelerator = True
     settings, world = connected.settings, connected.world
     clock.device_bytes = partial(kind_of(world.device.type).held_bytes, world.device)
+    if not is_connected() and read_run() is not None and world.ranks.world_size == 1:
+        leave_figures()
     if not world.is_main:
         return
     _tell_if_unused(settings.run.resume, settings.run.time_limit)

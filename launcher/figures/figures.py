@@ -51,12 +51,12 @@ class _Rank:
         self.unjudged: deque[Figures] = deque(maxlen=_MOST_UNJUDGED)
         self.noted_at = 0.0
 
-    def note(self, figures: Figures) -> None:
+    def note(self, figures: Figures, now: float) -> None:
         self.recent.append(figures)
         while len(self.recent) > 1 and sum(one.seconds for one in self.recent) > _SHOWN_S:
             self.recent.popleft()
         self.unjudged.append(figures)
-        self.noted_at = time.monotonic()
+        self.noted_at = now
 
     @property
     def is_judgeable(self) -> bool:
@@ -103,12 +103,19 @@ class RunFigures:
             self._lost.clear()
             self._num_ranks = num_ranks
 
-    def note(self, rank: int, figures: Figures, machine: int | None = None) -> None:
-        """Take in a record of a rank on `machine`; None is this one."""
+    def note(
+        self, rank: int, figures: Figures, machine: int | None = None, age_s: float = 0.0
+    ) -> None:
+        """Take in a record of a rank.
+
+        Args:
+            machine: where it runs; None is this one.
+            age_s: how long ago it was told.
+        """
         with self._lock:
             where = self._machine if machine is None else machine
             known = self._ranks.setdefault(rank, _Rank(where))
-            known.note(figures)
+            known.note(figures, time.monotonic() - age_s)
             self._judge()
         for listener in self.listeners:
             listener(rank, figures)

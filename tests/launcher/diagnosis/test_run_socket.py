@@ -48,10 +48,13 @@ def own_address() -> str:
 
 
 @pytest.fixture(params=[True, False], ids=["abstract", "folder"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def kind(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[None]:
     """Both kinds of addresses; that of a Mac works on Linux, too."""
     if not request.param:
         monkeypatch.setattr(run_socket, "_HAS_ABSTRACT_NAMES", False)
+        monkeypatch.setattr(run_socket, "runtime_folder", lambda: str(tmp_path / "runs"))
     yield
     if not request.param:
         os.rmdir(run_socket.runtime_folder())
