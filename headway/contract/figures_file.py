@@ -137,9 +137,7 @@ def list_alone() -> list[Alone]:
 
 
 def _read(path: str) -> Iterator[Alone]:
-    with suppress(
-        OSError, ValueError, RecursionError
-    ):  # it has ended, or is of another version
+    with suppress(OSError, ValueError, RecursionError):  # it has ended, or is of another version
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)

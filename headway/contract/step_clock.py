@@ -72,7 +72,9 @@ class StepClock:
 
     def end_backward(self) -> None:
         """Note the end of a backward pass, and the samples of its batch."""
-        self.switch(SCRIPT)
+        now = _now()
+        self.spent[self.phase] += now - self.mark
+        self.mark, self.phase = now, SCRIPT
         self.num_samples += self.batch_samples
         self.batch_samples = 0
 

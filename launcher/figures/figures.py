@@ -16,7 +16,7 @@ from headway.launcher.figures.slow_rank import SlowRank, Times, find_lasting, ti
 _SHOWN_S = 5.0  # shares and rates are means over so long
 _STRETCH_STEPS, _STRETCH_S = 5, 1.0  # the least of a stretch that is judged
 _NUM_STRETCHES = 4  # in which the same rank must be last, 20 steps in all
-_MOST_UNJUDGED = 120  # records of a rank, while another tells nothing
+_MOST_KEPT = 120  # records of a rank
 _QUIET_S = 5.0  # without a record, which is then told
 _DATA_BOUND = 1 / 3  # of a step: all ranks wait for data, which is worth a word
 
@@ -47,8 +47,8 @@ class _Rank:
 
     def __init__(self, machine: int) -> None:
         self.machine = machine
-        self.recent: deque[Figures] = deque()  # of the last seconds
-        self.unjudged: deque[Figures] = deque(maxlen=_MOST_UNJUDGED)
+        self.recent: deque[Figures] = deque(maxlen=_MOST_KEPT)  # of the last seconds
+        self.unjudged: deque[Figures] = deque(maxlen=_MOST_KEPT)
         self.noted_at = 0.0
 
     def note(self, figures: Figures, now: float) -> None:
@@ -104,16 +104,27 @@ class RunFigures:
             self._num_ranks = num_ranks
 
     def note(
-        self, rank: int, figures: Figures, machine: int | None = None, age_s: float = 0.0
+        self,
+        rank: int,
+        figures: Figures,
+        machine: int | None = None,
+        host: str = "",
+        *,
+        age_s: float = 0.0,
     ) -> None:
-        """Take in a record of a rank.
+        """Take in a record of a rank; one that cannot be is left out: any script may send it.
 
         Args:
             machine: where it runs; None is this one.
+            host: the name of that machine.
             age_s: how long ago it was told.
         """
         with self._lock:
+            # a higher rank is of an attempt with more machines, that has ended
+            if rank >= self._num_ranks or not _is_possible(figures):
+                return
             where = self._machine if machine is None else machine
+            self.hosts.setdefault(where, host)
             known = self._ranks.setdefault(rank, _Rank(where))
             known.note(figures, time.monotonic() - age_s)
             self._judge()
@@ -257,6 +268,12 @@ class RunFigures:
             "slowest": found,
             "words": [*filter(None, (self.describe_slowest(), self.advice()))],
         }
+
+
+def _is_possible(figures: Figures) -> bool:
+    numbers = (one for one in figures._replace(loss=None) if one is not None)
+    are_finite = all(math.isfinite(one) and one >= 0 for one in numbers)
+    return are_finite and figures.num_steps > 0 and figures.seconds > 0
 
 
 def _shares(rows: list[RankRow]) -> str:

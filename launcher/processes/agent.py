@@ -91,6 +91,8 @@ class Agent(LocalElasticAgent):
         self._environ = environ
         self._handler = handler
         handler.word = watch.last_word
+        handler.note_steps, handler.note_loss = figures.note, figures.lose
+        figures.listeners.append(handler.tell_steps)
         handler.end_grace_period = self.end_grace_period
         self.output = output
         self.watch = watch

@@ -207,9 +207,12 @@ def test_a_request_that_never_comes_is_not_waited_for_at_the_end() -> None:
     assert threading.enumerate() == [threading.main_thread()]
 
 
-def test_a_folder_that_others_may_enter_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_others_may_enter_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(run_socket, "_HAS_ABSTRACT_NAMES", False)
-    folder = Path(run_socket.runtime_folder())
+    folder = tmp_path / "runs"
+    monkeypatch.setattr(run_socket, "runtime_folder", lambda: str(folder))
     folder.mkdir(mode=0o755)
     with pytest.raises(PermissionError), running():
         pass
