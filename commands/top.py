@@ -121,7 +121,7 @@ def _print_once(runs: Sequence[Watched]) -> None:
     print_runs([one.run for one in runs])
     for one in runs[-1:]:
         print()
-        print_table(_RANK_HEAD, [_row(rank) for rank in one.ranks])
+        print_table(_RANK_HEAD, [cells_of(rank) for rank in one.ranks])
         for words in one.words:
             print(words)
 
@@ -134,13 +134,13 @@ def _watch(word: str | None) -> None:
     with Live(console=Console(), screen=True, auto_refresh=False) as live:
         try:
             while True:
-                live.update(_screen(watched(), word), refresh=True)
+                live.update(screen_of(watched(), word), refresh=True)
                 time.sleep(_EVERY_S)
         except KeyboardInterrupt:
             pass
 
 
-def _screen(runs: Sequence[Watched], word: str | None) -> RenderableType:
+def screen_of(runs: Sequence[Watched], word: str | None) -> RenderableType:
     """Return all runs, and below them the ranks of the chosen one."""
     from rich.console import Group
     from rich.text import Text
@@ -162,7 +162,7 @@ def _screen(runs: Sequence[Watched], word: str | None) -> RenderableType:
         "red" if rank.get("is_lost") else "yellow" if rank.get("rank") == slow else ""
         for rank in chosen.ranks
     ]
-    parts.append(_table(_RANK_HEAD, [_row(rank) for rank in chosen.ranks], styles))
+    parts.append(_table(_RANK_HEAD, [cells_of(rank) for rank in chosen.ranks], styles))
     parts += [Text(words) for words in chosen.words]
     return Group(*parts)
 
@@ -182,7 +182,7 @@ def _table(
     return table
 
 
-def _row(rank: Mapping[str, Any]) -> tuple[str, ...]:
+def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of a rank; what a launcher of another version does not tell is `-`."""
     step, total = rank.get("step"), rank.get("total")
     state = "lost" if rank.get("is_lost") else rank.get("host") or str(rank.get("machine", "-"))

@@ -49,8 +49,9 @@ class DDP(Strategy):
             _fix_buckets(shared)
         self._settings.ddp.register_comm_hook(shared)
         _watch_frozen(shared)
-        note_exchange(shared)
-        if not self._settings.dynamo.compiles:
+        if not self._settings.ddp.find_unused_parameters:
+            note_exchange(shared)
+        if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
             note_buffers(shared)
         return shared
 

@@ -26,14 +26,16 @@ _NUM_PASSES = 3  # in which all parameters are looked at; DDP orders its buckets
 
 
 def note_exchange(model: DistributedDataParallel) -> None:
-    """Let `clock` know when backward passes of a model wait for other ranks."""
-    if not model.find_unused_parameters:
-        _LastGradient([one for one in model.module.parameters() if one.requires_grad])
+    """Let `clock` know when backward passes of a model wait for other ranks.
+
+    Each parameter that requires a gradient must get one in every pass.
+    """
+    _LastGradient([one for one in model.module.parameters() if one.requires_grad])
 
 
 def note_buffers(model: DistributedDataParallel) -> None:
     """Let `clock` know that a forward pass waits for rank 0's buffers before it computes."""
-    if model.broadcast_buffers and any(True for _ in model.module.buffers()):
+    if any(True for _ in model.module.buffers()):
         model.register_forward_pre_hook(_begin_buffers)
         model.module.register_forward_pre_hook(_end_buffers)
 

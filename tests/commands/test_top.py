@@ -95,7 +95,7 @@ def test_before_the_first_step_there_are_no_ranks(
 
 
 def test_a_launcher_of_another_version_is_shown_as_far_as_it_tells() -> None:
-    assert top._row({"rank": 1, "step": 3})[:4] == ("1", "-", "3", "-")
+    assert top.cells_of({"rank": 1, "step": 3})[:4] == ("1", "-", "3", "-")
 
 
 def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFigures) -> None:
@@ -104,14 +104,14 @@ def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFig
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
     launch.lose(0)
     console = Console(width=150, record=True, file=io.StringIO())
-    console.print(top._screen(top.watched(), str(os.getpid())))
+    console.print(top.screen_of(top.watched(), str(os.getpid())))
     text = console.export_text()
     assert "alone.py" in text
     assert "lost" in text
     assert "rank 2 makes all others wait" in text
-    console.print(top._screen(top.watched(), "1"))
+    console.print(top.screen_of(top.watched(), "1"))
     assert "1 has ended" in console.export_text()
-    console.print(top._screen([], None))
+    console.print(top.screen_of([], None))
     assert "no launch of yours runs" in console.export_text()
 
 
