@@ -10,8 +10,8 @@ from headway.contract.notes import ranges
 from headway.launcher.machines import preflight
 from headway.launcher.machines.machine_state import (
     LAUNCH_FAILED,
+    UNSEEN,
     Machine,
-    Seen,
     loss,
     numbered,
     refused_machine,
@@ -70,7 +70,7 @@ class Coordinator:
         now: float,
     ) -> None:
         self.outbox: list[tuple[int, Message]] = []
-        self.seen = Seen()
+        self.seen = UNSEEN
         self.machines: dict[int, Machine] = {}  # by peer
         self.is_ended = False
         self.num_untold = 0  # machines that are still to come, to be told that the run has ended

@@ -31,6 +31,10 @@ class Seen(NamedTuple):
     loss: Callable[[int], object] = lambda _: None  # of this machine
 
 
+UNSEEN = Seen()
+"""Nobody."""
+
+
 @dataclass(eq=False)
 class Machine:
     """A machine that has joined.

@@ -23,7 +23,7 @@ from headway.launcher.machines.connect import (
 )
 from headway.launcher.machines.coordinator import Coordinator
 from headway.launcher.machines.hub import Hub
-from headway.launcher.machines.machine_state import Seen
+from headway.launcher.machines.machine_state import UNSEEN, Seen
 from headway.launcher.machines.member import Member
 from headway.launcher.machines.messages import Join, Leave
 from headway.launcher.machines.preflight import facts_of
@@ -67,7 +67,7 @@ class Membership:
         self._timeout_s = float(settings.machine_timeout_s)
         self._key: RunKey | None = None
 
-    def join(self, word: Callable[[], str], seen: Seen) -> Member:
+    def join(self, word: Callable[[], str], seen: Seen = UNSEEN) -> Member:
         """Return this machine's member, once machine 0 has taken it in or told how the run ended.
 
         Args:

@@ -39,7 +39,7 @@ accelerator = Accelerator(cpu=True, project_dir=sys.argv[5])
 is_victim = accelerator.process_index == victim
 if place == "machine":
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[-1] if is_victim else cores[0]})
+    os.sched_setaffinity(0, {cores[accelerator.process_index % len(cores)]})
 
 def nap(here):
     if is_victim and place == here:
@@ -67,9 +67,7 @@ class Model(torch.nn.Module):
         )
     def forward(self, x):
         nap("forward")
-        time.sleep(0.025)
-        if place == "machine":
-            compute(0.004)
+        (compute if place == "machine" else time.sleep)(0.025)
         return self.layers(x)
 
 model = Model()
@@ -121,14 +119,14 @@ def run_trial(trial: Trial, seconds: float) -> Found:
         script = Path(folder) / "train.py"
         script.write_text(SCRIPT)
         if trial.place == "machine":
-            core = max(os.sched_getaffinity(0))
+            core = sorted(os.sched_getaffinity(0))[trial.rank]
             loop = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-            busy = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(3)]
+            busy = [subprocess.Popen([sys.executable, "-c", loop])]
         try:
             done = subprocess.run(
                 [
                     *(sys.executable, "-m", "headway", "launch", "--cpu", "--quiet"),
-                    *("--num-processes", str(RANKS), str(script)),
+                    *("--num-processes", str(ranks_of(trial.place)), str(script)),
                     *(trial.place, str(trial.rank), str(trial.nap_s), str(seconds), folder),
                 ],
                 check=False,
@@ -146,10 +144,17 @@ def run_trial(trial: Trial, seconds: float) -> Found:
     return Found([(int(rank), cause) for rank, cause in NAMED.findall(output)], output)
 
 
+def ranks_of(place: str) -> int:
+    """Return how many ranks train: those that compute have a core each."""
+    return min(RANKS, os.cpu_count() or 1) if place == "machine" else RANKS
+
+
 def random_trial(generator: random.Random, place: str) -> Trial:
     """Slow a rank by 15 to 60 % of a step of about 45 ms; in saving, which is every second one."""
     share = generator.uniform(0.15, 0.6)
-    return Trial(place, generator.randrange(RANKS), share * (0.2 if place == "save" else 0.045))
+    return Trial(
+        place, generator.randrange(ranks_of(place)), share * (0.2 if place == "save" else 0.045)
+    )
 
 
 def main() -> int:
