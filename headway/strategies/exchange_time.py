@@ -55,7 +55,9 @@ class _LastGradient:
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         self._handles = {
-            number: one.register_post_accumulate_grad_hook(partial(self._look, number))
+            number: one.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._look, number)
+            )
             for number, one in enumerate(parameters)
         }
         self._last = -1  # the parameter whose gradient came last

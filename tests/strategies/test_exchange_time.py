@@ -33,7 +33,7 @@ class SlowToCompute(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         time.sleep(SLOW_S)
         return gradient
 

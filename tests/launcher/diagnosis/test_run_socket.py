@@ -57,7 +57,7 @@ def kind(
         monkeypatch.setattr(run_socket, "runtime_folder", lambda: str(tmp_path / "runs"))
     yield
     if not request.param:
-        os.rmdir(run_socket.runtime_folder())
+        os.rmdir(tmp_path / "runs")
 
 
 SUSPENDED = """

@@ -19,10 +19,10 @@ from headway.launcher.figures.slow_rank import (
 USUAL = Times(step=0.1, data=0.01, forward=0.03, backward=0.05, sync=0.005)
 
 
-def with_a_slow(rank: int, cost: float, size: int = 4, **more: float) -> dict[int, Times]:
+def with_a_slow(rank: int, cost: float, *, size: float = 4, **more: float) -> dict[int, Times]:
     """Return what steps take where one rank spends `cost` seconds more in the named places."""
     step = USUAL.step + cost
-    times = {one: USUAL._replace(step=step, sync=USUAL.sync + cost) for one in range(size)}
+    times = {one: USUAL._replace(step=step, sync=USUAL.sync + cost) for one in range(int(size))}
     slow = USUAL._replace(step=step)
     times[rank] = slow._replace(**{name: getattr(slow, name) + s for name, s in more.items()})
     return times

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pyte
 import pytest
 
-from headway.launcher.output import line_below, sinks, status_line
+from headway.launcher.output import sinks, status_line
 from headway.launcher.output.line_below import LineBelow
 from headway.launcher.output.sinks import Sink
 
@@ -145,9 +145,9 @@ def test_a_shell_has_the_terminal_for_itself_while_the_run_is_in_the_background(
     below = LineBelow(screen.slave)
     below.text = "step 1"
     assert below.draw() == b""  # it is not even this process's own terminal
-    monkeypatch.setattr(line_below.os, "tcgetpgrp", lambda _: os.getpgrp())
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
     assert b"step 1" in below.draw()
-    monkeypatch.setattr(line_below.os, "tcgetpgrp", lambda _: os.getpgrp() + 1)
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp() + 1)
     assert below.draw() == b""
 
 
@@ -177,7 +177,7 @@ def test_the_line_is_below_a_terminal_from_the_tenth_second_and_once_a_minute_in
     below: int,
     lines: int,
 ) -> None:
-    monkeypatch.setattr(status_line.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     console = Console(has_terminal=has_terminal)
     status = status_line.StatusLine(console, lambda: "step 1", every_s)  # type: ignore[arg-type]
     for second in range(121):
