@@ -5,10 +5,11 @@
     python benchmarks/status.py --launches 20         # and what it costs to start one process
 
 The tiny step of `step.py`. Processes with and without take turns, since Python would keep what it
-has learned of one kind of clock from helping the other in the same process; of each the block counts
-that a tenth are faster than, and the ratios of pairs are compared. "off" is the same runtime with a clock whose
-methods do nothing, and without hooks that note the exchange of gradients. "on" sends records as
-under a launcher, or writes them to the file of a process without one.
+has learned of one kind of clock from helping the other in the same process. Of each, that block
+counts which a tenth of the blocks are faster than, and the ratios of pairs are compared. "off" is
+the same runtime with a clock whose methods do nothing, and without hooks that note the exchange of
+gradients. "on" sends records as under a launcher, or writes them to the file of a process without
+one.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import TextIO
 from headway.launcher.output.line_below import LineBelow
 
 MAX_QUEUED = 2**20  # bytes; with more, the ranks wait
-_REDRAW_S = 0.1  # after the last output, the line below is drawn again
+_REDRAW_S = 0.05  # the line below is drawn again after output no more often
 _NEVER = float("inf")
 _PIECE = 2**16  # bytes written at once, so that a slow reader is told from one that has stopped
 _REDRAWN = re.compile(rb"\r(?!\n|$)")
@@ -51,6 +51,7 @@ class Sink:
         self._is_abandoned = False
         self._below = LineBelow(fd) if is_terminal else None
         self._redraw_at = _NEVER  # the line below, on the monotonic clock
+        self._drawn_at = 0.0
         self._thread = threading.Thread(target=self._run, name="headway-sink", daemon=True)
         self._thread.start()
 
@@ -188,22 +189,22 @@ class Sink:
         return min(max(self._redraw_at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
 
     def _draw_below(self, below: LineBelow, output: bytes) -> None:
-        """Draw the line below again, at once or when no more output has come for a moment."""
+        """Draw the line below again, at once unless that was just done."""
         below.note(output)
+        now, may_at = time.monotonic(), self._drawn_at + _REDRAW_S
         with self._changed:
-            if output and below.text:
-                self._redraw_at = time.monotonic() + _REDRAW_S
-                return
-            self._redraw_at = _NEVER
-            drawing = below.draw()
-        self._write_own(drawing)
-        with self._changed:
-            self._changed.notify_all()
+            is_late = not below.text or now >= may_at
+            self._redraw_at = _NEVER if is_late else may_at
+            drawing = below.draw() if is_late else b""
+            self._changed.notify_all()  # it may have been taken away for good
+        if drawing:
+            self._drawn_at = now
+            self._write_own(drawing)
 
     def _write_own(self, data: bytes) -> None:
         """Write what is not counted: the line below."""
         rest = memoryview(data)
-        while rest and not self._is_abandoned:
+        while rest:
             rest = rest[self._try(rest) :]
 
     def _try(self, data: memoryview) -> int:
