@@ -36,6 +36,7 @@ COMMANDS = {
     "plot": "draw the metrics of runs that the jsonl tracker wrote",
     "ps": "list your running launches on this machine",
     "stack": "print the stacks of all ranks of a running launch, and which rank is behind",
+    "top": "show the ranks of running launches, where their time goes, and which one is slow",
     "test": "check this machine by a training of a few seconds, on all ranks of the plan",
 }
 

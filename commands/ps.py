@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
+from headway.contract.figures_file import Alone, list_alone
 from headway.launcher.diagnosis.run_socket import Run, list_runs
+
+HEAD = ("pid", "program", "ranks", "since")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -17,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     own, rest = parser.split(argv)
     if rest:
         parser.error(f"unexpected argument {rest[0]!r}")
-    runs = list_runs()
+    runs = [*list_runs(), *map(run_of, list_alone())]
     if parser.parse_args(own).json:
         print(json.dumps({"runs": [run._asdict() for run in runs]}, indent=2))
     else:
@@ -30,8 +33,8 @@ def make_parser() -> Parser:
     parser = Parser(
         "ps",
         "List your running launches on this machine: the launcher's process id, the program, its "
-        "ranks here, and since when. A single process that was not started with --supervise has "
-        "no launcher, and is not listed.",
+        "ranks here, and since when. A single process, which has no launcher, is listed once it "
+        "has made an Accelerator.",
     )
     parser.flag("--json", help="print one JSON object: {runs}")
     return parser
@@ -39,13 +42,19 @@ def make_parser() -> Parser:
 
 def print_runs(runs: Sequence[Run]) -> None:
     """Print launches as a table."""
-    rows = [
-        (str(run.pid), "-", "its launcher is suspended", _since(run.began_at))
-        if run.is_suspended
-        else (str(run.pid), run.program, run.ranks, _since(run.began_at))
-        for run in runs
-    ]
-    print_table(("pid", "program", "ranks", "since"), rows)
+    print_table(HEAD, [row_of(run) for run in runs])
+
+
+def run_of(alone: Alone) -> Run:
+    """Return a process without a launcher as a launch."""
+    return Run(alone.pid, alone.program, 1, 0, 1, alone.began_at)
+
+
+def row_of(run: Run) -> tuple[str, ...]:
+    """Return the cells of a launch."""
+    if run.is_suspended:
+        return str(run.pid), "-", "its launcher is suspended", _since(run.began_at)
+    return str(run.pid), run.program, run.ranks, _since(run.began_at)
 
 
 def _since(began_at: float) -> str:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -37,6 +37,7 @@ from headway.checkpoint.manifest import (
 )
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
+from headway.contract.step_clock import SYNC, spending
 from headway.distributed.world import num_ranks, rank_and_size
 from headway.errors import CheckpointError, HeadwayError
 
@@ -279,7 +280,8 @@ def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
     if size == 1:
         return [value]
     values: list[Any] = [None] * size
-    dist.all_gather_object(values, value, group=group)
+    with nullcontext() if group else spending(SYNC):  # a group is that of the thread that writes
+        dist.all_gather_object(values, value, group=group)
     return values
 
 

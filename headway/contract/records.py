@@ -9,11 +9,13 @@ from __future__ import annotations
 import _thread
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, get_args
 
+from headway.contract.figures import Figures
 from headway.contract.lines import Lines, TooLong, decode, encode, kinds_of
+from headway.contract.step_clock import SAVE, clock
 
 STOPPED_AND_SAVED = 75
 """The exit code of a rank for: stopped by request, state saved, run me again. No failure."""
@@ -188,8 +190,8 @@ class Ended(NamedTuple):
     left_processes: bool  # no rank runs any more, but something that a rank has started does
 
 
-Record = (
-    Ready | WillSave | Heartbeat | Answer | Crash | End | Serving | Started | NotStarted | Ended
+Record = (Ready | WillSave | Heartbeat | Figures | Answer | Crash | End) | (
+    Serving | Started | NotStarted | Ended
 )
 
 _RECORDS = kinds_of(*get_args(Record))
@@ -211,6 +213,7 @@ class Channel:
     __slots__ = (
         *("fd", "identity", "last_sent_at", "num_trained", "phase", "step", "total", "loss"),
         *("has_joined_group", "has_made_accelerator", "has_resumed", "obeys_stops", "will_save"),
+        "tell",
     )
 
     def __init__(self) -> None:
@@ -224,20 +227,25 @@ class Channel:
         self.has_resumed = False
         self.obeys_stops = False  # the script has asked whether the job has to stop
         self.will_save = False  # when it is asked to stop
+        self.tell: Callable[[Figures], None] = lambda _: None  # sends figures to who asked for them
 
 
 CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
 """The Accelerator's methods that wait for all ranks; each is a phase while a rank is in it."""
+
+_SAVING = ("checkpoint", "save_state")
 
 
 @contextmanager
 def in_phase(phase: str) -> Iterator[None]:
     """Let this process's progress tell the phase in the block."""
     before, channel.phase = channel.phase, phase
+    counted = clock.switch(SAVE if phase in _SAVING else clock.phase)
     try:
         yield
     finally:
         channel.phase = before
+        clock.switch(counted)
 
 
 own_threads: set[int] = set()
@@ -249,7 +257,8 @@ channel = Channel()  # an instance: Python forgets its caches whenever a class a
 
 def open_channel(fd: int) -> None:
     """Send this process's records to `fd`; forked children send none."""
-    channel.fd, channel.identity = fd, identity(fd)
+    channel.fd, channel.identity, channel.tell = fd, identity(fd), send
+    clock.begin()
     os.register_at_fork(after_in_child=_close_channel)
 
 
@@ -295,8 +304,21 @@ def progress() -> Progress:
 def report(step: int, total: int, loss: float | None) -> None:
     """Note how far a library's training is, and tell the launcher, at most once each second."""
     channel.step, channel.total, channel.loss = step, total, loss
-    if channel.fd is not None:
+    if clock.end_step():
+        tell_figures()
+    elif channel.fd is not None:
         beat()
+
+
+def tell_figures() -> None:
+    """Tell what the steps took since the last time; called where `clock` says that it is due.
+
+    A heartbeat is sent only if no step ends for longer: at most one record each second.
+    """
+    figures = clock.take(channel.step, channel.total, channel.loss)
+    if figures is not None:
+        channel.tell(figures)
+        channel.last_sent_at = _monotonic() + _BEAT_EVERY_S
 
 
 def beat() -> None:

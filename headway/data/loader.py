@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from headway.contract.notes import say
 from headway.contract.records import beat, channel
+from headway.contract.step_clock import DATA, FORWARD, SCRIPT, clock
 from headway.data.active_loader import GlobalBatch, LoaderLoop
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.dispatch import share_of
@@ -166,7 +167,7 @@ class PreparedDataLoader(DataLoader[Any]):
         if self._before_pass is not None:
             with named("a loop over a prepared DataLoader"):
                 self._before_pass()
-        share, stream = self._share, self._stream
+        share, stream, num_ranks = self._share, self._stream, self._of_rank[1]
         start, current = self._begin_pass()
         loop, state = LoaderLoop(self), vars(self)
         device = self._device if _can_be_elsewhere(self._device) else None
@@ -182,6 +183,7 @@ class PreparedDataLoader(DataLoader[Any]):
             start.begun()
             draws_ahead = self._draws_ahead
             channel.phase = "data"
+            clock.switch(DATA)
             following = next(items, _END)
             if lookahead is None:
                 start.loaded()
@@ -191,6 +193,7 @@ class PreparedDataLoader(DataLoader[Any]):
                     has_more = lookahead.has_more
                 else:
                     channel.phase = "data"
+                    clock.switch(DATA)
                     if channel.fd is not None:
                         beat()
                     if stream is not None:
@@ -200,6 +203,8 @@ class PreparedDataLoader(DataLoader[Any]):
                     following = next(items, _END)  # one batch ahead
                     has_more = following is not _END
                 channel.phase = "script"
+                clock.switch(FORWARD)
+                clock.batch_samples = global_batch.samples // num_ranks
                 current.rounds += 1
                 current.samples += global_batch.samples
                 if not has_more:
@@ -211,12 +216,14 @@ class PreparedDataLoader(DataLoader[Any]):
                     yield batch
                 if lookahead is not None:
                     channel.phase = "data"
+                    clock.switch(DATA)
                     if channel.fd is not None:
                         beat()
                     following = next(items, _END)
             current.is_exhausted = True
         finally:
             channel.phase = "script"
+            clock.switch(SCRIPT)
             self._passes.end(current, self._given(current))
             loop.end()
 

@@ -123,6 +123,10 @@ class DeviceKind:
         """Return the most bytes that were allocated and reserved on each, if it is in use."""
         return []
 
+    def held_bytes(self, device: torch.device) -> int | None:
+        """Return how much of the memory of `device` this process holds; None where it has none."""
+        return None
+
     def rng_state(self, device: torch.device | None = None) -> torch.Tensor | None:
         """Return the state of its generator; None where the CPU's is the only one."""
         return None
@@ -172,6 +176,9 @@ class GpuKind(DeviceKind):
     def empty_cache(self) -> None:
         if self.is_in_use():  # pragma: needs a GPU
             self._part.empty_cache()
+
+    def held_bytes(self, device: torch.device) -> int | None:
+        return int(self._part.memory_reserved(device))
 
     def peaks(self, torch: Any) -> list[tuple[int, int]]:
         part = getattr(torch, self.name, None)

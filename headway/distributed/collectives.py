@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from headway.contract.step_clock import SYNC, spending
 from headway.distributed.meeting import barrier, meet, run_ahead
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import group_device, message_device, rank_and_size
@@ -164,7 +165,8 @@ def average_in_place(tensors: Iterable[torch.Tensor]) -> None:
     """
     for bucket in _buckets(tensors):
         flat = torch.cat([one.reshape(-1) for one in bucket])
-        dist.all_reduce(flat)
+        with spending(SYNC):
+            dist.all_reduce(flat)
         flat.div_(rank_and_size()[1])
         parts = torch.split(flat, [one.numel() for one in bucket])
         means = [part.view(one.shape) for part, one in zip(parts, bucket, strict=True)]

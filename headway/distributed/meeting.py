@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from headway.contract.process_groups import read_groups
 from headway.contract.records import own_threads
+from headway.contract.step_clock import SYNC, clock
 from headway.devices.table import kind_of
 from headway.distributed.world import (
     alone,
@@ -262,6 +263,7 @@ class _Meetings:
             self.now = before._replace(
                 number=before.number + 1, call=call, detail=detail, may_go_alone=may_go_alone
             )
+            counted = clock.switch(SYNC)
             try:
                 found = self._come(self.now)
             except dist.DistNetworkError:
@@ -269,6 +271,8 @@ class _Meetings:
                     raise
                 left = [Where(has_left=True)] * self._size
                 found = False, [*left[: self._rank], self.now, *left[self._rank + 1 :]]
+            finally:
+                clock.switch(counted)
             if found is None:
                 self.now = Where(before.number + 1)
                 return None

@@ -33,6 +33,7 @@ from headway.settings.setting import (
     read_line,
     read_path,
     read_ranks,
+    read_status,
     read_variables,
 )
 
@@ -240,6 +241,13 @@ class Settings:
         "join the Trainer of transformers or Lightning when the script imports it, so that it "
         "saves and leaves when the job has to stop, and goes on afterwards; no leaves it alone",
     )
+    status = Setting[str](
+        read_status,
+        AUTO,
+        "how the run is doing, where ranks tell of optimizer steps: a line below the output of a "
+        "terminal, and elsewhere one each minute (auto); a line after each time like 60s; or off",
+        metavar="off|auto|60s",
+    )
     log_dir = Setting[str | None](
         read_path,
         None,
@@ -370,7 +378,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         *("max_restarts", "restart_delay", "hang_timeout", "time_limit", "grace_period_s"),
         *("leave_children", "library_hooks"),
     ),
-    "output": ("output", "ranks", "log_dir", "debug_rank"),
+    "output": ("output", "ranks", "status", "log_dir", "debug_rank"),
     "jobs": OF_JOBS,
 }
 """The headings of `--help`, and the settings below each."""

@@ -16,6 +16,7 @@ from headway.distributed.meeting import meet
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.strategies.compilation import uncompiled
+from headway.strategies.exchange_time import note_buffers, note_exchange
 from headway.strategies.strategy import Strategy, StrategySettings
 
 
@@ -48,6 +49,10 @@ class DDP(Strategy):
             _fix_buckets(shared)
         self._settings.ddp.register_comm_hook(shared)
         _watch_frozen(shared)
+        if not self._settings.ddp.find_unused_parameters:
+            note_exchange(shared)
+        if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
+            note_buffers(shared)
         return shared
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:

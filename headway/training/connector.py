@@ -5,15 +5,18 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
+from headway.contract.figures_file import leave_figures
 from headway.contract.notes import say
 from headway.contract.records import channel, is_connected
 from headway.contract.run import RunContract, read_ranks, read_run
+from headway.contract.step_clock import clock
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.contract.strategies import SHARDED
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
+from headway.devices.table import kind_of
 from headway.distributed.rng import set_seed
 from headway.distributed.world import GroupSettings, World, join_world
 from headway.memory.device import tell_memory_at_exit
@@ -142,6 +145,9 @@ def tell(connected: Connected, strategy: str | None) -> None:
     """
     channel.has_made_accelerator = True
     settings, world = connected.settings, connected.world
+    clock.device_bytes = partial(kind_of(world.device.type).held_bytes, world.device)
+    if not is_connected() and read_run() is not None and world.ranks.world_size == 1:
+        leave_figures()
     if not world.is_main:
         return
     _tell_if_unused(settings.run.resume, settings.run.time_limit)

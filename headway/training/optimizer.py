@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from headway.contract.records import beat, channel
+from headway.contract.records import beat, channel, tell_figures
+from headway.contract.step_clock import clock
 from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.state import AcceleratorState, GradientState
@@ -95,6 +96,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 self.step_count += 1
                 channel.step = self.step_count
                 channel.num_trained += 1
+                if clock.end_step():
+                    tell_figures()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, unless they accumulate."""

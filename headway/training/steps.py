@@ -11,6 +11,7 @@ import torch
 from torch.distributed.algorithms.join import Join
 
 from headway.contract.records import beat, channel
+from headway.contract.step_clock import BACKWARD, clock
 from headway.distributed.collectives import reduce
 from headway.plugins.handlers import AutocastKwargs
 from headway.training.optimizer import PreparedOptimizer
@@ -78,16 +79,20 @@ class Steps:
             >>> weight.grad
             tensor([0.7500, 0.7500, 0.7500, 0.7500])
         """
-        loss, gradient = self.weighing.weighed(loss, num_tokens, kwargs.pop("gradient", None))
+        weighed, gradient = self.weighing.weighed(loss, num_tokens, kwargs.pop("gradient", None))
         if gradient is not None:
             kwargs["gradient"] = gradient
         channel.phase = "backward"
+        clock.switch(BACKWARD)
         if channel.fd is not None:
             beat()
         try:
-            self.training.precision.backward(loss, **kwargs)
+            self.training.precision.backward(weighed, **kwargs)
         finally:
             channel.phase = "script"
+            clock.end_backward()
+        if clock.mark >= clock.due_at:
+            _note_loss(loss, num_tokens)
         channel.num_trained += 1
         self.weighing.after_backward()
 
@@ -316,6 +321,12 @@ class Steps:
             [one.optimizer for one in self.training.optimizers], tensors
         )
         return tensors
+
+
+def _note_loss(loss: torch.Tensor, num_tokens: int | torch.Tensor | None) -> None:
+    """Keep a loss for the launcher, unless to read it would hold up a GPU."""
+    if loss.numel() == 1 and loss.device.type == "cpu" and not isinstance(num_tokens, torch.Tensor):
+        channel.loss = float(loss.detach()) / (num_tokens or 1)
 
 
 def _as_list(tensors: Tensors) -> list[torch.Tensor]:

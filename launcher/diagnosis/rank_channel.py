@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from headway.contract.figures import Figures
 from headway.contract.notes import say
 from headway.contract.records import (
     Answer,
@@ -49,6 +50,7 @@ class RankChannel:
         channel: the launcher's end of its status channel.
         stacks: the pipe that faulthandler writes to.
         send_signal: sends its process a signal; does nothing once that has ended.
+        note_figures: called with what its steps took.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class RankChannel:
         channel: int,
         stacks: int,
         send_signal: Callable[[int], object],
+        note_figures: Callable[[Figures], None] = lambda _: None,
     ) -> None:
         self.rank = rank
+        self._note_figures = note_figures
         self.fds = (channel, stacks)
         self.closed: set[int] = set()  # of these, by the rank
         self.code: int | None = None  # of its process, once that has ended
@@ -127,6 +131,11 @@ class RankChannel:
         elif isinstance(record, Heartbeat):
             self._progress = record.progress
             self.moved_after = time.monotonic()
+            return True
+        elif isinstance(record, Figures):
+            self._progress = Progress(record.step, total=record.total, loss=record.loss)
+            self.moved_after = time.monotonic()
+            self._note_figures(record)
             return True
         elif isinstance(record, Answer):
             return self._take_in_answer(record)

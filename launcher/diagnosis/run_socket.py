@@ -1,4 +1,4 @@
-"""The socket on which a launcher answers `headway ps` and `headway stack` of the same user.
+"""The socket on which a launcher answers `headway ps`, `stack` and `top` of the same user.
 
 On Linux its name is in the abstract namespace: it needs no folder, nobody can put a file in its
 place, and the kernel removes it with the launcher. Both ends ask the kernel who the other one is.
@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import socket
-import stat
 import struct
 import sys
 import threading
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
+from headway.contract.figures_file import is_private, make_private, runtime_folder
 from headway.launcher.diagnosis.process_state import read_state
 
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
@@ -59,6 +59,8 @@ class RunSocket:
     def __init__(self, run: Run) -> None:
         self.describe: Callable[[bool], str] = lambda _: "no rank has started yet"
         """Returns where the ranks are; the argument: may silent ones be interrupted by a signal?"""
+        self.figures: Callable[[], dict[str, Any]] = lambda: {"ranks": [], "slowest": None}
+        """Returns what the ranks have told of their steps, for JSON."""
         self._run = run
         self._answering: list[tuple[threading.Thread, socket.socket]] = []
         self._is_closing = False
@@ -111,6 +113,8 @@ class RunSocket:
             answer = self._run._asdict()
             if isinstance(request, dict) and request.get("wants_stacks"):
                 answer["stacks"] = self.describe(bool(request.get("interrupts")))
+            if isinstance(request, dict) and request.get("wants_figures"):
+                answer["figures"] = self.figures()
             connection.sendall(json.dumps(answer).encode())
 
 
@@ -150,28 +154,42 @@ def ask_for_stacks(pid: int, interrupts: bool, timeout_s: float) -> str | None:
         run = _run_at(address)
         if run is not None and run.pid == pid:
             try:
-                return _ask(address, {"wants_stacks": True, "interrupts": interrupts}, timeout_s)[1]
+                request = {"wants_stacks": True, "interrupts": interrupts}
+                return _ask(address, request, timeout_s)[1].get("stacks")
             except _NoAnswer:
                 raise TimeoutError from None
     return None
 
 
-def _ask(address: str, request: dict[str, Any], timeout_s: float) -> tuple[Run | None, str | None]:
+def ask_for_figures() -> list[tuple[Run, dict[str, Any]]]:
+    """Return this user's launches on this machine, the oldest first, each with its figures."""
+    answers = []
+    for address in _addresses():
+        with suppress(_NoAnswer):
+            run, answer = _ask(address, {"wants_figures": True}, _TIMEOUT_S)
+            if run is not None:
+                answers.append((run, answer.get("figures") or {}))
+    return sorted(answers, key=lambda one: one[0].began_at)
+
+
+def _ask(
+    address: str, request: dict[str, Any], timeout_s: float
+) -> tuple[Run | None, dict[str, Any]]:
     """Return what the launcher at `address` answers; None for one of another user."""
     with closing(socket.socket(socket.AF_UNIX)) as connection:
         connection.settimeout(timeout_s)
         try:
             connection.connect(address)
             if not _is_same_user(connection):
-                return None, None
+                return None, {}
             connection.sendall(json.dumps(request).encode())
             answer = json.loads(b"".join(iter(lambda: connection.recv(65536), b"")))
             run = Run(**{name: answer[name] for name in Run._fields if name in answer})
-            return run._replace(pid=_peer(connection)[0] or run.pid), answer.get("stacks")
+            return run._replace(pid=_peer(connection)[0] or run.pid), answer
         except TimeoutError:
             raise _NoAnswer(_peer(connection)[0]) from None
         except (OSError, ValueError, TypeError):  # it has just ended, or is of another version
-            return None, None
+            return None, {}
 
 
 def _is_same_user(connection: socket.socket) -> bool:
@@ -192,10 +210,7 @@ def _new_address() -> str:
     if _HAS_ABSTRACT_NAMES:
         return f"\0{_PREFIX}-{os.geteuid()}-{name}"
     folder = runtime_folder()
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    if not _is_private(folder):
-        raise PermissionError(f"{folder} is not a folder that only you may enter")
+    make_private(folder)
     return os.path.join(folder, name)
 
 
@@ -210,21 +225,5 @@ def _addresses() -> list[str]:
             names = {line.split()[-1] for line in file}
         return [f"\0{name[1:]}" for name in names if name.startswith(start)]
     folder = runtime_folder()
-    names = {*os.listdir(folder)} if _is_private(folder) else set()
+    names = {*os.listdir(folder)} if is_private(folder) else set()
     return [os.path.join(folder, name) for name in names]
-
-
-def runtime_folder() -> str:
-    import tempfile
-
-    return os.path.join(tempfile.gettempdir(), f"{_PREFIX}-{os.geteuid()}")
-
-
-def _is_private(folder: str) -> bool:
-    """Return whether a folder is this user's, and nobody else may enter it."""
-    try:
-        status = os.lstat(folder)
-    except FileNotFoundError:
-        return False
-    is_closed = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-    return is_closed and status.st_uid == os.geteuid()

@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
+from headway.contract.figures import Figures
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED, Crash, End
 from headway.launcher.diagnosis import hang
@@ -30,12 +32,19 @@ class Watch:
     Args:
         hang_timeout_s: the run hangs after so long without progress; None: never.
         last_output_at: returns when a rank last wrote any output, on the monotonic clock.
+        note_figures: called with a rank and what its steps took, by the thread that reads.
     """
 
-    def __init__(self, hang_timeout_s: int | None, last_output_at: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        hang_timeout_s: int | None,
+        last_output_at: Callable[[], float],
+        note_figures: Callable[[int, Figures], None] = lambda *_: None,
+    ) -> None:
         self.hang: Hang | None = None  # set once, after `hang_timeout_s`
         self._timeout_s = hang_timeout_s
         self._last_output_at = last_output_at
+        self._note_figures = note_figures
         self._ranks: dict[int, RankChannel] = {}  # of this attempt
         self._progress_at = time.monotonic()
         self._lock = threading.RLock()
@@ -67,7 +76,9 @@ class Watch:
     ) -> None:
         """Read a new rank's channel and pipe of stacks; both are closed when it ends."""
         with self._lock:
-            self._ranks[rank] = RankChannel(rank, pid, channel, stacks, send_signal)
+            self._ranks[rank] = RankChannel(
+                rank, pid, channel, stacks, send_signal, partial(self._note_figures, rank)
+            )
             self._progress_at = time.monotonic()
             for fd in (channel, stacks):
                 os.set_blocking(fd, False)

@@ -10,6 +10,7 @@ from headway.contract.notes import ranges
 from headway.launcher.machines import preflight
 from headway.launcher.machines.machine_state import (
     LAUNCH_FAILED,
+    UNSEEN,
     Machine,
     loss,
     numbered,
@@ -33,6 +34,7 @@ from headway.launcher.machines.messages import (
     Refused,
     Restart,
     Round,
+    Steps,
     Stopping,
 )
 
@@ -68,6 +70,7 @@ class Coordinator:
         now: float,
     ) -> None:
         self.outbox: list[tuple[int, Message]] = []
+        self.seen = UNSEEN
         self.machines: dict[int, Machine] = {}  # by peer
         self.is_ended = False
         self.num_untold = 0  # machines that are still to come, to be told that the run has ended
@@ -146,6 +149,10 @@ class Coordinator:
         machine.heard_at = now
         if isinstance(message, Beat):
             machine.word = message.word or machine.word
+        elif isinstance(message, Steps):
+            if machine.rank is not None:
+                where = machine.rank, machine.join.host
+                self.seen.steps(message.rank, message.figures, *where)
         elif isinstance(message, Facts):
             machine.facts = message
         elif isinstance(message, Ready):
@@ -180,6 +187,8 @@ class Coordinator:
         self._probes = {by: of for by, of in self._probes.items() if peer not in (by, of)}
         if self.is_ended or machine.is_leaving:
             return
+        if machine.has_ranks and not machine.is_done and machine.rank is not None:
+            self.seen.loss(machine.rank)
         lost = loss(machine.label, machine.rank or 0, machine.join.host, reason, machine.word)
         if self._is_stopping:
             if machine.has_ranks:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from headway.contract.figures import Figures
 from headway.errors import HeadwayError
 from headway.launcher.machines.messages import (
     Facts,
@@ -20,6 +22,17 @@ from headway.settings.setting import Machines
 
 LAUNCH_FAILED = 4
 """The exit code of a run that has failed outside of its ranks, as that of a LaunchError."""
+
+
+class Seen(NamedTuple):
+    """Who is told what machine 0 learns of the ranks of others, by the thread of the channel."""
+
+    steps: Callable[[int, Figures, int, str], object] = lambda *_: None  # rank, ..., machine, host
+    loss: Callable[[int], object] = lambda _: None  # of this machine
+
+
+UNSEEN = Seen()
+"""Nobody."""
 
 
 @dataclass(eq=False)

@@ -23,6 +23,7 @@ from headway.launcher.machines.connect import (
 )
 from headway.launcher.machines.coordinator import Coordinator
 from headway.launcher.machines.hub import Hub
+from headway.launcher.machines.machine_state import UNSEEN, Seen
 from headway.launcher.machines.member import Member
 from headway.launcher.machines.messages import Join, Leave
 from headway.launcher.machines.preflight import facts_of
@@ -66,16 +67,17 @@ class Membership:
         self._timeout_s = float(settings.machine_timeout_s)
         self._key: RunKey | None = None
 
-    def join(self, word: Callable[[], str]) -> Member:
+    def join(self, word: Callable[[], str], seen: Seen = UNSEEN) -> Member:
         """Return this machine's member, once machine 0 has taken it in or told how the run ended.
 
         Args:
             word: returns how far the ranks of this machine are.
+            seen: on machine 0, who is told of the ranks of others.
 
         Raises:
             LaunchError: machine 0 cannot be reached, the port is in use, the machine is refused.
         """
-        link = self._listen() if is_machine_0(self._rank, self.address) else None
+        link = self._listen(seen) if is_machine_0(self._rank, self.address) else None
         member = self._reach(word) if link is None else self._offer(link, word)
         if member.accepted is not None and member.accepted.digest != self._facts.digest():
             member.send(self._facts)
@@ -163,7 +165,7 @@ class Membership:
             clock=time.time(),
         )
 
-    def _listen(self) -> socket.socket | None:
+    def _listen(self, seen: Seen) -> socket.socket | None:
         """Become machine 0 and return its own connection; None: another on this host is it."""
         try:
             listener = listen_as_machine_0(self.address, self.port)
@@ -182,6 +184,7 @@ class Membership:
             say=say,
             now=time.monotonic(),
         )
+        coordinator.seen = seen
         allow_open_files(self._most)
         self.hub = Hub(listener, self._key.key, coordinator, self._timeout_s, say)
         return self.hub.take_own_end()

@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
+from headway.contract.figures import Figures
 from headway.contract.lines import decode, encode, kinds_of
 from headway.errors import STOP_SIGNALS
 
@@ -111,6 +112,13 @@ class Beat(NamedTuple):
     word: str  # of its ranks: how far they are; empty: as before
 
 
+class Steps(NamedTuple):
+    """What the last steps of a rank took, for machine 0."""
+
+    rank: int
+    figures: Figures
+
+
 class HeartbeatLost(NamedTuple):
     """The sender has heard nothing for too long, and leaves: the link to it is cut."""
 
@@ -173,7 +181,7 @@ class AllDone(NamedTuple):
 
 
 Message = (
-    Join | Facts | Ready | Probed | Failed | Done | Stopping | Beat | HeartbeatLost | Leave
+    Join | Facts | Ready | Probed | Failed | Done | Stopping | Beat | Steps | HeartbeatLost | Leave
 ) | (Accepted | Refused | Missing | Probe | Round | Restart | AllDone)
 
 _KINDS = kinds_of(*get_args(Message))

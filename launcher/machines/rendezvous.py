@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from headway.contract.figures import Figures
 from headway.contract.notes import say
 from headway.errors import HeadwayError, LaunchError
 from headway.launcher.machines.addresses import host_port, listening_socket
@@ -65,6 +66,10 @@ class Rendezvous(RendezvousHandler):
         self.round = -1
         self.word: Callable[[], str] = str
         """Returns how far the ranks are, for the other machines."""
+        self.note_steps: Callable[[int, Figures, int, str], object] = lambda *_: None
+        """Notes what the steps of a rank on another machine took: rank, figures, machine, host."""
+        self.note_loss: Callable[[int], object] = lambda _: None
+        """Notes that a machine was lost; called by another thread, as `note_steps` is."""
         self.end_grace_period: Callable[[], None] = lambda: None
         """Ends the grace period of the ranks here; called by another thread."""
         self._store: Store | None = None
@@ -135,6 +140,9 @@ class Rendezvous(RendezvousHandler):
 
     def tell_stop(self, number: int, *, ends_grace: bool) -> None:
         """Tell the other machines of a stop signal; may be called from its handler."""
+
+    def tell_steps(self, rank: int, figures: Figures) -> None:
+        """Tell machine 0 what the steps of a rank here took; called by another thread."""
 
     @property
     def is_awaited(self) -> bool:

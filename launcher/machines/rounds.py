@@ -12,12 +12,13 @@ from datetime import timedelta
 from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
+from headway.contract.figures import Figures
 from headway.contract.notes import say
 from headway.devices.table import kind_of
 from headway.errors import HeadwayError
 from headway.launcher.machines.addresses import interface_of, is_literally_local, listening_socket
 from headway.launcher.machines.connect import listening_host, try_to_reach
-from headway.launcher.machines.machine_state import failure_of, loss
+from headway.launcher.machines.machine_state import Seen, failure_of, loss
 from headway.launcher.machines.member import Member
 from headway.launcher.machines.membership import Membership
 from headway.launcher.machines.messages import (
@@ -29,6 +30,7 @@ from headway.launcher.machines.messages import (
     Ready,
     Restart,
     Round,
+    Steps,
     Stopping,
 )
 from headway.launcher.machines.rendezvous import Rendezvous, RunEnded, no_answer, own_store
@@ -156,7 +158,8 @@ class MachinesRendezvous(Rendezvous):
         return self._info(joined.machine, joined.num_machines, address, joined.store_port)
 
     def _join(self) -> Member:
-        member = self._membership.join(lambda: self.word())
+        seen = Seen(lambda *steps: self.note_steps(*steps), lambda machine: self.note_loss(machine))
+        member = self._membership.join(lambda: self.word(), seen)
         member.on_grace_end = lambda: self.end_grace_period()
         return member
 
@@ -277,6 +280,11 @@ class MachinesRendezvous(Rendezvous):
             self._has_stopped = True
             if ends_grace or member.stopping is None:
                 member.send(Stopping(int(number), socket.gethostname(), ends_grace))
+
+    def tell_steps(self, rank: int, figures: Figures) -> None:
+        member = self._member
+        if member is not None and not self._is_machine_0 and not member.is_over:
+            member.send(Steps(rank, figures))
 
     @property
     def is_awaited(self) -> bool:

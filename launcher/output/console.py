@@ -38,6 +38,7 @@ class Console:
         colored: give the prefixes colours where they are on a terminal.
         ranks: show these alone; None shows all.
         is_raw: pass on every byte as it is, without prefixes.
+        moves: the terminal obeys movements of its cursor.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Console:
         colored: bool,
         ranks: Collection[int] | None,
         is_raw: bool = False,
+        moves: bool = False,
     ) -> None:
         self.is_raw = is_raw
         self.on_change: Callable[[], None] = lambda: None
@@ -63,6 +65,8 @@ class Console:
         if not is_same_file(sys.stdout, sys.stderr):
             error = Sink(self._fds[2], sys.stderr.isatty(), self._note_change)
         self._sinks = {1: out, 2: error}
+        terminals = (one for one in (error, out) if one.is_terminal)
+        self._sink_below = next(terminals, None) if moves and not is_raw else None
         self._lost: set[Sink] = set()
         self._bar = (-1, 0.0)  # the rank that draws the terminal's bar, and until when
         self._held: deque[_Line] = deque()
@@ -91,6 +95,16 @@ class Console:
     def shows(self, rank: int) -> bool:
         """Return whether the output of this rank is shown."""
         return self._ranks is None or rank in self._ranks
+
+    @property
+    def has_terminal(self) -> bool:
+        """Whether there is a terminal on which lines have their places."""
+        return self._sink_below is not None
+
+    def show_below(self, text: str) -> None:
+        """Let a line be below all output on the terminal, until the next one; empty: none."""
+        if self._sink_below is not None:
+            self._sink_below.show_below(text)
 
     def is_terminal(self, target: int) -> bool:
         return self._sinks[target].is_terminal
@@ -204,6 +218,7 @@ class Console:
             patience_s: how long a stream may accept nothing before its output is discarded.
         """
         self._show_through(self._count)
+        self.show_below("")
         for sink in {*self._sinks.values()}:
             sink.end_line()
             if not sink.wait(time.monotonic() + min(_NOTICE_S, patience_s)):

@@ -18,6 +18,7 @@ from contextlib import suppress
 
 from headway.launcher.output.console import Console
 from headway.launcher.output.logs import Log, Tail
+from headway.launcher.output.status_line import StatusLine
 from headway.launcher.output.views import View, view_of
 
 _DRAIN_S = 1.0  # the longest wait for what a dead rank's children may still write
@@ -38,10 +39,14 @@ class Output:
     Args:
         console: where the lines are shown.
         folder: keep a copy in `folder/rank_R_attempt_A.log`, without the prefix.
+        status: the line on how the run is doing; None: there is none.
     """
 
-    def __init__(self, console: Console, *, folder: str | None) -> None:
+    def __init__(
+        self, console: Console, *, folder: str | None, status: StatusLine | None = None
+    ) -> None:
         self._console = console
+        self._status = status
         self._console.on_change = self._wake
         self.folder = folder
         self._attempt = 0
@@ -97,6 +102,10 @@ class Output:
     def tail(self, rank: int) -> list[str]:
         """Return the last lines of a rank's stderr and stdout; complete after `close`."""
         return self._tails[rank].lines() if rank in self._tails else []
+
+    def last_line(self, rank: int) -> str:
+        """Return what a rank wrote last."""
+        return next((line for line in reversed(self.tail(rank)) if line.strip()), "")
 
     @property
     def last_output_at(self) -> float:
@@ -154,6 +163,8 @@ class Output:
                     self._read(key.data, streams)
             now = time.monotonic()
             self._console.show_due(now)
+            if self._status is not None:
+                self._status.show_due(now)
             due = [stream for stream in streams - self._paused if stream.due <= now]
             for stream in sorted(due, key=lambda one: one.rank):
                 stream.show_due()
@@ -184,7 +195,8 @@ class Output:
     def _wait_s(self, streams: Iterable[_Stream]) -> float | None:
         """Return how long there is nothing to do unless a rank writes; None: no limit."""
         moments = [stream.due for stream in streams if stream not in self._paused]
-        due = min([self._deadline, self._console.due, *moments]) - time.monotonic()
+        status_due = _NEVER if self._status is None else self._status.due
+        due = min([self._deadline, self._console.due, status_due, *moments]) - time.monotonic()
         due = min(due, self._console.wait_s(self._patience_s))
         return None if due == _NEVER else max(0, due)
 

@@ -15,7 +15,11 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from headway.launcher.output.line_below import LineBelow
+
 MAX_QUEUED = 2**20  # bytes; with more, the ranks wait
+_REDRAW_S = 0.05  # the line below is drawn again after output no more often
+_NEVER = float("inf")
 _PIECE = 2**16  # bytes written at once, so that a slow reader is told from one that has stopped
 _REDRAWN = re.compile(rb"\r(?!\n|$)")
 
@@ -45,6 +49,9 @@ class Sink:
         self._size = 0  # bytes queued, and not yet written
         self._moved_at = 0.0  # the last byte was accepted, or the first one queued
         self._is_abandoned = False
+        self._below = LineBelow(fd) if is_terminal else None
+        self._redraw_at = _NEVER  # the line below, on the monotonic clock
+        self._drawn_at = 0.0
         self._thread = threading.Thread(target=self._run, name="headway-sink", daemon=True)
         self._thread.start()
 
@@ -94,6 +101,14 @@ class Sink:
                     self._add(b"\n")
                 self._add(data)
 
+    def show_below(self, text: str) -> None:
+        """Let a line be below all else on the terminal, until the next one; empty: none."""
+        with self._changed:
+            if self._below is not None:
+                self._below.text = text
+                self._redraw_at = 0.0
+                self._changed.notify_all()
+
     def end_line(self) -> None:
         """Queue the end of a line that a rank has left unfinished."""
         with self._changed:
@@ -112,7 +127,7 @@ class Sink:
     def wait(self, until: float) -> bool:
         """Wait until all has been written; False if that is not so at `until` (monotonic clock)."""
         with self._changed:
-            while self._size:
+            while self._size or (self._below is not None and self._below.is_left_over):
                 left_s = until - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(min(left_s, threading.TIMEOUT_MAX)):
                     return False
@@ -149,24 +164,60 @@ class Sink:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._is_abandoned:
-                    self._changed.wait()
+                while not (self._queue or self._is_abandoned or self._wait_s() == 0):
+                    self._changed.wait(self._wait_s())
                 if self._is_abandoned:
                     return
-                data = memoryview(b"".join(self._queue))
+                output = b"".join(self._queue)
+                data = memoryview(output)
                 self._queue.clear()
             try:
+                if self._below is not None:
+                    self._write_own(self._below.erase())
                 while data and not self._is_abandoned:
                     data = data[self._write(data[:_PIECE]) :]
+                if self._below is not None:
+                    self._draw_below(self._below, output)
             except OSError as error:
                 self.abandon(error)
                 self._on_change()
 
-    def _write(self, data: memoryview) -> int:
+    def _wait_s(self) -> float | None:
+        """Return how long there is nothing to do for the line below; None: for ever."""
+        if self._redraw_at == _NEVER:
+            return None
+        return min(max(self._redraw_at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+
+    def _draw_below(self, below: LineBelow, output: bytes) -> None:
+        """Draw the line below again, at once unless that was just done."""
+        below.note(output)
+        now, may_at = time.monotonic(), self._drawn_at + _REDRAW_S
+        with self._changed:
+            is_late = not below.text or now >= may_at
+            self._redraw_at = _NEVER if is_late else may_at
+            drawing = below.draw() if is_late else b""
+            self._changed.notify_all()  # it may have been taken away for good
+        if drawing:
+            self._drawn_at = now
+            self._write_own(drawing)
+
+    def _write_own(self, data: bytes) -> None:
+        """Write what is not counted: the line below."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._try(rest) :]
+
+    def _try(self, data: memoryview) -> int:
+        """Write once; return how much was taken."""
         try:
-            written = os.write(self._fd, data)
+            return os.write(self._fd, data)
         except BlockingIOError:  # a program that shares the stream has made it non-blocking
             select.select([], [self._fd], [])
+            return 0
+
+    def _write(self, data: memoryview) -> int:
+        written = self._try(data)
+        if not written:
             return 0
         with self._changed:
             if self._is_abandoned:

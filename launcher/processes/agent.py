@@ -32,6 +32,7 @@ from headway.launcher.diagnosis.failures import (
 from headway.launcher.diagnosis.hang import Hang, explain_divergence
 from headway.launcher.diagnosis.rank_channel import say_too_early
 from headway.launcher.diagnosis.watch import Watch
+from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous
 from headway.launcher.output.pipes import Output
 from headway.launcher.plan.grace import grace_of
@@ -73,6 +74,7 @@ class Agent(LocalElasticAgent):
         handler: Rendezvous,
         output: Output,
         watch: Watch,
+        figures: RunFigures,
         environ: Mapping[str, str],
     ) -> None:
         spec = WorkerSpec(
@@ -89,9 +91,12 @@ class Agent(LocalElasticAgent):
         self._environ = environ
         self._handler = handler
         handler.word = watch.last_word
+        handler.note_steps, handler.note_loss = figures.note, figures.lose
+        figures.listeners.append(handler.tell_steps)
         handler.end_grace_period = self.end_grace_period
         self.output = output
         self.watch = watch
+        self._figures = figures
         self._ranks: RankProcesses | None = None
         settings = plan.settings
         self._restarts = Restarts(settings.max_restarts, settings.restart_delay)
@@ -225,6 +230,7 @@ class Agent(LocalElasticAgent):
             for worker in worker_group.workers
         }
         self.watch.begin_attempt()
+        self._figures.begin_attempt(worker_group.workers[0].world_size, self._handler.machine)
         self._began_at = time.monotonic()
         self._ranks = self._pcontext = RankProcesses(
             self._starter,

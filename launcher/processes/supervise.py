@@ -20,9 +20,11 @@ from headway.errors import STOP_SIGNALS, HeadwayError, Stopped, WorkerFailed
 from headway.launcher.diagnosis.failures import Failure, describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import Watch
+from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.console import Console
 from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
+from headway.launcher.output.status_line import StatusLine
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.unused import unused
 from headway.launcher.processes.agent import Agent
@@ -35,6 +37,7 @@ from headway.launcher.processes.failure_record import (
 from headway.launcher.processes.log_folder import create_log_folder
 from headway.launcher.processes.starter import ServerEnded, Starter
 from headway.launcher.rank.debugging import leave_prompt, lent_terminal
+from headway.settings.setting import AUTO, OFF, Seconds
 from headway.settings.table import RAW
 
 if TYPE_CHECKING:
@@ -76,13 +79,25 @@ def supervise(
         colored=colored,
         ranks=() if is_debugged else settings.ranks,
         is_raw=is_raw,
+        moves=environ.get("TERM", "dumb") != "dumb",
     )
-    output = Output(console, folder=folder)
-    watch = Watch(None if is_debugged else settings.hang_timeout, lambda: output.last_output_at)
+    figures = RunFigures()
+    status = None
+    if settings.status != OFF and not is_debugged and not is_raw:
+        every_s = None if settings.status == AUTO else float(Seconds(1)(settings.status))
+        status = StatusLine(console, figures.line, every_s)
+        figures.tell = console.warn
+    output = Output(console, folder=folder, status=status)
+    watch = Watch(
+        None if is_debugged else settings.hang_timeout,
+        lambda: output.last_output_at,
+        figures.note,
+    )
     if run_socket is not None:
+        run_socket.figures = lambda: figures.to_json(output.last_line)
         run_socket.describe = lambda interrupts: watch.observe(interrupts).describe()
     handler = _rendezvous_handler(plan, environ)
-    agent = Agent(plan, starter, handler, output, watch, environ)
+    agent = Agent(plan, starter, handler, output, watch, figures, environ)
     stopped_by = None
     try:
         with (

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
+from headway.contract.figures import Figures
 from headway.contract.lines import encode
 from headway.contract.records import (
     Answer,
@@ -38,6 +39,7 @@ RECORDS: list[Any] = [
     Ready(),
     WillSave(),
     Heartbeat(Progress(3, "data")),
+    Figures(1e9, 3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 0.01),
     Answer(1.5, GROUPS, Progress(), 7, ((PLACE, PLACE), (PLACE,)), True),
     Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
     End(2.0, 0),

@@ -48,13 +48,16 @@ def own_address() -> str:
 
 
 @pytest.fixture(params=[True, False], ids=["abstract", "folder"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def kind(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[None]:
     """Both kinds of addresses; that of a Mac works on Linux, too."""
     if not request.param:
         monkeypatch.setattr(run_socket, "_HAS_ABSTRACT_NAMES", False)
+        monkeypatch.setattr(run_socket, "runtime_folder", lambda: str(tmp_path / "runs"))
     yield
     if not request.param:
-        os.rmdir(run_socket.runtime_folder())
+        os.rmdir(tmp_path / "runs")
 
 
 SUSPENDED = """
@@ -204,9 +207,12 @@ def test_a_request_that_never_comes_is_not_waited_for_at_the_end() -> None:
     assert threading.enumerate() == [threading.main_thread()]
 
 
-def test_a_folder_that_others_may_enter_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_others_may_enter_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(run_socket, "_HAS_ABSTRACT_NAMES", False)
-    folder = Path(run_socket.runtime_folder())
+    folder = tmp_path / "runs"
+    monkeypatch.setattr(run_socket, "runtime_folder", lambda: str(folder))
     folder.mkdir(mode=0o755)
     with pytest.raises(PermissionError), running():
         pass

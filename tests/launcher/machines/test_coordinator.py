@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headway.contract.figures import Figures
 from headway.launcher.machines.coordinator import SETTLE_S, Coordinator
-from headway.launcher.machines.machine_state import loss
+from headway.launcher.machines.machine_state import Seen, loss
 from headway.launcher.machines.messages import (
     Accepted,
     AllDone,
@@ -24,6 +25,7 @@ from headway.launcher.machines.messages import (
     Refused,
     Restart,
     Round,
+    Steps,
     Stopping,
 )
 
@@ -386,6 +388,17 @@ def test_a_machine_whose_ranks_stop_for_long_is_told_what_is_missing_once_they_h
     run.sent()
     run.ready(1)
     assert run.sent() == [(1, Missing("1 more machine"))]
+
+
+def test_machine_0_learns_what_steps_of_other_machines_take_and_which_machine_is_lost() -> None:
+    run, seen, lost = Run(3, 3), list[object](), list[int]()
+    run.coordinator.seen = Seen(lambda *steps: seen.append(steps), lost.append)
+    run.begin(3)
+    figures = Figures(1e9, 3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None)
+    run.take(3, Steps(5, figures))
+    assert seen == [(5, figures, 2, "n3")]
+    run.coordinator.lose(2, "its launcher has ended", run.now)
+    assert lost == [1]
 
 
 def test_a_range_waits_for_another_machine_when_too_few_are_left() -> None:

@@ -1,0 +1,212 @@
+"""`headway top [RUN]`: what the ranks of running launches do, live, and which one is slow."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headway.commands.flags import Parser
+from headway.commands.ps import HEAD, print_runs, row_of, run_of
+from headway.commands.tables import print_table
+from headway.contract.figures_file import Alone, list_alone
+from headway.contract.memory_use import size
+from headway.contract.records import shown
+from headway.errors import ConfigError
+from headway.launcher.diagnosis.run_socket import Run, ask_for_figures
+from headway.launcher.figures.figures import RunFigures
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_EVERY_S = 1.0
+_STALE_S = 10.0  # a rank that has not told of a step for so long is marked
+
+_RANK_HEAD = (
+    *("rank", "machine", "step", "ms a step", "compute", "data", "sync", "save", "samples/s"),
+    *("memory", "device", "last line"),
+)
+
+
+class Watched(NamedTuple):
+    """A run, and what its ranks have told."""
+
+    run: Run
+    ranks: list[Mapping[str, Any]]
+    slowest: Mapping[str, Any] | None
+    words: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `--json` prints it."""
+        return {**self.run._asdict(), "ranks": self.ranks, "slowest": self.slowest}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `headway top` with these words and return the exit code."""
+    parser = make_parser()
+    own, words = parser.split(argv)
+    parsed = parser.parse_args(own)
+    if len(words) > 1:
+        parser.error(f"headway top takes one run, and got {len(words)}")
+    chosen = words[0] if words else None
+    if parsed.json:
+        print(json.dumps({"runs": [one.to_json() for one in _chosen(chosen)]}, indent=2))
+    elif sys.stdout.isatty():
+        _watch(chosen)
+    else:
+        _print_once(_chosen(chosen))
+    return 0
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command's flags."""
+    parser = Parser(
+        "top",
+        "Show your running launches on this machine, and one row for each rank of one of them: "
+        "its step, where its time goes, its memory and its last line, each second until Ctrl-C. "
+        "What a step takes is known of scripts that use an Accelerator, or a library's Trainer.",
+        usage="headway top [--json] [RUN]",
+        appendix="\nRUN: the process id of a launch, as in `headway ps`; by default the newest\n",
+    )
+    parser.flag("--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}")
+    return parser
+
+
+def watched() -> list[Watched]:
+    """Return this user's runs on this machine, the oldest first."""
+    found = [
+        Watched(
+            run,
+            list(figures.get("ranks", ())),
+            figures.get("slowest"),
+            list(figures.get("words", ())),
+        )
+        for run, figures in ask_for_figures()
+    ]
+    found += [_watched_alone(one) for one in list_alone()]
+    return sorted(found, key=lambda one: one.run.began_at)
+
+
+def _watched_alone(alone: Alone) -> Watched:
+    figures = RunFigures()
+    if alone.figures is not None:
+        figures.begin_attempt(1)
+        figures.note(0, alone.figures, age_s=max(time.time() - alone.figures.time, 0.0))
+    told = figures.to_json(lambda _: "")
+    return Watched(run_of(alone), told["ranks"], None, told["words"])
+
+
+def _chosen(word: str | None) -> list[Watched]:
+    """Return the run that a word names alone; all without one.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    runs = watched()
+    if word is None:
+        return runs
+    found = [one for one in runs if str(one.run.pid) == word]
+    if not found:
+        raise ConfigError(
+            f"{word!r} is not the process id of a running launch of yours",
+            where="the command line",
+            fix="`headway ps` lists them",
+        )
+    return found
+
+
+def _print_once(runs: Sequence[Watched]) -> None:
+    print_runs([one.run for one in runs])
+    for one in runs[-1:]:
+        print()
+        print_table(_RANK_HEAD, [cells_of(rank) for rank in one.ranks])
+        for words in one.words:
+            print(words)
+
+
+def _watch(word: str | None) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    _chosen(word)  # raises before the screen is taken
+    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                live.update(screen_of(watched(), word), refresh=True)
+                time.sleep(_EVERY_S)
+        except KeyboardInterrupt:
+            pass
+
+
+def screen_of(runs: Sequence[Watched], word: str | None) -> RenderableType:
+    """Return all runs, and below them the ranks of the chosen one."""
+    from rich.console import Group
+    from rich.text import Text
+
+    if not runs:
+        return Text("no launch of yours runs on this machine")
+    chosen = next((one for one in runs if str(one.run.pid) == word), None)
+    if word is None:
+        chosen = next((one for one in reversed(runs) if one.ranks), runs[-1])
+    parts: list[RenderableType] = [_table(HEAD, [row_of(one.run) for one in runs])]
+    if chosen is None:
+        parts.append(Text(f"{word} has ended"))
+        return Group(*parts)
+    if not chosen.ranks:
+        parts.append(Text("no rank has told of an optimizer step yet"))
+        return Group(*parts)
+    slow = None if chosen.slowest is None else chosen.slowest.get("rank")
+    styles = [
+        "red" if rank.get("is_lost") else "yellow" if rank.get("rank") == slow else ""
+        for rank in chosen.ranks
+    ]
+    parts.append(_table(_RANK_HEAD, [cells_of(rank) for rank in chosen.ranks], styles))
+    parts += [Text(words) for words in chosen.words]
+    return Group(*parts)
+
+
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
+) -> RenderableType:
+    from rich.box import SIMPLE
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for name in head:
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for number, row in enumerate(rows):
+        table.add_row(*map(Text, row), style=styles[number] if styles else "")
+    return table
+
+
+def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a rank; what a launcher of another version does not tell is `-`."""
+    step, total = rank.get("step"), rank.get("total")
+    state = "lost" if rank.get("is_lost") else rank.get("host") or str(rank.get("machine", "-"))
+    age_s = rank.get("age_s") or 0.0
+    last_line = f"(no step for {age_s:.0f} s) " if age_s > _STALE_S else ""
+    return (
+        str(rank.get("rank", "-")),
+        state,
+        f"{step}/{total}" if total else f"{step}",
+        _number(rank.get("step_ms")),
+        *(_share(rank.get(f"{name}_share")) for name in ("compute", "data", "sync", "save")),
+        _number(rank.get("samples_per_s")),
+        *(_size(rank.get(name)) for name in ("rss_bytes", "device_bytes")),
+        last_line + shown(str(rank.get("last_line", ""))),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _size(value: int | None) -> str:
+    return size(value) if value else "-"

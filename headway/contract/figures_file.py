@@ -1,0 +1,163 @@
+"""The file in which a process without a launcher leaves its figures, for `headway top`.
+
+It lies in a folder that only its user may enter, and the process has it locked for as long as it
+lives: whoever gets the lock knows that the process has ended, and removes the file. Locks are those
+of fcntl, which children do not inherit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from typing import NamedTuple
+
+from headway.contract.figures import Figures
+from headway.contract.lines import decode, encode, kinds_of
+from headway.contract.records import channel, identity
+from headway.contract.step_clock import clock
+
+_PREFIX = "steps-"
+_SIZE = 4096  # bytes of a file; written at once
+_YOUNG_S = 5.0  # a file that is not locked may be about to be
+
+
+class Alone(NamedTuple):
+    """A process that trains without a launcher."""
+
+    pid: int
+    program: str
+    began_at: float  # seconds since the epoch
+    figures: Figures | None = None  # None before the first record
+
+
+_KINDS = kinds_of(Alone)
+
+
+def runtime_folder() -> str:
+    """Return the folder of this user's sockets and files of running processes; it may not exist."""
+    if sys.platform == "linux":
+        folder = "/tmp"  # not TMPDIR, which schedulers set for each job
+    else:
+        import tempfile
+
+        folder = tempfile.gettempdir()
+    return os.path.join(folder, f"headway-run-{os.geteuid()}")
+
+
+def make_private(folder: str) -> None:
+    """Make a folder that nobody else may enter.
+
+    Raises:
+        PermissionError: somebody has made it otherwise.
+    """
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    if not is_private(folder):
+        raise PermissionError(errno.EPERM, "is not a folder that only you may enter", folder)
+
+
+def is_private(folder: str) -> bool:
+    """Return whether a folder is this user's, and nobody else may enter it."""
+    try:
+        status = os.lstat(folder)
+    except FileNotFoundError:
+        return False
+    is_closed = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    return is_closed and status.st_uid == os.geteuid()
+
+
+class FiguresFile:
+    """This process's file, until it ends.
+
+    Args:
+        program: what runs.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, program: str) -> None:
+        self._state = Alone(os.getpid(), program[-1000:], time.time())
+        folder = runtime_folder()
+        make_private(folder)
+        self._path = os.path.join(folder, f"{_PREFIX}{os.urandom(8).hex()}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd = os.open(self._path, flags, 0o600)
+        fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._identity = identity(self._fd)
+        self._write()
+
+    def tell(self, figures: Figures) -> None:
+        """Replace what the file says; what goes wrong is not the script's problem."""
+        self._state = self._state._replace(figures=figures)
+        with suppress(OSError):
+            self._write()
+
+    def _write(self) -> None:
+        line = encode(self._state)
+        is_ours = os.getpid() == self._state.pid and identity(self._fd) == self._identity
+        if len(line) <= _SIZE and is_ours:  # a script may close descriptors, and reuse them
+            os.pwrite(self._fd, line.ljust(_SIZE), 0)
+
+    def remove(self) -> None:
+        """Remove the file."""
+        if os.getpid() == self._state.pid:
+            with suppress(OSError):
+                os.unlink(self._path)
+
+
+@cache
+def leave_figures() -> None:
+    """Leave what the steps of this process take in a file, from now on until it ends."""
+    with suppress(OSError):  # no such folder can be made: the training is not seen
+        left = FiguresFile(sys.argv[0])
+        channel.tell = left.tell
+        clock.begin()
+        atexit.register(left.remove)
+
+
+def list_alone() -> list[Alone]:
+    """Return this user's processes here that train without a launcher; removes what others left."""
+    folder = runtime_folder()
+    found: list[Alone] = []
+    with suppress(OSError):
+        names = os.listdir(folder) if is_private(folder) else []
+        for name in sorted(names):
+            if name.startswith(_PREFIX):
+                found += _read(os.path.join(folder, name))
+    return sorted(found, key=lambda one: one.began_at)
+
+
+def _read(path: str) -> Iterator[Alone]:
+    with suppress(OSError, ValueError, RecursionError):  # it has ended, or is of another version
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                return
+            if _is_left(fd):
+                if time.time() - status.st_mtime > _YOUNG_S:
+                    os.unlink(path)
+                return
+            line = os.pread(fd, _SIZE, 0)
+        finally:
+            os.close(fd)
+        found: Alone = decode(_KINDS, line)
+        yield found
+
+
+def _is_left(fd: int) -> bool:
+    """Return whether the process that made a file has ended."""
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,296 @@
+"""The figures of a run's steps: of all ranks on all machines, as the ranks have told them."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from headway.contract.figures import Figures
+from headway.launcher.figures.slow_rank import SlowRank, Times, find_lasting, times_of
+
+_SHOWN_S = 5.0  # shares and rates are means over so long
+_STRETCH_STEPS, _STRETCH_S = 5, 1.0  # the least of a stretch that is judged
+_NUM_STRETCHES = 4  # in which the same rank must be last, 20 steps in all
+_MOST_KEPT = 120  # records of a rank
+_QUIET_S = 5.0  # without a record, which is then told
+_DATA_BOUND = 1 / 3  # of a step: all ranks wait for data, which is worth a word
+
+
+class RankRow(NamedTuple):
+    """One rank, as of its last record."""
+
+    rank: int
+    machine: int
+    host: str
+    step: int
+    total: int  # steps that the training will have; 0: not known
+    loss: float | None
+    step_ms: float
+    data_share: float | None  # of the time; None: not known, as in a library's Trainer
+    compute_share: float | None
+    sync_share: float | None
+    save_share: float | None
+    samples_per_s: float | None
+    rss_bytes: int
+    device_bytes: int | None
+    age_s: float  # since the record
+    is_lost: bool  # its machine
+
+
+class _Rank:
+    """The records of one rank."""
+
+    def __init__(self, machine: int) -> None:
+        self.machine = machine
+        self.recent: deque[Figures] = deque(maxlen=_MOST_KEPT)  # of the last seconds
+        self.unjudged: deque[Figures] = deque(maxlen=_MOST_KEPT)
+        self.noted_at = 0.0
+
+    def note(self, figures: Figures, now: float) -> None:
+        self.recent.append(figures)
+        while len(self.recent) > 1 and sum(one.seconds for one in self.recent) > _SHOWN_S:
+            self.recent.popleft()
+        self.unjudged.append(figures)
+        self.noted_at = now
+
+    @property
+    def is_judgeable(self) -> bool:
+        """Whether there are enough new records for a stretch."""
+        steps = sum(one.num_steps for one in self.unjudged)
+        seconds = sum(one.seconds for one in self.unjudged)
+        return steps >= _STRETCH_STEPS and seconds >= _STRETCH_S
+
+
+class RunFigures:
+    """What all ranks have told of their steps; any thread may use it.
+
+    Attributes:
+        listeners: called with each record, by the thread that notes it.
+        tell: called with a sentence when a slow rank, or waiting for data, has lasted long enough,
+            and again when it has changed.
+    """
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[int, Figures], None]] = []
+        self.tell: Callable[[str], None] = lambda _: None
+        self._machine = 0
+        self.hosts: dict[int, str] = {}  # by machine
+        self._num_ranks = 1
+        self._lost: set[int] = set()  # machines
+        self._ranks: dict[int, _Rank] = {}
+        self._stretches: deque[dict[int, Times]] = deque(maxlen=_NUM_STRETCHES)
+        self._slow: SlowRank | None = None
+        self._told: object = None  # what the last sentence was about
+        self._lock = threading.RLock()
+
+    def begin_attempt(self, num_ranks: int, machine: int = 0) -> None:
+        """Forget the ranks of the last attempt.
+
+        Args:
+            num_ranks: on all machines.
+            machine: this one's rank.
+        """
+        with self._lock:
+            self._machine, self.hosts = machine, {machine: socket.gethostname()}
+            self._ranks.clear()
+            self._stretches.clear()
+            self._slow = None
+            self._lost.clear()
+            self._num_ranks = num_ranks
+
+    def note(
+        self,
+        rank: int,
+        figures: Figures,
+        machine: int | None = None,
+        host: str = "",
+        *,
+        age_s: float = 0.0,
+    ) -> None:
+        """Take in a record of a rank; one that cannot be is left out: any script may send it.
+
+        Args:
+            machine: where it runs; None is this one.
+            host: the name of that machine.
+            age_s: how long ago it was told.
+        """
+        with self._lock:
+            # a higher rank is of an attempt with more machines, that has ended
+            if rank >= self._num_ranks or not _is_possible(figures):
+                return
+            where = self._machine if machine is None else machine
+            self.hosts.setdefault(where, host)
+            known = self._ranks.setdefault(rank, _Rank(where))
+            known.note(figures, time.monotonic() - age_s)
+            self._judge()
+        for listener in self.listeners:
+            listener(rank, figures)
+
+    def lose(self, machine: int) -> None:
+        """Note that the channel to a machine has ended, before the run has."""
+        with self._lock:
+            self._lost.add(machine)
+
+    def _judge(self) -> None:
+        """Judge the steps since the last time, once all ranks have told of enough."""
+        ranks = self._ranks
+        if len(ranks) < self._num_ranks or not all(one.is_judgeable for one in ranks.values()):
+            return
+        times = {rank: times_of(one.unjudged) for rank, one in ranks.items()}
+        self._stretches.append({rank: one for rank, one in times.items() if one is not None})
+        for known in ranks.values():
+            known.unjudged.clear()
+        if len(self._stretches) < _NUM_STRETCHES:
+            return
+        self._slow = slow = find_lasting([*self._stretches])
+        about: object = "data"
+        if slow is not None:
+            about, sentence = (slow.rank, slow.cause), self.describe_slowest()
+        else:
+            sentence = self.advice()
+        if sentence and about != self._told:
+            self._told = about
+            self.tell(sentence)
+
+    # ------------------------------------------------------------------ what is known now
+
+    @property
+    def slowest(self) -> SlowRank | None:
+        """The rank that all others wait for, once that has lasted long enough."""
+        return self._slow
+
+    def describe_slowest(self) -> str:
+        """Return the sentence about the slow rank; empty without one."""
+        with self._lock:
+            slow = self._slow
+            if slow is None:
+                return ""
+            host = self.hosts.get(self._ranks[slow.rank].machine, "")
+            return slow.describe(host if len(self.hosts) > 1 else "")
+
+    def rows(self) -> list[RankRow]:
+        """Return what is known of each rank, in order."""
+        now = time.monotonic()
+        with self._lock:
+            return [self._row(rank, one, now) for rank, one in sorted(self._ranks.items())]
+
+    def _row(self, rank: int, known: _Rank, now: float) -> RankRow:
+        last, recent = known.recent[-1], known.recent
+        seconds = sum(one.seconds for one in recent)
+        has_phases = any(one.forward_s or one.backward_s or one.data_s for one in recent)
+        samples = sum(one.samples for one in recent)
+
+        def share(*names: str) -> float | None:
+            spent = sum(getattr(one, name) for one in recent for name in names)
+            return min(max(spent / seconds, 0.0), 1.0) if has_phases and seconds > 0 else None
+
+        elsewhere = share("data_s", "sync_s", "save_s")
+        return RankRow(
+            rank=rank,
+            machine=known.machine,
+            host=self.hosts.get(known.machine, ""),
+            step=last.step,
+            total=last.total,
+            loss=last.loss if last.loss is not None and math.isfinite(last.loss) else None,
+            step_ms=1e3 * seconds / max(sum(one.num_steps for one in recent), 1),
+            data_share=share("data_s"),
+            compute_share=None if elsewhere is None else 1 - elsewhere,
+            sync_share=share("sync_s"),
+            save_share=share("save_s"),
+            samples_per_s=samples / seconds if samples and seconds > 0 else None,
+            rss_bytes=last.rss_bytes,
+            device_bytes=last.device_bytes,
+            age_s=now - known.noted_at,
+            is_lost=known.machine in self._lost,
+        )
+
+    def line(self) -> str:
+        """Return one line about the run as it is now, for machine 0, which knows all of it.
+
+        It is empty elsewhere, and before the first record.
+        """
+        rows = self.rows()
+        if not rows or self._machine != 0:
+            return ""
+        furthest = max(rows, key=lambda row: row.step)
+        total = max(row.total for row in rows)
+        parts = [f"step {furthest.step}" + (f"/{total}" if total else "")]
+        rates = [row.samples_per_s for row in rows if row.samples_per_s]
+        if rates:
+            parts.append(f"{sum(rates):.{0 if sum(rates) >= 10 else 1}f} samples/s")
+        parts += filter(None, (_shares(rows),))
+        if total > furthest.step:
+            left_s = (total - furthest.step) * furthest.step_ms / 1e3
+            parts.append(f"{_clock(left_s)} left")
+        quiet_s = min(row.age_s for row in rows)
+        if quiet_s > max(_QUIET_S, 3 * furthest.step_ms / 1e3):
+            parts.append(f"no step for {_clock(quiet_s)}")
+        lost = sorted({row.host or str(row.machine) for row in rows if row.is_lost})
+        if lost:
+            parts.append(f"lost: {', '.join(lost)}")
+        slow = self._slow
+        if slow is not None:
+            cause = f", {slow.cause}" if slow.cause else ""
+            parts.append(f"slowest: rank {slow.rank} (+{slow.cost_s * 1e3:.0f} ms{cause})")
+        return "  ".join(parts)
+
+    def advice(self) -> str:
+        """Return a sentence if all ranks wait for data for much of the time; else empty."""
+        shares = [row.data_share for row in self.rows()]
+        if not shares or any(one is None or one < _DATA_BOUND for one in shares):
+            return ""
+        with self._lock:
+            recent = [one for rank in self._ranks.values() for one in rank.recent]
+        samples = sum(one.samples for one in recent)
+        each = f" ({sum(one.data_s for one in recent) / samples * 1e3:.2g} ms a sample)"
+        least = min(one for one in shares if one is not None)
+        who = "all ranks wait" if len(shares) > 1 else "the training waits"
+        return (
+            f"{who} for data {least * 100:.0f} % of the time{each if samples else ''}: give the "
+            "DataLoader more num_workers, or let a sample cost less"
+        )
+
+    def to_json(self, last_line: Callable[[int], str]) -> dict[str, Any]:
+        """Return what `headway top` is told."""
+        slow, rows = self._slow, self.rows()
+        found = None
+        if slow is not None:
+            machine = next((row.machine for row in rows if row.rank == slow.rank), 0)
+            cost_ms = slow.cost_s * 1e3
+            found = {"rank": slow.rank, "machine": machine, "cost_ms": cost_ms, "cause": slow.cause}
+        return {
+            "ranks": [{**row._asdict(), "last_line": last_line(row.rank)} for row in rows],
+            "slowest": found,
+            "words": [*filter(None, (self.describe_slowest(), self.advice()))],
+        }
+
+
+def _is_possible(figures: Figures) -> bool:
+    numbers = (one for one in figures._replace(loss=None) if one is not None)
+    are_finite = all(math.isfinite(one) and one >= 0 for one in numbers)
+    return are_finite and figures.num_steps > 0 and figures.seconds > 0
+
+
+def _shares(rows: list[RankRow]) -> str:
+    """Return where the time goes, as a mean over the ranks; empty where that is not known."""
+    texts = []
+    for name in ("compute", "data", "sync", "save"):
+        shares = [getattr(row, f"{name}_share") for row in rows]
+        if any(one is None for one in shares):
+            return ""
+        mean = sum(shares) / len(shares)
+        if mean >= 0.005 or name in ("compute", "data"):
+            texts.append(f"{mean * 100:.0f} % {name}")
+    return ", ".join(texts)
+
+
+def _clock(seconds: float) -> str:
+    """Return a duration: 1:12 is minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

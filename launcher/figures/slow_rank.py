@@ -1,0 +1,134 @@
+"""Which rank all others wait for, and why: a pure rule over what each rank's steps have taken.
+
+In an exchange that all ranks take part in, the last one to come waits least, and all others wait
+for it. What it costs them is how much less it waits than the others do, by their median. A cause is
+named only where the rank spends that much more than the others in one place. The rule would rather
+be silent than wrong: the second to come must wait for at least half of that, too, and the same rank
+must be last in each of several stretches of the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from headway.contract.figures import Figures
+
+LEAST_SHARE = 0.1  # of a step; what costs less is not told
+_EXPLAINED = 0.8  # of the cost, by a cause
+_CLEAR = 0.5  # of the cost, which the rank that waits second least waits for, too
+
+DATA, FORWARD, BACKWARD, SAVE, MACHINE = "data", "forward", "backward", "save", "machine"
+_PHASES = (DATA, FORWARD, BACKWARD, SAVE)
+_NAMES = {
+    DATA: "its data loader",
+    FORWARD: "its forward pass",
+    BACKWARD: "its backward pass",
+    SAVE: "its saving",
+    MACHINE: "other processes on its cores",
+}
+
+
+class Times(NamedTuple):
+    """What one step takes on one rank, in seconds."""
+
+    step: float
+    data: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    sync: float = 0.0
+    save: float = 0.0
+    machine: float = 0.0  # ready to compute, while other processes had its core
+
+
+class SlowRank(NamedTuple):
+    """The rank that all others wait for."""
+
+    rank: int
+    cost_s: float  # for the others, in each step
+    step_s: float
+    cause: str | None  # data, forward, backward, save, machine; None: none of these explains it
+    ratio: float = 0.0  # of the cause: this rank's time to the others' median; 0: they have none
+
+    def describe(self, host: str = "") -> str:
+        """Return it as a sentence without an end; `host` is named where there are several."""
+        on = f" on {host}" if host else ""
+        why = (
+            _NAMES[self.cause] if self.cause else "what it does is not in loader, passes or saving"
+        )
+        times = f" ({self.ratio:.1f} times the median)" if self.ratio else ""
+        cost, step = self.cost_s * 1e3, self.step_s * 1e3
+        return (
+            f"rank {self.rank}{on} makes all others wait {cost:.{_digits(cost)}f} ms of each "
+            f"{step:.{_digits(step)}f} ms: {why}{times}"
+        )
+
+
+def _digits(milliseconds: float) -> int:
+    return 0 if milliseconds >= 10 else 1
+
+
+def times_of(records: Iterable[Figures]) -> Times | None:
+    """Return the mean step of these records of one rank; None without a step."""
+    taken = list(records)
+    num_steps = sum(one.num_steps for one in taken)
+    if num_steps <= 0:
+        return None
+    return Times(
+        *(
+            sum(getattr(one, name) for one in taken) / num_steps
+            for name in (
+                *("seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s"),
+                "stolen_s",
+            )
+        )
+    )
+
+
+def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
+    """Return the rank that all others wait for in these steps, if that costs enough.
+
+    Args:
+        times: of all ranks, over the same steps.
+    """
+    if len(times) < 2:
+        return None
+    last, *others = sorted(times, key=lambda rank: times[rank].sync)
+    step_s = median(one.step for one in times.values())
+    own = times[last]
+    cost_s = median(times[rank].sync for rank in others) - own.sync
+    is_clear = times[others[0]].sync - own.sync >= _CLEAR * cost_s
+    if step_s <= 0 or cost_s < LEAST_SHARE * step_s or not is_clear:
+        return None
+    usual = {
+        cause: median(getattr(times[rank], cause) for rank in others)
+        for cause in (MACHINE, *_PHASES)
+    }
+    for cause, median_s in usual.items():
+        taken_s = getattr(own, cause)
+        if taken_s - median_s >= _EXPLAINED * cost_s:
+            # a ratio to next to nothing says nothing
+            has_ratio = cause != MACHINE and median_s > 0.01 * step_s
+            ratio = taken_s / median_s if has_ratio else 0.0
+            return SlowRank(last, cost_s, step_s, cause, ratio)
+    return SlowRank(last, cost_s, step_s, None)
+
+
+def find_lasting(stretches: Sequence[Mapping[int, Times]]) -> SlowRank | None:
+    """Return the rank that all others wait for in every one of these stretches of the training."""
+    found = [find_slow_rank(one) for one in stretches]
+    if not found or any(one is None for one in found):
+        return None
+    if len({one.rank for one in found if one is not None}) > 1:
+        return None
+    return find_slow_rank(mean_of(stretches))
+
+
+def mean_of(stretches: Sequence[Mapping[int, Times]]) -> dict[int, Times]:
+    """Return the mean of several stretches that have the same ranks."""
+    return {
+        rank: Times(*(sum(parts) / len(stretches) for parts in zip(*each, strict=True)))
+        for rank in stretches[0]
+        if (each := [one[rank] for one in stretches])
+    }

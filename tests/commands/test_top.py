@@ -1,0 +1,126 @@
+"""`headway top` and `headway ps`, of launches whose figures the test sets; no rank is started."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headway.commands import ps, top
+from headway.commands.main import main
+from headway.contract.figures import Figures
+from headway.contract.figures_file import Alone
+from headway.errors import ConfigError
+from headway.launcher.diagnosis import run_socket
+from headway.launcher.diagnosis.run_socket import Run, RunSocket
+from headway.launcher.figures.figures import RunFigures
+from tests.launcher.figures.test_figures import SLOW, USUAL, WAITING
+
+ALONE = Alone(4321, "alone.py", 2e9, USUAL._replace(samples=0))
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFigures]:
+    """A launch of four ranks, and beside it a process that has no launcher; no others."""
+    figures = RunFigures()
+    figures.begin_attempt(4)
+    opened = RunSocket(Run(os.getpid(), "train.py", 4, 0, 1, 1e9))
+    opened.figures = lambda: figures.to_json(lambda rank: f"line \x1b[31mof {rank}")
+    own = {
+        one
+        for one in run_socket._addresses()
+        if (run := run_socket._run_at(one)) and run.pid == os.getpid()
+    }
+    monkeypatch.setattr(run_socket, "_addresses", lambda: [*own])
+    for module in (ps, top):
+        monkeypatch.setattr(module, "list_alone", lambda: [ALONE])
+    yield figures
+    opened.close()
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    assert main(["top", "--json"]) == 0
+    runs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["runs"]
+    return runs
+
+
+def slow_down(figures: RunFigures, *records: Figures) -> None:
+    for _ in range(4):
+        for rank, record in enumerate(records):
+            figures.note(rank, record)
+
+
+def test_all_ranks_of_all_runs_and_the_slow_one_are_one_json_object(
+    launch: RunFigures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow_down(launch, WAITING, WAITING, SLOW, WAITING)
+    run, alone = printed(capsys)
+    assert (run["program"], len(run["ranks"])) == ("train.py", 4)
+    assert run["slowest"]["rank"] == 2
+    assert run["slowest"]["cause"] == "data"
+    rank = run["ranks"][2]
+    assert rank["step_ms"] == pytest.approx(130)
+    assert rank["data_share"] == pytest.approx(0.8 / 2.6)
+    assert rank["samples_per_s"] == pytest.approx(640 / 2.6)
+    assert rank["rss_bytes"] == 3 * 2**30
+    assert (alone["pid"], alone["program"], alone["slowest"]) == (4321, "alone.py", None)
+    assert alone["ranks"][0]["step"] == 100
+
+
+def test_a_table_of_the_runs_and_one_of_the_ranks_are_printed(
+    launch: RunFigures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow_down(launch, WAITING, WAITING, SLOW, WAITING)
+    assert main(["top", str(os.getpid())]) == 0
+    out = capsys.readouterr().out
+    assert "train.py" in out
+    assert "100/1000" in out
+    assert "line \\x1b[31mof 3" in out  # a rank cannot move the cursor
+    assert "rank 2 makes all others wait 30 ms of each 130 ms: its data loader" in out
+
+
+def test_a_run_that_is_not_there_is_refused(launch: RunFigures) -> None:
+    with pytest.raises(ConfigError, match="'1' is not the process id of a running launch"):
+        top.main(["1"])
+
+
+def test_before_the_first_step_there_are_no_ranks(
+    launch: RunFigures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert printed(capsys)[0]["ranks"] == []
+
+
+def test_a_launcher_of_another_version_is_shown_as_far_as_it_tells() -> None:
+    assert top.cells_of({"rank": 1, "step": 3})[:4] == ("1", "-", "3", "-")
+
+
+def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFigures) -> None:
+    from rich.console import Console
+
+    slow_down(launch, WAITING, WAITING, SLOW, WAITING)
+    launch.lose(0)
+    console = Console(width=150, record=True, file=io.StringIO())
+    console.print(top.screen_of(top.watched(), str(os.getpid())))
+    text = console.export_text()
+    assert "alone.py" in text
+    assert "lost" in text
+    assert "rank 2 makes all others wait" in text
+    console.print(top.screen_of(top.watched(), "1"))
+    assert "1 has ended" in console.export_text()
+    console.print(top.screen_of([], None))
+    assert "no launch of yours runs" in console.export_text()
+
+
+def test_ps_lists_processes_without_a_launcher_too(
+    launch: RunFigures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ps", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["program"], one["num_processes"]) for one in runs] == [
+        ("train.py", 4),
+        ("alone.py", 1),
+    ]

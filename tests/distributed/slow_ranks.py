@@ -1,0 +1,188 @@
+"""Slows down one rank of four, and looks whether it is named; run it as a module.
+
+Steps mostly sleep, so that ranks do not hold each other up where they are more than the cores; in
+the trials of a busy core each rank computes, and the victim has its core to share.
+
+    python -m tests.distributed.slow_ranks --trials 20 --clean 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+RANKS = 4
+NAMED = re.compile(r"rank (\d+) makes all others wait .*?: (its \w+|other \w+|what it does)")
+CAUSES = {
+    "data": "its data",
+    "forward": "its forward",
+    "save": "its saving",
+    "machine": "other processes",
+}
+
+SCRIPT = """
+import os, sys, time
+import torch
+from headway import Accelerator
+
+place, victim, nap_s, seconds = sys.argv[1], *map(float, sys.argv[2:5])
+torch.set_num_threads(1)
+accelerator = Accelerator(cpu=True, project_dir=sys.argv[5])
+is_victim = accelerator.process_index == victim
+if place == "machine":
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[accelerator.process_index % len(cores)]})
+
+def nap(here):
+    if is_victim and place == here:
+        time.sleep(nap_s)
+
+def compute(seconds):
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10**6
+    def __getitem__(self, index):
+        if index % 4 == 0:
+            nap("data")
+            time.sleep(0.004)
+        return torch.randn(16), torch.randn(1)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
+        )
+    def forward(self, x):
+        nap("forward")
+        (compute if place == "machine" else time.sleep)(0.025)
+        return self.layers(x)
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+loader = torch.utils.data.DataLoader(Samples(), batch_size=4)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+accelerator.register_save_state_pre_hook(lambda *_: nap("save"))
+until = time.monotonic() + seconds
+for number, (x, y) in enumerate(loader):
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    if place == "save" and number % 2:
+        accelerator.save_state(os.path.join(sys.argv[5], "last"))
+    is_over = torch.tensor(int(time.monotonic() > until))
+    if number % 20 == 0 and accelerator.reduce(is_over, "max"):
+        break
+"""
+
+
+class Trial(NamedTuple):
+    """One training of four ranks, of which one is slowed; or none, with the place `none`."""
+
+    place: str
+    rank: int
+    nap_s: float
+
+
+class Found(NamedTuple):
+    """What was said of it."""
+
+    names: list[tuple[int, str]]
+    output: str
+
+    def is_right(self, trial: Trial) -> bool:
+        expected = [] if trial.place == "none" else [(trial.rank, CAUSES[trial.place])]
+        return self.names == expected
+
+    def is_false(self, trial: Trial) -> bool:
+        """Return whether a rank is blamed that nobody has slowed."""
+        return any(rank != trial.rank or trial.place == "none" for rank, _ in self.names)
+
+
+def run_trial(trial: Trial, seconds: float) -> Found:
+    """Train for so many seconds, and return what the launcher said of slow ranks."""
+    busy = []
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "train.py"
+        script.write_text(SCRIPT)
+        if trial.place == "machine":
+            core = sorted(os.sched_getaffinity(0))[trial.rank]
+            loop = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+            busy = [subprocess.Popen([sys.executable, "-c", loop])]
+        try:
+            done = subprocess.run(
+                [
+                    *(sys.executable, "-m", "headway", "launch", "--cpu", "--quiet"),
+                    *("--num-processes", str(ranks_of(trial.place)), str(script)),
+                    *(trial.place, str(trial.rank), str(trial.nap_s), str(seconds), folder),
+                ],
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=seconds + 120,
+            )
+        finally:
+            for one in busy:
+                one.kill()
+                one.wait()
+    output = done.stdout + done.stderr
+    if done.returncode:
+        raise RuntimeError(output)
+    return Found([(int(rank), cause) for rank, cause in NAMED.findall(output)], output)
+
+
+def ranks_of(place: str) -> int:
+    """Return how many ranks train: those that compute have a core each."""
+    return min(RANKS, os.cpu_count() or 1) if place == "machine" else RANKS
+
+
+def random_trial(generator: random.Random, place: str) -> Trial:
+    """Slow a rank by 15 to 60 % of a step of about 45 ms; in saving, which is every second one."""
+    share = generator.uniform(0.15, 0.6)
+    return Trial(
+        place, generator.randrange(ranks_of(place)), share * (0.2 if place == "save" else 0.045)
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--clean", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    generator = random.Random(options.seed)
+    places = [*CAUSES] * (options.trials // len(CAUSES) + 1)
+    trials = [random_trial(generator, place) for place in places[: options.trials]]
+    trials += [Trial("none", 0, 0)] * options.clean
+    right = false = 0
+    for trial in trials:
+        began = time.monotonic()
+        found = run_trial(trial, options.seconds)
+        right += found.is_right(trial) and trial.place != "none"
+        false += found.is_false(trial)
+        verdict = "right" if found.is_right(trial) else "WRONG" if found.is_false(trial) else "?"
+        what = f"rank {trial.rank} {trial.place} {trial.nap_s * 1e3:.1f} ms"
+        print(f"{verdict:6} {what:28} {time.monotonic() - began:.0f} s  {found.names}", flush=True)
+        for line in found.output.splitlines() * (verdict != "right"):
+            if "makes all" in line or "wait for data" in line:
+                print("      ", line, flush=True)
+    print(f"{right} of {options.trials} named rightly, {false} false names in {len(trials)} runs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""A rank that holds up the others is named with its cause; see `slow_ranks` for many trials."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.slow_ranks import Trial, run_trial
+
+pytestmark = [pytest.mark.distributed, pytest.mark.long]
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [Trial("data", 1, 0.02), Trial("forward", 3, 0.02), Trial("save", 2, 0.1)],
+    ids=lambda trial: trial.place,
+)
+def test_the_rank_that_is_slow_is_named_with_its_cause(trial: Trial) -> None:
+    found = run_trial(trial, seconds=25)
+    assert found.is_right(trial), found.output
+
+
+def test_of_equal_ranks_none_is_named() -> None:
+    found = run_trial(Trial("none", 0, 0.0), seconds=25)
+    assert found.names == [], found.output

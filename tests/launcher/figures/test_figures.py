@@ -1,0 +1,150 @@
+"""What the launcher says of a run, from the records of its ranks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headway.contract.figures import Figures
+from headway.launcher.figures.figures import RunFigures
+
+USUAL = Figures(
+    time=1e9,
+    step=100,
+    num_steps=20,
+    seconds=2.0,
+    data_s=0.2,
+    forward_s=0.6,
+    backward_s=0.9,
+    sync_s=0.1,
+    save_s=0.0,
+    samples=640,
+    rss_bytes=3 * 2**30,
+    device_bytes=None,
+    total=1000,
+    loss=0.5,
+)
+WAITING = USUAL._replace(seconds=2.6, sync_s=0.7)  # for one that is slow by 0.6 s
+SLOW = USUAL._replace(seconds=2.6, data_s=0.8)
+
+
+def run_of(num_ranks: int) -> tuple[RunFigures, list[str]]:
+    figures, told = RunFigures(), list[str]()
+    figures.tell = told.append
+    figures.begin_attempt(num_ranks)
+    return figures, told
+
+
+def note(figures: RunFigures, *records: Figures, times: int = 1) -> None:
+    for _ in range(times):
+        for rank, record in enumerate(records):
+            figures.note(rank, record)
+
+
+def test_the_line_says_how_far_the_run_is_how_fast_and_where_its_time_goes() -> None:
+    figures, _ = run_of(2)
+    assert figures.line() == ""
+    note(figures, USUAL, USUAL)
+    assert figures.line() == (
+        "step 100/1000  640 samples/s  85 % compute, 10 % data, 5 % sync  1:30 left"
+    )
+
+
+def test_a_slow_rank_is_told_once_when_it_has_lasted_and_again_when_it_changes() -> None:
+    figures, told = run_of(4)
+    note(figures, WAITING, SLOW, WAITING, WAITING, times=3)
+    assert told == []
+    note(figures, WAITING, SLOW, WAITING, WAITING, times=5)
+    sentence = "rank 1 makes all others wait 30 ms of each 130 ms: its data loader (4.0 times the"
+    assert told == [f"{sentence} median)"]
+    assert figures.line().endswith("slowest: rank 1 (+30 ms, data)")
+    note(figures, WAITING, WAITING, WAITING, SLOW, times=8)
+    assert [one[:6] for one in told] == ["rank 1", "rank 3"]
+    note(figures, USUAL, USUAL, USUAL, USUAL, times=4)
+    assert "slowest" not in figures.line()
+    assert len(told) == 2
+
+
+def test_no_rank_is_slow_before_all_have_told_of_their_steps() -> None:
+    figures, told = run_of(5)
+    note(figures, WAITING, SLOW, WAITING, WAITING, times=9)
+    assert told == []
+    figures.begin_attempt(4)
+    assert figures.rows() == []
+
+
+def test_the_machine_of_a_slow_rank_is_named_where_there_are_several() -> None:
+    figures, told = run_of(2)
+    for _ in range(4):
+        figures.note(0, WAITING)
+        figures.note(1, SLOW, 1, "n2")
+    assert told[0].startswith("rank 1 on n2 makes all others wait")
+    assert figures.to_json(str)["slowest"] == {
+        "rank": 1,
+        "machine": 1,
+        "cost_ms": pytest.approx(30),
+        "cause": "data",
+    }
+
+
+def test_a_machine_that_is_lost_is_shown_as_lost_until_the_next_attempt() -> None:
+    figures, _ = run_of(2)
+    figures.note(0, USUAL)
+    figures.note(1, USUAL, 1, "n2")
+    figures.lose(1)
+    assert [row.is_lost for row in figures.rows()] == [False, True]
+    assert figures.line().endswith("lost: n2")
+    figures.begin_attempt(1)
+    figures.note(0, USUAL)
+    figures.note(1, USUAL, 1, "n2")  # told before the loss
+    assert [row.is_lost for row in figures.rows()] == [False]
+
+
+def test_all_ranks_that_wait_for_data_are_told_what_to_do_once() -> None:
+    figures, told = run_of(2)
+    record = USUAL._replace(seconds=4.0, data_s=2.2)
+    note(figures, record, record, times=9)
+    assert told == [
+        "all ranks wait for data 55 % of the time (3.4 ms a sample): give the DataLoader more "
+        "num_workers, or let a sample cost less"
+    ]
+
+
+def test_a_library_that_tells_its_steps_alone_has_no_shares() -> None:
+    figures, told = run_of(1)
+    note(figures, USUAL._replace(data_s=0.0, forward_s=0.0, backward_s=0.0, sync_s=0, samples=0))
+    assert figures.line() == "step 100/1000  1:30 left"
+    (row,) = figures.to_json(str)["ranks"]
+    assert row["step_ms"] == pytest.approx(100)
+    assert (row["data_share"], row["compute_share"], row["samples_per_s"]) == (None, None, None)
+    assert told == []
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0, 0.0])
+def test_figures_that_cannot_be_are_left_out(wrong: float) -> None:
+    figures, _ = run_of(1)
+    note(figures, USUAL._replace(seconds=wrong), USUAL._replace(num_steps=0))
+    assert figures.rows() == []
+
+
+def test_a_loss_that_is_no_number_is_shown_as_none() -> None:
+    figures, _ = run_of(1)
+    note(figures, USUAL._replace(loss=float("nan")))
+    assert json.loads(json.dumps(figures.to_json(str), allow_nan=False))["ranks"][0]["loss"] is None
+
+
+def test_only_machine_0_tells_how_the_whole_run_is_doing() -> None:
+    figures, _ = run_of(2)
+    figures.begin_attempt(2, machine=1)
+    figures.note(1, USUAL)
+    assert figures.line() == ""
+    assert [row.machine for row in figures.rows()] == [1]
+
+
+def test_others_are_told_of_each_record() -> None:
+    figures, _ = run_of(1)
+    heard: list[tuple[int, Figures]] = []
+    figures.listeners.append(lambda rank, record: heard.append((rank, record)))
+    figures.note(0, USUAL)
+    assert heard == [(0, USUAL)]

@@ -1,0 +1,108 @@
+"""When a backward pass of DDP is said to wait, by a model whose exchange the test slows down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from headway.contract.records import channel
+from headway.contract.step_clock import BACKWARD, FORWARD, SYNC, clock
+from headway.strategies.exchange_time import note_buffers, note_exchange
+
+SLOW_S = 0.05
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class SlowToCompute(torch.autograd.Function):
+    """The identity, whose backward pass takes its time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(SLOW_S)
+        return gradient
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.last(SlowToCompute.apply(self.first(x)))  # type: ignore[no-untyped-call]
+        return output
+
+
+def slow_exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Stand for ranks that come later by twice the time that a backward pass takes."""
+    time.sleep(2 * SLOW_S)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+slow_exchange.__annotations__ = {  # torch compares them with types, not with their names
+    "bucket": dist.GradBucket,
+    "return": torch.futures.Future[torch.Tensor],
+}
+
+
+def passes(model: torch.nn.Module, count: int) -> list[tuple[float, float]]:
+    """Return what each of some backward passes takes, without and with waiting."""
+    taken = []
+    for _ in range(count):
+        clock.switch(FORWARD)
+        loss = model(torch.ones(2, 4)).sum()
+        clock.switch(BACKWARD)
+        before = clock.spent[BACKWARD], clock.spent[SYNC]
+        loss.backward()
+        clock.end_backward()
+        channel.num_trained += 1
+        taken.append((clock.spent[BACKWARD] - before[0], clock.spent[SYNC] - before[1]))
+    return taken
+
+
+def test_what_comes_after_the_last_gradient_is_waiting(group: None) -> None:
+    model = DistributedDataParallel(Model())
+    model.register_comm_hook(None, slow_exchange)
+    note_exchange(model)
+    for backward_s, sync_s in passes(model, 6):
+        assert SLOW_S <= backward_s < 2 * SLOW_S
+        assert sync_s >= 2 * SLOW_S
+
+
+def test_after_some_passes_one_parameter_alone_has_a_hook(group: None) -> None:
+    model = DistributedDataParallel(Model())
+    note_exchange(model)
+    passes(model, 6)
+    hooks = [len(one._post_accumulate_grad_hooks or ()) for one in model.parameters()]
+    assert sum(hooks) in (1, 2)  # that of the last gradient, and one that was looked at last
+
+
+def test_waiting_for_the_buffers_of_rank_0_is_no_forward_pass(
+    group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = DistributedDataParallel(Model())
+    note_buffers(model)
+    monkeypatch.setattr(model, "_sync_buffers", lambda: time.sleep(SLOW_S))
+    clock.switch(FORWARD)
+    before = clock.spent[FORWARD], clock.spent[SYNC]
+    model(torch.ones(2, 4))
+    clock.switch(FORWARD)
+    assert clock.spent[SYNC] - before[1] >= SLOW_S > clock.spent[FORWARD] - before[0]
