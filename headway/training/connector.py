@@ -16,6 +16,7 @@ from headway.contract.strategies import SHARDED
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
 from headway.distributed.rng import set_seed
 from headway.distributed.world import GroupSettings, World, join_world
+from headway.history import own
 from headway.memory.device import tell_memory_at_exit
 from headway.plugins.compilation import TorchDynamoPlugin
 from headway.plugins.handlers import (
@@ -141,6 +142,7 @@ def tell(connected: Connected, strategy: str | None) -> None:
         strategy: the argument of the Accelerator.
     """
     channel.has_made_accelerator = True
+    own.join()
     settings, world = connected.settings, connected.world
     if not world.is_main:
         return
