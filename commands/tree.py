@@ -47,7 +47,7 @@ def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
             )
         variables["PYTHONSAFEPATH"] = "1"
         python_path.insert(0, _there(folder, folder, root, tree) or tree)
-    else:
+    elif program.kind == "script" or os.sep in name:
         name = _there(name, folder, root, tree) or name
     if python_path:
         before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []

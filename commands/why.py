@@ -84,7 +84,8 @@ def _print(record: Record) -> None:
         for line in end.report.splitlines():
             print(shown(line))
     elif end is None and ended(record) == "unknown":
-        print("it left no word of its end: it was killed, or its machine stopped")
+        alone = ", or made no Accelerator" if start.supervised is None else ""
+        print(f"it left no word of its end: it was killed, or its machine stopped{alone}")
 
 
 def _write(path: str, text: str) -> None:

@@ -27,7 +27,7 @@ _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 _ASSIGNED = re.compile(
-    r"""(?<![\w.-])([A-Za-z_][\w.-]*)(["']?\s?[:=]\s?)"""
+    r"""(?<![\w.])([A-Za-z_][\w.-]{0,80})(["']?\s?[:=]\s?)"""
     r"""(?:(["'])[^"'\n]{8,}(?=["'])|(?<=[A-Z]=)()[^\s"'(]{8,})"""
 )
 """A name and the text that it is given, in code or as for a shell: key = "...", API_KEY=..."""

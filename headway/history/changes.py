@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from headway.history.record import Record, Start
+from headway.history.record import Record, Start, Surroundings
 
 _NOT_OF_THE_RUN = ("record", "log_dir", "output", "partition", "account", "time", "snapshot")
 """Settings that change nothing of what is computed."""
@@ -99,21 +100,31 @@ def _code(before: Record, after: Record) -> Iterator[Change]:
     was, now = before.commit, after.commit
     if was is not None and now is not None and was.commit != now.commit:
         yield Change("code", "commit", was.commit[:12], now.commit[:12])
-    old, new = before.surroundings, after.surroundings
-    if old is None or new is None:
-        return
-    files = list(_changed("code", old.sources, new.sources))
-    name = os.path.basename(after.start.script)
+    nothing = Surroundings({}, {}, "", {})
+    old, new = before.surroundings or nothing, after.surroundings or nothing
+    files = list(_changed("code", old.sources, new.sources)) if old.sources else []
+    script = os.path.basename(after.start.script)
     detail = _diff(old.text, new.text) if old.text and new.text else ""
     for change in files:
         is_edit = _GONE not in (change.before, change.after)
         yield change._replace(
             before=_GONE if change.before == _GONE else "there",
             after="edited" if is_edit else _GONE if change.after == _GONE else "new",
-            detail=detail if change.name == name else "",
+            detail=detail if change.name == script else "",
         )
-    if was is not None and now is not None and was.diff != now.diff and not files:
-        yield Change("code", "uncommitted", "there", "edited", _diff(was.diff, now.diff))
+    if was is not None and now is not None:
+        told = {change.name for change in files}
+        earlier, later = _by_file(was.diff), _by_file(now.diff)
+        for name in dict.fromkeys([*earlier, *later]):
+            text, other = earlier.get(name, ""), later.get(name, "")
+            if text != other and not any(f"/{name}".endswith(f"/{one}") for one in told):
+                yield Change("code", name, "there", "edited", _diff(text, other))
+
+
+def _by_file(diff: str) -> dict[str, str]:
+    """Return the parts of a diff of git's, by the path of the file that each is of."""
+    parts = re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0].rpartition(" b/")[2]: part for part in parts}
 
 
 def _diff(old: str, new: str) -> str:

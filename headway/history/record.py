@@ -17,6 +17,7 @@ MAX_BYTES = 2**20
 """Of one record."""
 MAX_TEXT = 2**15
 """Characters of a report, and of the script's own text."""
+_LARGEST = 2**63
 TAIL_LINES = 200
 """Kept of each rank."""
 
@@ -187,7 +188,7 @@ def lost(error: OSError) -> str:
 
 def encode(line: Line) -> bytes:
     """Return a line of a record, with its end."""
-    fields = {"line": type(line).__name__, "version": VERSION, **plain(line)}
+    fields = {"record": type(line).__name__, "version": VERSION, **plain(line)}
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
@@ -201,15 +202,21 @@ def decode(line: bytes) -> Line:
     """
     try:
         fields = parse(line)
-        kind, version = KINDS.get(fields.pop("line")), fields.pop("version")
+        kind, version = KINDS.get(fields.pop("record")), fields.pop("version")
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is no line of a record: {error}") from None
     if version != VERSION:
         raise Unreadable(f"has version {version!r:.20} of the format; this Headway reads {VERSION}")
     if kind is None:
         raise Misfit("", "is of no known kind")
-    found: Line = read(kind, fields)
+    found: Line = read(kind, fields, limits=_limits)
     return found
+
+
+def _limits(_: str, value: Any) -> str:
+    """Say that a number is none that a run can have, if it is so."""
+    is_number = isinstance(value, (int, float))
+    return "is out of range" if is_number and not abs(value) <= _LARGEST else ""
 
 
 def record_of(name: str, path: str, data: bytes) -> Record:

@@ -26,7 +26,7 @@ from headway.history.record import (
     lost,
 )
 from headway.history.series import Series
-from headway.history.surroundings import commit_of, surroundings_of
+from headway.history.surroundings import commit_of, script_path, surroundings_of
 
 _FIGURES_EVERY_S = 60.0
 _CLOSE_WITHIN_S = 2.0
@@ -82,6 +82,10 @@ class Recorder:
         if self._thread.is_alive():
             say(f"note: the record of this run is not complete: {self.path} does not answer")
 
+    def wait(self) -> None:
+        """Wait until all is written, however long that takes."""
+        self._thread.join()
+
     def _write(self) -> None:
         try:
             self._begin()
@@ -111,8 +115,9 @@ def begin(path: str, start: Start, arguments: Iterable[str]) -> None:
     """
     store.create(path)
     store.append(path, start)
-    store.append(path, surroundings_of(start.script, [*arguments]))
-    if (commit := commit_of(start.script, start.folder)) is not None:
+    script = script_path(start.kind, start.program)  # which may be a copy of `start.script`
+    store.append(path, surroundings_of(script, [*arguments]))
+    if (commit := commit_of(script, start.folder)) is not None:
         store.append(path, commit)
     store.prune(os.path.dirname(path), time.time(), keep=os.path.basename(path))
 

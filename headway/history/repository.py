@@ -17,9 +17,16 @@ _MOST_SAID = 2**24  # bytes of what git prints
 _MOST_UNTRACKED = 300  # files that git does not know
 
 
+def top_of(folder: str) -> str:
+    """Return the top folder of the repository that holds a folder; empty for one in none."""
+    if not _is_below_repository(folder):
+        return ""
+    return git(folder, "rev-parse", "--show-toplevel").removesuffix("\n")
+
+
 def read_commit(folder: str) -> Commit | None:
     """Return the commit of the repository that holds a folder; None where git does not say."""
-    root = git(folder, "rev-parse", "--show-toplevel").strip()
+    root = top_of(folder)
     commit = git(folder, "rev-parse", "--verify", "--quiet", "HEAD").strip()
     if not root or not commit:
         return None
@@ -49,7 +56,7 @@ def git(folder: str, *words: str) -> str:
     return ""
 
 
-def is_below_repository(folder: str) -> bool:
+def _is_below_repository(folder: str) -> bool:
     """Return whether there may be a repository, without running git."""
     here = os.path.realpath(folder)
     while not os.path.lexists(os.path.join(here, ".git")):

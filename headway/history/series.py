@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from headway.contract.figures import Figures
@@ -20,7 +21,9 @@ class Series:
         self._rows: dict[int, list[Figures]] = {}
 
     def note(self, rank: int, figures: Figures) -> None:
-        """Take the next figures of a rank."""
+        """Take the next figures of a rank; a loss that is no number counts as not known."""
+        if figures.loss is not None and not math.isfinite(figures.loss):
+            figures = figures._replace(loss=None)
         rows = self._rows.setdefault(rank, [])
         rows.append(figures)
         if len(rows) > 2 * max(_MOST_ROWS // (2 * len(self._rows)), _LEAST_ROWS):

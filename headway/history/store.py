@@ -184,7 +184,7 @@ def find(word: str | None) -> Record:
         raise ConfigError(
             "no run has a record",
             where=folder,
-            fix="`headway launch` leaves one of each run, unless `record` is off",
+            fix="`headway launch` leaves one of each run, unless the setting record is off",
         )
     if word is None:
         found, _ = read_all()

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from headway.contract.secrets import is_secret, masked, masked_line, masked_text
 from headway.history.record import MAX_TEXT, Commit, Surroundings
-from headway.history.repository import is_below_repository, read_commit
+from headway.history.repository import read_commit
 from headway.history.snapshot import snapshot_of
 from headway.machine.host import TRAINING_VARIABLES
 from headway.settings.table import TABLE
@@ -44,6 +44,15 @@ def variables_of(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, 
         elif not is_secret(name):
             others[name] = hashlib.blake2s(text.encode(errors="replace"), digest_size=4).hexdigest()
     return told, others
+
+
+def script_path(kind: str, name: str) -> str:
+    """Return the path of a program's file; empty for a module that is not in the folder here."""
+    candidates = [name]
+    if kind == "module":
+        stem = name.replace(".", os.sep)
+        candidates = [f"{stem}.py", os.path.join(stem, "__main__.py")]
+    return next((os.path.abspath(one) for one in candidates if os.path.isfile(one)), "")
 
 
 def surroundings_of(script: str, arguments: Sequence[str]) -> Surroundings:
@@ -140,4 +149,4 @@ def commit_of(script: str, folder: str) -> Commit | None:
     place = os.path.dirname(script) or folder
     if (snapshot := snapshot_of(place)) is not None:
         return snapshot.commit
-    return read_commit(place) if is_below_repository(place) else None
+    return read_commit(place)

@@ -13,7 +13,7 @@ from headway.contract.run import job_of
 from headway.contract.secrets import masked_command
 from headway.history.record import Start
 from headway.history.snapshot import original_of
-from headway.history.surroundings import variables_of
+from headway.history.surroundings import script_path, variables_of
 from headway.launcher.plan.describe import text_of, without_secrets
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.facts import Machine
@@ -71,15 +71,6 @@ def start_of(
         supervised=plan.supervised,
         job=job_of(environ),
     )
-
-
-def script_path(kind: str, name: str) -> str:
-    """Return the path of a program's file; empty for a module that is not in the folder here."""
-    candidates = [name]
-    if kind == "module":
-        stem = name.replace(".", os.sep)
-        candidates = [f"{stem}.py", os.path.join(stem, "__main__.py")]
-    return next((os.path.abspath(one) for one in candidates if os.path.isfile(one)), "")
 
 
 def _short(words: Sequence[str]) -> tuple[str, ...]:
