@@ -16,8 +16,8 @@ from headway.contract.figures import Figures
 from headway.history.changes import Change
 from headway.history.record import Record
 
-_WIDTH, _HEIGHT = 640, 220
-_LEFT, _BOTTOM, _TOP = 64, 26, 8
+_WIDTH, _HEIGHT = 440, 190
+_LEFT, _BOTTOM, _TOP = 56, 26, 8
 _MOST_POINTS = 300
 _MOST_RANKS = 64  # that have a row or a curve of their own
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
@@ -36,7 +36,7 @@ h1{font-size:1.3em;overflow-wrap:anywhere}h2{font-size:1.05em;margin:1.6em 0 .4e
 pre{overflow-x:auto;padding:10px;border:1px solid #8886;border-radius:6px;font-size:13px}
 table{border-collapse:collapse;width:100%;font-size:14px}
 td,th{text-align:left;vertical-align:top;padding:3px 8px 3px 0;border-bottom:1px solid #8884;
-overflow-wrap:anywhere}
+overflow-wrap:anywhere}th{white-space:nowrap}
 svg{width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:currentColor}
 .bad{color:#dc2626}.good{color:#059669}.key{display:inline-block;margin-right:1em;font-size:13px}
 .key i{display:inline-block;width:.8em;height:.8em;margin-right:.3em;border-radius:2px}
