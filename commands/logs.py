@@ -97,7 +97,7 @@ def _follow(record: Record, rank: int | None) -> int:
                 read[path] += copy_new(path, read[path], write)
             record = find(record.name)
             if not goes_on:
-                return 0 if record.end is None else record.end.exit_code
+                return (record.end.exit_code or 0) if record.end is not None else 0
             time.sleep(_EVERY_S)
     except KeyboardInterrupt:
         say("the run goes on")

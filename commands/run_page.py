@@ -200,11 +200,15 @@ def _chart(title: str, curves: Sequence[Curve]) -> Iterator[str]:
         points = zip(curve.steps, curve.values, strict=True)
         path = " ".join(f"{across(step)},{up(value)}" for step, value in points)
         colour = _COLOURS[index % len(_COLOURS)]
-        kind = "circle" if len(curve.values) == 1 else "polyline"
-        shape = f'points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"'
-        if kind == "circle":
-            x, y = path.split(",")
-            shape = f'cx="{x}" cy="{y}" r="3" fill="{colour}"'
+        kind, shape = (
+            "polyline",
+            f'points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"',
+        )
+        if len(curve.values) == 1:
+            kind = "circle"
+            shape = (
+                f'cx="{across(curve.steps[0])}" cy="{up(curve.values[0])}" r="3" fill="{colour}"'
+            )
         parts.append(f"<{kind} {shape}><title>{_text(curve.label)}</title></{kind}>")
     yield f"<h2>{_text(title)}</h2>" + _svg(title, _HEIGHT, parts)
     if len(drawn) > 1:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from headway.history.recorder import Recorder
     from headway.launcher.diagnosis.run_socket import RunSocket
 
+_PAUSE_S = 0.2  # an empty script has ended by then
+
 
 def run(
     plan: LaunchPlan,
@@ -148,7 +150,7 @@ def _begin_record(
     def write() -> None:
         from headway.history.recorder import begin
 
-        begin(path, start(), plan.program.args)
+        begin(path, start(), plan.program.args, pause_s=_PAUSE_S)
 
     try:
         beside(write)

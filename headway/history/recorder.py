@@ -55,8 +55,9 @@ class Recorder:
         self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict
         self._series = Series()
         self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
-        self._begin = lambda: begin(path, start(), arguments)
-        self._thread = threading.Thread(target=self._write, name="headway-record", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write, args=(start, arguments), name="headway-record", daemon=True
+        )
         self._thread.start()
 
     def note(self, rank: int, figures: Figures) -> None:
@@ -86,9 +87,9 @@ class Recorder:
         """Wait until all is written, however long that takes."""
         self._thread.join()
 
-    def _write(self) -> None:
+    def _write(self, start: Callable[[], Start], arguments: Sequence[str]) -> None:
         try:
-            self._begin()
+            begin(self.path, start(), arguments)
             while (line := self._next()) is not None:
                 store.append(self.path, line)
             self._write_figures()
@@ -107,14 +108,21 @@ class Recorder:
             store.replace_figures(self.path, [Row(rank, one) for rank, one in rows])
 
 
-def begin(path: str, start: Start, arguments: Iterable[str]) -> None:
+def begin(path: str, start: Start, arguments: Iterable[str], *, pause_s: float = 0.0) -> None:
     """Begin a record: what was launched, and then what takes a moment to find out.
+
+    Args:
+        path: of the run's folder.
+        start: what was launched.
+        arguments: of the script, as they were typed.
+        pause_s: before that moment, so that the start of the script has the cores.
 
     Raises:
         OSError: it cannot be written.
     """
     store.create(path)
     store.append(path, start)
+    time.sleep(pause_s)
     script = script_path(start.kind, start.program)  # which may be a copy of `start.script`
     store.append(path, surroundings_of(script, [*arguments]))
     if (commit := commit_of(script, start.folder)) is not None:

@@ -47,7 +47,7 @@ def git(folder: str, *words: str) -> str:
         late = threading.Timer(_GIT_WITHIN_S, asked.kill)
         late.start()
         assert asked.stdout is not None
-        said = asked.stdout.read(_MOST_SAID)
+        said: bytes = asked.stdout.read(_MOST_SAID)
         is_cut = len(said) == _MOST_SAID
         asked.kill() if is_cut else asked.wait()
         late.cancel()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,7 +117,7 @@ def test_a_rerun_prints_the_command_line_with_the_variables_of_settings() -> Non
         ({"variables": {"HEADWAY_ENV": "A_KEY=***"}}, "had a secret in HEADWAY_ENV"),
     ],
 )
-def test_a_rerun_refuses_what_the_record_does_not_hold(start: dict[str, object], said: str) -> None:
+def test_a_rerun_refuses_what_the_record_does_not_hold(start: dict[str, Any], said: str) -> None:
     write_run(**{"folder": os.getcwd(), **start})
     code, text = run("rerun", "--dry-run")
     assert code == 2

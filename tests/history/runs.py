@@ -86,5 +86,5 @@ def record_file(record: Record) -> Path:
     return Path(record.path) / "record.jsonl"
 
 
-HERE = {"host": socket.gethostname(), "pid": os.getpid()}
+HERE: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
 """Of a run that goes on in this process."""
