@@ -46,7 +46,7 @@ def follow_job(job: str) -> int:
     from headway.launcher.remote.slurm_jobs import follow, state_of
 
     try:
-        ended = follow(job, _write, say)
+        ended = follow(job, write, say)
     except KeyboardInterrupt:
         ended = state_of(job)
         if not ended.has_ended:
@@ -57,6 +57,7 @@ def follow_job(job: str) -> int:
     return ended.exit_code
 
 
-def _write(data: bytes) -> None:
+def write(data: bytes) -> None:
+    """Write bytes on standard output at once."""
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count, takewhile
+from typing import TYPE_CHECKING, Any
 
 from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
 from headway.commands.program import program_from
@@ -33,7 +34,10 @@ from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
 from headway.settings.setting import Seconds
-from headway.settings.table import OF_HOSTS, TOPICS, Settings
+from headway.settings.table import OF_HOSTS, ON, TOPICS, Settings
+
+if TYPE_CHECKING:
+    from headway.history.record import Start
 
 FOREVER = "forever"  # --wait without a number
 _USAGE_ERROR = 2  # the exit code of argparse, click and most others
@@ -289,12 +293,23 @@ def _run(launch: _Launch) -> int:
 
         tell = partial(tell_machines, plan.settings, environ)
     is_quiet = launch.parsed.quiet or plan.is_told_elsewhere
+    start = None
+    if plan.settings.record == ON and plan.is_first:
+        words = [*launch.own, *launch.rest]
+        start = partial(_start, plan, launch.machine, words, environ, launch.began_at, os.getpid())
     try:
-        return run(plan, environ, is_quiet=is_quiet, tell=tell)
+        return run(plan, environ, is_quiet=is_quiet, tell=tell, start=start)
     except WorkerFailed as failed:
         if failed.exit_code == _USAGE_ERROR:
             failed.note = _misplaced_flags(plan.program, launch.parser)
         raise
+
+
+def _start(*launch: Any) -> Start:
+    """Return what the run's record says of the launch."""
+    from headway.launcher.plan.recorded import start_of
+
+    return start_of(*launch)
 
 
 TASKS: tuple[Callable[[_Launch], int | None], ...] = (

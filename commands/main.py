@@ -23,31 +23,51 @@ _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
 _MOST_PROBLEMS = 50  # shown at once: more than there are settings
 
-COMMANDS = {
-    "adopt": "list what scripts take from Accelerate, and change their imports",
-    "checkpoint": "list, verify and remove checkpoints of trainings",
-    "completion": "print the completion script for bash, zsh or fish",
-    "config": "ask about this machine and write its profile; show, change and check profiles",
-    "doctor": "report what is wrong with this machine, and how to fix it",
-    "env": "print the facts about this machine, ready to paste into an issue",
-    "estimate": "say how much memory a script will take, and which settings fit, without a GPU",
-    "follow": "show the output of a job that `launch --submit` started, until it has ended",
-    "launch": "run a training script in one or many processes",
-    "plot": "draw the metrics of runs that the jsonl tracker wrote",
-    "ps": "list your running launches on this machine",
-    "stack": "print the stacks of all ranks of a running launch, and which rank is behind",
-    "top": "show the ranks of running launches, where their time goes, and which one is slow",
-    "test": "check this machine by a training of a few seconds, on all ranks of the plan",
+GROUPS = {
+    "start": {
+        "launch": "run a training script in one or many processes",
+        "rerun": "launch once more what a run has launched, also at its commit",
+        "estimate": "say how much memory a script will take, and which settings fit, without a GPU",
+        "adopt": "list what scripts take from Accelerate, and change their imports",
+    },
+    "watch": {
+        "ps": "list your running launches on this machine",
+        "top": "show the ranks of running launches, where their time goes, and which one is slow",
+        "stack": "print the stacks of all ranks of a running launch, and which rank is behind",
+        "follow": "show the output of a job that `launch --submit` started, until it has ended",
+    },
+    "look back": {
+        "runs": "list the runs that have a record, and say in what two of them differ",
+        "why": "say how a run ended, and what has changed since one that ended well",
+        "logs": "print what the ranks of a run have printed",
+        "plot": "draw the metrics of runs that the jsonl tracker wrote",
+        "checkpoint": "list, verify and remove checkpoints of trainings",
+    },
+    "settings": {
+        "config": "ask about this machine and write its profile; show, change and check profiles",
+        "completion": "print the completion script for bash, zsh or fish",
+    },
+    "machine": {
+        "doctor": "report what is wrong with this machine, and how to fix it",
+        "env": "print the facts about this machine, ready to paste into an issue",
+        "test": "check this machine by a training of a few seconds, on all ranks of the plan",
+    },
 }
+"""What each command is for, below the headings of `--help`."""
+
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
+
+_LISTED = "\n".join(
+    f"{heading}:\n" + "\n".join(f"  {name:<12}{text}" for name, text in group.items()) + "\n"
+    for heading, group in GROUPS.items()
+)
 
 HELP = f"""\
 usage: headway [--version] [--help] <command> ...
 
 Run one PyTorch training script on any machine.
 
-commands:
-{chr(10).join(f"  {name:<12}{text}" for name, text in COMMANDS.items())}
-
+{_LISTED}
 `headway <command> --help` says more. A first run, with two processes on this machine's CPU:
   headway launch --cpu --num-processes 2 train.py
 """

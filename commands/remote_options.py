@@ -77,7 +77,9 @@ def refuse_flags_of_jobs(parsed: Parsed) -> None:
                 fix=f"pass --submit {SCHEDULERS[0]}",
             )
         return
-    given = [TABLE[name].flag for name in OF_JOBS if getattr(parsed, name) is not None]
+    given = [
+        TABLE[name].flag for name in (*OF_JOBS, "snapshot") if getattr(parsed, name) is not None
+    ]
     given += ["--sbatch"] * bool(parsed.sbatch) + ["--follow"] * parsed.follow
     if given:
         raise ConfigError(

@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.commands.flags import Parsed
 from headway.commands.remote_options import OF_MACHINES, Request, refuse_everywhere, words_elsewhere
+from headway.commands.tree import Moved, moved
 from headway.contract.notes import say
+from headway.contract.origin import Layer
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
 from headway.devices.table import kind_of
-from headway.errors import ConfigError, MachineError
+from headway.errors import ConfigError, HeadwayError, MachineError
+from headway.history.repository import read_commit, top_of
+from headway.history.snapshot import files_of, take
+from headway.history.surroundings import script_path
 from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.batch_script import Job, batch_script, sbatch_words
 from headway.launcher.remote.environment import OF_ONE_RUN
@@ -24,7 +31,7 @@ from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
 from headway.settings.setting import job_seconds
-from headway.settings.table import OF_JOBS, TABLE, Settings
+from headway.settings.table import OF_HOSTS, OF_JOBS, OFF, TABLE, Settings
 
 _FOLDER = "headway-jobs"  # of scripts and logs, unless log_dir is set
 _SAID_BY_SLURM = OF_MACHINES[1:]
@@ -34,7 +41,7 @@ _EARLIER_S = 60  # SLURM's signals come as much before their time
 _START_S = 60  # of a job, before it has anything to save
 _OWN_FLAGS = (
     *("--submit", "--follow", "--nodes", "--sbatch", "--dry-run", "--show-secrets"),
-    *(TABLE[name].flag for name in (*OF_JOBS, "num_machines")),
+    *(TABLE[name].flag for name in (*OF_JOBS, "snapshot", "num_machines")),
 )
 """Flags for here, which the launch in the job does not get."""
 
@@ -77,11 +84,14 @@ def submit(request: Request) -> int:
             fix="leave --follow out, and run `headway follow JOB_TASK` for one of them",
         )
     inherited = _inherited(parsed, environ, options)
+    into = os.path.join(folder, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    frozen = _frozen(request, settings, into, inherited.written)
+    program, written = frozen.program, {**inherited.written, **frozen.variables}
     words = _words(own, program)
     if parsed.dry_run and not parsed.show_secrets:
         words = masked_command(words)
     command = [*interpreter(), "-m", "headway", "launch", *words]
-    script = batch_script(Job(options, inherited.written, command))
+    script = batch_script(Job(options, written, command))
     _print_notes(options, inherited, program, is_quiet=parsed.quiet)
     if parsed.dry_run:
         print(script, end="")
@@ -89,7 +99,11 @@ def submit(request: Request) -> int:
     from headway.launcher.remote.slurm_jobs import submit as sbatch
 
     _make_folder(folder, settings)
-    job = sbatch(script, sbatch_words(options), inherited.handed_on)
+    try:
+        job = sbatch(script, sbatch_words(options), inherited.handed_on)
+    except HeadwayError:
+        shutil.rmtree(into, ignore_errors=True)
+        raise
     _keep(script, os.path.join(folder, f"{name}-{job}.sh"))
     if not parsed.follow:
         print(job)
@@ -99,6 +113,54 @@ def submit(request: Request) -> int:
 
     say(f"submitted job {job}")
     return follow_job(job)
+
+
+def _frozen(request: Request, settings: Settings, into: str, written: Mapping[str, str]) -> Moved:
+    """Return the program as a copy of its code has it, with the settings that profiles say now.
+
+    Args:
+        request: what was typed.
+        settings: resolved.
+        into: the folder of the copy.
+        written: variables that the job's script sets.
+
+    Raises:
+        ConfigError: the code is too large.
+        MachineError: it cannot be copied.
+    """
+    program, folder = request.program, os.getcwd()
+    if settings.snapshot == OFF:
+        return Moved(program, {})
+    script = script_path(program.kind, program.name)
+    root = top_of(os.path.dirname(script) or folder)
+    name = os.path.relpath(os.path.realpath(script), root) if script and root else ""
+    if not root or (script and name not in [*files_of(root)]):
+        reason = "git does not know the script" if root else "the script is in no git repository"
+        _note(request, f"{reason}: the job runs what is there when it starts")
+        return Moved(program, {})
+    if request.parsed.dry_run:
+        _note(request, "the job will run a copy of the code, taken when it is submitted")
+        return Moved(program, {})
+    code = take(root, read_commit(root), os.path.dirname(into), into)
+    said = {variable: text for variable, text in _of_profiles(request) if variable not in written}
+    frozen = moved(program, folder, root, code)
+    _note(request, f"the job runs the code as it is now: {shown(code)} (--snapshot off: in place)")
+    return frozen._replace(variables={**said, **frozen.variables})
+
+
+def _note(request: Request, text: str) -> None:
+    if not request.parsed.quiet:
+        say(f"note: {text}")
+
+
+def _of_profiles(request: Request) -> Iterator[tuple[str, str]]:
+    """Yield the variables that say what profiles say now; `env` may hold secrets, and stays."""
+    for layer in request.layers:
+        for name, entry in layer.items():
+            is_of_profile = entry.origin.layer in (Layer.USER_PROFILE, Layer.PROJECT_PROFILE)
+            if is_of_profile and name not in (_ENV.name, *OF_JOBS, *OF_HOSTS, *OF_MACHINES):
+                raw = entry.raw
+                yield TABLE[name].variable, raw if isinstance(raw, str) else ",".join(raw)
 
 
 def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:

@@ -26,6 +26,7 @@ from headway.distributed.process import Function, Process
 from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, leave_world
 from headway.errors import UsageError
+from headway.history import own
 from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.plugins.handlers import (
     AutocastKwargs,
@@ -870,6 +871,7 @@ class Accelerator:
                 self.parts.tracking.finish()
             finally:
                 leave_world()
+        own.note_end_of_training()
 
     if not TYPE_CHECKING:  # a type checker knows every member that there is
 

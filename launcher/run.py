@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, NoReturn
 
 from headway.contract import signals
 from headway.contract.notes import say
-from headway.errors import Stopped
+from headway.contract.run import RECORD_VARIABLE
+from headway.errors import HeadwayError, Stopped
 from headway.launcher.plan.plan import LOOPBACK, LaunchPlan
 from headway.settings.table import TABLE
 
 if TYPE_CHECKING:
+    from headway.history.record import Start
+    from headway.history.recorder import Recorder
     from headway.launcher.diagnosis.run_socket import RunSocket
+
+_PAUSE_S = 0.2  # an empty script has ended by then
 
 
 def run(
@@ -27,6 +32,7 @@ def run(
     *,
     is_quiet: bool = False,
     tell: Callable[[Stopped], None] | None = None,
+    start: Callable[[], Start] | None = None,
 ) -> int:
     """Run the plan to its end and return the exit code; does not return for an exec'ed script.
 
@@ -35,6 +41,7 @@ def run(
         environ: what the processes inherit, before the plan's changes.
         is_quiet: do not say what the start of the ranks waits for.
         tell: tells other machines of a stop where no exception can, amid the import of torch.
+        start: returns what the run's record says of the launch; None: there is to be no record.
 
     Raises:
         LaunchError: the processes could not be started.
@@ -42,13 +49,16 @@ def run(
         Stopped: a signal has come before this machine was among the others.
     """
     environment = changed(plan, environ)
+    environment.pop(RECORD_VARIABLE, None)  # of a run that this process is a part of
     if plan.is_world_of_one:
         environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(_free_port())}
-    if plan.in_process:
+    if plan.supervised is None:
+        if start is not None:
+            environment |= _begin_record(plan, environ, start)
+        if not plan.in_process:
+            replace_with_script(plan, environment)
         run_in_process(plan, environment)
         return 0
-    if plan.supervised is None:
-        replace_with_script(plan, environment)
     from headway.launcher.processes.limits import (
         refuse_deleted_folder,
         refuse_too_few_files,
@@ -68,16 +78,24 @@ def run(
 
         signals.trap(lambda *_: say("no rank has started yet"), signal.SIGQUIT)
 
-        with _answering(plan) as run_socket:
+        with _answering(plan) as run_socket, _recorded(plan, environ, start) as recorder:
             with (
                 interrupts_exit_at_once(starter, tell),
                 waiting_for("the import of torch", is_quiet=is_quiet),
             ):
                 from headway.launcher.processes.supervise import supervise
 
-            return supervise(
-                plan, starter, run_socket, colored=wants_color(environ), environ=environ
+            code = supervise(
+                plan,
+                starter,
+                run_socket,
+                colored=wants_color(environ),
+                environ=environ,
+                recorder=recorder,
             )
+            if recorder is not None:
+                recorder.exit_code = code
+            return code
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
             raise
@@ -119,6 +137,48 @@ def _answering(plan: LaunchPlan) -> Iterator[RunSocket | None]:
         yield run_socket
     finally:
         run_socket.close()
+
+
+def _begin_record(
+    plan: LaunchPlan, environ: Mapping[str, str], start: Callable[[], Start]
+) -> dict[str, str]:
+    """Begin the record of a process without a launcher, and return the variable that names it."""
+    from headway.history.place import beside, new_path
+
+    path = new_path(environ)
+
+    def write() -> None:
+        from headway.history.recorder import begin
+
+        begin(path, start(), plan.program.args, pause_s=_PAUSE_S)
+
+    try:
+        beside(write)
+    except OSError as error:
+        say(f"note: the record of this run is lost: {error.strerror}")
+        return {}
+    return {RECORD_VARIABLE: f"{os.getpid()}:{path}"}
+
+
+@contextmanager
+def _recorded(
+    plan: LaunchPlan, environ: Mapping[str, str], start: Callable[[], Start] | None
+) -> Iterator[Recorder | None]:
+    """Write the record of a run beside its ranks, to its end."""
+    if start is None:
+        yield None
+        return
+    from headway.history.place import new_path
+    from headway.history.recorder import Recorder
+
+    recorder = Recorder(new_path(environ), start, plan.program.args)
+    try:
+        yield recorder
+    except (HeadwayError, Stopped) as error:
+        recorder.exit_code, recorder.report = error.exit_code, str(error)
+        raise
+    finally:
+        recorder.close()
 
 
 def wants_color(environ: Mapping[str, str]) -> bool:
@@ -190,7 +250,7 @@ def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     atexit.register(worker.finish_process)
     program = plan.program
     try:
-        worker.run_program(program.kind, program.name, program.args)
+        worker.run_alone(program.kind, program.name, program.args)
     except SystemExit:
         if not plan.is_world_of_one and plan.task is None:
             _explain_missing_rank(getattr(sys, "last_value", None))

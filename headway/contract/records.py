@@ -213,7 +213,7 @@ class Channel:
     __slots__ = (
         *("fd", "identity", "last_sent_at", "num_trained", "phase", "step", "total", "loss"),
         *("has_joined_group", "has_made_accelerator", "has_resumed", "obeys_stops", "will_save"),
-        "tell",
+        "listeners",
     )
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class Channel:
         self.has_resumed = False
         self.obeys_stops = False  # the script has asked whether the job has to stop
         self.will_save = False  # when it is asked to stop
-        self.tell: Callable[[Figures], None] = lambda _: None  # sends figures to who asked for them
+        self.listeners: list[Callable[[Figures], None]] = []  # of the figures of this process
 
 
 CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
@@ -257,7 +257,7 @@ channel = Channel()  # an instance: Python forgets its caches whenever a class a
 
 def open_channel(fd: int) -> None:
     """Send this process's records to `fd`; forked children send none."""
-    channel.fd, channel.identity, channel.tell = fd, identity(fd), send
+    channel.fd, channel.identity, channel.listeners = fd, identity(fd), [send]
     clock.begin()
     os.register_at_fork(after_in_child=_close_channel)
 
@@ -317,7 +317,8 @@ def tell_figures() -> None:
     """
     figures = clock.take(channel.step, channel.total, channel.loss)
     if figures is not None:
-        channel.tell(figures)
+        for listener in channel.listeners:
+            listener(figures)
         channel.last_sent_at = _monotonic() + _BEAT_EVERY_S
 
 

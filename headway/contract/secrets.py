@@ -26,6 +26,13 @@ _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 """The part of a URL in which a password or a token may stand: https://user:password@host."""
 
 
+_ASSIGNED = re.compile(
+    r"""(?<![\w.])([A-Za-z_][\w.-]{0,80})(["']?\s?[:=]\s?)"""
+    r"""(?:(["'])[^"'\n]{8,}(?=["'])|(?<=[A-Z]=)()[^\s"'(]{8,})"""
+)
+"""A name and the text that it is given, in code or as for a shell: key = "...", API_KEY=..."""
+
+
 def is_secret(name: str) -> bool:
     """Return whether the value of a variable or flag of this name is likely to be a secret."""
     if name in _NOT_SECRET:
@@ -87,6 +94,15 @@ def masked_line(pairs: str) -> str:
         return MASK if any(map(is_secret, names)) else masked("", pairs)
     shown = masked_pairs(words)
     return pairs if shown == words else shlex.join(shown)
+
+
+def masked_text(text: str) -> str:
+    """Return code, or lines of output, with the secrets masked that a name in them means."""
+
+    def mask(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}{found[3] or ''}{MASK}" if is_secret(found[1]) else found[0]
+
+    return _USER_OF_URL.sub(MASK, _ASSIGNED.sub(mask, text))
 
 
 def masked_value(

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from headway.contract import user_folders
 from headway.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -117,26 +116,7 @@ def selection_path(environ: Mapping[str, str] = os.environ) -> str:
 
 def user_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Return the folder of this user's profiles, whether or not it exists."""
-    if "linux" not in sys.platform:
-        from platformdirs import user_config_dir
-
-        return user_config_dir("headway", appauthor=False)
-    # the same folder as platformdirs, without its import time
-    folder = environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(folder):  # the XDG specification says to ignore relative paths
-        folder = os.path.join(_home(), ".config")
-    return os.path.join(folder, "headway")
-
-
-def _home() -> str:
-    """Return this user's home folder; `/` for a user without an entry in the password database."""
-    home = os.path.expanduser("~")
-    if home == "/" and hasattr(os, "getuid"):  # HOME is empty
-        import pwd
-
-        with suppress(KeyError):  # as in a container with an arbitrary user id
-            home = pwd.getpwuid(os.getuid()).pw_dir
-    return home if os.path.isabs(home) else "/"
+    return user_folders.user_folder("config", environ)
 
 
 def find_project_profile(start: str = ".", trusted: str | None = None) -> str | None:
@@ -148,7 +128,7 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
         start: the folder to begin in.
         trusted: a path that this user has named, accepted whoever may write it.
     """
-    home = os.path.realpath(_home())
+    home = os.path.realpath(user_folders.home())
     try:
         folder = os.path.realpath(start)
     except FileNotFoundError:  # the working directory has been removed
@@ -279,7 +259,7 @@ def _naming(path: str) -> str:
 
 def shown(path: str) -> str:
     """Return `path` with ~ for the home folder."""
-    home = _home()
+    home = user_folders.home()
     return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
 
 

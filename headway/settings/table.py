@@ -40,6 +40,9 @@ from headway.settings.setting import (
 YES, NO = "yes", "no"
 _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
 
+ON, OFF = "on", "off"
+_ON_OR_OFF = {"true": ON, "yes": ON, "false": OFF, "no": OFF}
+
 NO_CLUSTER = "none"
 CLUSTERS = (
     *("torchrun", "mpi", "slurm", "kubernetes", "skypilot", "aws-batch", "sagemaker", "ranked"),
@@ -268,6 +271,12 @@ class Settings:
         "what ranks print: whole lines that start with the rank (lines), where a progress bar in "
         "a file is a line every 10 s; or every byte as it comes (raw)",
     )
+    record = Setting(
+        Choice(ON, OFF, same=_ON_OR_OFF),
+        ON,
+        "keep a record of the run below your state folder, for `headway runs`, `headway why`, "
+        "`headway logs` and `headway rerun`",
+    )
     debug_rank = Setting[int | None](
         Count(0),
         None,
@@ -317,6 +326,12 @@ class Settings:
         "how long a job of --submit slurm may take: 2h, 1d12h or 1-12:00:00",
         metavar="T",
         example="2h",
+    )
+    snapshot = Setting(
+        Choice(ON, OFF, same=_ON_OR_OFF),
+        ON,
+        "with --submit: run a copy of the code as it is now, of what git tracks or does not "
+        "ignore (on), or what is there when the job starts (off)",
     )
     env = Setting[dict[str, str]](
         read_variables,
@@ -378,7 +393,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         *("max_restarts", "restart_delay", "hang_timeout", "time_limit", "grace_period_s"),
         *("leave_children", "library_hooks"),
     ),
-    "output": ("output", "ranks", "status", "log_dir", "debug_rank"),
-    "jobs": OF_JOBS,
+    "output": ("output", "ranks", "status", "log_dir", "record", "debug_rank"),
+    "jobs": (*OF_JOBS, "snapshot"),
 }
 """The headings of `--help`, and the settings below each."""

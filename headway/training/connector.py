@@ -19,6 +19,7 @@ from headway.data.configuration import DataLoaderConfiguration, merged_configura
 from headway.devices.table import kind_of
 from headway.distributed.rng import set_seed
 from headway.distributed.world import GroupSettings, World, join_world
+from headway.history import own
 from headway.memory.device import tell_memory_at_exit
 from headway.plugins.compilation import TorchDynamoPlugin
 from headway.plugins.handlers import (
@@ -144,6 +145,7 @@ def tell(connected: Connected, strategy: str | None) -> None:
         strategy: the argument of the Accelerator.
     """
     channel.has_made_accelerator = True
+    own.join()
     settings, world = connected.settings, connected.world
     clock.device_bytes = partial(kind_of(world.device.type).held_bytes, world.device)
     if not is_connected() and read_run() is not None and world.ranks.world_size == 1:

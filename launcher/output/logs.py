@@ -7,8 +7,8 @@ import select
 from collections.abc import Callable
 from typing import BinaryIO
 
-_TAIL_LINES = 40  # kept of each rank, for the report of a failure
-_TAIL_SIZE = 2**14  # bytes, in all
+TAIL_LINES = 40  # of each rank, for the report of a failure
+_TAIL_SIZE = 2**15  # bytes that are kept of each, in all
 
 
 class Log:
@@ -55,7 +55,7 @@ class Tail:
     """The last lines that a rank wrote, of its stdout and its stderr together."""
 
     def __init__(self) -> None:
-        self._lines = b""
+        self._lines = bytearray()  # at most twice as much as is kept
         self._rests: dict[int, bytes] = {}  # unfinished lines, by stream
 
     def add(self, data: bytes, target: int = 2) -> None:
@@ -63,15 +63,18 @@ class Tail:
         is_all = len(data) >= _TAIL_SIZE
         data = data[-_TAIL_SIZE:] if is_all else self._rests.get(target, b"") + data
         end = data.rfind(b"\n") + 1
-        self._lines = (self._lines + data[:end])[-_TAIL_SIZE:]
+        self._lines += data[:end]
+        if len(self._lines) > 2 * _TAIL_SIZE:
+            del self._lines[:-_TAIL_SIZE]
         self._rests[target] = data[end:][-_TAIL_SIZE:]
 
-    def lines(self) -> list[str]:
+    def lines(self, most: int = TAIL_LINES) -> list[str]:
         """Return the last lines, each as a terminal would show it."""
-        text = self._lines + b"".join(rest + b"\n" for rest in self._rests.values() if rest)
+        kept = bytes(self._lines[-_TAIL_SIZE:])
+        text = kept + b"".join(rest + b"\n" for rest in self._rests.values() if rest)
         lines = [line.rstrip(b"\r") for line in text.split(b"\n")[:-1]]
         shown = [line.rpartition(b"\r")[2] for line in lines]
-        return [line.decode(errors="replace") for line in shown[-_TAIL_LINES:]]
+        return [line.decode(errors="replace") for line in shown[-most:]]
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from headway.launcher.output.console import Console
-from headway.launcher.output.logs import Log, Tail
+from headway.launcher.output.logs import TAIL_LINES, Log, Tail
 from headway.launcher.output.status_line import StatusLine
 from headway.launcher.output.views import View, view_of
 
@@ -99,9 +99,9 @@ class Output:
             self._has_lost_logs = True
             self._console.warn(f"logs in {self.folder} are incomplete: {error.strerror}")
 
-    def tail(self, rank: int) -> list[str]:
+    def tail(self, rank: int, most: int = TAIL_LINES) -> list[str]:
         """Return the last lines of a rank's stderr and stdout; complete after `close`."""
-        return self._tails[rank].lines() if rank in self._tails else []
+        return self._tails[rank].lines(most) if rank in self._tails else []
 
     def last_line(self, rank: int) -> str:
         """Return what a rank wrote last."""

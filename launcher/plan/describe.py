@@ -70,7 +70,7 @@ def settings_table(settings: Settings, with_origin: bool = True) -> str:
     rows = []
     for name in TABLE:
         value, origin = settings.values[name]
-        rows.append((name, _shown(value), origin.brief if with_origin else ""))
+        rows.append((name, text_of(value), origin.brief if with_origin else ""))
     return "\n".join(_columns(rows))
 
 
@@ -101,7 +101,8 @@ def _port(plan: LaunchPlan) -> tuple[str, str]:
     return address, plan.settings.origin("main_address").brief
 
 
-def _shown(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return the value of a setting, as tables show it."""
     if value is None or value == {}:
         return "-"
     if isinstance(value, dict):

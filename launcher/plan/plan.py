@@ -57,6 +57,11 @@ class LaunchPlan(NamedTuple):
         return self.settings.cluster != NO_CLUSTER and bool(self.settings.machine_rank)
 
     @property
+    def is_first(self) -> bool:
+        """Whether this process is the run's first machine, or rank: the one that has its record."""
+        return not (self.settings.machine_rank if self.task is None else self.task.rank)
+
+    @property
     def is_world_of_one(self) -> bool:
         """Whether the script, without a launcher beside it, finds the variables of a rank."""
         is_replaced = self.supervised is None and self.task is None

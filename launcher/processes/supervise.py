@@ -17,6 +17,7 @@ from headway.contract.memory_use import describe_memory_use
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED
 from headway.errors import STOP_SIGNALS, HeadwayError, Stopped, WorkerFailed
+from headway.history.record import LOGS, TAIL_LINES
 from headway.launcher.diagnosis.failures import Failure, describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import Watch
@@ -41,6 +42,7 @@ from headway.settings.setting import AUTO, OFF, Seconds
 from headway.settings.table import RAW
 
 if TYPE_CHECKING:
+    from headway.history.recorder import Recorder
     from headway.launcher.machines.messages import Failed
 
 # the last for the rank that has the terminal
@@ -54,6 +56,7 @@ def supervise(
     run_socket: RunSocket | None,
     colored: bool,
     environ: Mapping[str, str],
+    recorder: Recorder | None = None,
 ) -> int:
     """Run all ranks of this machine and return the launcher's exit code.
 
@@ -63,6 +66,7 @@ def supervise(
         run_socket: answers where the ranks are.
         colored: prefixes may be coloured on a terminal.
         environ: what the launcher has inherited.
+        recorder: takes what the record of the run keeps.
 
     Raises:
         WorkerFailed: a rank failed; the error's exit code is the rank's.
@@ -98,6 +102,14 @@ def supervise(
         run_socket.describe = lambda interrupts: watch.observe(interrupts).describe()
     handler = _rendezvous_handler(plan, environ)
     agent = Agent(plan, starter, handler, output, watch, figures, environ)
+    if recorder is not None:
+        figures.listeners.append(recorder.note)
+        agent.on_restart = recorder.restart
+        recorder.tails = lambda: {
+            end.rank: output.tail(end.rank, TAIL_LINES) for end in agent.exits
+        }
+        if folder is not None:
+            recorder.keep(LOGS, folder)
     stopped_by = None
     try:
         with (
@@ -128,6 +140,8 @@ def supervise(
         handler.shutdown()
         if has_failed and is_debugged:
             leave_prompt()
+    if recorder is not None and (failure := agent.find_failure()) is not None:
+        recorder.report = failure.cause  # where no error says more
     return _exit_code(agent, stopped_by, folder)
 
 

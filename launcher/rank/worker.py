@@ -72,7 +72,33 @@ def main_alone() -> None:
     """Run the program in this process, which has replaced the launcher."""
     kind, name, *args = sys.argv[1:]
     atexit.register(finish_process)
-    run_program(kind, name, args)
+    run_alone(kind, name, args)
+
+
+def run_alone(kind: str, name: str, args: Sequence[str]) -> None:
+    """Run the program in a process without a launcher, which itself records how it ends.
+
+    Args:
+        kind: as for `run_program`, as are the others.
+        name: the script's path, or the module's name.
+        args: the program's own arguments.
+
+    Raises:
+        SystemExit: as `run_program` does.
+    """
+    try:
+        run_program(kind, name, args)
+    finally:
+        _attempt(_record_end, None)
+
+
+def _record_end() -> None:
+    from headway.history import own
+
+    if isinstance(_last_word, Crash):
+        own.end(_last_word.code, _last_word.traceback)
+    elif _last_word is not None:
+        own.end(_last_word.code, _last_word.message)
 
 
 def run_program(
@@ -208,7 +234,17 @@ def _report_end(stop: SystemExit | None) -> None:
     )
     if stop is not None:
         end = _attempt(lambda: _with_exit(end, stop), end._replace(code=1))
-    records.send(end)
+    _tell(end)
+
+
+def _tell(last_word: End | Crash) -> None:
+    """Send how the program has ended, and keep it for a record of this process's own."""
+    global _last_word
+    _last_word = last_word
+    records.send(last_word)
+
+
+_last_word: End | Crash | None = None
 
 
 def _uses() -> Uses:
@@ -259,7 +295,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     )
     if isinstance(error, HeadwayError):
         crash = _attempt(lambda: _with_fix(crash, error), crash)
-    records.send(crash)
+    _tell(crash)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     if isinstance(error, KeyboardInterrupt):
         _end_by_sigint_at_exit()

@@ -214,7 +214,7 @@ def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], obje
     times_missed = 0
     ended_before = False
     while True:
-        read_bytes += _copy(state.log, read_bytes, write)
+        read_bytes += copy_new(state.log, read_bytes, write)
         waits_for = state.reason if state.name == _PENDING else ""
         if waits_for not in (said, "None"):
             say(f"job {job} waits: {waits_for}" if waits_for else f"job {job} has started")
@@ -231,7 +231,7 @@ def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], obje
         asked_at = time.monotonic()
         while time.monotonic() < asked_at + (_LEAST_S if ended_before else pause_s):
             time.sleep(_READ_EVERY_S)
-            read_bytes += _copy(state.log, read_bytes, write)
+            read_bytes += copy_new(state.log, read_bytes, write)
         pause_s = min(1.5 * pause_s, _MOST_S)
         state = state_of(job)
 
@@ -240,7 +240,7 @@ def _missing(log: str) -> str:
     return f"{log} does not exist" if log else "SLURM does not say where it is"
 
 
-def _copy(path: str, offset: int, write: Callable[[bytes], object]) -> int:
+def copy_new(path: str, offset: int, write: Callable[[bytes], object]) -> int:
     """Write what the file holds from `offset` on, and return how much that is."""
     copied = 0
     try:

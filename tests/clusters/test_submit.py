@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -92,3 +93,25 @@ def test_a_job_that_slurm_signals_saves_and_goes_on_but_not_once_it_is_cancelled
     finally:
         job.cancel()
     assert wait_for(lambda: job.states == {"CANCELLED"}), job.states
+
+
+LOCAL = "import near, sys\nprint('code', near.X, open(sys.argv[1]).read(), flush=True)\n"
+
+
+def test_edits_while_a_job_is_queued_do_not_reach_it(slurm: Slurm) -> None:
+    for name, text in {"near.py": "X = 1\n", "conf": "conf 1", "script.py": LOCAL}.items():
+        Path(name).write_text(text)
+    subprocess.run(["git", "init", "-q"], check=True)
+    words = ["-q", "--cpu", "--sbatch", "hold", "script.py", "conf"]
+    submitted = slurm.run(*HEADWAY, "launch", "--submit", "slurm", *words)
+    job = Job(slurm, submitted.stdout.strip())
+    log = Path(f"headway-jobs/script-{job.number}.log")
+    try:
+        Path("near.py").write_text("X = 2\n")
+        Path("conf").write_text("conf 2")
+        Path("script.py").write_text("raise SystemExit('edited')\n")
+        slurm.run("scontrol", "release", job.number)
+        assert wait_for(lambda: job.states == {"COMPLETED"}), log.read_text()
+    finally:
+        job.cancel()
+    assert "code 1 conf 1" in log.read_text()

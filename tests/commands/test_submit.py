@@ -10,15 +10,18 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from headway.history import store
 from headway.launcher.remote import slurm_jobs
 from headway.launcher.remote.batch_script import Job, batch_script
 from headway.launcher.remote.slurm_jobs import JobState, file_of, read_state
 from tests.commands.running import run
+from tests.waiting import wait_until
 
 SECRET = "dont-tell-anyone"
 
@@ -453,3 +456,128 @@ def test_partitions_are_those_that_sinfo_lists(text: str, found: list[str], fake
 def test_without_sinfo_there_are_no_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert slurm_jobs.partitions() == []
+
+
+CODE = {
+    "train.py": "import sys\nimport near, lib.far\n"
+    "print('first', near.X, lib.far.Y, open(sys.argv[2]).read(), open('data/d').read())\n"
+    "open('out.txt', 'w').write('done')\n",
+    "near.py": "X = 1\n",
+    "lib/__init__.py": "",
+    "lib/far.py": "Y = 1\n",
+    "conf/a.txt": "conf 1",
+    "headway.yaml": "threads_per_process: 1\n",
+    ".gitignore": "data\n",
+    "data/d": "data",
+}
+
+
+@pytest.fixture
+def repository() -> Path:
+    """Return this folder as a repository whose last changes are not committed."""
+    for name, text in CODE.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text.replace("first", "zeroth"))
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=a@b", *words], check=True)
+    Path("train.py").write_text(CODE["train.py"])
+    Path("lib/new.py").write_text("")
+    return Path.cwd()
+
+
+def edit_everything() -> None:
+    """Change all that a job could read of the code, but not what git ignores."""
+    Path("train.py").write_text("raise SystemExit('edited')\n")
+    Path("near.py").write_text("X = 2\n")
+    Path("lib/far.py").unlink()
+    Path("lib/new.py").write_text("raise SystemExit\n")
+    Path("lib.py").write_text("raise SystemExit('a new file')\n")
+    Path("conf/a.txt").write_text("conf 2")
+    Path("headway.yaml").write_text("threads_per_process: 2\n")
+    subprocess.run(["git", "checkout", "-q", "--orphan", "other"], check=True)
+    subprocess.run(["git", "rm", "-rqf", "--cached", "."], check=True)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="jobs of SLURM")
+def test_no_edit_after_the_submission_reaches_a_queued_job(
+    repository: Path, sbatch: Path, fakes: Path
+) -> None:
+    add_command(fakes, "squeue", "true")
+    code, text = run("launch", "--submit", "slurm", "--cpu", "train.py", "--conf", "conf/a.txt")
+    assert code == 0
+    snapshot = next(repository.glob("headway-jobs/train-*/code"))
+    assert f"the job runs the code as it is now: {snapshot}" in text.replace("~", str(Path.home()))
+    _, script, environ = json.loads(sbatch.read_text())
+    edit_everything()
+    done = subprocess.run(
+        ["bash", "-c", script], env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "first 1 1 conf 1 data\n", done.stderr
+    assert "1 thread" in done.stderr
+    assert Path("out.txt").read_text() == "done"  # where it always was
+    wait_until(lambda: store.read_all()[0] and store.read_all()[0][0].commit)
+    record = store.find(None)
+    assert record.start.script == str(repository / "train.py")
+    assert record.commit is not None
+    assert "+print('first'" in record.commit.diff
+
+
+def test_a_second_job_does_not_copy_the_first_ones_code(repository: Path, sbatch: Path) -> None:
+    for _ in range(2):
+        assert run("launch", "--submit", "slurm", "--cpu", "train.py")[0] == 0
+        time.sleep(1)
+    copies = [*repository.glob("headway-jobs/train-*/code")]
+    assert len(copies) == 2
+    for copy in copies:
+        files = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+        assert files == {*CODE, "lib/new.py"} - {"data/d"}
+
+
+def test_a_job_runs_in_place_where_that_was_asked_for_or_git_does_not_know_the_script(
+    repository: Path, sbatch: Path, tmp_path: Path
+) -> None:
+    _, text = run("launch", "--submit", "slurm", "--snapshot", "off", "--cpu", "train.py")
+    assert "the code as it is now" not in text
+    Path("data/own.py").write_text("")
+    assert "git does not know the script" in run("launch", "--submit", "slurm", "data/own.py")[1]
+    (tmp_path / "own.py").write_text("")
+    _, text = run("launch", "--submit", "slurm", str(tmp_path / "own.py"))
+    assert "the script is in no git repository" in text
+    assert not [*repository.glob("headway-jobs/*/code")]
+    code, text = run("launch", "--snapshot", "off", "train.py")
+    assert code == 2
+    assert "--snapshot is for jobs of a scheduler" in text
+
+
+def test_code_that_is_too_large_is_refused_with_what_to_exclude(
+    repository: Path, sbatch: Path
+) -> None:
+    with open("weights.bin", "wb") as file:
+        file.truncate(60 * 2**20)
+    code, text = run("launch", "--submit", "slurm", "train.py")
+    assert code == 2
+    assert "weights.bin (60.0 MiB)" in text
+    assert ".gitignore" in text
+    assert not sbatch.exists()
+
+
+def test_a_job_that_slurm_refuses_leaves_no_copy(repository: Path, fakes: Path) -> None:
+    add_command(fakes, "sbatch", "echo 'no such partition' >&2; exit 1")
+    assert run("launch", "--submit", "slurm", "train.py")[0] == 4
+    assert not [*repository.glob("headway-jobs/*/code")]
+
+
+def test_a_module_is_found_in_the_copy_and_not_in_the_working_folder(
+    repository: Path, sbatch: Path
+) -> None:
+    Path("lib/__main__.py").write_text("")
+    code, text = run("launch", "--submit", "slurm", "-m", "lib")
+    _, script, _ = json.loads(sbatch.read_text()) if code == 0 else ("", "", "")
+    if sys.version_info < (3, 11):
+        assert code == 3
+        return
+    assert code == 0, text
+    (copy,) = repository.glob("headway-jobs/*/code")
+    assert "export PYTHONSAFEPATH=1\n" in script
+    assert f"export PYTHONPATH={copy}" in script

@@ -23,7 +23,8 @@ from headway.contract.records import channel
 figures_file.runtime_folder = lambda: sys.argv[1]
 figures_file.leave_figures()
 figures_file.leave_figures()  # a second Accelerator
-channel.tell(Figures(1e9, 7, 1, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None))
+(tell,) = channel.listeners
+tell(Figures(1e9, 7, 1, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None))
 if os.fork() == 0:  # as a worker of a loader, which outlives it
     print("ready", file=sys.stderr, flush=True)
     signal.pause()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from headway.contract.secrets import (
@@ -11,6 +13,7 @@ from headway.contract.secrets import (
     masked_command,
     masked_line,
     masked_pairs,
+    masked_text,
 )
 
 SECRETS = [
@@ -55,3 +58,25 @@ def test_a_secret_among_the_words_of_a_command_is_masked() -> None:
         *("t.py", "--api-key", MASK, "b", f"--hf-token={MASK}"),
         *(f"--env=HF_TOKEN={MASK}", "--lr=1", "x=y"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('-api_key = "sk-123456789"', '-api_key = "***"'),
+        ("API_KEY=sk-1234567890 x", "API_KEY=*** x"),
+        ('{"password": "hunter2hunter2"}', '{"password": "***"}'),
+        ("https://me:word@host/x", "https://***@host/x"),
+        ("key = jax.random(0)", "key = jax.random(0)"),
+        ("tokenizer = 'bert-base-uncased'", "tokenizer = 'bert-base-uncased'"),
+    ],
+)
+def test_secrets_are_masked_in_code_and_in_output(text: str, shown: str) -> None:
+    assert masked_text(text) == shown
+
+
+def test_masking_takes_no_longer_for_what_is_written_to_take_long() -> None:
+    began = time.monotonic()
+    for text in ("a-" * 100_000, "a=" * 100_000, "KEY='" * 40_000, "://" * 60_000):
+        masked_text(text)
+    assert time.monotonic() - began < 30

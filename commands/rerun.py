@@ -1,0 +1,145 @@
+"""`headway rerun [RUN]`: launch once more what a run has launched."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from headway.commands.flags import Parser
+from headway.commands.remote_options import words_elsewhere
+from headway.commands.runs import RUN
+from headway.commands.tree import Moved, moved
+from headway.contract.notes import say
+from headway.contract.secrets import MASK
+from headway.errors import ConfigError, LaunchError
+from headway.history.record import Commit, Record
+from headway.history.store import find
+from headway.launcher.plan.program import Program
+
+_WHERE = "the record of the run"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `headway rerun` with these words and return the exit code."""
+    from headway.commands.launch import main as launch
+
+    parser = make_parser()
+    parsed, words = parser.parse_words(argv)
+    if len(words) > 1:
+        parser.error(f"headway rerun takes one run, and got {len(words)} words")
+    record = find(words[0] if words else None)
+    _refuse_unknown(record)
+    start = record.start
+    again = Moved(Program(start.program, start.arguments, start.kind), {})
+    num_own = len(start.command) - len(start.arguments) - (start.kind != "module")
+    own = start.command[:num_own]
+    if parsed.at_commit:
+        again = _at_commit(record, again.program)
+    words = words_elsewhere(own, again.program, without=())
+    variables = {**_variables(record), **again.variables}
+    shown = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    line = " ".join([*shown, "headway launch", shlex.join(words)])
+    say(f"cd {shlex.quote(start.folder)} && {line}")
+    if parsed.dry_run:
+        return 0
+    os.chdir(start.folder)
+    os.environ.update(variables)
+    return launch(words)
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command's flags."""
+    parser = Parser(
+        "rerun",
+        "Launch once more what a run has launched, with the same words, in the same folder, and "
+        "with the settings that it had from variables. The command line is printed first.",
+        usage="headway rerun [--at-commit] [--dry-run] [RUN]",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag(
+        "--at-commit",
+        help="run the code as it was: the commit of the run with its uncommitted changes, in a "
+        "worktree of its own",
+    )
+    parser.flag("--dry-run", help="print the command line, and launch nothing")
+    return parser
+
+
+def _refuse_unknown(record: Record) -> None:
+    """Refuse what the record does not say whole."""
+    start = record.start
+    reason = ""
+    if not start.command:
+        reason = "its command line is too long for a record"
+    elif any(MASK in word for word in start.command):
+        reason = "its command line had a secret, and records have none"
+    elif not os.path.isdir(start.folder):
+        reason = f"its folder {start.folder} is not there"
+    if reason:
+        raise ConfigError(
+            f"run {record.name} cannot be launched again: {reason}",
+            where=_WHERE,
+            fix="type its command line: `headway runs --json` shows script and arguments",
+        )
+
+
+def _variables(record: Record) -> Mapping[str, str]:
+    """Return the variables from which the run had settings.
+
+    Raises:
+        ConfigError: one held a secret.
+    """
+    held = {
+        name: value
+        for name, value in record.start.variables.items()
+        if name.startswith("HEADWAY_") and os.environ.get(name) != value
+    }
+    if secret := [name for name, value in held.items() if MASK in value]:
+        raise ConfigError(
+            f"run {record.name} had a secret in {secret[0]}, and records have none",
+            where=_WHERE,
+            fix=f"type its command line, with {secret[0]} set",
+        )
+    return held
+
+
+def _at_commit(record: Record, program: Program) -> Moved:
+    """Return the program that runs the code as it was, in a worktree that is made for it."""
+    commit = record.commit
+    if commit is None or not commit.is_whole or not os.path.isdir(commit.root):
+        reason = "its commit is not on record"
+        if commit is not None:
+            reason = "its repository is not there any more"
+        if commit is not None and not commit.is_whole:
+            reason = "its uncommitted changes were too long for a record, or held a secret"
+        raise ConfigError(
+            f"the code of run {record.name} cannot be restored: {reason}",
+            where=_WHERE,
+            fix="leave --at-commit out, and check the code out yourself",
+        )
+    tree = os.path.join(record.path, "tree")
+    if not os.path.isdir(tree):
+        _git(commit, "worktree", "add", "--detach", tree, commit.commit)
+        if commit.diff:
+            _git(commit, "-C", tree, "apply", "--index", "-", text=commit.diff)
+    if commit.untracked:
+        some = ", ".join(commit.untracked[:5])
+        say(f"note: files that git did not track are not in that code: {some}")
+    say(f"the code of run {record.name} is in {tree}")
+    return moved(program, record.start.folder, commit.root, tree)
+
+
+def _git(commit: Commit, *words: str, text: str = "") -> None:
+    done = subprocess.run(
+        ["git", "-C", commit.root, *words], input=text, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise LaunchError(
+            f"git could not restore the code: {done.stderr.strip()}",
+            where=commit.root,
+            fix="leave --at-commit out, and check the code out yourself",
+        )
+    print(done.stderr, end="", file=sys.stderr)

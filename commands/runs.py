@@ -1,0 +1,136 @@
+"""`headway runs`: the runs that have a record, and in what two of them differ."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from headway.commands.flags import Parser
+from headway.commands.tables import print_table
+from headway.contract.notes import say
+from headway.contract.records import STOPPED_AND_SAVED, shown
+from headway.history.changes import Change, changes
+from headway.history.record import Record
+from headway.history.store import find, is_running, read_all
+
+RUN = "RUN: a name that `headway runs` lists, or its beginning or end; without one, the newest."
+_HEAD = ("run", "began", "script", "ranks", "ended", "steps", "samples/s", "took")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `headway runs` with these words and return the exit code."""
+    parser = make_parser()
+    parsed, words = parser.parse_words(argv)
+    if words:
+        if words[0] != "diff" or len(words) != 3:
+            parser.error("headway runs takes nothing, or: diff A B")
+        return _diff(find(words[1]), find(words[2]), as_json=parsed.json)
+    records, refused = read_all()
+    if parsed.json:
+        print(json.dumps([as_json(record) for record in records], indent=2))
+    else:
+        print_table(_HEAD, [_row(record) for record in records])
+    for line in refused:
+        say(f"note: {line}")
+    return 0
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command's flags."""
+    parser = Parser(
+        "runs",
+        "List the runs that have a record, the newest last: when each began, how it ended, how "
+        "far it came and how fast. `headway launch` keeps a record of each run, 200 of them or 30 "
+        "days, unless the setting record is off.",
+        usage="headway runs [--json]\n       headway runs diff [--json] A B",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag("--json", help="print one JSON list, of runs or of what is different")
+    return parser
+
+
+def as_json(record: Record) -> dict[str, object]:
+    """Return what programs are told of a run."""
+    start, end = record.start, record.end
+    return {
+        "run": record.name,
+        "began_at": start.began_at,
+        "script": start.script or start.program,
+        "arguments": list(start.arguments),
+        "ranks": start.num_processes * start.num_machines,
+        "ended": ended(record),
+        "exit_code": None if end is None else end.exit_code,
+        "steps": record.num_steps or None,
+        "samples_per_s": record.samples_per_s,
+        "duration_s": None if end is None else max(end.time - start.began_at, 0.0),
+        "restarts": len(record.restarts),
+        "path": record.path,
+    }
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    start, speed = record.start, record.samples_per_s
+    return (
+        record.name,
+        when(start.began_at),
+        shown(start.program),
+        str(start.num_processes * start.num_machines),
+        ended(record),
+        str(record.num_steps or "-"),
+        "-" if speed is None else f"{speed:.4g}",
+        took(record),
+    )
+
+
+def ended(record: Record) -> str:
+    """Return how a run ended, in words."""
+    if record.end is None:
+        return "running" if is_running(record) else "unknown"
+    code = record.end.exit_code
+    if code is None:
+        return "by sys.exit"
+    if code == 0:
+        return "well"
+    return "saved and stopped" if code == STOPPED_AND_SAVED else f"exit code {code}"
+
+
+def when(seconds: float) -> str:
+    """Return a time as a table has it."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "-"
+
+
+def took(record: Record) -> str:
+    """Return how long a run lasted; empty where that is not known."""
+    if record.end is None:
+        return "-"
+    seconds = max(record.end.time - record.start.began_at, 0.0)
+    if not seconds < 1e9:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(int(seconds) // 60, 60)
+    return f"{hours}:{minutes:02}:{int(seconds) % 60:02}"
+
+
+def print_changes(found: Sequence[Change]) -> None:
+    """Print what is different, each with the lines of its diff."""
+    for change in found:
+        print(f"  {shown(str(change))}")
+        for line in change.detail.splitlines():
+            print(f"      {shown(line)}")
+
+
+def _diff(before: Record, after: Record, *, as_json: bool) -> int:
+    found = changes(before, after)
+    if as_json:
+        print(json.dumps([change._asdict() for change in found], indent=2))
+    elif found:
+        print(f"run {after.name} is different from run {before.name} in")
+        print_changes(found)
+    else:
+        print(f"nothing that is recorded is different in runs {before.name} and {after.name}")
+    return 0

@@ -1,0 +1,73 @@
+"""A program as another tree of the same code has it: a snapshot of a job, or a run's commit.
+
+The working folder stays: data, outputs and checkpoints are where they were. The script, what it
+imports, and files of the code that arguments name are those of the tree.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NamedTuple
+
+from headway.errors import MachineError
+from headway.launcher.plan.program import Program
+
+
+class Moved(NamedTuple):
+    """A program in another tree, and the variables that let Python find its modules there."""
+
+    program: Program
+    variables: dict[str, str]
+
+
+def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
+    """Return a program as it is in `tree`, a copy of `root`.
+
+    Args:
+        program: as it was typed.
+        folder: the working one, which paths are relative to.
+        root: the folder of the code.
+        tree: its copy.
+
+    Raises:
+        MachineError: this Python would look for a module in the working folder first.
+    """
+    args = tuple(_argument(word, folder, root, tree) for word in program.args)
+    python_path = [there for one in sys.path if one and (there := _there(one, folder, root, tree))]
+    variables = {}
+    name = program.name
+    if program.kind == "module":
+        if sys.version_info < (3, 11):
+            raise MachineError(
+                f"the module {name} cannot be run from another folder than this one: Python "
+                f"{sys.version_info[0]}.{sys.version_info[1]} looks for it here first",
+                where="flag --module",
+                fix="name its file instead, pass --snapshot off, or use Python 3.11",
+            )
+        variables["PYTHONSAFEPATH"] = "1"
+        python_path.insert(0, _there(folder, folder, root, tree) or tree)
+    elif program.kind == "script" or os.sep in name:
+        name = _there(name, folder, root, tree) or name
+    if python_path:
+        before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+        variables["PYTHONPATH"] = os.pathsep.join([*dict.fromkeys(python_path), *before])
+    return Moved(program._replace(name=name, args=args), variables)
+
+
+def _there(path: str, folder: str, root: str, tree: str) -> str:
+    """Return the place of a path of `root` in `tree`; empty for one that is not there."""
+    whole = os.path.join(folder, path)
+    for one in (os.path.abspath(whole), os.path.realpath(whole)):
+        place = os.path.relpath(one, root)
+        if place.split(os.sep)[0] != os.pardir and os.path.exists(os.path.join(tree, place)):
+            return os.path.normpath(os.path.join(tree, place))
+    return ""
+
+
+def _argument(word: str, folder: str, root: str, tree: str) -> str:
+    """Return an argument, with the file of the code that it names as it is in the tree."""
+    flag, equals, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
+    if not value or not os.path.isfile(os.path.join(folder, value)):
+        return word
+    return f"{flag}{equals}{_there(value, folder, root, tree) or value}"

@@ -1,0 +1,99 @@
+"""`headway why [RUN]`: how a run ended, and what has changed since one that ended well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from headway.commands.flags import Parser
+from headway.commands.runs import RUN, as_json, ended, print_changes, took, when
+from headway.contract.notes import say
+from headway.contract.records import shown
+from headway.errors import ConfigError
+from headway.history.changes import changes
+from headway.history.record import Record
+from headway.history.store import find, last_good, read_all
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `headway why` with these words and return the exit code."""
+    parser = make_parser()
+    parsed, words = parser.parse_words(argv)
+    if len(words) > 1:
+        parser.error(f"headway why takes one run, and got {len(words)} words")
+    if parsed.json and parsed.html is not None:
+        parser.error("--json and --html cannot both be: pass one of them")
+    record = find(words[0] if words else None)
+    good = last_good(record, read_all()[0])
+    found = [] if good is None else changes(good, record)
+    if record.damaged:
+        say(f"note: {record.damaged} damaged lines of the record are left out")
+    if parsed.html is not None:
+        from headway.commands.run_page import page
+
+        _write(parsed.html, page(record, good, found))
+        print(parsed.html)
+    elif parsed.json:
+        report = "" if record.end is None else record.end.report
+        compared = None if good is None else good.name
+        told = {**as_json(record), "report": report, "compared_with": compared}
+        print(json.dumps({**told, "changes": [one._asdict() for one in found]}, indent=2))
+    else:
+        _print(record)
+        if good is None:
+            print("\nno earlier run of this script that ended well has a record")
+        elif found:
+            print(f"\nsince run {good.name}, which ended well, there has changed")
+            print_changes(found)
+        else:
+            print(f"\nnothing that is recorded has changed since run {good.name} ended well")
+    return 0
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command's flags."""
+    parser = Parser(
+        "why",
+        "Say how a run ended, with the report of its failure, and what has changed since the last "
+        "run of the same script that ended well: settings, arguments, code and commit, variables, "
+        "machine, data and packages.",
+        usage="headway why [--json | --html FILE] [RUN]",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag("--json", help="print one JSON object")
+    parser.flag(
+        "--html",
+        metavar="FILE",
+        help="write one page to send to somebody, with curves and pictures; it needs no network",
+    )
+    return parser
+
+
+def _print(record: Record) -> None:
+    start, end = record.start, record.end
+    ranks = start.num_processes * start.num_machines
+    print(f"run {record.name}: {shown(start.program)} on {ranks} rank{'s' * (ranks > 1)}")
+    print(f"began {when(start.began_at)}, took {took(record)}, ended: {ended(record)}")
+    for one in record.restarts:
+        print(f"  {when(one.time)} {shown(one.line)}")
+    for kept in record.kept:
+        print(f"{kept.what}: {shown(kept.path)}")
+    if end is not None and end.report:
+        print()
+        for line in end.report.splitlines():
+            print(shown(line))
+    elif end is None and ended(record) == "unknown":
+        alone = ", or made no Accelerator" if start.supervised is None else ""
+        print(f"it left no word of its end: it was killed, or its machine stopped{alone}")
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}",
+            where="--html",
+            fix="name a file in a folder that exists and that you may write",
+        ) from None

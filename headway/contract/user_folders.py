@@ -1,0 +1,40 @@
+"""The folders of this user's profiles and records: those of platformdirs, without its import."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+_OF_XDG = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
+
+
+def user_folder(kind: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return this user's folder of a kind, whether or not it exists.
+
+    Args:
+        kind: `config`, or `state`.
+        environ: says where the user wants it.
+    """
+    if "linux" not in sys.platform:
+        import platformdirs
+
+        folder: str = getattr(platformdirs, f"user_{kind}_dir")("headway", appauthor=False)
+        return folder
+    variable, usual = _OF_XDG[kind]
+    folder = environ.get(variable, "")
+    if not os.path.isabs(folder):  # the XDG specification says to ignore relative paths
+        folder = os.path.join(home(), usual)
+    return os.path.join(folder, "headway")
+
+
+def home() -> str:
+    """Return this user's home folder; `/` for a user without an entry in the password database."""
+    folder = os.path.expanduser("~")
+    if folder == "/" and hasattr(os, "getuid"):  # HOME is empty
+        import pwd
+
+        with suppress(KeyError):  # as in a container with an arbitrary user id
+            folder = pwd.getpwuid(os.getuid()).pw_dir
+    return folder if os.path.isabs(folder) else "/"

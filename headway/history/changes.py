@@ -1,0 +1,134 @@
+"""In what two runs differ: settings, versions, code, arguments, variables, machine, data. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from headway.history.record import Record, Start, Surroundings
+
+_NOT_OF_THE_RUN = ("record", "log_dir", "output", "partition", "account", "time", "snapshot")
+"""Settings that change nothing of what is computed."""
+_MOST_LINES = 60  # of a diff
+_GONE = "-"
+
+
+class Change(NamedTuple):
+    """One thing that was different.
+
+    Args:
+        kind: setting, package, code, argument, variable, machine, data.
+        name: of the thing.
+        before: its value then; `-` for none.
+        after: now.
+        detail: lines of a diff.
+    """
+
+    kind: str
+    name: str
+    before: str
+    after: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}: {self.before} -> {self.after}"
+
+
+def changes(before: Record, after: Record) -> list[Change]:
+    """Return in what the later of two runs is different, what matters most first."""
+    old, new = before.start, after.start
+    found = [
+        *_changed("setting", _settings(old), _settings(new)),
+        *_arguments(old.arguments, new.arguments),
+        *_code(before, after),
+        *_changed("variable", _variables(old), _variables(new)),
+        *_other_variables(old, new),
+        *_changed("machine", old.machine, new.machine),
+    ]
+    if old.folder != new.folder:
+        found.append(Change("folder", "working folder", old.folder, new.folder))
+    if old.python != new.python:
+        found.append(Change("python", "command", " ".join(old.python), " ".join(new.python)))
+    if before.surroundings is not None and after.surroundings is not None:
+        was, now = before.surroundings, after.surroundings
+        found += _changed("data", was.inputs, _shared(now.inputs, was.inputs))
+        found += _changed("package", was.packages, now.packages)
+    return found
+
+
+def _settings(start: Start) -> dict[str, str]:
+    return {name: text for name, text in start.settings.items() if name not in _NOT_OF_THE_RUN}
+
+
+def _variables(start: Start) -> dict[str, str]:
+    return {**start.variables, **start.environment}
+
+
+def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
+    for name in dict.fromkeys([*old, *new]):
+        before, after = old.get(name, _GONE), new.get(name, _GONE)
+        if before != after:
+            yield Change(kind, name, before or "''", after or "''")
+
+
+def _shared(new: Mapping[str, str], old: Mapping[str, str]) -> dict[str, str]:
+    """Return what is in both: an argument that came or went is told as such."""
+    return {name: new.get(name, text) for name, text in old.items()}
+
+
+def _other_variables(old: Start, new: Start) -> Iterator[Change]:
+    for change in _changed("variable", old.others, new.others):
+        texts = [_GONE if text == _GONE else "set" for text in (change.before, change.after)]
+        same = texts == ["set", "set"]
+        yield change._replace(before=texts[0], after="another value" if same else texts[1])
+
+
+def _arguments(old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
+    matcher = difflib.SequenceMatcher(a=old, b=new, autojunk=False)
+    for tag, begin, end, start, stop in matcher.get_opcodes():
+        if tag != "equal":
+            flag = old[begin - 1] if begin and old[begin - 1].startswith("-") else ""
+            name = flag if flag and "=" not in flag else f"at {begin + 1}"
+            before, after = " ".join(old[begin:end]), " ".join(new[start:stop])
+            yield Change("argument", name, before or _GONE, after or _GONE)
+
+
+def _code(before: Record, after: Record) -> Iterator[Change]:
+    was, now = before.commit, after.commit
+    if was is not None and now is not None and was.commit != now.commit:
+        yield Change("code", "commit", was.commit[:12], now.commit[:12])
+    nothing = Surroundings({}, {}, "", {})
+    old, new = before.surroundings or nothing, after.surroundings or nothing
+    files = list(_changed("code", old.sources, new.sources)) if old.sources else []
+    script = os.path.basename(after.start.script)
+    detail = _diff(old.text, new.text) if old.text and new.text else ""
+    for change in files:
+        is_edit = _GONE not in (change.before, change.after)
+        yield change._replace(
+            before=_GONE if change.before == _GONE else "there",
+            after="edited" if is_edit else _GONE if change.after == _GONE else "new",
+            detail=detail if change.name == script else "",
+        )
+    if was is not None and now is not None:
+        told = {change.name for change in files}
+        earlier, later = _by_file(was.diff), _by_file(now.diff)
+        for name in dict.fromkeys([*earlier, *later]):
+            text, other = earlier.get(name, ""), later.get(name, "")
+            if text != other and not any(f"/{name}".endswith(f"/{one}") for one in told):
+                yield Change("code", name, "there", "edited", _diff(text, other))
+
+
+def _by_file(diff: str) -> dict[str, str]:
+    """Return the parts of a diff of git's, by the path of the file that each is of."""
+    parts = re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0].rpartition(" b/")[2]: part for part in parts}
+
+
+def _diff(old: str, new: str) -> str:
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0)
+    kept = [line for line in lines if not line.startswith(("---", "+++"))]
+    more = len(kept) - _MOST_LINES
+    return "\n".join(kept[:_MOST_LINES] + [f"... {more} more lines"] * (more > 0))

@@ -1,0 +1,257 @@
+"""The lines of a run's record: JSON objects of these kinds, each with the format's version.
+
+Two processes may write one record: a process that has replaced its launcher tells how it ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headway.contract.figures import Figures
+from headway.contract.typed import Misfit, parse, plain, read
+
+VERSION = 1
+MAX_BYTES = 2**20
+"""Of one record."""
+MAX_TEXT = 2**15
+"""Characters of a report, and of the script's own text."""
+_LARGEST = 2**63
+TAIL_LINES = 200
+"""Kept of each rank."""
+
+LOGS, CHECKPOINTS = "logs", "checkpoints"
+"""What `Kept` says that a path leads to."""
+
+
+class Start(NamedTuple):
+    """What was launched; secrets are masked.
+
+    Args:
+        command: the words after `headway launch`.
+        settings: their values as text.
+        origins: where each setting that is no default came from.
+        environment: what the plan changes; a variable that it removes is empty.
+        variables: of the environment, those that affect training.
+        others: a digest of each other variable, by its name.
+        supervised: why a launcher stayed beside the ranks; None: the script replaced it.
+    """
+
+    began_at: float
+    pid: int
+    host: str
+    folder: str
+    kind: str  # as of a plan's program
+    program: str
+    script: str  # the path of its file; empty where that is not known
+    arguments: tuple[str, ...]
+    command: tuple[str, ...]
+    python: tuple[str, ...]
+    settings: Mapping[str, str]
+    origins: Mapping[str, str]
+    environment: Mapping[str, str]
+    machine: Mapping[str, str]
+    variables: Mapping[str, str]
+    others: Mapping[str, str]
+    num_processes: int
+    num_machines: int
+    supervised: str | None = None
+    job: str = ""  # of a scheduler
+
+
+class Surroundings(NamedTuple):
+    """What the run found when it began, and is not in the plan.
+
+    Args:
+        packages: the versions of all that are installed.
+        sources: a digest of each Python file beside the script and below.
+        text: of the script.
+        inputs: what each argument that is a path led to.
+    """
+
+    packages: Mapping[str, str]
+    sources: Mapping[str, str]
+    text: str
+    inputs: Mapping[str, str]
+
+
+class Commit(NamedTuple):
+    """The state of the script's git repository.
+
+    Args:
+        diff: of the files against the commit.
+        is_whole: `diff` was not cut.
+        untracked: files that git neither tracks nor ignores.
+    """
+
+    root: str
+    commit: str
+    diff: str = ""
+    is_whole: bool = True
+    untracked: tuple[str, ...] = ()
+
+
+class Kept(NamedTuple):
+    """Where something of the run is kept: its logs, its checkpoints."""
+
+    what: str  # LOGS, or CHECKPOINTS
+    path: str
+
+
+class Restart(NamedTuple):
+    """The end of an attempt, and the restart that followed."""
+
+    time: float
+    line: str  # as it was said
+
+
+class Tail(NamedTuple):
+    """The last lines of a rank."""
+
+    rank: int
+    lines: tuple[str, ...]
+
+
+class End(NamedTuple):
+    """How the run ended."""
+
+    time: float
+    exit_code: int | None  # None: it has called sys.exit, or it is not known
+    report: str = ""
+    step: int = 0  # the last one, where the process itself writes this; 0: not known
+
+
+class Row(NamedTuple):
+    """Figures of one rank, of its own steps or of several such records together."""
+
+    rank: int
+    figures: Figures
+
+
+Line = Start | Surroundings | Commit | Kept | Restart | Tail | End | Row
+KINDS: Mapping[str, Any] = {
+    kind.__name__: kind for kind in (Start, Surroundings, Commit, Kept, Restart, Tail, End, Row)
+}
+
+
+class Unreadable(ValueError):
+    """A record that cannot be read; the argument is a predicate, without the subject."""
+
+
+class Record(NamedTuple):
+    """A run, as far as its record goes.
+
+    Args:
+        name: of the run.
+        path: of its folder.
+        damaged: lines that could not be read.
+    """
+
+    name: str
+    path: str
+    start: Start
+    surroundings: Surroundings | None = None
+    commit: Commit | None = None
+    kept: Sequence[Kept] = ()
+    restarts: Sequence[Restart] = ()
+    tails: Mapping[int, tuple[str, ...]] = {}
+    end: End | None = None
+    figures: Mapping[int, Sequence[Figures]] = {}
+    damaged: int = 0
+
+    @property
+    def has_ended_well(self) -> bool:
+        return self.end is not None and self.end.exit_code == 0
+
+    @property
+    def num_steps(self) -> int:
+        """The last step that any rank told of; 0: none has."""
+        told = [rows[-1].step for rows in self.figures.values() if rows]
+        return max([*told, self.end.step if self.end is not None else 0])
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Of all ranks together, over all their steps; None where it is not known."""
+        rates = []
+        for rows in self.figures.values():
+            seconds, samples = sum(row.seconds for row in rows), sum(row.samples for row in rows)
+            if seconds > 0 and samples:
+                rates.append(samples / seconds)
+        return sum(rates) if rates else None
+
+
+def lost(error: OSError) -> str:
+    """Return the line that says that a run has no record, or not all of it."""
+    return f"note: the record of this run is lost: {error.strerror} (--record off keeps none)"
+
+
+def encode(line: Line) -> bytes:
+    """Return a line of a record, with its end."""
+    fields = {"record": type(line).__name__, "version": VERSION, **plain(line)}
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def decode(line: bytes) -> Line:
+    """Return what a line says.
+
+    Raises:
+        Unreadable: another version of Headway wrote it.
+        ValueError: it is no line of a record.
+    """
+    try:
+        fields = parse(line)
+        kind, version = KINDS.get(fields.pop("record")), fields.pop("version")
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"it is no line of a record: {error}") from None
+    if version != VERSION:
+        raise Unreadable(f"has version {version!r:.20} of the format; this Headway reads {VERSION}")
+    if kind is None:
+        raise Misfit("", "is of no known kind")
+    found: Line = read(kind, fields, limits=_limits)
+    return found
+
+
+def _limits(_: str, value: Any) -> str:
+    """Say that a number is none that a run can have, if it is so."""
+    is_number = isinstance(value, (int, float))
+    return "is out of range" if is_number and not abs(value) <= _LARGEST else ""
+
+
+def record_of(name: str, path: str, data: bytes) -> Record:
+    """Return the run whose record holds `data`, which may be cut off or damaged.
+
+    Raises:
+        Unreadable: it does not say what was launched, or another version of Headway wrote it.
+    """
+    lines: list[Line] = []
+    damaged = 0
+    for text in data.split(b"\n"):
+        if text.strip():
+            try:
+                lines.append(decode(text))
+            except Unreadable:
+                raise
+            except (ValueError, RecursionError):
+                damaged += 1
+    one: dict[type, Any] = {type(line): line for line in lines}
+    if Start not in one:
+        raise Unreadable("does not say what was launched")
+    figures: dict[int, list[Figures]] = {}
+    for line in lines:
+        if isinstance(line, Row):
+            figures.setdefault(line.rank, []).append(line.figures)
+    return Record(
+        name=name,
+        path=path,
+        start=one[Start],
+        surroundings=one.get(Surroundings),
+        commit=one.get(Commit),
+        kept=tuple(line for line in lines if isinstance(line, Kept)),
+        restarts=tuple(line for line in lines if isinstance(line, Restart)),
+        tails={line.rank: line.lines for line in lines if isinstance(line, Tail)},
+        end=one.get(End),
+        figures=figures,
+        damaged=damaged,
+    )

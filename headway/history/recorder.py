@@ -1,0 +1,145 @@
+"""Writes the record of a run while it goes on; no rank and no launch ever waits for it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from headway.contract.figures import Figures
+from headway.contract.notes import say
+from headway.contract.secrets import masked_text
+from headway.history import store
+from headway.history.record import (
+    MAX_TEXT,
+    TAIL_LINES,
+    End,
+    Kept,
+    Line,
+    Restart,
+    Row,
+    Start,
+    Tail,
+    lost,
+)
+from headway.history.series import Series
+from headway.history.surroundings import commit_of, script_path, surroundings_of
+
+_FIGURES_EVERY_S = 60.0
+_CLOSE_WITHIN_S = 2.0
+_TAIL_CHARS = 2**18  # of all ranks together
+_LINE_CHARS = 2000
+
+
+class Recorder:
+    """Writes one record, by a thread of its own.
+
+    Args:
+        path: of the run's folder, which is created.
+        start: returns what was launched; called in the thread.
+        arguments: of the script, as they were typed.
+
+    Attributes:
+        exit_code: how the run has ended.
+        report: why it has failed, as it is printed.
+        tails: returns the last lines of each rank.
+    """
+
+    def __init__(self, path: str, start: Callable[[], Start], arguments: Sequence[str]) -> None:
+        self.path = path
+        self.exit_code = 1
+        self.report = ""
+        self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict
+        self._series = Series()
+        self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._write, args=(start, arguments), name="headway-record", daemon=True
+        )
+        self._thread.start()
+
+    def note(self, rank: int, figures: Figures) -> None:
+        """Keep figures of a rank; they are written now and then."""
+        self._series.note(rank, figures)
+
+    def keep(self, what: str, path: str) -> None:
+        """Record where something of the run is kept."""
+        self._lines.put(Kept(what, os.path.abspath(path)))
+
+    def restart(self, line: str) -> None:
+        """Record that an attempt has ended, and another one begins."""
+        self._lines.put(Restart(time.time(), line))
+
+    def close(self) -> None:
+        """Record how the run has ended, and finish within some seconds."""
+        for tail in _cut(self.tails()):
+            self._lines.put(tail)
+        report = masked_text(self.report[-MAX_TEXT:])
+        self._lines.put(End(time.time(), self.exit_code, report))
+        self._lines.put(None)
+        self._thread.join(_CLOSE_WITHIN_S)
+        if self._thread.is_alive():
+            say(f"note: the record of this run is not complete: {self.path} does not answer")
+
+    def wait(self) -> None:
+        """Wait until all is written, however long that takes."""
+        self._thread.join()
+
+    def _write(self, start: Callable[[], Start], arguments: Sequence[str]) -> None:
+        try:
+            begin(self.path, start(), arguments)
+            while (line := self._next()) is not None:
+                store.append(self.path, line)
+            self._write_figures()
+        except OSError as error:
+            say(lost(error))
+
+    def _next(self) -> Line | None:
+        """Return the next line to write; None at the end."""
+        while True:
+            with suppress(queue.Empty):
+                return self._lines.get(timeout=_FIGURES_EVERY_S)
+            self._write_figures()
+
+    def _write_figures(self) -> None:
+        if rows := self._series.rows():
+            store.replace_figures(self.path, [Row(rank, one) for rank, one in rows])
+
+
+def begin(path: str, start: Start, arguments: Iterable[str], *, pause_s: float = 0.0) -> None:
+    """Begin a record: what was launched, and then what takes a moment to find out.
+
+    Args:
+        path: of the run's folder.
+        start: what was launched.
+        arguments: of the script, as they were typed.
+        pause_s: before that moment, so that the start of the script has the cores.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    store.create(path)
+    store.append(path, start)
+    time.sleep(pause_s)
+    script = script_path(start.kind, start.program)  # which may be a copy of `start.script`
+    store.append(path, surroundings_of(script, [*arguments]))
+    if (commit := commit_of(script, start.folder)) is not None:
+        store.append(path, commit)
+    store.prune(os.path.dirname(path), time.time(), keep=os.path.basename(path))
+
+
+def end_of(exit_code: int, report: str, step: int = 0) -> End:
+    """Return how a run ended, as it is recorded."""
+    return End(time.time(), exit_code, masked_text(report[-MAX_TEXT:]), step)
+
+
+def _cut(tails: Mapping[int, Sequence[str]]) -> list[Tail]:
+    """Return the last lines of all ranks, as many as fit."""
+    most = _TAIL_CHARS // max(len(tails), 1)
+    cut = []
+    for rank, lines in tails.items():
+        text = masked_text("\n".join(line[:_LINE_CHARS] for line in lines[-TAIL_LINES:]))
+        cut.append(Tail(rank, tuple(text[-most:].split("\n"))))
+    return cut

@@ -1,0 +1,133 @@
+"""A copy of the code of a job, as it was when the job was submitted.
+
+A folder with `code`, which holds what git tracks and what it does not ignore, and `snapshot.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from headway.contract.typed import parse, plain, read
+from headway.errors import ConfigError, MachineError
+from headway.history.record import Commit
+from headway.history.repository import git
+
+MAX_BYTES = 50 * 2**20
+_CODE, _ABOUT = "code", "snapshot.json"
+_SHOWN = 5  # of the largest files
+_ABOUT_BYTES = 2**20
+
+
+class Snapshot(NamedTuple):
+    """Where a copy of code was taken from, and the state of that repository.
+
+    Args:
+        root: of the repository.
+    """
+
+    root: str
+    commit: Commit | None
+
+
+def snapshot_of(folder: str) -> Snapshot | None:
+    """Return the snapshot that a folder is in; None for one that is in none."""
+    code = code_around(folder)
+    if code is None:
+        return None
+    with (
+        suppress(OSError, ValueError, RecursionError),
+        open(os.path.join(os.path.dirname(code), _ABOUT), "rb") as file,
+    ):
+        return read(Snapshot, parse(file.read(_ABOUT_BYTES)))
+    return None
+
+
+def code_around(folder: str) -> str | None:
+    """Return the `code` folder of the snapshot that a folder is in; None for one in none."""
+    here = os.path.realpath(folder)
+    while here != os.path.dirname(here):
+        above = os.path.dirname(here)
+        if os.path.basename(here) == _CODE and os.path.isfile(os.path.join(above, _ABOUT)):
+            return here
+        here = above
+    return None
+
+
+def original_of(path: str) -> str:
+    """Return the path that a file of a snapshot was copied from; others as they are."""
+    code = code_around(os.path.dirname(path))
+    snapshot = None if code is None else snapshot_of(code)
+    if code is None or snapshot is None:
+        return path
+    return os.path.join(snapshot.root, os.path.relpath(os.path.realpath(path), code))
+
+
+def take(root: str, commit: Commit | None, without: str, into: str) -> str:
+    """Copy the code of a repository, and return the folder that has it.
+
+    Args:
+        root: of the repository.
+        commit: its state.
+        without: a folder that is left out, also if git would not ignore it.
+        into: the folder to create.
+
+    Raises:
+        ConfigError: there is too much.
+        MachineError: it cannot be written.
+    """
+    names = [name for name in files_of(root) if not _is_within(os.path.join(root, name), without)]
+    sizes = {name: os.lstat(os.path.join(root, name)).st_size for name in names}
+    _refuse_too_much(root, sizes)
+    code = os.path.join(into, _CODE)
+    try:
+        os.makedirs(code)
+        for name in names:
+            target = os.path.join(code, name)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with suppress(FileNotFoundError):  # it has just been removed
+                shutil.copy2(os.path.join(root, name), target, follow_symlinks=False)
+        with open(os.path.join(into, _ABOUT), "w", encoding="utf-8") as file:
+            json.dump(plain(Snapshot(root, commit)), file)
+    except OSError as error:
+        shutil.rmtree(into, ignore_errors=True)
+        raise MachineError(
+            f"the code could not be copied for the job: {error.strerror}",
+            where=error.filename or into,
+            fix="free some space, or submit with --snapshot off",
+        ) from None
+    return code
+
+
+def files_of(root: str) -> Iterator[str]:
+    """Yield what git tracks or does not ignore in a repository and its submodules."""
+    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in dict.fromkeys(listed.split("\0")[:-1]):
+        path = os.path.join(root, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            if os.path.lexists(os.path.join(path, ".git")):  # a submodule
+                yield from (os.path.join(name, one) for one in files_of(path))
+        elif os.path.lexists(path):
+            yield name
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + os.sep)
+
+
+def _refuse_too_much(root: str, sizes: dict[str, int]) -> None:
+    total = sum(sizes.values())
+    if total > MAX_BYTES:
+        largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_SHOWN]
+        each = ", ".join(f"{name} ({sizes[name] / 2**20:.1f} MiB)" for name in largest)
+        raise ConfigError(
+            f"the code of the job would be {total / 2**20:.0f} MiB in {len(sizes)} files; a "
+            f"snapshot takes {MAX_BYTES >> 20}. The largest: {each}",
+            where=root,
+            fix="name what is no code in .gitignore, or run what is there when the job starts: "
+            "--snapshot off",
+        )

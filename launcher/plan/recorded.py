@@ -1,0 +1,92 @@
+"""What the record of a run says of its plan. Imported beside the launch, not on its path."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+
+from headway._version import __version__
+from headway.contract.run import VARIABLE as RUN_VARIABLE
+from headway.contract.run import job_of
+from headway.contract.secrets import masked_command
+from headway.history.record import Start
+from headway.history.snapshot import original_of
+from headway.history.surroundings import script_path, variables_of
+from headway.launcher.plan.describe import text_of, without_secrets
+from headway.launcher.plan.plan import LaunchPlan
+from headway.machine.facts import Machine
+from headway.settings.table import TABLE
+
+_MOST_CHARS = 2**16  # of a command line: what is longer is not recorded
+
+
+def start_of(
+    plan: LaunchPlan,
+    machine: Machine,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    began_at: float,
+    pid: int,
+) -> Start:
+    """Return what is recorded of a launch, with secrets masked.
+
+    Args:
+        plan: what is launched.
+        machine: on which.
+        words: after `headway launch`.
+        environ: what the processes inherit, before the plan's changes.
+        began_at: seconds since the epoch.
+        pid: of the launcher, or of the process that it becomes.
+    """
+    shown = without_secrets(plan)
+    settings, program = shown.settings, shown.program
+    variables, others = variables_of(environ)
+    return Start(
+        began_at=began_at,
+        pid=pid,
+        host=socket.gethostname(),
+        folder=os.getcwd(),
+        kind=program.kind,
+        program=program.name,
+        script=original_of(script_path(program.kind, program.name)),
+        arguments=_short(program.args),
+        command=_short(masked_command(words)),
+        python=tuple(plan.python),
+        settings={name: text_of(settings.values[name].value) for name in TABLE},
+        origins={
+            name: settings.origin(name).brief for name in TABLE if settings.origin(name).is_user_set
+        },
+        environment={
+            name: change.value or ""
+            for name, change in shown.environment.items()
+            if name != RUN_VARIABLE  # all of it is said by the settings
+        },
+        machine=_facts(machine),
+        variables=variables,
+        others=others,
+        num_processes=settings.num_processes if plan.task is None else plan.task.world_size,
+        num_machines=settings.num_machines,
+        supervised=plan.supervised,
+        job=job_of(environ),
+    )
+
+
+def _short(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(words) if sum(map(len, words)) <= _MOST_CHARS else ()
+
+
+def _facts(machine: Machine) -> dict[str, str]:
+    return {
+        "headway": __version__,
+        "python": platform.python_version(),
+        "torch": machine.torch.version if machine.torch is not None else "",
+        "host": socket.gethostname(),
+        "system": f"{machine.system} {platform.release()}",
+        "architecture": machine.architecture,
+        "cores": str(machine.cores),
+        "gpus": ", ".join(gpu.name for gpu in machine.gpus) or "none",
+        "driver": machine.driver or "none",
+        "cuda_visible_devices": machine.cuda_visible_devices or "",
+    }

@@ -1,0 +1,248 @@
+"""`headway runs`, `why`, `logs` and `rerun`: what they say of records, and the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.history import store
+from headway.history.place import runs_folder
+from headway.history.record import Kept, Restart, Row, Tail
+from tests.commands.running import run
+from tests.history.runs import START, SURROUNDINGS, figures, write_run
+from tests.waiting import wait_until
+
+REPORT = "rank 1 of 2 failed with ValueError\n  <script>alert(1)</script> & \x1b[31mred"
+
+
+def test_runs_are_listed_the_newest_last() -> None:
+    write_run(rows=[Row(0, figures(10)), Row(0, figures(20))])
+    write_run(code=75)
+    write_run(code=None)
+    code, text = run("runs")
+    assert code == 0
+    assert [line.split()[5] for line in text.splitlines()] == ["well", "saved", "by"]
+    _, text = run("runs", "--json")
+    listed = json.loads(text)
+    assert [one["exit_code"] for one in listed] == [0, 75, None]
+    first = listed[0]
+    assert (first["script"], first["ranks"]) == ("/work/train.py", 1)
+    assert (first["steps"], first["samples_per_s"], first["duration_s"]) == (20, 320.0, 30.0)
+
+
+def test_without_a_record_there_is_said_how_to_get_one() -> None:
+    code, text = run("why")
+    assert code == 2
+    assert "no run has a record" in text
+    assert run("runs", "--json")[1].strip() == "[]"
+
+
+def test_why_prints_the_report_and_what_has_changed() -> None:
+    good = write_run()
+    changed = (*START.arguments[:1], "0.3", *START.arguments[2:])
+    restart = Restart(START.began_at, "rank 1 failed; restart 1 of 1")
+    write_run(SURROUNDINGS, restart, code=1, report=REPORT, arguments=changed)
+    code, text = run("why")
+    assert code == 0
+    for part in ("exit code 1", "restart 1 of 1", "failed with ValueError", good.name):
+        assert part in text
+    assert "argument --lr: 0.1 -> 0.3" in text
+    assert "\x1b" not in text
+    told = json.loads(run("why", "--json")[1])
+    assert (told["compared_with"], told["changes"][0]["after"]) == (good.name, "0.3")
+    assert "nothing that is recorded has changed" in run("why", write_run(code=1).name)[1]
+
+
+def test_two_runs_are_compared() -> None:
+    a = write_run()
+    b = write_run(settings={**START.settings, "device": "cuda"})
+    assert "setting device: cpu -> cuda" in run("runs", "diff", a.name, b.name)[1]
+    (change,) = json.loads(run("runs", "diff", "--json", b.name, a.name)[1])
+    assert (change["kind"], change["before"], change["after"]) == ("setting", "cuda", "cpu")
+    assert run("runs", "diff", a.name)[0] == 2
+
+
+@pytest.mark.processes
+def test_logs_are_the_files_of_log_dir_or_else_the_last_lines(tmp_path: Path) -> None:
+    tails = [Tail(rank, (f"hello of {rank}", "bye")) for rank in (0, 1)]
+    record = write_run(*tails, supervised="--supervise")
+    assert run("logs")[1].splitlines() == ["[0] hello of 0", "[0] bye", "[1] hello of 1", "[1] bye"]
+    assert run("logs", "--rank", "1", record.name)[1].splitlines() == ["hello of 1", "bye"]
+    code, text = run("logs", "--rank", "7")
+    assert code == 2
+    assert "no output of rank 7" in text
+    code, text = run("logs", "--follow")
+    assert code == 2
+    assert "--log-dir" in text
+    for attempt in (0, 1):
+        for rank in (0, 1):
+            name = f"rank_{rank}_attempt_{attempt}.log"
+            (tmp_path / name).write_text(f"rank {rank} attempt {attempt}\n")
+    write_run(Kept("logs", str(tmp_path)), code=7)
+    words = [sys.executable, "-m", "headway", "logs", "--rank", "1", "-f"]
+    done = subprocess.run(words, env=_environ(), capture_output=True, text=True, timeout=60)
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("==>")]
+    assert lines == ["rank 1 attempt 0", "rank 1 attempt 1"]
+    assert done.returncode == 7
+
+
+def _environ() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def test_a_rerun_prints_the_command_line_with_the_variables_of_settings() -> None:
+    variables = {"HEADWAY_MIXED_PRECISION": "bf16", "OMP_NUM_THREADS": "4"}
+    write_run(folder=os.getcwd(), variables=variables)
+    code, text = run("rerun", "--dry-run")
+    assert code == 0
+    command = "HEADWAY_MIXED_PRECISION=bf16 headway launch --cpu train.py --lr 0.1 --data data"
+    assert text == f"headway: cd {os.getcwd()} && {command}\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ({"command": ("train.py", "--api-key", "***")}, "had a secret"),
+        ({"command": ()}, "too long for a record"),
+        ({"folder": "/nowhere"}, "its folder /nowhere is not there"),
+        ({"variables": {"HEADWAY_ENV": "A_KEY=***"}}, "had a secret in HEADWAY_ENV"),
+    ],
+)
+def test_a_rerun_refuses_what_the_record_does_not_hold(start: dict[str, Any], said: str) -> None:
+    write_run(**{"folder": os.getcwd(), **start})
+    code, text = run("rerun", "--dry-run")
+    assert code == 2
+    assert said in text
+    assert (
+        "its commit is not on record" in run("rerun", "--at-commit", write_run(folder="/").name)[1]
+    )
+
+
+class _Tags(HTMLParser):
+    """The tags and the text of a page, and all that it would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loaded: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loaded += [str(value) for name, value in attrs if name in ("src", "href", "data")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def write_page(path: Path) -> str:
+    write_run()
+    rows = [
+        Row(rank, figures(step, sync_s=0.3 * rank, loss=2.0 / step + rank))
+        for rank in range(4)
+        for step in range(10, 400, 10)
+    ]
+    arguments = ("--lr", "<b>0.3</b>", *START.arguments[2:])
+    write_run(
+        SURROUNDINGS._replace(text="lr = 0.3\nepochs = 3\n", sources={"train.py": "cc"}),
+        code=1,
+        report=REPORT,
+        rows=rows,
+        arguments=arguments,
+        num_processes=4,
+        program="train<i>.py",
+    )
+    code, text = run("why", "--html", str(path))
+    assert code == 0, text
+    return path.read_text()
+
+
+def test_the_page_of_a_run_shows_it_escaped_and_loads_nothing(tmp_path: Path) -> None:
+    text = write_page(tmp_path / "run.html")
+    page = _Tags()
+    page.feed(text)
+    assert not {"script", "b", "i", "img", "link", "iframe"} & {*page.tags} - {"i"}
+    assert page.loaded == []
+    assert "://" not in text
+    for part in ("<script>alert(1)</script>", "--lr", "<b>0.3</b>", "train<i>.py", "-lr = 0.1"):
+        assert part in page.text
+    assert "\x1b" not in text
+    headings = re.findall(r"<h2>([^<]*)</h2>", text)
+    for heading in ("Report", "Loss", "Time of each rank", "Memory of each rank, MiB", "Machine"):
+        assert heading in headings
+    assert page.tags.count("polyline") == 1 + 4 + 4
+    assert 'name="viewport"' in text
+
+
+def test_a_page_of_odd_figures_is_made(tmp_path: Path) -> None:
+    rows = [
+        Row(0, figures(10, seconds=0.0, loss=None, samples=0)),
+        Row(1, figures(2**60, data_s=-9)),
+    ]
+    write_run(rows=rows)
+    assert run("why", "--html", str(tmp_path / "run.html"))[0] == 0
+    code, text = run("why", "--html", str(tmp_path / "no" / "run.html"))
+    assert code == 2
+    assert "cannot be written" in text
+
+
+@pytest.mark.processes
+def test_a_browser_shows_the_page_as_wide_as_a_phone(tmp_path: Path) -> None:
+    browser = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no headless browser is installed")
+    page, picture = tmp_path / "run.html", tmp_path / "run.png"
+    write_page(page)
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/chrome"]
+    words = [browser, *options, "--window-size=400,2400", "--hide-scrollbars"]
+    subprocess.run(
+        [*words, f"--screenshot={picture}", page.as_uri()],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert picture.stat().st_size > 20_000  # not blank
+    dom = subprocess.run(
+        [*words, "--dump-dom", page.as_uri()], check=True, capture_output=True, timeout=120
+    )
+    assert dom.stdout.count(b"<polyline") == 9
+
+
+TRAINED = """
+import sys
+from headway import Accelerator
+accelerator = Accelerator()
+print("trained with", sys.argv[1:])
+accelerator.end_training()
+if "bad" in sys.argv: raise ValueError("bad data")
+"""
+
+
+@pytest.mark.processes
+def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> None:
+    Path("train.py").write_text(TRAINED)
+
+    def launch(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "headway", "launch", "-q", "--cpu", *words]
+        return subprocess.run(command, env=_environ(), capture_output=True, text=True, timeout=120)
+
+    assert launch("train.py", "good").returncode == 0
+    assert launch("--num-processes", "2", "train.py", "bad").returncode == 1
+    assert launch("--record", "off", "train.py", "good").returncode == 0
+    wait_until(lambda: len(store.names_in(runs_folder())) == 2)
+    code, text = run("why")
+    assert code == 0
+    for part in ("ValueError: bad data", "ended: exit code 1", "setting num_processes: 1 -> 2"):
+        assert part in text
+    assert "argument at 1: good -> bad" in text
+    assert "[1] trained with ['bad']" in run("logs")[1]

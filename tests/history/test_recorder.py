@@ -1,0 +1,123 @@
+"""The recorder: what it finds out by itself, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from headway.history import store
+from headway.history.place import new_path, runs_folder
+from headway.history.recorder import Recorder
+from headway.history.surroundings import packages, variables_of
+from tests.history.runs import START, figures
+
+pytestmark = pytest.mark.processes  # git
+
+
+def git(*words: str) -> None:
+    command = ["git", "-c", "user.name=n", "-c", "user.email=a@b", *words]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
+    Path("train.py").write_text('api_key = "sk-live-0123456789"\nlr = 0.1\n')
+    git("init", "-q")
+    git("add", "train.py")
+    git("commit", "-qm", "first")
+    Path("train.py").write_text('api_key = "sk-live-9876543210"\nlr = 0.2\n')
+    Path("new.py").write_text("")
+    start = START._replace(folder=os.getcwd(), script=os.path.abspath("train.py"))
+    recorder = Recorder(new_path(), lambda: start, ["--lr", "0.2"])
+    recorder.note(0, figures(10))
+    recorder.restart("rank 0 failed; restart 1 of 2")
+    recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123"
+    recorder.tails = lambda: {0: [f"line {n}" for n in range(500)], 1: ["x" * 9_000] * 300}
+    recorder.close()
+    record = store.find(None)
+    assert record.commit is not None
+    assert record.commit.root == os.path.realpath(os.getcwd())
+    assert "+lr = 0.2" in record.commit.diff
+    assert record.commit.untracked == ("new.py",)
+    assert not record.commit.is_whole  # a secret is masked in it
+    assert record.end is not None
+    assert (record.end.exit_code, record.restarts[0].line) == (3, "rank 0 failed; restart 1 of 2")
+    assert record.tails[0][-1] == "line 499"
+    assert len(record.tails[0]) == 200
+    assert record.figures == {0: [figures(10)]}
+    assert record.surroundings is not None
+    assert {*record.surroundings.sources} == {"train.py", "new.py"}
+    text = (Path(record.path) / "record.jsonl").read_text()
+    assert "sk-live" not in text
+    assert "abcdefgh123" not in text
+
+
+def test_a_full_disk_costs_the_record_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "append", full)
+    recorder = Recorder(new_path(), lambda: START, [])
+    for step in range(10, 100, 10):
+        recorder.note(0, figures(step))
+    recorder.close()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "the record of this run is lost: No space left on device" in said
+
+
+def test_a_home_folder_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(store, "create", lambda _: answers.wait())
+    monkeypatch.setattr("headway.history.recorder._CLOSE_WITHIN_S", 0.1)
+    recorder = Recorder(new_path(), lambda: START, [])
+    began = time.monotonic()
+    recorder.note(0, figures(10))
+    recorder.close()
+    assert time.monotonic() - began < 5
+    assert "does not answer" in capsys.readouterr().err
+    answers.set()
+    recorder.wait()
+
+
+def test_secrets_among_variables_leave_no_trace() -> None:
+    told, others = variables_of(
+        {
+            "HF_TOKEN": "hf_1",
+            "CUDA_API_KEY": "k",
+            "OMP_NUM_THREADS": "4",
+            "MY_FLAG": "1",
+            "PWD": "/a",
+            "HEADWAY_ENV": "WANDB_API_KEY=secret A=1",
+        }
+    )
+    assert told == {
+        "OMP_NUM_THREADS": "4",
+        "CUDA_API_KEY": "***",
+        "HEADWAY_ENV": "'WANDB_API_KEY=***' A=1",
+    }
+    assert {*others} == {"MY_FLAG"}
+    assert others["MY_FLAG"] != "1"
+
+
+def test_the_versions_of_packages_are_read_from_their_folders(tmp_path: Path) -> None:
+    for name in ("torch-2.11.0+cpu.dist-info", "My_Package-1.0.dist-info", "old-3.egg-info"):
+        (tmp_path / name).mkdir()
+    found = packages([str(tmp_path), "/nowhere"])
+    assert found == {"my-package": "1.0", "old": "3", "torch": "2.11.0+cpu"}
+
+
+def test_nothing_is_left_but_in_the_state_folder() -> None:
+    before = {*Path.home().rglob("*")}
+    Recorder(new_path(), lambda: START, []).close()
+    created = {*Path.home().rglob("*")} - before
+    state = Path(runs_folder()).parents[1]
+    assert all(state in (path, *path.parents) or path in state.parents for path in created)
